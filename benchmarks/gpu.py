@@ -1,18 +1,23 @@
 #!/usr/bin/env python3
-"""The GPU's suites, ours beside PyTorch's flash and cuDNN backends, in one run.
+"""Benchmarks on a GPU, ours compared with PyTorch's flash and cuDNN backends.
 
-    gpu_attention  attention forward and backward, 8K to 128K tokens
-    gpu_layer      a decoder layer of Llama-8B's shape, forward + backward, 32K to 128K tokens
-    gpu_ops        operations that wait for memory, as shares of what a copy does; products of the layer beside torch.matmul's
-    ranks          the layer at 64K tokens on one rank and on four that share the GPU, as threads and as processes
-    gpu_host       what the host does to enqueue a layer, against the layer's time
+    gpu_attention  attention, forward and backward, 8K to 128K tokens
+    gpu_layer      a decoder layer of Llama-8B, forward + backward, 32K to 128K tokens
+    gpu_ops        operations bound by memory bandwidth, compared with a copy; products of the
+                   layer, compared with torch.mm
+    ranks          the layer with 64K tokens on one rank, and on four ranks that share the GPU, as
+                   threads and as processes
+    gpu_host       the time in which the host enqueues a layer, compared with the layer's time
 
-Ours and the peer run in turn, whole processes, so that both see the same clocks. Results go to results/<name of the GPU>.{md,json}: medians over the
-rounds, and the ratios (peer's time / ours; above 1 we are faster), written after each suite. Rounds are begun while --minutes allow, one at least; a program
-that runs past them is ended, and what it printed counts. Where a program fails the others go on, and the exit status is 1. Without a GPU it says so and exits
-with 77.
+Ours and the peer run in turn as separate processes, so that both run at the same clocks. The
+results are medians over the rounds and ratios (time of the peer / ours; above 1 we are faster). They
+are written to results/<name of the GPU>.{md,json} after each suite. A round starts only if
+--minutes allow another one; the first always runs. A program that exceeds --minutes is ended, and
+the lines that it has printed count. If a program fails, the others continue, and the exit status is
+1. Without a GPU, the exit status is 77.
 
-    benchmarks/gpu.py [--suites gpu_ops,gpu_layer] [--cases 32k] [--rounds 3] [--minutes 9] [--ulysses scripts/gpu-run.sh] [--python python3]
+    benchmarks/gpu.py [--suites gpu_ops,gpu_layer] [--cases 32k] [--rounds 3] [--minutes 9]
+                      [--ulysses scripts/gpu-run.sh] [--python python3]
 """
 
 import argparse
@@ -27,18 +32,24 @@ import subprocess
 import sys
 import time
 
+import run as benchmarks
+
 HERE = pathlib.Path(__file__).resolve().parent
 SUITES = ("gpu_attention", "gpu_layer", "gpu_ops", "ranks", "gpu_host")
 mid = statistics.median
+TIMEOUT = "the end of --minutes"  # in place of an exit status
 failed = []  # programs that ended with an error
 
 
-def gpus() -> bool:
+def has_gpu() -> bool:
     return smi("name") != "?" or bool(glob.glob("/dev/nvidia[0-9]*"))
 
 
 def run(argv: list, seconds: float, **env: str) -> list[dict]:
-    """The lines that a program printed. One of PyTorch's that ends with 77 has no PyTorch with a GPU, which is no failure."""
+    """Runs a program, and returns the JSON lines that it printed.
+
+    A peer's exit status 77 means that there is no PyTorch with a GPU, which is no failure.
+    """
     try:
         r = subprocess.run(
             [str(a) for a in argv],
@@ -52,21 +63,22 @@ def run(argv: list, seconds: float, **env: str) -> list[dict]:
         out, err, code = (
             (e.stdout or b"").decode(),
             (e.stderr or b"").decode(),
-            "the end of --minutes",
+            TIMEOUT,
         )
     for line in err.splitlines():
         print(f"  {line}", file=sys.stderr)
     if code:
         print(f"{' '.join(str(a) for a in argv)} ended with {code}", file=sys.stderr)
-        if code in (6, 77) and not gpus():
-            print("gpu-bench: no GPU on this machine: nothing was measured (77)", file=sys.stderr)
+        if code in (6, 77) and not has_gpu():
+            print("gpu-bench: no GPU on this machine; nothing was measured (77)", file=sys.stderr)
             sys.exit(77)
-        if code not in (77, "the end of --minutes"):
+        if code not in (77, TIMEOUT):
             failed.append(f"{' '.join(pathlib.Path(str(x)).name for x in argv[:2])} ({code})")
     return [json.loads(x) for x in out.splitlines() if x.startswith("{") and x.endswith("}")]
 
 
 def smi(query: str) -> str:
+    """Returns a property of the first GPU by nvidia-smi, or "?"."""
     try:
         return (
             subprocess.run(
@@ -82,14 +94,17 @@ def smi(query: str) -> str:
 
 
 def measure(a: argparse.Namespace, save) -> None:
-    """Calls save after each suite with times[suite, case, op][who] = a list of seconds, one a round; the last line of each case, by the same keys and who; and
-    who ran on what."""
+    """Runs the suites, and calls save(times, lines, devices) after each one.
+
+    times[suite, case, op][program] is a list of seconds, one for each round. lines has the last
+    line of each case by the same keys. devices has the line about the device of each program.
+    """
     times, lines, devices, began, longest = {}, {}, {}, time.time(), 0.0
     left = lambda: 60 * a.minutes - (time.time() - began)
     for r in range(a.rounds):
         if r > 0 and left() < 1.1 * longest:
             print(
-                f"{r} rounds of {a.rounds}: another would not end within {a.minutes:g} minutes",
+                f"{r} rounds of {a.rounds}: there is no time for another in {a.minutes:g} minutes",
                 file=sys.stderr,
             )
             break
@@ -127,7 +142,7 @@ def measure(a: argparse.Namespace, save) -> None:
 
 
 def rows_of(times: dict, lines: dict) -> dict:
-    """What each case comes to: seconds of all, our rate, and the ratios to each peer of the same round."""
+    """Returns for each case the seconds of all programs, our rate, and the ratio to each peer."""
     rows = {}
     for key, who in times.items():
         if "ulysses" not in who:
@@ -151,6 +166,7 @@ def show(x: float | None, digits: int = 2) -> str:
 
 
 def tables(rows: dict) -> list[str]:
+    """Returns the lines of the Markdown tables."""
     of = lambda suite, op=None: [
         (k, r) for k, r in rows.items() if k[0] == suite and (op is None or k[2] == op)
     ]
@@ -158,14 +174,7 @@ def tables(rows: dict) -> list[str]:
 
     def table(head: list[str], body: list[list[str]]) -> None:
         if body:
-            text.extend(
-                [
-                    "|".join(["", *head, ""]),
-                    "|".join(["", *["---"] * len(head), ""]),
-                    *("|".join(["", *r, ""]) for r in body),
-                    "",
-                ]
-            )
+            text.extend([*benchmarks.table(head, body), ""])
 
     table(
         ["case", "op", "ms", "TFLOP/s", "flash / ours", "cuDNN / ours"],
@@ -219,15 +228,16 @@ def tables(rows: dict) -> list[str]:
     for k, r in of("gpu_host"):
         share = f", {100 * r['median_s'] / layer:.2f} % of the first layer above" if layer else ""
         text += [
-            f"The host takes {1e6 * r['median_s']:.0f} µs to {k[1]}, forward and backward{share}; a pass is {r['calls_a_pass']:.0f} calls into C, "
-            f"{r['allocations_a_pass']:.0f} allocations.",
+            f"The host takes {1e6 * r['median_s']:.0f} µs to {k[1]}, forward and backward{share}; "
+            f"a pass is {r['calls_a_pass']:.0f} calls into C, {r['allocations_a_pass']:.0f} "
+            "allocations.",
             "",
         ]
     return text
 
 
 def write(a: argparse.Namespace, times: dict, lines: dict, devices: dict) -> str:
-    """Writes what there is so far, and returns it as text."""
+    """Writes the results so far, and returns the Markdown text."""
     rows = rows_of(times, lines)
     if not rows:
         return ""
@@ -246,8 +256,9 @@ def write(a: argparse.Namespace, times: dict, lines: dict, devices: dict) -> str
     head = [
         f"# {name}",
         "",
-        f"driver {driver}, {info['date']}, {info['rounds']} rounds of {a.repeat}; {ours.get('kernels')}; torch {peer.get('torch')}, "
-        f"cuDNN {peer.get('cudnn')}; bf16; at the end {info['clocks']}",
+        f"driver {driver}, {info['date']}, {info['rounds']} rounds of {a.repeat}; "
+        f"{ours.get('kernels')}; torch {peer.get('torch')}, cuDNN {peer.get('cudnn')}; bf16; "
+        f"at the end {info['clocks']}",
         "",
     ]
     out = pathlib.Path(a.out)
@@ -273,15 +284,17 @@ def main() -> None:
     p.add_argument(
         "--ulysses",
         default=str(HERE.parent / "scripts" / "gpu-run.sh"),
-        help="starts ulysses-bench, on RANKS processes where that is set",
+        help="the program that starts ulysses-bench, on RANKS processes if RANKS is set",
     )
     p.add_argument(
-        "--python", default="python3", help="one with torch (and transformers for the layer)"
+        "--python",
+        default="python3",
+        help="an interpreter with torch, and transformers for the layer",
     )
     p.add_argument("--out", default=str(HERE / "results"))
     a = p.parse_args()
     if unknown := set(a.suites.split(",")) - set(SUITES):
-        p.error(f"--suites {','.join(sorted(unknown))}: of {', '.join(SUITES)}")
+        p.error(f"--suites {','.join(sorted(unknown))}; give some of {', '.join(SUITES)}")
 
     text = []
     measure(a, lambda *measured: text.append(write(a, *measured)))

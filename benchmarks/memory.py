@@ -1,13 +1,17 @@
 #!/usr/bin/env python3
-"""What memory buys and what saving it costs.
+"""Measures sequence length against memory, and the time that saving memory takes.
 
     make build
-    benchmarks/memory.py longest     the longest sequence that trains in 256 MiB a rank, on 1, 2 and 4 ranks   -> results/memory-longest.{json,md,svg}
-    benchmarks/memory.py cost        a step's time by ZeRO stage and by what becomes of activations            -> results/memory-cost.{json,md}
+    benchmarks/memory.py longest    the longest sequence that trains in 256 MiB a rank on 1, 2 and 4
+                                    ranks -> results/memory-longest.{json,md,svg}
+    benchmarks/memory.py cost       the time of a step by ZeRO stage and by policy for saved
+                                    activations -> results/memory-cost.{json,md}
 
-longest asks the plan: a job that does not fit is refused before it allocates anything. The longest that fits then trains one step, and each process's
-largest resident size is held against the plan. cost runs all settings in turn, several rounds, each right after a plain run; a figure is the median over
-the rounds of (setting's least step / that plain run's). Nothing here decides a test.
+`longest` uses the plan of a job: a job that does not fit is refused before it allocates memory. The
+longest sequence that fits trains one step, and the largest resident size of each process is
+compared with the plan. `cost` runs all settings in turn for several rounds, each one directly after
+a plain run. Its figures are the median over the rounds of (least step of the setting / least step of
+this plain run). No result decides a test.
 """
 
 import argparse
@@ -30,22 +34,29 @@ RESULTS = HERE / "results"
 
 
 def child(folder: str, argv: list[str]) -> None:
-    """A rank: runs the program and leaves its largest resident size, in bytes."""
+    """Runs the program of one rank, and writes its largest resident size in bytes to the folder."""
     code = subprocess.run(argv).returncode
     most = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss << 10
     pathlib.Path(folder, os.environ.get("OMPI_COMM_WORLD_RANK", "0")).write_text(str(most))
     sys.exit(code)
 
 
-def command(ranks: int, job: pathlib.Path, sets: dict, wrapped: str = "") -> list[str]:
+def command(ranks: int, job: pathlib.Path, sets: dict, resident: str = "") -> list[str]:
+    """Returns the command of a job on ranks of MPI.
+
+    If `resident` is a folder, each rank writes its largest resident size to it.
+    """
     argv = [str(PROGRAM), str(job)] + [x for k, v in sets.items() for x in ("--set", f"{k}={v}")]
-    if wrapped:
-        argv = [sys.executable, __file__, "child", wrapped, *argv]
+    if resident:
+        argv = [sys.executable, __file__, "child", resident, *argv]
     return [*benchmarks.MPI, "-n", str(ranks), *argv]
 
 
 def planned(ranks: int, sets: dict) -> float | None:
-    """MiB planned where they are too many, else None: the run is ended when it has said that it fits."""
+    """Returns the planned MiB if they are too many, and None if the job fits.
+
+    If the job fits, the run is ended as soon as it prints its plan.
+    """
     p = subprocess.Popen(
         command(ranks, JOB, sets),
         env=benchmarks.ENV,
@@ -59,20 +70,21 @@ def planned(ranks: int, sets: dict) -> float | None:
                 return float(m[1])
             if re.search(r"^\s*(memory|parameters|weights)", line):
                 return None
-        sys.exit(f"{ranks} ranks, {sets}: the run said nothing of memory, exit {p.wait()}")
+        sys.exit(f"{ranks} ranks, {sets}: no plan in the output, exit {p.wait()}")
     finally:
         p.terminate()
         p.wait()
 
 
 def longest(_) -> None:
+    """Finds the longest sequence on 1, 2 and 4 ranks, trains a step, and writes the results."""
     rows = []
     for ranks in (1, 2, 4):
         with tempfile.TemporaryDirectory() as folder:
             sets = {"device.threads": 1, "output.dir": folder + "/out", "parallel.ulysses": ranks}
             step = 64 * ranks  # tokens
             low, high = 0, (1 << 17) // step
-            while high - low > 1:  # in steps: low fits, high does not
+            while high - low > 1:  # in units of step: low fits, high does not
                 middle = (low + high) // 2
                 if planned(ranks, sets | {"data.sequence": middle * step}) is None:
                     low = middle
@@ -80,17 +92,8 @@ def longest(_) -> None:
                     high = middle
             tokens = low * step
             print(f"{ranks} ranks: {tokens} tokens; one step", file=sys.stderr, flush=True)
-            r = subprocess.run(
-                command(ranks, JOB, sets | {"data.sequence": tokens}, folder),
-                env=benchmarks.ENV,
-                capture_output=True,
-                text=True,
-            )
-            if r.returncode:
-                sys.exit(f"{r.args}: exit {r.returncode}\n{r.stderr[-2000:]}")
-            record = json.loads(
-                pathlib.Path(folder, "out", "metrics.jsonl").read_text().splitlines()[-1]
-            )
+            benchmarks.output(command(ranks, JOB, sets | {"data.sequence": tokens}, folder))
+            record = benchmarks.metrics(folder + "/out")[-1]
             resident = [int(pathlib.Path(folder, str(i)).read_text()) for i in range(ranks)]
             rows.append(
                 dict(
@@ -115,58 +118,71 @@ def longest(_) -> None:
         'that fits trains one step. "Resident" is the largest resident memory of the ranks\' processes,',
         'including the program, MPI and scratch memory. "Bound" is the plan plus 5 % plus 200 MiB.',
         "",
-        "|ranks|tokens|ratio to one rank|planned, MiB a rank|resident, MiB|bound, MiB|step, s|",
-        "|---|---|---|---|---|---|---|",
     ]
-    for r in rows:
-        bound = r["planned_bytes"] * 1.05 + (200 << 20)
-        text.append(
-            f"|{r['ranks']}|{r['tokens']}|{r['tokens'] / rows[0]['tokens']:.2f}|{mib(r['planned_bytes'])}|{mib(max(r['resident_bytes']))}|{mib(bound)}|{r['seconds']:.1f}|"
-        )
-    text += ["", "![tokens by ranks](memory-longest.svg)"]
+    head = [
+        "ranks",
+        "tokens",
+        "ratio to one rank",
+        "planned, MiB a rank",
+        "resident, MiB",
+        "bound, MiB",
+        "step, s",
+    ]
+    body = [
+        [
+            f"{r['ranks']}",
+            f"{r['tokens']}",
+            f"{r['tokens'] / rows[0]['tokens']:.2f}",
+            mib(r["planned_bytes"]),
+            mib(max(r["resident_bytes"])),
+            mib(r["planned_bytes"] * 1.05 + (200 << 20)),
+            f"{r['seconds']:.1f}",
+        ]
+        for r in rows
+    ]
+    text += [*benchmarks.table(head, body), "", "![tokens by ranks](memory-longest.svg)"]
     (RESULTS / "memory-longest.md").write_text("\n".join(text) + "\n")
     (RESULTS / "memory-longest.svg").write_text(figure(rows))
     print("\n".join(text))
 
 
 def figure(rows: list[dict]) -> str:
-    """Bars of tokens, and the line of exact doubling from one rank's."""
+    """Draws bars of tokens, and the line of exact doubling, as SVG."""
     width, height, left, bottom = 480, 300, 70, 40
     top = max(r["tokens"] for r in rows) * 1.1
     y = lambda v: height - bottom - v / top * (height - bottom - 20)
     x = lambda i: left + 30 + i * 130
     out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+        'font-family="sans-serif" font-size="12">',
         '<rect width="100%" height="100%" fill="white"/>',
     ]
     for i, r in enumerate(rows):
-        out.append(
-            f'<rect x="{x(i)}" y="{y(r["tokens"]):.1f}" width="80" height="{height - bottom - y(r["tokens"]):.1f}" fill="#4c78a8"/>'
-        )
-        out.append(
-            f'<text x="{x(i) + 40}" y="{y(r["tokens"]) - 5:.1f}" text-anchor="middle">{r["tokens"]:,}</text>'
-        )
-        out.append(
-            f'<text x="{x(i) + 40}" y="{height - bottom + 16}" text-anchor="middle">{r["ranks"]} rank{"s" if r["ranks"] > 1 else ""}</text>'
-        )
+        bar, middle = y(r["tokens"]), x(i) + 40
+        label = f"{r['ranks']} rank{'s' if r['ranks'] > 1 else ''}"
+        out += [
+            f'<rect x="{x(i)}" y="{bar:.1f}" width="80" height="{height - bottom - bar:.1f}" '
+            'fill="#4c78a8"/>',
+            f'<text x="{middle}" y="{bar - 5:.1f}" text-anchor="middle">{r["tokens"]:,}</text>',
+            f'<text x="{middle}" y="{height - bottom + 16}" text-anchor="middle">{label}</text>',
+        ]
     line = " ".join(
         f"{x(i) + 40},{y(rows[0]['tokens'] * r['ranks']):.1f}" for i, r in enumerate(rows)
     )
     out.append(f'<polyline points="{line}" fill="none" stroke="#e45756" stroke-dasharray="5 4"/>')
-    out.append(
-        f'<text x="{left + 20}" y="16">Longest sequence in 256 MiB a rank, 10 million parameters; dashed: doubling with the ranks</text>'
-    )
-    out.append(
-        f'<line x1="{left}" y1="{height - bottom}" x2="{width - 10}" y2="{height - bottom}" stroke="black"/>'
-    )
-    out.append(
-        f'<text x="14" y="{height / 2}" transform="rotate(-90 14 {height / 2})" text-anchor="middle">tokens</text></svg>'
-    )
+    out += [
+        f'<text x="{left + 20}" y="16">Longest sequence in 256 MiB a rank, 10 million parameters; '
+        "dashed: doubling with the ranks</text>",
+        f'<line x1="{left}" y1="{height - bottom}" x2="{width - 10}" y2="{height - bottom}" '
+        'stroke="black"/>',
+        f'<text x="14" y="{height / 2}" transform="rotate(-90 14 {height / 2})" '
+        'text-anchor="middle">tokens</text></svg>',
+    ]
     return "\n".join(out) + "\n"
 
 
-EVERYTHING = ("block_input", "attention", "qkv", "mlp")
-KEEP = {f"memory.{k}": "keep" for k in EVERYTHING}
+CATEGORIES = ("block_input", "attention", "qkv", "mlp")  # of saved activations
+KEEP = {f"memory.{k}": "keep" for k in CATEGORIES}
 SETTINGS = {"plain: stage 0, everything kept": KEEP}
 SETTINGS |= {f"ZeRO stage {i}": KEEP | {"parallel.zero": i} for i in (1, 2, 3)}
 SETTINGS |= {f"recompute {k}": KEEP | {f"memory.{k}": "recompute"} for k in ("mlp", "qkv")}
@@ -174,15 +190,15 @@ SETTINGS["recompute attention and qkv"] = KEEP | {
     "memory.attention": "recompute",
     "memory.qkv": "recompute",
 }
-SETTINGS["recompute all except block inputs"] = {f"memory.{k}": "recompute" for k in EVERYTHING} | {
+SETTINGS["recompute all except block inputs"] = {f"memory.{k}": "recompute" for k in CATEGORIES} | {
     "memory.block_input": "keep"
 }
-SETTINGS["recompute all, segments of 2"] = {f"memory.{k}": "recompute" for k in EVERYTHING} | {
+SETTINGS["recompute all, segments of 2"] = {f"memory.{k}": "recompute" for k in CATEGORIES} | {
     "memory.segment": 2
 }
-SETTINGS["offload all"] = {f"memory.{k}": "offload" for k in EVERYTHING} | {"memory.host": 2}
+SETTINGS["offload all"] = {f"memory.{k}": "offload" for k in CATEGORIES} | {"memory.host": 2}
 SETTINGS["recompute all except block inputs, offload block inputs"] = {
-    f"memory.{k}": "recompute" for k in EVERYTHING
+    f"memory.{k}": "recompute" for k in CATEGORIES
 } | {"memory.block_input": "offload", "memory.host": 2}
 SETTINGS["stage 3, recompute all, segments of 2"] = SETTINGS["recompute all, segments of 2"] | {
     "parallel.zero": 3
@@ -190,6 +206,7 @@ SETTINGS["stage 3, recompute all, segments of 2"] = SETTINGS["recompute all, seg
 
 
 def cost(a) -> None:
+    """Measures all settings in turn, and writes the results."""
     job = HERE.parent / "examples" / "quickstart.toml"
     rows = {name: dict(seconds=[], ratios=[], peak_bytes=0) for name in SETTINGS}
     plain = 0.0
@@ -204,18 +221,8 @@ def cost(a) -> None:
                     "output.dir": folder,
                     "device.threads": 1,
                 }
-                r = subprocess.run(
-                    command(2, job, common | sets),
-                    env=benchmarks.ENV,
-                    capture_output=True,
-                    text=True,
-                )
-                if r.returncode:
-                    sys.exit(f"{name}: exit {r.returncode}\n{r.stderr[-1500:]}")
-                records = [
-                    json.loads(x)
-                    for x in pathlib.Path(folder, "metrics.jsonl").read_text().splitlines()
-                ][2:]
+                benchmarks.output(command(2, job, common | sets))
+                records = benchmarks.metrics(folder)[2:]  # the first two are a warm-up
             seconds = min(x["seconds"] for x in records)
             if not name:
                 plain = seconds
@@ -234,13 +241,12 @@ def cost(a) -> None:
         "Time is the median over the rounds of (least step / least step of a plain run directly before).",
         "The first line is a plain run after a plain run.",
         "",
-        "|setting|planned, MiB a rank|time / plain|",
-        "|---|---|---|",
     ]
-    text += [
-        f"|{name}|{r['peak_bytes'] / 2**20:.1f}|{statistics.median(r['ratios']):.2f}|"
+    body = [
+        [name, f"{r['peak_bytes'] / 2**20:.1f}", f"{statistics.median(r['ratios']):.2f}"]
         for name, r in rows.items()
     ]
+    text += benchmarks.table(["setting", "planned, MiB a rank", "time / plain"], body)
     (RESULTS / "memory-cost.md").write_text("\n".join(text) + "\n")
     print("\n".join(text))
 

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Planned steps compared with measured steps.
+"""Compares the planned time of a step with the measured time.
 
     make build
     benchmarks/plan.py     -> results/plan.{json,md}
 
-Each job is planned and run for some steps, in turn, several rounds; a figure is the median over the rounds of (planned step / that run's median step). Memory and
-bytes are held against runs by tests. Nothing here decides a test.
+Each job is planned, and then run for some steps, in turn for several rounds. The figures are the
+median over the rounds of (planned step / median step of the run directly after it). Tests compare
+planned memory and bytes with runs. No result decides a test.
 """
 
 import argparse
@@ -15,8 +16,6 @@ import os
 import pathlib
 import re
 import statistics
-import subprocess
-import sys
 import tempfile
 
 import run as benchmarks
@@ -43,6 +42,7 @@ CASES = [
 
 
 def sets_of(sets: list) -> list[str]:
+    """Returns command-line options that set keys of the job."""
     return [
         x
         for s in ["parallel.ulysses=0", "output.model=false", "eval.split=0.0", *sets]
@@ -51,32 +51,17 @@ def sets_of(sets: list) -> list[str]:
 
 
 def planned(job: pathlib.Path, ranks: int, sets: list) -> float:
-    argv = [PROGRAM, "plan", job, "-n", ranks, *sets_of(sets)]
-    r = subprocess.run([str(a) for a in argv], capture_output=True, text=True)
-    if r.returncode:
-        sys.exit(f"{argv}: exit {r.returncode}\n{r.stderr}")
-    return float(re.search(r"a step\s+([\d.]+)", r.stdout)[1])
+    """Returns the planned seconds of a step."""
+    text = benchmarks.output([PROGRAM, "plan", job, "-n", ranks, *sets_of(sets)])
+    return float(re.search(r"a step\s+([\d.]+)", text)[1])
 
 
 def measured(job: pathlib.Path, ranks: int, sets: list, steps: int) -> float:
+    """Runs a job, and returns the median seconds of its steps, without the first step."""
     with tempfile.TemporaryDirectory() as out:
-        argv = [
-            *benchmarks.MPI,
-            "-n",
-            ranks,
-            PROGRAM,
-            job,
-            *sets_of([*sets, f"output.dir='{out}'", f"train.steps={steps}"]),
-        ]
-        r = subprocess.run(
-            [str(a) for a in argv], env=benchmarks.ENV, capture_output=True, text=True
-        )
-        if r.returncode:
-            sys.exit(f"{argv}: exit {r.returncode}\n{r.stderr[-2000:]}")
-        steps_of = [
-            json.loads(x) for x in (pathlib.Path(out) / "metrics.jsonl").read_text().splitlines()
-        ]
-    return statistics.median(x["seconds"] for x in steps_of[1:])
+        sets = [*sets, f"output.dir='{out}'", f"train.steps={steps}"]
+        benchmarks.output([*benchmarks.MPI, "-n", ranks, PROGRAM, job, *sets_of(sets)])
+        return statistics.median(x["seconds"] for x in benchmarks.metrics(out)[1:])
 
 
 def main() -> None:
@@ -86,7 +71,7 @@ def main() -> None:
     p.add_argument("--rounds", type=int, default=3)
     p.add_argument("--steps", type=int, default=8)
     p.add_argument(
-        "--note", default="", help="what else is to be known of the machine, such as its load"
+        "--note", default="", help="a note about the machine for the results, such as its load"
     )
     a = p.parse_args()
     rows = {}
@@ -96,7 +81,10 @@ def main() -> None:
             row = rows.setdefault(f"{name}|{ranks}", dict(planned=[], measured=[], ratio=[]))
             for key, value in (("planned", x), ("measured", y), ("ratio", x / y)):
                 row[key].append(value)
-    head = f"date {datetime.date.today()}, rounds {a.rounds}, cpu {benchmarks.cpu()}, {len(os.sched_getaffinity(0))} cores{', ' + a.note if a.note else ''}"
+    head = (
+        f"date {datetime.date.today()}, rounds {a.rounds}, cpu {benchmarks.cpu()}, "
+        f"{len(os.sched_getaffinity(0))} cores{', ' + a.note if a.note else ''}"
+    )
     text = [
         "# Planned and measured steps",
         "",
@@ -105,13 +93,18 @@ def main() -> None:
         "The ratio is the median over the rounds of (planned step / median step of the run directly",
         "after it).",
         "",
-        "|job|ranks|planned, s|measured, s|ratio|",
-        "|---|---|---|---|---|",
     ]
-    for name, row in rows.items():
-        text.append(
-            f"|{name}|{statistics.median(row['planned']):.3f}|{statistics.median(row['measured']):.3f}|{statistics.median(row['ratio']):.2f}|"
-        )
+    mid = statistics.median
+    body = [
+        [
+            *name.split("|"),
+            f"{mid(row['planned']):.3f}",
+            f"{mid(row['measured']):.3f}",
+            f"{mid(row['ratio']):.2f}",
+        ]
+        for name, row in rows.items()
+    ]
+    text += benchmarks.table(["job", "ranks", "planned, s", "measured, s", "ratio"], body)
     (HERE / "results" / "plan.md").write_text("\n".join(text) + "\n")
     (HERE / "results" / "plan.json").write_text(
         json.dumps(dict(head=head, rows=rows), indent=1) + "\n"

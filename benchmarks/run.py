@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Runs our benchmarks and their peers in turn and writes the ratios to results/.
+"""Runs our benchmarks and their peers in turn, and writes the ratios to results/.
 
-    make bench               # builds our programs; PyTorch and the peers' requirements go into .venv
+    make bench    # builds our programs, and installs PyTorch and the peers' requirements into .venv
     benchmarks/run.py attention attention-bf16 gemm gemm-bf16 gdn ulysses a2a step step-bf16
 
-Ours and each peer are whole processes run A B C A B C ..., so that a machine whose speed drifts does so for all. A case's ratio is the median
-over the rounds of (peer's least time / our least time) of that round: above 1 we are faster. The share of the peak is of the rate of multiply-adds
-measured in the same round, for BF16 that of its products by pairs where the set has them. Nothing here decides a test.
+Ours and each peer are separate processes, run in the order A B C A B C ..., so a change of the
+machine's speed affects all of them. The ratio of a case is the median over the rounds of (least
+time of the peer / our least time in the same round). We are faster if it is above 1. The share of
+the peak is relative to the rate of multiply-adds measured in the same round; for BF16, to the rate
+of products of pairs if the instruction set has them. No result decides a test.
 """
 
 import argparse
@@ -34,15 +36,36 @@ ENV = dict(
 )
 
 
-def lines(argv: list, **env) -> list[dict]:
-    """The JSON lines a program prints."""
+def output(argv: list, **env) -> str:
+    """Runs a program, and returns its standard output. Ends this program if it fails."""
     r = subprocess.run([str(a) for a in argv], env=ENV | env, capture_output=True, text=True)
     if r.returncode:
         sys.exit(f"{' '.join(map(str, argv))}: exit {r.returncode}\n{r.stderr[-2000:]}")
-    return [json.loads(x) for x in r.stdout.splitlines() if x.startswith("{")]
+    return r.stdout
+
+
+def lines(argv: list, **env) -> list[dict]:
+    """Runs a program, and returns the JSON lines that it prints."""
+    return [json.loads(x) for x in output(argv, **env).splitlines() if x.startswith("{")]
+
+
+def metrics(folder: str | pathlib.Path) -> list[dict]:
+    """Returns the lines of metrics.jsonl in the output folder of a run."""
+    return [json.loads(x) for x in pathlib.Path(folder, "metrics.jsonl").read_text().splitlines()]
+
+
+def markdown(row: list[str]) -> str:
+    """Returns a line of a table."""
+    return "|".join(["", *row, ""])
+
+
+def table(head: list[str], rows: list[list[str]]) -> list[str]:
+    """Returns the lines of a table."""
+    return [markdown(row) for row in (head, ["---"] * len(head), *rows)]
 
 
 def peak(threads: int, isa: str, dtype: str) -> float:
+    """Measures the rate of multiply-adds of an instruction set, in GF/s."""
     return max(
         x["gflops"]
         for x in lines([BENCH, "peak", "--threads", threads, "--dtype", dtype])
@@ -51,18 +74,25 @@ def peak(threads: int, isa: str, dtype: str) -> float:
 
 
 class Suite:
-    """Programs that time the same cases. ours and peers map a name to a function that runs one round and returns its lines."""
+    """Programs that time the same cases.
+
+    Attributes:
+        ours: runs one round of our program, and returns its lines
+        peers: the same for each peer, by name
+        peak: measures the peak in GF/s, or None
+    """
 
     def __init__(self, name: str, ours, peers: dict, peak=None):
         self.name, self.ours, self.peers, self.peak = name, ours, peers, peak
 
     def run(self, rounds: int) -> dict:
+        """Returns the times, rates and ratios of each case in each round."""
         out: dict = {}
         for i in range(rounds):
             limit = self.peak() if self.peak else None
-            mine = {x["case"]: x for x in self.ours()}
-            theirs = {p: {x["case"]: x for x in f()} for p, f in self.peers.items()}
-            for case, x in mine.items():
+            ours = {x["case"]: x for x in self.ours()}
+            peers = {p: {x["case"]: x for x in f()} for p, f in self.peers.items()}
+            for case, x in ours.items():
                 row = out.setdefault(
                     case,
                     dict(
@@ -70,7 +100,7 @@ class Suite:
                         median_seconds=[],
                         gflops=[],
                         share=[],
-                        ratios={p: [] for p in theirs},
+                        ratios={p: [] for p in peers},
                     ),
                 )
                 row["seconds"].append(x["min_s"])
@@ -79,22 +109,21 @@ class Suite:
                     row["gflops"].append(x["gflops"])
                     if limit:
                         row["share"].append(x["gflops"] / limit)
-                for p, t in theirs.items():
-                    if (other := x.get("beside", case)) in t:
-                        row["ratios"][p].append(t[other]["min_s"] / x["min_s"])
+                for p, of_peer in peers.items():
+                    if (same := x.get("peer_case", case)) in of_peer:
+                        row["ratios"][p].append(of_peer[same]["min_s"] / x["min_s"])
             print(f"{self.name}: round {i + 1} of {rounds}", file=sys.stderr, flush=True)
         return out
 
 
 def suites(a) -> dict:
-    py = a.python
-    fair = [PEERS / "unhandicapped.sh"]
+    """Returns all suites by full name, such as attention-avx2."""
 
     def torch(script, *args, n=a.threads):
-        command = [py, PEERS / script, "--threads", n, "--repeat", a.repeat, *args]
+        command = [a.python, PEERS / script, "--threads", n, "--repeat", a.repeat, *args]
         return {
             "PyTorch": lambda: lines(command),
-            "PyTorch unhandicapped": lambda: lines([*fair, *command]),
+            "PyTorch unhandicapped": lambda: lines([PEERS / "unhandicapped.sh", *command]),
         }
 
     def bench(kind, *args, **env):
@@ -112,15 +141,14 @@ def suites(a) -> dict:
 
         def add(kind, dtype, isa=isa):
             name = kind if dtype == "f32" else f"{kind}-{dtype}"
-            top = lambda: peak(a.threads, isa, dtype)
             made[f"{name}-{isa}"] = Suite(
                 name,
                 bench(kind, "--dtype", dtype, ULYSSES_ISA=isa),
                 torch(f"{kind}.py", "--dtype", dtype),
-                top,
+                lambda: peak(a.threads, isa, dtype),
             )
 
-        if isa != "avx512bf16":  # whose kernels of F32 are those of avx512
+        if isa != "avx512bf16":  # its F32 kernels equal the kernels of avx512
             add("attention", "f32")
             add("gdn", "f32")
             add("gemm", "f32")
@@ -137,15 +165,15 @@ def suites(a) -> dict:
         )
     jobs = [ROOT / "examples" / "quickstart.toml", HERE / "step-qwen3.toml"]
     for dtype in ("f32", "bf16"):
-        both = [torch("train_step.py", job, "--dtype", dtype) for job in jobs]
-        peers = {p: lambda p=p, both=both: [x for f in both for x in f[p]()] for p in both[0]}
+        each = [torch("train_step.py", job, "--dtype", dtype) for job in jobs]
+        peers = {p: lambda p=p, each=each: [x for f in each for x in f[p]()] for p in each[0]}
         if dtype == "bf16":
-            pure = [
+            weights = [
                 torch("train_step.py", job, "--bf16-weights")["PyTorch unhandicapped"]
                 for job in jobs
             ]
-            peers["PyTorch unhandicapped, weights in BF16"] = lambda pure=pure: [
-                x for f in pure for x in f()
+            peers["PyTorch unhandicapped, weights in BF16"] = lambda weights=weights: [
+                x for f in weights for x in f()
             ]
         name = "step" if dtype == "f32" else f"step-{dtype}"
         made[name] = Suite(
@@ -155,7 +183,10 @@ def suites(a) -> dict:
 
 
 def step(a, job, dtype) -> list[dict]:
-    """A training step on one rank with the peer's threads, on as many ranks of one thread, and on four ranks."""
+    """Measures a training step on one rank with --threads threads, and on several ranks.
+
+    The others are --threads ranks and four ranks, with one thread each.
+    """
     out = []
     for ranks in sorted({1, a.threads, 4}):
         folder = ROOT / "out" / f"bench-step-{ranks}"
@@ -173,14 +204,12 @@ def step(a, job, dtype) -> list[dict]:
             argv = [*MPI, "-n", ranks, *argv]
         else:
             argv += ["--set", f"device.threads={a.threads}"]
-        lines(argv)
-        seconds = [
-            json.loads(x)["seconds"] for x in (folder / "metrics.jsonl").read_text().splitlines()
-        ][2:]
+        output(argv)
+        seconds = [x["seconds"] for x in metrics(folder)][2:]  # the first two are a warm-up
         out.append(
             dict(
                 case=f"{job.stem}-{ranks}-ranks",
-                beside=job.stem,
+                peer_case=job.stem,
                 min_s=min(seconds),
                 median_s=statistics.median(seconds),
             )
@@ -189,6 +218,7 @@ def step(a, job, dtype) -> list[dict]:
 
 
 def report(name: str, rows: dict, a) -> None:
+    """Writes results/<name>.json and .md, and prints the table."""
     mid = statistics.median
     info = dict(
         suite=name,
@@ -216,27 +246,29 @@ def report(name: str, rows: dict, a) -> None:
         "",
         ", ".join(f"{k} {v}" for k, v in info.items() if k != "suite"),
         "",
-        "|".join(["", *head, ""]),
-        "|".join(["", *["---"] * len(head), ""]),
     ]
+    cells_of = []
     for case, r in rows.items():
         cells = [case, f"{1e3 * mid(r['seconds']):.3f}"]
         if share:
             cells += [f"{mid(r['gflops']):.0f}", f"{mid(r['share']):.2f}"]
         cells += [f"{mid(r['ratios'][p]):.2f}" if r["ratios"][p] else "-" for p in peers]
-        text.append("|".join(["", *cells, ""]))
+        cells_of.append(cells)
+    text += table(head, cells_of)
     for p in peers:
         ratios = [mid(r["ratios"][p]) for r in rows.values() if r["ratios"][p]]
         if ratios:
             text += [
                 "",
-                f"{p} / ours: geometric mean {statistics.geometric_mean(ratios):.2f}, least {min(ratios):.2f}",
+                f"{p} / ours: geometric mean {statistics.geometric_mean(ratios):.2f}, "
+                f"least {min(ratios):.2f}",
             ]
     (HERE / "results" / f"{name}.md").write_text("\n".join(text) + "\n")
     print("\n".join(text), flush=True)
 
 
 def cpu() -> str:
+    """Returns the name of the processor."""
     info = pathlib.Path("/proc/cpuinfo").read_text()
     field = lambda k: next(
         (x.split(":")[1].strip() for x in info.splitlines() if x.startswith(k)), "?"
@@ -251,20 +283,21 @@ def main() -> None:
     p.add_argument(
         "suite",
         nargs="+",
-        help="attention, attention-bf16, gemm, gemm-bf16, gdn, ulysses, a2a, step, or a full name such as attention-avx2",
+        help="attention, attention-bf16, gemm, gemm-bf16, gdn, ulysses, a2a, step, step-bf16, or a "
+        "full name such as attention-avx2",
     )
     p.add_argument("--rounds", type=int, default=3)
     p.add_argument("--repeat", type=int, default=5)
     p.add_argument("--threads", type=int, default=2)
-    p.add_argument("--isa", default="avx512bf16,avx512,avx2", help="instruction sets of ours")
+    p.add_argument("--isa", default="avx512bf16,avx512,avx2", help="our instruction sets")
     p.add_argument(
         "--python",
         default=str(ROOT / ".venv" / "bin" / "python"),
-        help="a Python with peers/requirements.txt",
+        help="an interpreter with peers/requirements.txt",
     )
     a = p.parse_args()
     if not BENCH.exists():
-        sys.exit(f"{BENCH.relative_to(ROOT)} is missing: run `make bench` first")
+        sys.exit(f"{BENCH.relative_to(ROOT)} is missing; run `make bench`")
     for name, s in suites(a).items():
         if name in a.suite or s.name in a.suite:
             report(name, s.run(a.rounds), a)

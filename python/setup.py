@@ -1,5 +1,8 @@
-"""Installs libulysses.so with the package: the one beside the package (scripts/wheel.sh), or lib/
-of the source tree. Without a library, installation fails."""
+"""Installs the package with libulysses.so.
+
+scripts/wheel.sh copies the library into the package. Otherwise it is copied from lib/ of the source
+tree. Without a library, installation fails.
+"""
 
 import pathlib
 import shutil
@@ -14,14 +17,14 @@ NAME = "libulysses.so"
 class WithLibrary(build_py):
     def run(self):
         super().run()
-        if (
-            self.editable_mode or (HERE / "ulysses" / NAME).exists()
-        ):  # an editable package finds lib/ of its source tree
+        # An editable package finds lib/ of its source tree.
+        if self.editable_mode or (HERE / "ulysses" / NAME).exists():
             return
         lib = HERE.parent / "lib"
         if not (lib / NAME).exists():
             raise SystemExit(
-                f"ulysses: no {lib / NAME}, without which the package cannot work: run `make lib` in {HERE.parent}, then install again"
+                f"ulysses: {lib / NAME} is missing; run `make lib` in {HERE.parent}, then install "
+                "again"
             )
         plugin = HERE.parent / "build" / "cuda" / "libulysses_cuda.so"
         for f in (

@@ -1,5 +1,6 @@
-/* MPI_Alltoall alone, the yardstick of our all-to-all. One JSON line per size: bytes is the whole send buffer of a rank, its own block
- * included; a repetition's time is that of the slowest rank, from a barrier to its return.
+/* MPI_Alltoall, the peer of our all-to-all. Prints one JSON line for each size. `bytes` is the size
+ * of the send buffer of a rank, including the block for itself. The time of a repetition is the
+ * time of the slowest rank, from a barrier to the return of MPI_Alltoall.
  *
  *   mpicc -O2 alltoall.c -o alltoall && mpirun -n 2 ./alltoall [repetitions [bytes ...]] */
 #include <mpi.h>
@@ -12,12 +13,13 @@ static int by_value(const void *a, const void *b) {
   return (x > y) - (x < y);
 }
 
-static int exchange(long bytes, int repeat, int rank, int size) {
+/* Measures one size, and checks the received data. Returns 1 on an error. Collective. */
+static int measure(long bytes, int repeat, int rank, int size) {
   int block = (int)(bytes / size);
   char *send = malloc((size_t)block * size), *recv = malloc((size_t)block * size);
   double *seconds = malloc(sizeof(double) * repeat), *slowest = malloc(sizeof(double) * repeat);
   if (!send || !recv || !seconds || !slowest) {
-    fprintf(stderr, "alltoall: rank %d: no memory for two buffers of %ld bytes\n", rank, bytes);
+    fprintf(stderr, "alltoall: rank %d: two buffers of %ld bytes: out of memory\n", rank, bytes);
     return 1;
   }
   memset(send, rank + 1, (size_t)block * size);
@@ -58,8 +60,8 @@ int main(int argc, char **argv) {
   int n = argc > 2 ? argc - 2 : (int)(sizeof sizes / sizeof *sizes);
   for (int i = 0; i < n && !failed; i++) {
     long bytes = argc > 2 ? atol(argv[i + 2]) : sizes[i];
-    int own = repeat > 0 ? repeat : bytes <= (1 << 20) ? 200 : bytes <= (4 << 20) ? 50 : 15;
-    failed = exchange(bytes, own, rank, size);
+    int repetitions = repeat > 0 ? repeat : bytes <= (1 << 20) ? 200 : bytes <= (4 << 20) ? 50 : 15;
+    failed = measure(bytes, repetitions, rank, size);
   }
   if (failed) MPI_Abort(MPI_COMM_WORLD, 1);
   MPI_Finalize();

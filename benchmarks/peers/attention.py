@@ -1,31 +1,30 @@
-"""PyTorch's scaled_dot_product_attention, forward and backward, over ../cases.json.
+"""PyTorch's scaled_dot_product_attention, forward and backward, for the cases of ../cases.json.
 
-Layout [1, heads, tokens, D], contiguous, which is the one torch is fastest in. Packed documents are a loop over the documents, since torch
-has no packed attention on the CPU (a boolean mask is ten times slower). GF/s count causal as half and backward as 2.5 times forward.
+Arrays are [1, heads, tokens, D] and contiguous, the fastest layout of PyTorch. For packed
+documents, the program calls PyTorch once for each document, because PyTorch has no packed attention
+on the CPU (a boolean mask is ten times slower). GF/s count causal attention as half, and backward
+as 2.5 times forward.
 """
-
-import json
-import pathlib
 
 import common
 import torch
 import torch.nn.functional as F
 
-CASES = pathlib.Path(__file__).resolve().parent.parent / "cases.json"
-
 
 def documents(c: dict) -> list[tuple[int, int]]:
+    """Returns the range of tokens [lo, hi) of each document."""
     cu = c.get("cu_seqlens") or [0, c["tokens"]]
     return list(zip(cu, cu[1:]))
 
 
 def flops(c: dict) -> float:
-    """Of the forward pass."""
+    """Returns the floating-point operations of the forward pass."""
     pairs = sum((b - a) ** 2 for a, b in documents(c)) / (2 if c["causal"] else 1)
     return 4.0 * pairs * c["heads"] * c["head_dim"]
 
 
 def make(c: dict, dtype: torch.dtype):
+    """Returns two functions for a case: the forward pass, and both passes."""
     g = torch.Generator().manual_seed(0)
     t, d = c["tokens"], c["head_dim"]
     q, dout = (torch.randn(1, c["heads"], t, d, generator=g).to(dtype) for _ in range(2))
@@ -41,7 +40,8 @@ def make(c: dict, dtype: torch.dtype):
     def forward():
         if len(docs) == 1:
             return attend(q, k, v)
-        # split, not slices: its gradient is one concatenation instead of a full-size sum per document.
+        # The gradient of split is one concatenation. The gradient of slices would be a sum of the
+        # size of the whole sequence for each document.
         lengths = [b - a for a, b in docs]
         return torch.cat([attend(*x) for x in zip(*(y.split(lengths, 2) for y in (q, k, v)))], 2)
 
@@ -58,13 +58,12 @@ def make(c: dict, dtype: torch.dtype):
 
 def main() -> None:
     p = common.parser(__doc__)
-    p.add_argument("--forward", action="store_true", help="time the forward pass alone as well")
+    p.add_argument("--forward", action="store_true", help="also time the forward pass alone")
     a = p.parse_args()
     torch.set_num_threads(a.threads)
-    cases = {c["name"]: c for c in json.loads(CASES.read_text())["attention"]}
-    for name in common.chosen(list(cases), a.cases):
-        forward, both = make(cases[name], common.dtype(a))
-        n = flops(cases[name])
+    for name, c in common.cases("attention", a.cases).items():
+        forward, both = make(c, common.dtype(a))
+        n = flops(c)
         if a.forward:
             m = common.measure(forward, a.repeat)
             common.emit(

@@ -1,21 +1,17 @@
-"""transformers' chunked gated delta rule (torch_chunk_gated_delta_rule of Qwen3-Next) in f32, over ../cases.json: forward, and forward with
-backward through autograd.
+"""The chunked gated delta rule of transformers in f32, for the cases of ../cases.json.
 
-It is what a model of that kind runs where there is no CUDA. Packed documents are a loop over the documents. Lines of a case's forward pass alone
-have its name and "-forward".
+torch_chunk_gated_delta_rule of Qwen3-Next is what such a model runs without CUDA. The program times
+the forward pass, whose line has the name of the case and "-forward", and forward and backward with
+autograd. For packed documents, the program calls the function once for each document.
 """
-
-import json
-import pathlib
 
 import common
 import torch
 from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule
 
-CASES = pathlib.Path(__file__).resolve().parent.parent / "cases.json"
-
 
 def make(c: dict):
+    """Returns two functions for a case: the forward pass, and both passes."""
     g = torch.Generator().manual_seed(0)
     t, d, group = c["tokens"], c["head_dim"], c["heads"] // c["kv_heads"]
     q, k = (torch.randn(1, t, c["kv_heads"], d, generator=g) for _ in range(2))
@@ -31,11 +27,11 @@ def make(c: dict):
         q, k, v, decay, beta = inputs
         if group > 1:
             q, k = (x.repeat_interleave(group, dim=2) for x in (q, k))
-        parts = zip(
-            *(x.split([b - a for a, b in zip(cu, cu[1:])], 1) for x in (q, k, v, decay, beta))
-        )
+        lengths = [b - a for a, b in zip(cu, cu[1:])]
+        documents = zip(*(x.split(lengths, 1) for x in (q, k, v, decay, beta)))
         return torch.cat(
-            [torch_chunk_gated_delta_rule(*p, use_qk_l2norm_in_kernel=True)[0] for p in parts], 1
+            [torch_chunk_gated_delta_rule(*d, use_qk_l2norm_in_kernel=True)[0] for d in documents],
+            1,
         )
 
     def both():
@@ -53,9 +49,8 @@ def make(c: dict):
 def main() -> None:
     a = common.parser(__doc__).parse_args()
     torch.set_num_threads(a.threads)
-    cases = {c["name"]: c for c in json.loads(CASES.read_text())["gdn"]}
-    for name in common.chosen(list(cases), a.cases):
-        forward, both = make(cases[name])
+    for name, c in common.cases("gdn", a.cases).items():
+        forward, both = make(c)
         common.emit(
             "transformers",
             name + "-forward",

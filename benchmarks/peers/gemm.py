@@ -1,20 +1,19 @@
-"""PyTorch's matrix products over ../cases.json: mm for batch 1, bmm otherwise, into memory that is already there."""
+"""PyTorch's matrix products for the cases of ../cases.json, into memory that is already allocated.
 
-import json
-import pathlib
+The function is torch.mm for batch 1, else torch.bmm.
+"""
 
 import common
 import torch
 
-CASES = pathlib.Path(__file__).resolve().parent.parent / "cases.json"
-
 
 def make(c: dict, dtype: torch.dtype):
+    """Returns a function that computes the product of a case."""
     g = torch.Generator().manual_seed(0)
     b, m, k, n = c["batch"], c["m"], c["k"], c["n"]
     lead = () if b == 1 else (b,)
     x = torch.randn(*lead, m, k, generator=g).to(dtype)
-    # "nt" is y = x·Wᵀ with W [n, k], the layout of a linear layer's weight; "tn" its weight's gradient, xᵀ·y.
+    # "nt" is y = x·Wᵀ with W [n, k], a linear layer. "tn" is xᵀ·y, the gradient of its weight.
     if c["form"] == "tn":
         x = x.transpose(-1, -2).contiguous().transpose(-1, -2)
     w = torch.randn(*lead, k, n, generator=g).to(dtype)
@@ -28,9 +27,7 @@ def make(c: dict, dtype: torch.dtype):
 def main() -> None:
     a = common.parser(__doc__).parse_args()
     torch.set_num_threads(a.threads)
-    cases = {c["name"]: c for c in json.loads(CASES.read_text())["gemm"]}
-    for name in common.chosen(list(cases), a.cases):
-        c = cases[name]
+    for name, c in common.cases("gemm", a.cases).items():
         m = common.measure(make(c, common.dtype(a)), a.repeat)
         n = 2.0 * c["batch"] * c["m"] * c["k"] * c["n"]
         common.emit(

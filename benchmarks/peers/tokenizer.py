@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Text to tokens beside the `tokenizers` package: the same vocabularies of 32,000, the same text in documents of about 4 KB, one thread each.
+"""Text to tokens: our tokenizer compared with the package `tokenizers`, with one thread each.
 
-Run from the root of the repository with a Python that has testdata/goldens/requirements.txt: benchmarks/peers/tokenizer.py FOLDER. It trains the
-vocabularies there (a minute), times the package and then this repository's own benchmark on them, and prints a table. Both give the same ids;
-that is checked on the way.
+    benchmarks/peers/tokenizer.py FOLDER
+
+Run it in the root of the repository, with a Python that has testdata/goldens/requirements.txt. It
+trains vocabularies of 32,000 tokens into FOLDER (a minute), encodes a text in documents of about
+4 KB with the package and with our benchmark, checks that the ids are equal, and prints a table.
 """
 
 import hashlib
@@ -14,7 +16,8 @@ import re
 import struct
 import subprocess
 import sys
-import time
+
+import common
 
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ["RAYON_NUM_THREADS"] = "1"
@@ -38,7 +41,10 @@ def text() -> str:
 
 
 def documents(s: str) -> list[str]:
-    """As documents() in data/tokenizer/laws_test.go: whole lines, until there are 4096 bytes."""
+    """Splits a text into documents of whole lines with 4096 bytes or a little more.
+
+    documents() in data/tokenizer/laws_test.go does the same.
+    """
     out, size, start, at = [], 0, 0, 0
     for line in s.splitlines(True) if "\r" not in s else re.findall("[^\n]*\n|[^\n]+", s):
         at += len(line)
@@ -87,11 +93,13 @@ def main() -> None:
         (folder / name).mkdir(exist_ok=True)
         (folder / name / "tokenizer.json").write_text(json.dumps(made[name]))
         tok = Tokenizer.from_str(json.dumps(made[name]))
-        times, h, count = [], None, 0
-        for _ in range(PASSES):
-            start = time.perf_counter()
+
+        def encode():
+            nonlocal ids
             ids = [e.ids for e in (tok.encode(d, add_special_tokens=False) for d in docs)]
-            times.append(time.perf_counter() - start)
+
+        ids = []
+        times = common.seconds(encode, PASSES)
         count = sum(map(len, ids))
         h = hashlib.sha256(b"".join(struct.pack(f"<{len(i)}i", *i) for i in ids)).hexdigest()[:16]
         rows[name] = dict(
@@ -121,7 +129,8 @@ def main() -> None:
         ).stdout
     print(f"{total / 1e6:.2f} MB in {len(docs)} documents\n")
     print(
-        "| pipeline | tokens | bytes/token | `tokenizers`, first pass | later | ours, first pass | later | ratio, first | later |\n|---|---:|---:|---:|---:|---:|---:|---:|---:|"
+        "| pipeline | tokens | bytes/token | `tokenizers`, first pass | later | ours, first pass "
+        "| later | ratio, first | later |\n|---|---:|---:|---:|---:|---:|---:|---:|---:|"
     )
     for name, r in rows.items():
         found = re.findall(
@@ -131,7 +140,8 @@ def main() -> None:
         assert int(n) == r["ids"] and int(x) == int(y) == int(r["hash"][:8], 16), (name, found, r)
         a, b = float(a), float(b)
         print(
-            f"| {name} | {n} | {total / r['ids']:.2f} | {r['first']:.1f} | {r['later']:.1f} | {a:.1f} | {b:.1f} | {a / r['first']:.1f} | {b / r['later']:.1f} |"
+            f"| {name} | {n} | {total / r['ids']:.2f} | {r['first']:.1f} | {r['later']:.1f} "
+            f"| {a:.1f} | {b:.1f} | {a / r['first']:.1f} | {b / r['later']:.1f} |"
         )
 
 

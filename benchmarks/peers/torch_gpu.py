@@ -1,32 +1,37 @@
-"""PyTorch on a GPU in bf16, over the gpu_* cases of ../cases.json: scaled_dot_product_attention with its flash and its cuDNN backend, forward
-and backward apart; a Llama decoder layer of transformers with each of them, forward + backward; and torch.matmul on the layer's products.
+"""PyTorch on a GPU in bf16, for the gpu_* cases of ../cases.json.
 
-Times are CUDA events', around as many calls as take some tens of milliseconds, after a warm-up of half a second. TFLOP/s count causal attention as half and backward as 2.5 times forward. A backend
-that refuses a case is said so and left out.
+    gpu_attention  scaled_dot_product_attention with the flash and the cuDNN backend
+    gpu_layer      a Llama decoder layer of transformers with each backend: forward + backward
+    gpu_ops        torch.mm on the products of the layer
+
+CUDA events measure as many calls as take about 30 milliseconds, after a warm-up of half a second.
+TFLOP/s count causal attention as half, and backward as 2.5 times forward. If a backend refuses a
+case, its error is printed and the case is left out.
 """
 
 import argparse
 import contextlib
-import json
 import math
-import pathlib
-import statistics
 import sys
 import time
+
+import common
+from common import emit_plain as emit
 
 try:
     import torch
     import torch.nn.functional as F
     from torch.nn.attention import SDPBackend, sdpa_kernel
 except ImportError as e:
-    print(f"no PyTorch: {e}: nothing was measured", file=sys.stderr)
+    print(f"torch_gpu: no PyTorch ({e}); nothing was measured", file=sys.stderr)
     sys.exit(77)
 
-CASES = json.loads((pathlib.Path(__file__).resolve().parent.parent / "cases.json").read_text())
 BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
 
 
 def measure(f, repeat: int) -> dict:
+    """Returns the summary of `repeat` timings of f, in seconds a call."""
+
     def calls(n: int) -> float:
         a, b = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         a.record()
@@ -41,12 +46,7 @@ def measure(f, repeat: int) -> dict:
         n = max(1, min(1000, math.ceil(0.03 / calls(n))))
         if time.time() > end:
             break
-    times = [calls(n) for _ in range(repeat)]
-    return dict(min_s=min(times), median_s=statistics.median(times), repeat=repeat)
-
-
-def emit(peer: str, case: str, **fields) -> None:
-    print(json.dumps(dict(peer=peer, case=case, **fields)), flush=True)
+    return common.summary(calls(n) for _ in range(repeat))
 
 
 def attention(c: dict, backend: str, repeat: int) -> None:
@@ -57,9 +57,8 @@ def attention(c: dict, backend: str, repeat: int) -> None:
     q, k, v, dout = make(c["heads"]), make(c["kv_heads"]), make(c["kv_heads"]), make(c["heads"])
     for x in (q, k, v):
         x.requires_grad_()
-    if (
-        uneven := c.get("kv_head")
-    ):  # no backend takes such heads: keys and values are repeated, a copy of them for each query head
+    if uneven := c.get("kv_head"):
+        # No backend accepts such heads, so keys and values are copied for each query head.
         index = torch.tensor(uneven, device="cuda")
         attend = lambda: F.scaled_dot_product_attention(
             q, k.index_select(1, index), v.index_select(1, index), is_causal=c["causal"]
@@ -151,7 +150,7 @@ def main() -> None:
     p.add_argument("--repeat", type=int, default=7)
     a = p.parse_args()
     if not torch.cuda.is_available():
-        print("no GPU: nothing was measured", file=sys.stderr)
+        print("torch_gpu: no GPU; nothing was measured", file=sys.stderr)
         sys.exit(77)
     emit(
         "device",
@@ -165,7 +164,7 @@ def main() -> None:
         run = dict(gpu_attention=attention, gpu_layer=layer, gpu_ops=products)[suite]
         chosen = [
             c
-            for c in CASES["gpu_layer" if suite == "gpu_ops" else suite]
+            for c in common.cases("gpu_layer" if suite == "gpu_ops" else suite).values()
             if any(w in c["name"] for w in words) or not words and c["name"] != "dry-run"
         ]
         for c in chosen[:1] if suite == "gpu_ops" else chosen:

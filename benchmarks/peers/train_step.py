@@ -1,18 +1,21 @@
-"""A training job of ours run by transformers' LlamaForCausalLM or Qwen3ForCausalLM: time per step, and what it learns.
+"""One of our training jobs in transformers (LlamaForCausalLM or Qwen3ForCausalLM).
 
-    train_step.py ../../examples/quickstart.toml --threads 2                 seconds per training step
-    train_step.py job.toml --train [--set train.steps=300]                   the whole run; then nats per byte on the held-out tail
+    train_step.py ../../examples/quickstart.toml --threads 2    seconds of a training step
+    train_step.py job.toml --train [--set train.steps=300]      the whole run, and its loss on the
+                                                                held-out text in nats a byte
 
-The job is a TOML or JSON file with the tables of our job file: [model.new] (fields of the config), [data] path, sequence, batch,
-accumulate, [eval] split, [optimizer], [train] steps, seed. Same bytes, rows, labels, learning rates, clipping; torch's AdamW.
+The program reads these keys of our job file, TOML or JSON: [model.new] (fields of the config),
+[data] path, sequence, batch, accumulate, [eval] split, [optimizer], [train] steps, seed. Bytes,
+sequences, labels, learning rates and clipping equal ours; the optimizer is PyTorch's AdamW.
 
---dtype bf16 is what transformers' Trainer does with bf16 = True: autocast, with weights and moments in F32, as ours has. --bf16-weights has weights, gradients
-and moments in BF16 as well, which is faster and loses small steps.
+--dtype bf16 computes as transformers' Trainer does with bf16 = True, and as our program does:
+autocast, with weights and moments in F32. --bf16-weights has weights, gradients and moments in BF16
+as well, which is faster, and loses small updates.
 """
 
 import json
-import math
 import pathlib
+import sys
 import time
 
 import common
@@ -20,6 +23,9 @@ import tomllib
 import torch
 import torch.nn.functional as F
 import transformers
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "testdata" / "goldens"))
+from reference import learning_rate  # noqa: E402
 
 DEFAULTS = dict(
     data=dict(sequence=4096, batch=1, accumulate=1),
@@ -38,6 +44,7 @@ DEFAULTS = dict(
 
 
 def read_job(path: pathlib.Path, sets: list[str]) -> dict:
+    """Reads a job file, changes keys, and adds defaults."""
     job = (
         json.loads(path.read_text()) if path.suffix == ".json" else tomllib.loads(path.read_text())
     )
@@ -53,8 +60,11 @@ def read_job(path: pathlib.Path, sets: list[str]) -> dict:
     return job
 
 
-def rows(job: dict, base: pathlib.Path) -> tuple[torch.Tensor, torch.Tensor]:
-    """Training rows [n, sequence] and held-out rows, of one text file; a tail shorter than a row is left out."""
+def sequences_of(job: dict, base: pathlib.Path) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns training and held-out sequences [n, sequence] of one text file.
+
+    An incomplete last sequence is left out.
+    """
     paths = job["data"]["path"]
     text = (base / (paths[0] if isinstance(paths, list) else paths)).read_bytes()
     ids = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
@@ -64,6 +74,7 @@ def rows(job: dict, base: pathlib.Path) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def model_of(job: dict) -> torch.nn.Module:
+    """Returns a model of transformers with the sizes of the job and random weights."""
     fields = {k: v for k, v in job["model"]["new"].items() if k != "model_type"}
     ends = dict(bos_token_id=None, eos_token_id=None, pad_token_id=None)
     name = {"llama": "Llama", "qwen3": "Qwen3"}[job["model"]["new"]["model_type"]]
@@ -72,34 +83,24 @@ def model_of(job: dict) -> torch.nn.Module:
 
 
 def nll(model, x: torch.Tensor, dtype: str) -> torch.Tensor:
-    """Mean over the targets of rows x [b, s]."""
+    """Returns the mean loss over the targets of sequences x [b, s]."""
     with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bf16"):
         logits = model(input_ids=x, use_cache=False).logits[:, :-1]
     return F.cross_entropy(logits.reshape(-1, logits.shape[-1]).float(), x[:, 1:].reshape(-1))
 
 
-def learning_rate(o: dict, step: int, steps: int) -> float:
-    if step < o["warmup"]:
-        return o["lr"] * (step + 1) / o["warmup"]
-    span = steps - 1 - o["warmup"]
-    t = (step - o["warmup"]) / span if span > 0 else 1.0
-    return (
-        o["lr"]
-        * {"constant": 1.0, "linear": 1 - t, "cosine": 0.5 * (1 + math.cos(math.pi * t))}[
-            o["schedule"]
-        ]
-    )
+class Trainer:
+    """Model, optimizer and order of the data of a run."""
 
-
-class Stepper:
     def __init__(self, job: dict, train: torch.Tensor, dtype: str, weights: torch.dtype):
-        self.job, self.rows, self.model, self.dtype = job, train, model_of(job).to(weights), dtype
+        self.job, self.sequences, self.dtype = job, train, dtype
+        self.model = model_of(job).to(weights)
         o = job["optimizer"]
-        wide = [p for p in self.model.parameters() if p.dim() >= 2]
-        rest = [p for p in self.model.parameters() if p.dim() < 2]
+        matrices = [p for p in self.model.parameters() if p.dim() >= 2]
+        vectors = [p for p in self.model.parameters() if p.dim() < 2]
         groups = [
-            dict(params=wide, weight_decay=o["weight_decay"]),
-            dict(params=rest, weight_decay=0.0),
+            dict(params=matrices, weight_decay=o["weight_decay"]),
+            dict(params=vectors, weight_decay=0.0),
         ]
         self.opt = torch.optim.AdamW(
             groups, lr=o["lr"], betas=tuple(o["betas"]), eps=o["eps"], fused=True
@@ -108,13 +109,15 @@ class Stepper:
         self.queue: list[int] = []
 
     def batch(self) -> torch.Tensor:
+        """Returns the sequences of the next micro-batch."""
         if len(self.queue) < self.job["data"]["batch"]:
-            self.queue += torch.randperm(len(self.rows), generator=self.order).tolist()
+            self.queue += torch.randperm(len(self.sequences), generator=self.order).tolist()
         n = self.job["data"]["batch"]
-        take, self.queue = self.queue[:n], self.queue[n:]
-        return self.rows[take]
+        chosen, self.queue = self.queue[:n], self.queue[n:]
+        return self.sequences[chosen]
 
     def step(self, lr: float) -> float:
+        """Runs one optimizer step, and returns its mean loss."""
         for g in self.opt.param_groups:
             g["lr"] = lr
         self.opt.zero_grad()
@@ -140,29 +143,29 @@ def main() -> None:
     p.add_argument("--train", action="store_true")
     p.add_argument("--set", action="append", default=[], metavar="table.key=value")
     p.add_argument("--bf16-weights", action="store_true")
-    p.add_argument("--log", type=int, default=0, help="print the loss every so many steps")
+    p.add_argument("--log", type=int, default=0, help="print the loss every N steps", metavar="N")
     a = p.parse_args()
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(a.threads)
     job = read_job(a.job, a.set)
     torch.manual_seed(job.get("seed", 1))
-    train, held_out = rows(job, a.job.parent)
-    s = Stepper(job, train, a.dtype, torch.bfloat16 if a.bf16_weights else torch.float32)
+    train, held_out = sequences_of(job, a.job.parent)
+    trainer = Trainer(job, train, a.dtype, torch.bfloat16 if a.bf16_weights else torch.float32)
     tokens = job["data"]["sequence"] * job["data"]["batch"] * job["data"]["accumulate"]
     size = dict(
-        parameters=sum(p.numel() for p in s.model.parameters()),
+        parameters=sum(p.numel() for p in trainer.model.parameters()),
         tokens_per_step=tokens,
         threads=a.threads,
     )
     if not a.train:
-        m = common.measure(lambda: s.step(1e-4), a.repeat)
+        m = common.measure(lambda: trainer.step(1e-4), a.repeat)
         common.emit(
             "transformers", a.job.stem, **size, **m, tokens_per_second=tokens / m["median_s"]
         )
         return
     steps, start, mean = job["train"]["steps"], time.perf_counter(), 0.0
     for i in range(steps):
-        loss = s.step(learning_rate(job["optimizer"], i, steps))
+        loss = trainer.step(learning_rate(job["optimizer"], i, steps))
         mean = loss if i == 0 else 0.95 * mean + 0.05 * loss
         if a.log and (i + 1) % a.log == 0:
             print(f"step {i + 1} loss {mean:.3f} {time.perf_counter() - start:.0f} s", flush=True)
@@ -174,7 +177,7 @@ def main() -> None:
         steps=steps,
         seconds=seconds,
         train_loss=mean,
-        eval_loss=evaluate(s.model, held_out, a.dtype) if len(held_out) else None,
+        eval_loss=evaluate(trainer.model, held_out, a.dtype) if len(held_out) else None,
     )
 
 

@@ -1,16 +1,15 @@
-"""The DeepSpeed-Ulysses algorithm on torch.distributed's gloo: attention over sequence shards, forward and backward.
+"""The DeepSpeed-Ulysses algorithm on torch.distributed with gloo: attention, forward and backward.
 
-Each of P processes holds [S/P, H, D] of q, k and v. One all_to_all_single for each of the three gives it all tokens of H/P heads, SDPA attends,
-a fourth brings the output back to [S/P, H, D]; backward is the mirror image by autograd: eight exchanges in all (Jacobs et al. 2023).
-Before timing, a small case is checked against one process without exchanges.
+Each of P processes holds shards [S/P, H, D] of q, k and v. Three all_to_all_single, one for each
+array, re-shard them to [S, H/P, D], SDPA computes attention, and a fourth all-to-all re-shards the
+output to [S/P, H, D]. Backward is the mirror image, by autograd, so there are eight all-to-alls
+(Jacobs et al. 2023, arXiv:2309.14509).
+
+Before timing, the program compares a small case with one process.
 """
 
-import json
 import os
-import pathlib
 import socket
-import statistics
-import time
 
 import common
 import torch
@@ -18,11 +17,9 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 import torch.nn.functional as F
 
-CASES = pathlib.Path(__file__).resolve().parent.parent / "cases.json"
-
 
 def sequence_to_heads(x: torch.Tensor) -> torch.Tensor:
-    """[S/P, H, D] -> [S, H/P, D]"""
+    """Re-shards [S/P, H, D] to [S, H/P, D]."""
     p, (n, h, d) = dist.get_world_size(), x.shape
     send = x.view(n, p, h // p, d).transpose(0, 1).contiguous()
     recv = torch.empty_like(send)
@@ -31,7 +28,7 @@ def sequence_to_heads(x: torch.Tensor) -> torch.Tensor:
 
 
 def heads_to_sequence(x: torch.Tensor) -> torch.Tensor:
-    """[S, H/P, D] -> [S/P, H, D]"""
+    """Re-shards [S, H/P, D] to [S/P, H, D]."""
     p, (s, h, d) = dist.get_world_size(), x.shape
     send = x.contiguous()
     recv = torch.empty(p, s // p, h, d, dtype=x.dtype)
@@ -39,8 +36,8 @@ def heads_to_sequence(x: torch.Tensor) -> torch.Tensor:
     return recv.transpose(0, 1).reshape(s // p, p * h, d)
 
 
-class Exchange(torch.autograd.Function):
-    """Either exchange; its gradient is the other one."""
+class Reshard(torch.autograd.Function):
+    """One of the two reshards. Its backward pass is the other one."""
 
     @staticmethod
     def forward(ctx, x, to_heads):
@@ -53,7 +50,7 @@ class Exchange(torch.autograd.Function):
 
 
 def attend(q, k, v, causal):
-    """[S, H, D] each."""
+    """Computes attention of q, k and v, [S, H, D] each."""
     q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
     return F.scaled_dot_product_attention(
         q, k, v, is_causal=causal, enable_gqa=q.shape[1] != k.shape[1]
@@ -61,12 +58,12 @@ def attend(q, k, v, causal):
 
 
 def ulysses(q, k, v, causal):
-    """[S/P, H, D] each."""
-    return Exchange.apply(attend(*(Exchange.apply(x, True) for x in (q, k, v)), causal), False)
+    """Computes attention of shards q, k and v, [S/P, H, D] each. Collective."""
+    return Reshard.apply(attend(*(Reshard.apply(x, True) for x in (q, k, v)), causal), False)
 
 
 def tensors(c: dict) -> list[torch.Tensor]:
-    """q, k, v, dout of the whole sequence."""
+    """Returns q, k, v and dout of the whole sequence."""
     g = torch.Generator().manual_seed(0)
     return [
         torch.randn(c["tokens"], c[h], c["head_dim"], generator=g)
@@ -79,6 +76,7 @@ def shard(x: torch.Tensor) -> torch.Tensor:
 
 
 def check() -> None:
+    """Compares output and gradients of a small case with one process. Collective."""
     c = dict(
         tokens=128,
         heads=2 * dist.get_world_size(),
@@ -95,22 +93,25 @@ def check() -> None:
     got.backward(local[3])
     for w, g in [(want, got), *((a.grad, b.grad) for a, b in zip(whole[:3], local[:3]))]:
         error = (shard(w.detach()) - g).abs().max() / w.abs().max()
-        assert error < 1e-5, f"the exchange is wrong: error {error}"
+        assert error < 1e-5, f"ulysses differs from one process: error {error}"
 
 
 def case(c: dict, repeat: int) -> list[float]:
+    """Returns the seconds of each call of a case, on the slowest process. Collective."""
     q, k, v, dout = (shard(x) for x in tensors(c))
     for x in (q, k, v):
         x.requires_grad_()
-    times = []
-    for _ in range(repeat + 1):
+
+    def before():
         q.grad = k.grad = v.grad = None
         dist.barrier()
-        t = time.perf_counter()
+
+    def both():
         ulysses(q, k, v, c["causal"]).backward(dout)
         dist.barrier()
-        times.append(time.perf_counter() - t)
-    slowest = torch.tensor(times[1:], dtype=torch.float64)
+
+    times = common.seconds(both, repeat + 1, before)[1:]  # the first call is a warm-up
+    slowest = torch.tensor(times, dtype=torch.float64)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
     return slowest.tolist()
 
@@ -120,9 +121,7 @@ def process(rank: int, a, port: int) -> None:
     torch.set_num_threads(max(1, a.threads // a.ranks))
     dist.init_process_group("gloo", rank=rank, world_size=a.ranks)
     check()
-    cases = {c["name"]: c for c in json.loads(CASES.read_text())["ulysses"]}
-    for name in common.chosen(list(cases), a.cases):
-        c = cases[name]
+    for name, c in common.cases("ulysses", a.cases).items():
         times = case(c, a.repeat)
         if rank == 0:
             n = (
@@ -140,18 +139,14 @@ def process(rank: int, a, port: int) -> None:
                 ranks=a.ranks,
                 threads=a.threads,
                 gflops=n / min(times) / 1e9,
-                min_s=min(times),
-                median_s=statistics.median(times),
-                repeat=a.repeat,
+                **common.summary(times),
             )
     dist.destroy_process_group()
 
 
 def main() -> None:
     p = common.parser(__doc__)
-    p.add_argument(
-        "--ranks", type=int, default=2, help="processes; --threads are shared among them"
-    )
+    p.add_argument("--ranks", type=int, default=2, help="processes, which share --threads threads")
     a = p.parse_args()
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))

@@ -1,6 +1,7 @@
 #!/bin/sh
-# Runs a peer with two handicaps of stock PyTorch removed: MKL's refusal of AVX-512 on AMD, and glibc returning every large buffer to the
-# system, so that each step pays its page faults anew.
+# Runs a peer without two handicaps of PyTorch as it is installed: MKL does not use AVX-512 on
+# processors of other vendors than Intel, and glibc returns every large buffer to the system, so
+# each step has page faults again.
 #   ./unhandicapped.sh python attention.py --threads 2
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)

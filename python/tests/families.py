@@ -1,5 +1,4 @@
-"""Tiny models of the families in the tests of transformers, and the float64 reference on one
-process."""
+"""Tiny models for test_transformers.py, and their float64 reference on one process."""
 
 from __future__ import annotations
 
@@ -79,13 +78,14 @@ FAMILIES = {
 
 
 def build(family: str, attention: str = "eager"):
-    """A model in float32, with the same weights at every call."""
+    """Returns a model in float32, with the same weights at every call."""
     config, model, more = FAMILIES[family]
     torch.manual_seed(3)
     made = getattr(transformers, model)(
         getattr(transformers, config)(**{**COMMON, **more}, attn_implementation=attention)
     )
-    with torch.no_grad():  # every weight counts: no zeros, no ones, decays from weak to strong
+    # No weight is 0 or 1, so each one matters, and decays are from weak to strong.
+    with torch.no_grad():
         for name, p in made.named_parameters():
             p.copy_(
                 torch.linspace(-1.5, 2, p.numel())
@@ -97,8 +97,10 @@ def build(family: str, attention: str = "eager"):
 
 @contextlib.contextmanager
 def float64():
-    """Inside this context, code of transformers that names float32 computes in float64: norms,
-    softmax, gates, rotations."""
+    """Makes torch.float32 mean float64, for code of transformers that converts to float32.
+
+    Norms, softmax, gates and rotary embeddings do so.
+    """
     kept = torch.float32, torch.Tensor.float
     torch.float32, torch.Tensor.float = torch.float64, torch.Tensor.double
     try:
@@ -118,10 +120,11 @@ def recurrence(
     use_qk_l2norm_in_kernel=False,
     **_,
 ):
-    """The gated delta rule by its definition, token after token, in float64.
+    """Computes the gated delta rule by its definition, token by token, in float64.
 
-    transformers' own rule converts to float32, and the errors of its gradients are as large as the
-    gradients where decay is strong."""
+    The function of transformers converts to float32. If decay is strong, the errors of its
+    gradients are as large as the gradients.
+    """
     q, k, v, g, beta = (x.double() for x in (query, key, value, g, beta))
     group = v.shape[2] // q.shape[2]
     q, k = q.repeat_interleave(group, 2), k.repeat_interleave(group, 2)
@@ -138,7 +141,7 @@ def recurrence(
 
 @contextlib.contextmanager
 def own_recurrence():
-    """transformers' layers call `recurrence`."""
+    """Makes the layers of transformers call `recurrence`."""
     kept = []
     for name in ("qwen3_5", "qwen3_5_moe", "qwen3_next"):
         module = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
@@ -152,15 +155,17 @@ def own_recurrence():
 
 
 def loss_of(logits, labels):
-    """Mean over tokens with a label that is not -100; labels are shifted already."""
+    """Returns the mean loss over labels that are not -100. Labels are already shifted."""
     return torch.nn.functional.cross_entropy(
         logits.flatten(0, -2), labels.flatten(), ignore_index=-100
     )
 
 
-def yardstick(family, ids, positions, labels, documents):
-    """(logits, loss, gradients by name) of one process in float64, with a call for each document
-    [sequence, lo, hi). Logits of tokens in no document are NaN."""
+def reference(family, ids, positions, labels, documents):
+    """Returns (logits, loss, gradients by name) of one process in float64.
+
+    Each document (sequence, lo, hi) is a separate call. Logits of tokens in no document are NaN.
+    """
     with float64(), own_recurrence():
         model = build(family).double()
         model.config._experts_implementation = "eager"  # the others have no float64

@@ -1,5 +1,8 @@
-"""What test_launch.py starts on each rank: mpi4py's communicator as a handle and by callbacks,
-halves of the world, torch.distributed."""
+"""The program that test_launch.py starts on each rank: launched.py mpi|world|torch.
+
+It tests contexts over mpi4py's communicators, directly and by callbacks, over MPI without mpi4py,
+and over torch.distributed.
+"""
 
 import sys
 
@@ -9,7 +12,7 @@ from reference import TOLERANCE, attention, error, mask
 
 
 def refused(call, *words):
-    """The call fails on this rank. Every rank checks this."""
+    """Checks that a call raises InvalidArgument with these words on this rank."""
     try:
         call()
     except ulysses.InvalidArgument as e:
@@ -19,34 +22,36 @@ def refused(call, *words):
 
 
 def faults(ctx):
-    """Calls that are wrong on the last rank only, and calls for which MPI would abort the
-    process."""
-    ctx.use(None)  # shard has set its own lengths
+    """Checks calls that are wrong on the last rank only, and calls for which MPI would abort."""
+    ctx.use(None)  # shard has set lengths
     last = ctx.rank == ctx.size - 1
 
     def one(n):
         return ulysses.attention(*[np.ones((1, n, 4, 8), np.float32)] * 3, causal=True, context=ctx)
 
     one(36), one(37)
-    refused(lambda: one(35 - last * 5), "rows")  # other lengths than those that are cached
+    refused(lambda: one(35 - last * 5), "rows")  # lengths for which there is no batch yet
     refused(
         lambda: ulysses.attention(
             *[np.ones((1, 4, 4, 8), np.int64 if last else np.float32)] * 3, context=ctx
         ),
         "dtype",
     )
-    heads = np.ones((1, 6, 2 + last, 4), np.float32)  # the last rank has a head too many
+    heads = np.ones((1, 6, 2 + last, 4), np.float32)  # the last rank has one head more
     refused(
         lambda: ulysses.gather_heads_scatter_seq(heads, 2, 1, padded=True, context=ctx),
         "heads on the ranks",
     )
-    own = np.ones(
-        (1, 2 * ctx.size, 1 + (ctx.rank == 0), 4), np.float32
-    )  # uneven heads need no heads=
-    assert ulysses.gather_heads_scatter_seq(own, 2, 1, context=ctx).shape == (1, 2, ctx.size + 1, 4)
-    rows = (
-        1 - last
-    )  # the last rank has no rows; NumPy gives such arrays strides of 0, other hosts the usual strides
+    # Heads that are not a multiple of the ranks need no heads=.
+    uneven = np.ones((1, 2 * ctx.size, 1 + (ctx.rank == 0), 4), np.float32)
+    assert ulysses.gather_heads_scatter_seq(uneven, 2, 1, context=ctx).shape == (
+        1,
+        2,
+        ctx.size + 1,
+        4,
+    )
+    # The last rank has no tokens. NumPy gives such arrays strides of 0, other libraries do not.
+    rows = 1 - last
     for x in (
         np.ones((1, rows, 4, 16), np.float32),
         np.lib.stride_tricks.as_strided(
@@ -57,31 +62,31 @@ def faults(ctx):
 
 
 def check(ctx, s=29, seed=0):
-    """Attention there and back on a context of any communicator, against float64."""
+    """Checks attention, a reshard, the loss and `shard` on a context over any communicator."""
     rng = np.random.default_rng(seed)
     q, k, v, dout = (rng.standard_normal((2, s, h, 16), np.float32) for h in (6, 2, 2, 6))
     lo, hi = ulysses.shard_rows(s, ctx.size, ctx.rank)
 
-    def cut(x):
+    def shard(x):
         return np.ascontiguousarray(x[:, lo:hi])
 
     out, lse, call = ulysses.attention_forward(
-        cut(q), cut(k), cut(v), causal=True, seq=s, lse=True, context=ctx
+        shard(q), shard(k), shard(v), causal=True, seq=s, lse=True, context=ctx
     )
-    found = (out, lse, *ulysses.attention_backward(call, cut(dout)))
+    found = (out, lse, *ulysses.attention_backward(call, shard(dout)))
     for a, b in zip(found, attention(q, k, v, dout, see=mask(s, s, True))):
         assert error(a, b[:, lo:hi]) < TOLERANCE
     x = np.arange(s * 6 * 2, dtype=np.float32).reshape(1, s, 6, 2)
     heads = ulysses.shard_rows(6, ctx.size, ctx.rank)
-    got = ulysses.gather_seq_scatter_heads(cut(x), 1, 2, s, padded=False, context=ctx)
+    got = ulysses.gather_seq_scatter_heads(shard(x), 1, 2, s, padded=False, context=ctx)
     np.testing.assert_array_equal(got, x[:, :, heads[0] : heads[1]])
     if ctx.size > 1:
         faults(ctx)
     mean = ulysses.reduce_sequence_parallel_loss(float(ctx.rank), ctx.rank, context=ctx)
     n = sum(range(ctx.size))
     assert abs(mean - sum(r * r for r in range(ctx.size)) / max(n, 1)) < 1e-12
-    steps = list(ulysses.shard({"input_ids": np.full((1, 5), ctx.rank)}, ctx))
-    assert [m["input_ids"].max(initial=m.owner) for m in steps] == list(range(ctx.size))
+    micro_batches = list(ulysses.shard({"input_ids": np.full((1, 5), ctx.rank)}, ctx))
+    assert [m["input_ids"].max(initial=m.owner) for m in micro_batches] == list(range(ctx.size))
 
 
 def mpi():
@@ -93,24 +98,25 @@ def mpi():
         check(ctx)
     with ulysses.Context(world, threads=1, callbacks=True) as ctx:
         check(ctx)
-    half = world.Split(world.rank % 2, world.rank)  # a proper subset, beside the world, both open
-    with ulysses.Context(world, threads=1) as all_, ulysses.Context(half, threads=1) as mine:
-        check(mine, seed=world.rank % 2)
-        check(all_)
-        check(mine, s=200)
+    # Two contexts are open: one over all ranks, and one over half of them.
+    half = world.Split(world.rank % 2, world.rank)
+    with ulysses.Context(world, threads=1) as whole, ulysses.Context(half, threads=1) as subset:
+        check(subset, seed=world.rank % 2)
+        check(whole)
+        check(subset, s=200)
     if world.size > 1:
-        part = world.Create_group(world.group.Incl([1]))  # a communicator that rank 0 is not in
+        second = world.Create_group(world.group.Incl([1]))  # without rank 0
         if world.rank == 1:
-            with ulysses.Context(part, threads=1) as ctx:
+            with ulysses.Context(second, threads=1) as ctx:
                 check(ctx)
     world.Barrier()
     return world.rank
 
 
 def world():
-    """MPI without mpi4py: the library starts it, and ends it."""
+    """MPI without mpi4py: the library initializes and finalizes it."""
     with ulysses.Context.world(threads=1) as ctx:
-        check(ctx)  # its collectives for Python are the library's own
+        check(ctx)  # the library implements the communicator
         data = bytes(range(100 * ctx.rank, 100 * ctx.rank + 61))
         every = bytearray(61 * ctx.size)
         ctx.communicator.allgather(memoryview(data), memoryview(every))
@@ -118,7 +124,7 @@ def world():
             bytes(every)
             == ctx.communicator._allgather_by_sums(data)
             == b"".join(bytes(range(100 * r, 100 * r + 61)) for r in range(ctx.size))
-        )  # as on a GPU
+        )  # the allgather of a context on a GPU
         return ctx.rank
 
 

@@ -1,56 +1,53 @@
-"""Ranks for the tests: threads of this process, whose collectives are a barrier and a table."""
+"""Ranks for the tests: threads of this process, which communicate through a table in memory."""
 
 from __future__ import annotations
 
-import importlib.util
-import os
 import threading
-import unittest
 from typing import Any, Callable
 
 import ulysses
 
-# Tests that need PyTorch and transformers. Nothing is skipped in CI.
-TORCH = all(importlib.util.find_spec(name) for name in ("torch", "transformers"))
-without_torch = unittest.skipIf(
-    not TORCH and not os.environ.get("CI"),
-    "no torch and transformers: make test-python TORCH=1, or PYTHON=... that has them",
-)
-
 
 class Table:
-    def __init__(self, size: int):
-        self.size, self.barrier, self.slots = size, threading.Barrier(size), [None] * size
+    """One value of each rank, and a barrier. Every rank calls `exchange` in the same order."""
 
-    def swap(self, rank: int, value: Any) -> list[Any]:
-        self.slots[rank] = value
+    def __init__(self, size: int):
+        self.size, self.barrier, self.values = size, threading.Barrier(size), [None] * size
+
+    def exchange(self, rank: int, value: Any) -> list[Any]:
+        """Returns the values of all ranks. A barrier at which a rank is missing for 60 s breaks."""
+        self.values[rank] = value
         self.barrier.wait(60)
-        all_ = list(self.slots)
+        values = list(self.values)
         self.barrier.wait(60)
-        return all_
+        return values
 
 
 class Thread:
-    """A ulysses.Communicator."""
+    """A ulysses.Communicator of one thread."""
 
     def __init__(self, table: Table, rank: int):
         self.table, self.rank, self.size = table, rank, table.size
 
     def allgather(self, send, receive):
-        receive[:] = b"".join(self.table.swap(self.rank, bytes(send)))
+        receive[:] = b"".join(self.table.exchange(self.rank, bytes(send)))
 
     def alltoallv(self, send, send_bytes, receive, receive_bytes):
         blocks, at = [], 0
         for n in send_bytes:
             blocks.append(bytes(send[at : at + n]))
             at += n
-        mine = [row[self.rank] for row in self.table.swap(self.rank, blocks)]
-        assert [len(b) for b in mine] == list(receive_bytes), "the ranks disagree about sizes"
-        receive[:] = b"".join(mine)
+        received = [row[self.rank] for row in self.table.exchange(self.rank, blocks)]
+        assert [len(b) for b in received] == list(receive_bytes), "sizes differ between ranks"
+        receive[:] = b"".join(received)
 
 
 def run(size: int, body: Callable[[Any], Any]) -> list[Any]:
-    """body(communicator) on each rank; their results. A rank's failure is the test's, and releases its peers."""
+    """Runs body(communicator) on each rank, and returns the results in rank order.
+
+    If a rank raises, the barrier breaks, so that the other ranks do not wait, and run raises the
+    rank's exception.
+    """
     table, results, errors = Table(size), [None] * size, []
 
     def rank_main(rank: int) -> None:
@@ -66,23 +63,25 @@ def run(size: int, body: Callable[[Any], Any]) -> list[Any]:
     for t in threads:
         t.join(120)
     if errors:
-        raise next(
-            (
-                e
-                for e in errors
-                if not isinstance(e, threading.BrokenBarrierError)
-                and not isinstance(e.__cause__, threading.BrokenBarrierError)
-            ),
-            errors[0],
-        )
+        broken = threading.BrokenBarrierError
+        causes = [e for e in errors if not isinstance(e, broken)]
+        raise next((e for e in causes if not isinstance(e.__cause__, broken)), errors[0])
     return results
 
 
 def contexts(size: int, body: Callable[[ulysses.Context], Any], **options: Any) -> list[Any]:
-    """body(context) on each rank."""
+    """Runs body(context) on each rank, and returns the results in rank order."""
 
     def make(comm: Any) -> Any:
         with ulysses.Context(comm, threads=1, **options) as ctx:
             return body(ctx)
 
     return run(size, make) if size > 1 else [make(None)]
+
+
+def local(x: Any, ctx: Any, axis: int = 1) -> Any:
+    """Returns this rank's shard of x along an axis; None for None."""
+    if x is None:
+        return None
+    lo, hi = ulysses.shard_rows(x.shape[axis], ctx.size, ctx.rank)
+    return x[(slice(None),) * axis + (slice(lo, hi),)]

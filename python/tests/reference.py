@@ -1,10 +1,21 @@
-"""Attention in float64 NumPy, as its definition reads."""
+"""Attention by its definition in float64 NumPy, and the measure of errors of the tests."""
 
 import numpy as np
 
+TOLERANCE = 2e-5  # of float32 results, relative to the largest value of a tensor
+
+
+def draw(seed, *shape):
+    """Returns normally distributed float32 numbers."""
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
+
 
 def mask(sq, sk, causal=False, window=None, cu=None, kv_cu=None):
-    """[sq, sk] true where a query sees a key. Documents align bottom-right: their last query with their last key."""
+    """Returns [sq, sk], true where a query sees a key.
+
+    cu and kv_cu are the documents of queries and keys. The last query of a document is aligned with
+    its last key.
+    """
     cu = [0, sq] if cu is None else cu
     kv_cu = ([0, sk] if sq != sk or cu == [0, sq] else cu) if kv_cu is None else kv_cu
     see = np.zeros((sq, sk), bool)
@@ -22,7 +33,10 @@ def mask(sq, sk, causal=False, window=None, cu=None, kv_cu=None):
 
 
 def attention(q, k, v, dout=None, scale=None, see=None):
-    """q [B, S, H, D], k [B, Sk, Hkv, D], v [B, Sk, Hkv, Dv]: (out, lse) or, with dout, (out, lse, dq, dk, dv)."""
+    """Returns (out, lse), or (out, lse, dq, dk, dv) if dout is given.
+
+    q [B, S, H, D], k [B, Sk, Hkv, D], v [B, Sk, Hkv, Dv]; see is a mask [S, Sk].
+    """
     q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
     group = q.shape[2] // k.shape[2]
     scale = q.shape[-1] ** -0.5 if scale is None else scale
@@ -53,13 +67,10 @@ def attention(q, k, v, dout=None, scale=None, see=None):
 
 
 def error(found, want):
-    """max|difference| / max|want|; NaN counts as infinite."""
+    """Returns max|found - want| / max|want|. It is infinite if a value is NaN."""
     found, want = np.asarray(found, np.float64), np.asarray(want, np.float64)
     assert found.shape == want.shape, (found.shape, want.shape)
     if not want.size:
         return 0.0
     e = np.abs(found - want).max() / max(np.abs(want).max(), 1e-30)
     return float("inf") if np.isnan(e) else float(e)
-
-
-TOLERANCE = 2e-5  # of F32, relative to a tensor's largest value

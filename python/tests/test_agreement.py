@@ -1,13 +1,15 @@
-"""One rank at fault: every collective call raises on every rank, no rank waits, and the context
-serves later calls.
+"""Wrong arguments on one rank: every collective call raises on every rank, and no rank waits.
 
-Ranks are threads. A barrier at which a rank is missing times out and fails the test."""
+The context works afterwards. Ranks are threads. If a rank does not reach the barrier, the barrier
+times out and the test fails.
+"""
 
 import unittest
 
 import numpy as np
 import ulysses
-from ranks import contexts, without_torch
+from need import need_torch
+from ranks import contexts
 
 try:
     import torch
@@ -132,7 +134,7 @@ def shard(batch=None):
     )
 
 
-# Each entry: correct calls, and the same calls with one fault on one rank.
+# For each function: a correct call, and calls with one wrong argument.
 ENTRIES = {
     "attention": (
         attention(),
@@ -263,8 +265,8 @@ ENTRIES = {
 }
 
 
-class OneRankAtFault(unittest.TestCase):
-    def test_every_entry(self):
+class WrongOnOneRank(unittest.TestCase):
+    def test_every_function(self):
         for name, (right, faults) in ENTRIES.items():
             for i, wrong in enumerate(faults):
                 for bad in (0, 1):
@@ -280,7 +282,7 @@ class OneRankAtFault(unittest.TestCase):
                             self.assertGreater(len(text), 20)
 
     def test_a_length_that_one_rank_has_cached(self):
-        """The batch of 74 tokens is cached on rank 0 when rank 1 asks for one of 70."""
+        """Rank 0 has a batch of 74 tokens when rank 1 calls with 35 of 70 tokens."""
 
         def body(ctx):
             f = attention
@@ -296,15 +298,15 @@ class OneRankAtFault(unittest.TestCase):
         contexts(2, body)
 
     def test_rows_are_added_up(self):
-        """Uneven rows need no seq=."""
+        """Shards of unequal size need no seq=."""
 
         def body(ctx):
             lo, hi = ulysses.shard_rows(9, ctx.size, ctx.rank)
-            mine = x(1, hi - lo, 4, 8)
+            shard = x(1, hi - lo, 4, 8)
             self.assertEqual(
-                ulysses.attention(mine, mine, mine, causal=True, context=ctx).shape, mine.shape
+                ulysses.attention(shard, shard, shard, causal=True, context=ctx).shape, shard.shape
             )
-            self.assertEqual(ulysses.halo(mine, 2, context=ctx).shape, (1, 2, 4, 8))
+            self.assertEqual(ulysses.halo(shard, 2, context=ctx).shape, (1, 2, 4, 8))
 
         contexts(4, body)
 
@@ -319,9 +321,9 @@ class OneRankAtFault(unittest.TestCase):
 
         run(2, body)
 
-    @without_torch
+    @need_torch
     def test_gradients_that_one_rank_wants(self):
-        """Otherwise its backward would wait forever for the other ranks."""
+        """Otherwise the backward pass of this rank would wait for the other ranks."""
 
         def body(ctx):
             q = torch.ones(1, ROWS, 4, 8, requires_grad=ctx.rank == 0)

@@ -1,20 +1,11 @@
-"""Attention on NumPy arrays against float64, on ranks that are threads of this process. Needs the library."""
+"""Attention on NumPy arrays, compared with float64. Ranks are threads of this process."""
 
 import unittest
 
 import numpy as np
 import ulysses
-from ranks import contexts
-from reference import TOLERANCE, attention, error, mask
-
-
-def draw(seed, *shape):
-    return np.random.default_rng(seed).standard_normal(shape, np.float32)
-
-
-def rows(x, ctx, axis=1):
-    lo, hi = ulysses.shard_rows(x.shape[axis], ctx.size, ctx.rank)
-    return x[(slice(None),) * axis + (slice(lo, hi),)]
+from ranks import contexts, local
+from reference import TOLERANCE, attention, draw, error, mask
 
 
 class Attention(unittest.TestCase):
@@ -58,9 +49,9 @@ class Attention(unittest.TestCase):
 
         def body(ctx):
             out, lse, call = ulysses.attention_forward(
-                rows(q, ctx),
-                rows(k, ctx),
-                rows(v, ctx),
+                local(q, ctx),
+                local(k, ctx),
+                local(v, ctx),
                 lse=True,
                 causal=causal,
                 window=window,
@@ -71,9 +62,9 @@ class Attention(unittest.TestCase):
                 context=ctx,
             )
             again = ulysses.attention(
-                rows(q, ctx),
-                rows(k, ctx),
-                rows(v, ctx),
+                local(q, ctx),
+                local(k, ctx),
+                local(v, ctx),
                 causal=causal,
                 window=window,
                 scale=scale,
@@ -83,7 +74,7 @@ class Attention(unittest.TestCase):
                 context=ctx,
             )
             np.testing.assert_array_equal(out, again)
-            return out, lse, *ulysses.attention_backward(call, rows(dout, ctx))
+            return out, lse, *ulysses.attention_backward(call, local(dout, ctx))
 
         found = [np.concatenate(x, 1) for x in zip(*contexts(size, body))]
         want = attention(q, k, v, dout, scale, mask(s, sk or s, causal, window, cu))
@@ -98,11 +89,11 @@ class Attention(unittest.TestCase):
                 with self.subTest(name, ranks=size):
                     found = self.check(size, **case)
                     one = one or found
-                    np.testing.assert_array_equal(found[0], one[0])  # bit for bit
+                    np.testing.assert_array_equal(found[0], one[0])  # bitwise equal to one rank
                     np.testing.assert_array_equal(found[2], one[2])
 
     def test_layouts(self):
-        """The same numbers, bit for bit, in any order of axes and for views of larger arrays."""
+        """Results are bitwise equal in any layout, and for views of other arrays."""
         q, k, v, dout = (
             draw(1, 2, 10, 4, 8),
             draw(2, 2, 10, 2, 8),
@@ -111,22 +102,22 @@ class Attention(unittest.TestCase):
         )
 
         def body(ctx):
-            mine = [rows(x, ctx) for x in (q, k, v, dout)]
-            out, _, call = ulysses.attention_forward(*mine[:3], causal=True, seq=10, context=ctx)
-            grads = ulysses.attention_backward(call, mine[3])
+            shards = [local(x, ctx) for x in (q, k, v, dout)]
+            out, _, call = ulysses.attention_forward(*shards[:3], causal=True, seq=10, context=ctx)
+            grads = ulysses.attention_backward(call, shards[3])
             for layout, axes in (("SBHD", (1, 0, 2, 3)), ("BHSD", (0, 2, 1, 3))):
                 for prepare in (
                     lambda x: np.ascontiguousarray(x.transpose(axes)),
                     lambda x: x.transpose(axes),
                 ):
-                    moved = [prepare(x) for x in mine]
+                    moved = [prepare(x) for x in shards]
                     other, _, call = ulysses.attention_forward(
                         *moved[:3], causal=True, seq=10, layout=layout, context=ctx
                     )
                     np.testing.assert_array_equal(other, out.transpose(axes))
                     for a, b in zip(ulysses.attention_backward(call, moved[3]), grads):
                         np.testing.assert_array_equal(a, b.transpose(axes))
-            packed = [x[0] for x in mine]
+            packed = [x[0] for x in shards]
             other, lse, call = ulysses.attention_forward(
                 *packed[:3], causal=True, seq=10, layout="THD", lse=True, context=ctx
             )
@@ -148,11 +139,11 @@ class Attention(unittest.TestCase):
             )
 
     def test_expanded_gradient(self):
-        """A gradient that repeats elements, as sum() gives, is copied."""
+        """A gradient with zero strides, such as the gradient of sum(), is copied."""
         q = draw(1, 1, 6, 2, 8)
 
         def body(ctx):
-            x = rows(q, ctx)
+            x = local(q, ctx)
             out, _, call = ulysses.attention_forward(x, x, x, seq=6, context=ctx)
             a = ulysses.attention_backward(call, np.broadcast_to(np.float32(2), out.shape))
             b = ulysses.attention_backward(call, np.full(out.shape, 2, np.float32))
@@ -164,24 +155,24 @@ class Attention(unittest.TestCase):
     def test_200_lengths_on_one_plan(self):
         def body(ctx):
             for s in range(1, 201):
-                q = rows(draw(s, 1, s, 2, 8), ctx)
+                q = local(draw(s, 1, s, 2, 8), ctx)
                 out = ulysses.attention(q, q, q, causal=True, seq=s, context=ctx)
                 if s % 40 == 1:
                     whole = draw(s, 1, s, 2, 8)
                     want, _ = attention(whole, whole, whole, see=mask(s, s, True))
-                    self.assertLess(error(out, rows(want, ctx)), TOLERANCE)
+                    self.assertLess(error(out, local(want, ctx)), TOLERANCE)
             self.assertEqual(len(ctx._plans), 1)
             self.assertLessEqual(len(ctx._batches), 64)
 
         contexts(2, body)
 
-    def test_a_backward_after_its_batch_was_forgotten(self):
+    def test_backward_after_the_context_dropped_its_batch(self):
         def body(ctx):
-            q = rows(draw(1, 1, 300, 2, 8), ctx)
+            q = local(draw(1, 1, 300, 2, 8), ctx)
             _, _, call = ulysses.attention_forward(q, q, q, seq=300, context=ctx)
             want = ulysses.attention_backward(call, q)
             for s in range(2, 80):
-                x = rows(draw(s, 1, s, 2, 8), ctx)
+                x = local(draw(s, 1, s, 2, 8), ctx)
                 ulysses.attention(x, x, x, seq=s, context=ctx)
             for a, b in zip(ulysses.attention_backward(call, q), want):
                 np.testing.assert_array_equal(a, b)
@@ -189,7 +180,7 @@ class Attention(unittest.TestCase):
         contexts(2, body)
 
     def test_dlpack(self):
-        """Any library's tensors: what matters is __dlpack__."""
+        """An array of another library needs only __dlpack__."""
 
         class Other:
             def __init__(self, x):
@@ -246,7 +237,7 @@ class Faults(unittest.TestCase):
                 with self.subTest(words), self.assertRaisesRegex(Exception, words) as caught:
                     call()
                 self.assertIsInstance(caught.exception, ulysses.UlyssesError)
-            ulysses.attention(q, q, q, context=ctx)  # none of that did harm
+            ulysses.attention(q, q, q, context=ctx)  # the context still works
 
     def test_after_close(self):
         q = draw(1, 1, 8, 4, 8)
@@ -269,15 +260,15 @@ class Faults(unittest.TestCase):
         def body(ctx):
             with ulysses.Context() as alone:
                 whole = ulysses.attention(q, q, q, context=alone)
-                mine = rows(q, ctx)
-                out = ulysses.attention(mine, mine, mine, seq=8, context=ctx)
-                np.testing.assert_array_equal(out, rows(whole, ctx))
+                x = local(q, ctx)
+                out = ulysses.attention(x, x, x, seq=8, context=ctx)
+                np.testing.assert_array_equal(out, local(whole, ctx))
             return out
 
         contexts(2, body)
 
     def test_ranks_that_disagree(self):
-        """All ranks get the error, none hangs; the context still works."""
+        """Every rank raises, and the context still works."""
 
         def body(ctx):
             q = draw(1, 1, 4, 4 + 4 * ctx.rank, 8)
@@ -289,7 +280,7 @@ class Faults(unittest.TestCase):
         contexts(2, body)
 
     def test_a_callback_that_fails(self):
-        """Its exception is the cause of the call's."""
+        """The exception of the callback is the cause of the call's exception."""
 
         def fail(*_):
             raise RuntimeError("network gone")

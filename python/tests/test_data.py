@@ -1,10 +1,11 @@
-"""Sharding of batches: what each rank holds in each micro-step. No library needed."""
+"""Sharding of batches: the tokens of each rank in each micro-batch. Needs no library."""
 
 import unittest
 
 import numpy as np
 import ulysses
-from ranks import run, without_torch
+from need import need_torch
+from ranks import run
 
 try:
     import torch
@@ -24,8 +25,8 @@ class Shard(unittest.TestCase):
             own = ids([1, 10, 10, 10, 2, 2]) + 100 * comm.rank
             return list(ulysses.shard({"input_ids": own, "labels": own}, comm))
 
-        for rank, micros in enumerate(run(2, body)):
-            for owner, m in enumerate(micros):
+        for rank, found in enumerate(run(2, body)):
+            for owner, m in enumerate(found):
                 self.assertEqual(m.owner, owner)
                 want_ids = [[1, 10, 10], [10, 2, 2]][rank]
                 want_labels = [[10, 10, 10], [2, 2, -100]][rank]
@@ -39,7 +40,10 @@ class Shard(unittest.TestCase):
                 self.assertEqual((m.lo, m.hi, m.sequences.seq), (3 * rank, 3 * rank + 3, 6))
 
     def test_lengths_of_their_own(self):
-        """Ranks bring other lengths, one shorter than there are ranks; rows put together are the batch."""
+        """Ranks have batches of different lengths, one with fewer tokens than ranks.
+
+        The concatenated shards are the batch.
+        """
 
         def body(comm):
             n = [2, 7, 4][comm.rank]
@@ -55,18 +59,19 @@ class Shard(unittest.TestCase):
                 )
             )
 
-        steps = run(3, body)
+        found = run(3, body)
         for owner, n in enumerate([2, 7, 4]):
-            whole = np.concatenate([steps[r][owner]["input_ids"] for r in range(3)], 1)
+            whole = np.concatenate([found[r][owner]["input_ids"] for r in range(3)], 1)
             self.assertEqual(whole.tolist(), np.arange(2 * n).reshape(2, n).tolist())
-            embeds = np.concatenate([steps[r][owner]["embeds"] for r in range(3)], 1)
+            embeds = np.concatenate([found[r][owner]["embeds"] for r in range(3)], 1)
             np.testing.assert_array_equal(
                 embeds, np.random.default_rng(owner).normal(size=(2, n, 3))
             )
             for r in range(3):
-                self.assertEqual(steps[r][owner]["name"], f"rank {owner}")
-        self.assertEqual(steps[0][1]["table"].shape, (4, 4, 4))  # second axis is not 7: whole
-        self.assertEqual(steps[0][2]["table"].shape[1], 2)  # it is 4: cut
+                self.assertEqual(found[r][owner]["name"], f"rank {owner}")
+        # The second axis has 4 elements: it is copied if S is 7, and sharded if S is 4.
+        self.assertEqual(found[0][1]["table"].shape, (4, 4, 4))
+        self.assertEqual(found[0][2]["table"].shape[1], 2)
 
     def test_dims(self):
         def body(comm):
@@ -89,7 +94,10 @@ class Shard(unittest.TestCase):
         self.assertEqual(m["side"].shape, (1, 6))
 
     def test_documents(self):
-        """A document starts at position 0; the label of its first token is nobody's; a run of zeros at the end is one document."""
+        """A document starts at position 0, and zeros at the end of a sequence are one document.
+
+        No token has the first token of a document as its label.
+        """
 
         def body(comm):
             x = ids([5, 6, 7, 8, 9, 0, 0, 0])
@@ -124,13 +132,13 @@ class Shard(unittest.TestCase):
                 )
             )
 
-        micros = run(3, body)
-        self.assertEqual(micros[0].sequences.cu_seqlens, (0, 3, 4, 6))
+        found = run(3, body)
+        self.assertEqual(found[0].sequences.cu_seqlens, (0, 3, 4, 6))
         self.assertEqual(
-            np.concatenate([m["position_ids"] for m in micros], 1).tolist(), [[0, 1, 2, 0, 0, 0]]
+            np.concatenate([m["position_ids"] for m in found], 1).tolist(), [[0, 1, 2, 0, 0, 0]]
         )
         self.assertEqual(
-            np.concatenate([m["shift_labels"] for m in micros], 1).tolist(),
+            np.concatenate([m["shift_labels"] for m in found], 1).tolist(),
             [[6, 7, -100, -100, -100, -100]],
         )
 
@@ -153,7 +161,7 @@ class Shard(unittest.TestCase):
         self.assertEqual(b["attention_mask"].tolist(), [[1, 1, 1]])
         self.assertEqual(a.sequences, ulysses.Sequences(1, 6, None, (0, 5, 6)))
 
-    @without_torch
+    @need_torch
     def test_torch(self):
         def body(comm):
             x = torch.arange(6)[None] + comm.rank
@@ -175,7 +183,7 @@ class Shard(unittest.TestCase):
         self.assertEqual((m["h"].dtype, tuple(m["h"].shape)), (torch.bfloat16, (1, 3, 2)))
         self.assertEqual(m["flag"].tolist(), [[True, True, True]])
 
-    def test_faults_are_everybodys(self):
+    def test_one_wrong_batch_raises_on_all_ranks(self):
         bad = {"input_ids": ids([1, 2, 3]), "cu_seqlens": [0, 2]}
 
         def body(comm):
@@ -190,7 +198,10 @@ class Shard(unittest.TestCase):
 
 class Loader(unittest.TestCase):
     def test_ends_together(self):
-        """Rank 1 has two batches, rank 0 three: two rounds of two steps, on both; a second epoch is the same."""
+        """Rank 1 has two batches, rank 0 has three: both ranks see two times two micro-batches.
+
+        The second epoch is equal to the first.
+        """
 
         def body(comm):
             batches = [{"input_ids": ids([comm.rank, i, 7])} for i in range(3 - comm.rank)]

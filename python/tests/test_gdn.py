@@ -1,10 +1,14 @@
-"""The gated delta rule: against its recurrence in float64, and against the reference that transformers has of it. Ranks are threads."""
+"""The gated delta rule, compared with its recurrence in float64 and with transformers.
+
+Ranks are threads.
+"""
 
 import unittest
 
 import numpy as np
 import ulysses
-from ranks import contexts, without_torch
+from need import need_torch
+from ranks import contexts, local
 from reference import TOLERANCE, error
 
 try:
@@ -31,7 +35,7 @@ def draw(seed, b, s, hk, hv, dk, dv, docs):
 
 
 def recurrence(q, k, v, g, beta, state, cu, l2norm):
-    """(o, final states), token after token."""
+    """Returns (o, final states), computed token by token in float64."""
     q, k, v, g, beta, state = (np.asarray(x, np.float64) for x in (q, k, v, g, beta, state))
     b, s, hk, dk = q.shape
     hv = v.shape[2]
@@ -47,11 +51,6 @@ def recurrence(q, k, v, g, beta, state, cu, l2norm):
                 S += np.outer(k[t, j], beta[t, h] * (v[t, h] - S.T @ k[t, j]))
                 out[t, h] = S.T @ q[t, j] / np.sqrt(dk)
     return out.reshape(b, s, hv, -1), state
-
-
-def rows(x, ctx, axis=1):
-    lo, hi = ulysses.shard_rows(x.shape[axis], ctx.size, ctx.rank)
-    return x[(slice(None),) * axis + (slice(lo, hi),)]
 
 
 CASES = [
@@ -72,7 +71,7 @@ class NumPy(unittest.TestCase):
 
                 def body(ctx):
                     return ulysses.chunk_gated_delta_rule(
-                        *(rows(y, ctx) for y in x),
+                        *(local(y, ctx) for y in x),
                         initial_state=state,
                         output_final_state=True,
                         use_qk_l2norm_in_kernel=True,
@@ -92,7 +91,7 @@ class NumPy(unittest.TestCase):
                             self.assertLess(error(final, last), TOLERANCE)
 
     def test_gradients(self):
-        """Of every input, initial states among them, against small steps of the recurrence; the same for both strategies and any ranks."""
+        """Gradients of all inputs, compared with difference quotients of the recurrence."""
         (b, s, hk, hv, dk, dv), cu = (1, 13, 1, 2, 4, 6), (0, 1, 7, 13)
         inputs = draw(5, b, s, hk, hv, dk, dv, 3)
         rng = np.random.default_rng(6)
@@ -120,14 +119,14 @@ class NumPy(unittest.TestCase):
 
             def body(ctx):
                 _, _, call = ulysses.gated_delta_rule_forward(
-                    *(rows(y, ctx) for y in x),
+                    *(local(y, ctx) for y in x),
                     initial_state=state,
                     output_final_state=True,
                     cu_seqlens=cu,
                     strategy=strategy,
                     context=ctx,
                 )
-                return ulysses.gated_delta_rule_backward(call, rows(do, ctx), dlast)
+                return ulysses.gated_delta_rule_backward(call, local(do, ctx), dlast)
 
             for size in (1, 3):
                 found = contexts(size, body)
@@ -185,11 +184,11 @@ class NumPy(unittest.TestCase):
             self.assertEqual(next(iter(ctx._plans.values())).describe()["strategy"], "heads")
 
 
-@without_torch
+@need_torch
 class Torch(unittest.TestCase):
-    @without_torch
+    @need_torch
     def test_against_transformers(self):
-        """Output, final state and all gradients, against their chunked reference in float64."""
+        """Output, final state and all gradients, compared with transformers in float64."""
         b, s, hk, hv, dk, dv = 2, 70, 2, 4, 16, 8
         *x, state = (torch.from_numpy(y) for y in draw(9, b, s, hk, hv, dk, dv, b))
         w, wl = (
@@ -197,7 +196,7 @@ class Torch(unittest.TestCase):
             torch.randn(b, hv, dk, dv, generator=torch.Generator().manual_seed(2)),
         )
 
-        class Float64:  # their function turns everything into float32 on its way
+        class Float64:  # transformers' function converts its inputs to torch.float32
             def __enter__(self):
                 self.kept, torch.float32 = torch.float32, torch.float64
 
@@ -223,7 +222,7 @@ class Torch(unittest.TestCase):
         for strategy in ("heads", "state"):
 
             def body(ctx):
-                mine = [rows(y, ctx).clone().requires_grad_() for y in x]
+                mine = [local(y, ctx).clone().requires_grad_() for y in x]
                 whole = state.clone().requires_grad_()
                 o, last = ulysses.chunk_gated_delta_rule(
                     *mine,
@@ -234,7 +233,7 @@ class Torch(unittest.TestCase):
                     seq=s,
                     context=ctx,
                 )
-                ((o * rows(w, ctx)).sum() + (last * wl).sum()).backward()
+                ((o * local(w, ctx)).sum() + (last * wl).sum()).backward()
                 return [o.detach(), *(y.grad for y in mine)], last.detach(), whole.grad
 
             for size in (1, 2, 3):
@@ -250,12 +249,12 @@ class Torch(unittest.TestCase):
                     self.assertLess(error(final, last.detach()), TOLERANCE)
                     self.assertLess(error(grad, exact[5].grad), TOLERANCE)
 
-    def test_what_nobody_wants(self):
-        """No final state, no gradient of o, gates in other types, inference that saves nothing."""
+    def test_optional_outputs_and_gradients(self):
+        """No final state, no gradient of o, gates of other dtypes, and inference."""
         *x, state = (torch.from_numpy(y) for y in draw(3, 1, 9, 1, 2, 8, 8, 1))
 
         def body(ctx):
-            mine = [rows(y, ctx).clone().requires_grad_() for y in x]
+            mine = [local(y, ctx).clone().requires_grad_() for y in x]
             gate = mine[4].detach().double().requires_grad_()
             o, last = ulysses.chunk_gated_delta_rule(*mine[:4], gate, seq=9, context=ctx)
             self.assertIsNone(last)

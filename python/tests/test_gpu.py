@@ -1,23 +1,30 @@
-"""Tensors on a GPU. Without one, the emulated plug-in (make cuda-emulated) stands in, and a few lines for PyTorch: its memory is the plug-in's, by the
-names of the CUDA runtime. With PyTorch on a GPU its own tensors are tested too. Needs the library."""
+"""Tensors on a GPU.
+
+Without a GPU, the tests use the emulated plug-in (make cuda-emulated) and a small module in place
+of PyTorch, whose tensors are in the plug-in's memory. Run as a program on a machine with a GPU and
+PyTorch (scripts/gpu-check.sh), the file tests PyTorch's tensors.
+"""
 
 import ctypes
 import os
 import pathlib
-import subprocess
 import sys
 import types
 import unittest
 
+import children
 import numpy as np
+from need import need
 
-HERE = pathlib.Path(__file__).resolve().parent
-EMULATED = HERE.parent.parent / "build" / "cuda" / "libulysses_cuda_emulated.so"
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+EMULATED = os.environ.get(
+    "ULYSSES_CUDA_PLUGIN", str(ROOT / "build" / "cuda" / "libulysses_cuda_emulated.so")
+)
 SHAPE = (2, 13, 4, 8)
 
 
 def runtime(path):
-    """A CUDA runtime: the functions that are used."""
+    """Returns a library with the functions of the CUDA runtime, with their signatures."""
     lib = ctypes.CDLL(path)
     lib.cudaMalloc.argtypes = [ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t]
     lib.cudaMemcpyAsync.argtypes = [
@@ -33,8 +40,12 @@ def runtime(path):
     return lib
 
 
-def fake_torch(cuda):
-    """What the package uses of PyTorch, on a runtime's memory. Its current stream is one of its own; fresh memory holds NaN."""
+def torch_on(cuda):
+    """Returns a module with the functions of PyTorch that the package calls.
+
+    Its tensors are in the memory of a CUDA runtime. New memory holds NaN. The current stream is not
+    the default stream.
+    """
     torch = types.ModuleType("torch")
     stream = ctypes.c_void_p()
     assert cuda.cudaStreamCreateWithFlags(ctypes.byref(stream), 1) == 0
@@ -62,7 +73,7 @@ def fake_torch(cuda):
             return out
 
         def peek(self):
-            """The first number as it is, nobody having been waited for: the stand-in's memory is the host's."""
+            """Returns the first element without waiting; this GPU memory is host memory."""
             return ctypes.c_float.from_address(self.memory.value).value
 
     def tensor(array):
@@ -90,7 +101,7 @@ def fake_torch(cuda):
 
 
 def emulated():
-    """Runs in a process of its own: attention on the stand-in, against the CPU."""
+    """Compares attention on the emulated GPU with the CPU. Runs in a separate process."""
     import ulysses
     from ulysses import InvalidArgument, Unsupported
     from ulysses.attention import attention_backward, attention_forward
@@ -100,7 +111,7 @@ def emulated():
     with ulysses.Context(threads=1) as cpu:
         want, _, call = attention_forward(q, k, v, save=True, causal=True, context=cpu)
         grads = attention_backward(call, dout)
-    torch = sys.modules["torch"] = fake_torch(runtime(os.environ["ULYSSES_CUDA_PLUGIN"]))
+    torch = sys.modules["torch"] = torch_on(runtime(os.environ["ULYSSES_CUDA_PLUGIN"]))
     assert ulysses.build_info()["devices"] == ["cpu", "cuda"], ulysses.build_info()
     with ulysses.Context(device="cuda") as ctx:
         assert (ctx.device, ctx.ordinal) == ("cuda", 0)
@@ -124,7 +135,7 @@ def emulated():
         }, plans[True].describe()
         try:
             ctx.plan(heads=1, head_dim=272, deterministic=True)
-            raise AssertionError("heads that no kernel serves")
+            raise AssertionError("no kernel has 272 features, but the plan was made")
         except Unsupported as e:
             assert "dim 272" in str(e) and "256 features at most" in str(e), e
         ctx.check()
@@ -148,51 +159,46 @@ def emulated():
         for error, tensors in (
             (Unsupported, [Array()] * 3),
             (InvalidArgument, [q, k, v]),
+            # another GPU than the context's
             (InvalidArgument, [torch.Tensor(SHAPE, "torch.float32", 1)] + x[1:3]),
-        ):  # another GPU than the context's
+        ):
             try:
                 attention_forward(*tensors, save=False, context=ctx)
-                raise AssertionError(f"{error} was wanted")
+                raise AssertionError(f"{error.__name__} was expected")
             except error as e:
                 assert "GPU" in str(e) or "device" in str(e), e
     with ulysses.Context(threads=1) as cpu:
         try:
             attention_forward(*x[:3], save=False, context=cpu)
-            raise AssertionError("a GPU's memory on a context of the CPU")
+            raise AssertionError("a context on the CPU accepted GPU memory")
         except InvalidArgument as e:
             assert "q is on a GPU" in str(e) and "the CPU" in str(e), e
     for options in ({"ordinal": 99}, {"ordinal": -1}, {"way": "pigeon"}, {"threads": 3}):
         try:
             ulysses.Context(device="cuda", **options)
-            raise AssertionError(f"{options} made a context")
+            raise AssertionError(f"Context accepted {options}")
         except InvalidArgument:
             pass
     print("ok")
 
 
+@need(
+    "emulated" in EMULATED and os.path.exists(EMULATED),
+    "no emulated plug-in",
+    "run make cuda-emulated",
+)
 class Emulated(unittest.TestCase):
     def test_calls(self):
-        plugin = os.environ.get("ULYSSES_CUDA_PLUGIN", str(EMULATED))
-        if "emulated" not in plugin or not os.path.exists(plugin):
-            self.skipTest("no emulated plug-in: make cuda-emulated")
         for seed in ("1", "2", "3"):
-            done = subprocess.run(
-                [sys.executable, "-c", "import test_gpu; test_gpu.emulated()"],
-                capture_output=True,
-                text=True,
-                timeout=180,
-                env={
-                    **os.environ,
-                    "PYTHONPATH": os.pathsep.join([str(HERE.parent), str(HERE)]),
-                    "ULYSSES_CUDA_PLUGIN": plugin,
-                    "ULYSSES_EMULATED_SEED": seed,
-                },
+            done = children.run(
+                ["python", "-c", "import test_gpu; test_gpu.emulated()"],
+                env=children.environment(ULYSSES_CUDA_PLUGIN=EMULATED, ULYSSES_EMULATED_SEED=seed),
             )
-            self.assertEqual((done.returncode, done.stdout), (0, "ok\n"), done.stderr)
+            self.assertEqual(done.stdout, "ok\n", done.stderr)
 
 
 def on_gpu():
-    """Runs where PyTorch has a GPU: its tensors and streams, autograd, and modules that know nothing of us around."""
+    """Tests tensors, streams and autograd of PyTorch on a GPU."""
     import torch
     import ulysses
 
@@ -203,15 +209,14 @@ def on_gpu():
             side = torch.cuda.Stream()
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
-                ulysses.attention(
-                    *x, causal=True, context=ctx
-                ).sum().backward()  # makes the plan, and PyTorch's memory
+                # The first call makes the plan, and PyTorch allocates its memory.
+                ulysses.attention(*x, causal=True, context=ctx).sum().backward()
                 torch.cuda.synchronize()
                 for t in x:
                     t.grad = None
-                torch.cuda._sleep(1_000_000_000)  # half a second for which the call must not wait
+                torch.cuda._sleep(1_000_000_000)  # half a second, for which the call must not wait
                 out = ulysses.attention(*x, causal=True, context=ctx)
-                late = not side.query()
+                asynchronous = not side.query()
                 (out * 2).sum().backward()  # an expanded gradient
             torch.cuda.current_stream().wait_stream(side)
             got = [out.detach()] + [t.grad for t in x]
@@ -224,7 +229,7 @@ def on_gpu():
                     (a.double() - b).abs().max(),
                     b.abs().max(),
                 )
-            assert late, "a call has waited for the GPU"
+            assert asynchronous, "a call has waited for the GPU"
         ctx.check()
     print("ok")
 

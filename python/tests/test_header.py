@@ -2,19 +2,19 @@
 
 import ctypes
 import json
-import os
 import pathlib
 import shutil
 import subprocess
 import tempfile
 import unittest
 
+from need import need
 from ulysses import _struct, errors
 
 HEADER = pathlib.Path(__file__).resolve().parents[2] / "capi" / "ulysses.h"
 
 
-@unittest.skipIf(shutil.which("gcc") is None and not os.environ.get("CI"), "no gcc")
+@need(shutil.which("gcc"), "no gcc", "run make deps")
 class Header(unittest.TestCase):
     def test_structs(self):
         lines = []
@@ -22,12 +22,14 @@ class Header(unittest.TestCase):
             lines.append(f'printf("\\"{c_name}\\": %zu,", sizeof({c_name}));')
             for name, _ in cls._fields_:
                 lines.append(
-                    f'printf("\\"{c_name}.{name}\\": [%zu, %zu],", offsetof({c_name}, {name}), sizeof((({c_name} *)0)->{name}));'
+                    f'printf("\\"{c_name}.{name}\\": [%zu, %zu],", '
+                    f"offsetof({c_name}, {name}), sizeof((({c_name} *)0)->{name}));"
                 )
         numbers = {**_struct.NUMBERS, **{s.name: int(s) for s in errors.Status}}
         lines += [f'printf("\\"{n}\\": %d,", (int)ULYSSES_{n});' for n in numbers]
         source = (
-            '#include <stdio.h>\n#include <stddef.h>\n#include "ulysses.h"\nint main(void) {\nputs("{");\n'
+            '#include <stdio.h>\n#include <stddef.h>\n#include "ulysses.h"\n'
+            'int main(void) {\nputs("{");\n'
             + "\n".join(lines)
             + '\nputs("\\"end\\": 0}");\nreturn 0; }\n'
         )
@@ -49,8 +51,8 @@ class Header(unittest.TestCase):
 
     def test_statuses(self):
         for status in list(errors.Status)[1:]:
-            error = errors.error_of(status, "op: values: remedy")
-            self.assertEqual((error.status, str(error)), (status, "op: values: remedy"))
+            error = errors.error_of(status, "op: values; fix")
+            self.assertEqual((error.status, str(error)), (status, "op: values; fix"))
         self.assertEqual(errors.error_of(99, "x").status, 99)
 
 

@@ -1,11 +1,12 @@
-"""Halos, whole layers, and a caller's own attention between the exchanges. Ranks are threads."""
+"""Halos, whole layers, and a caller's own attention between the all-to-alls. Ranks are threads."""
 
 import unittest
 
 import numpy as np
 import ulysses
-from ranks import contexts, without_torch
-from reference import TOLERANCE, attention, error, mask
+from need import need_torch
+from ranks import contexts, local
+from reference import TOLERANCE, attention, draw, error, mask
 
 try:
     import torch
@@ -15,24 +16,18 @@ except ImportError:
     torch = None
 
 
-def draw(seed, *shape):
-    return np.random.default_rng(seed).standard_normal(shape, np.float32)
-
-
-def rows(x, ctx, axis=1):
-    lo, hi = ulysses.shard_rows(x.shape[axis], ctx.size, ctx.rank)
-    return x[(slice(None),) * axis + (slice(lo, hi),)]
-
-
 class Halo(unittest.TestCase):
-    def test_rows_of_the_neighbours(self):
-        """Before and after, more rows than a neighbour has, documents, fewer rows than ranks; the
-        gradient is the sum over the halos a row was in."""
+    def test_tokens_of_neighbouring_ranks(self):
+        """Halos before and after, larger than shards, with documents, and with few tokens.
+
+        The gradient of a token is the sum over the halos that have it.
+        """
         for b, s, cu in ((2, 9, None), (1, 7, (0, 2, 7)), (1, 3, None)):
             x = draw(1, b, s, 3, 2)
             starts = sorted({i * s for i in range(b)} | set((cu or ())[:-1]))
 
-            def beside(i, lo, hi, n, k):  # the row at place k of the halo of rows [lo, hi), or None
+            def source(i, lo, hi, n, k):
+                """Returns the token at index k of the halo of tokens [lo, hi), or None."""
                 near, t = (lo, lo - n + k) if n > 0 else (hi - 1, hi + k)
                 same = (
                     0 <= t < s
@@ -45,8 +40,8 @@ class Halo(unittest.TestCase):
             for n in (1, 3, -2):
 
                 def body(ctx):
-                    found = ulysses.halo(rows(x, ctx), n, seq=s, cu_seqlens=cu, context=ctx)
-                    dx = np.zeros_like(rows(x, ctx))
+                    found = ulysses.halo(local(x, ctx), n, seq=s, cu_seqlens=cu, context=ctx)
+                    dx = np.zeros_like(local(x, ctx))
                     ulysses.halo_backward(
                         np.full_like(found, 1 + ctx.rank), n, dx, seq=s, cu_seqlens=cu, context=ctx
                     )
@@ -58,7 +53,7 @@ class Halo(unittest.TestCase):
                         lo, hi = ulysses.shard_rows(s, size, rank)
                         for i in range(b):
                             for k in range(abs(n)):
-                                t = beside(i, lo, hi, n, k)
+                                t = source(i, lo, hi, n, k)
                                 np.testing.assert_array_equal(
                                     halo[i, k], 0 if t is None else x[i, t]
                                 )
@@ -66,7 +61,7 @@ class Halo(unittest.TestCase):
                                     want[i, t] += 1 + rank
                     np.testing.assert_array_equal(np.concatenate([dx for _, dx in found], 1), want)
 
-    @without_torch
+    @need_torch
     def test_a_convolution_over_ranks(self):
         x, w, up = (
             torch.from_numpy(draw(2, 1, 11, 4)),
@@ -82,9 +77,9 @@ class Halo(unittest.TestCase):
         (want * up).sum().backward()
 
         def body(ctx):
-            mine = rows(x, ctx).clone().requires_grad_()
+            mine = local(x, ctx).clone().requires_grad_()
             y = convolve(torch.cat([ulysses.halo(mine, 2, seq=11, context=ctx), mine], 1))
-            (y * rows(up, ctx)).sum().backward()
+            (y * local(up, ctx)).sum().backward()
             return y.detach(), mine.grad
 
         for size in (1, 2, 4):
@@ -93,9 +88,12 @@ class Halo(unittest.TestCase):
             torch.testing.assert_close(found[1], exact.grad, rtol=1e-6, atol=1e-6)
 
     def test_a_convolution_over_documents(self):
-        """Documents shorter than the kernel, over several ranks, other ones in each sequence:
-        outputs of NumPy and PyTorch, and all gradients, against sums over the documents in float64.
-        The plain convolution over [halo, x] has a far larger error than the tolerance, and raises nothing."""
+        """Documents shorter than the kernel and on several ranks, different in each sequence.
+
+        Outputs of NumPy and PyTorch, and all gradients, are compared with sums over the documents
+        in float64. The plain convolution over [halo, x] raises nothing, but its error is far above
+        the tolerance.
+        """
         b, s, c, width = 2, 13, 6, 4
         cu = (0, 1, 2, 3, 5, 6, 13, 20, 22, 26)
         x, w, bias, up = draw(2, b, s, c), draw(3, c, width), draw(4, c), draw(5, b, s, c)
@@ -126,7 +124,7 @@ class Halo(unittest.TestCase):
                 slopes.append(slope)
 
             def numpy(ctx):
-                mine = rows(x, ctx)
+                mine = local(x, ctx)
                 naive = np.concatenate(
                     [ulysses.halo(mine, width - 1, seq=s, cu_seqlens=cu, context=ctx), mine], 1
                 )
@@ -150,10 +148,10 @@ class Halo(unittest.TestCase):
             def body(ctx):
                 mine, *own = [
                     torch.from_numpy(np.ascontiguousarray(a)).requires_grad_()
-                    for a in (rows(x, ctx), w, bias)
+                    for a in (local(x, ctx), w, bias)
                 ]
                 y = ulysses.causal_conv1d(mine, *own, activation, cu_seqlens=cu, context=ctx)
-                (y * torch.from_numpy(rows(up, ctx))).sum().backward()
+                (y * torch.from_numpy(local(up, ctx))).sum().backward()
                 return y.detach(), mine.grad, own[0].grad, own[1].grad
 
             for size in (1, 2, 4, 8):
@@ -177,11 +175,13 @@ class Halo(unittest.TestCase):
                     call()
 
 
-@without_torch
+@need_torch
 class Layer(unittest.TestCase):
     def test_against_torch(self):
-        """Biases, norms, rotation and key heads that ranks share: y and all gradients against
-        PyTorch in float64."""
+        """A layer with biases, norms, rotary embeddings and key heads that ranks share.
+
+        The output and all gradients are compared with PyTorch in float64.
+        """
         b, s, h, hkv, d, n = 2, 13, 6, 2, 8, 20
         torch.manual_seed(0)
         x, up = torch.randn(b, s, n), torch.randn(b, s, n)
@@ -204,7 +204,7 @@ class Layer(unittest.TestCase):
             def heads(name, k):
                 return (x @ w["w" + name].T + w["b" + name]).unflatten(-1, (k, d))
 
-            def turn(y):
+            def rope(y):
                 a, c = y[..., : d // 2], y[..., d // 2 :]
                 return torch.cat([a * cos - c * sin, c * cos + a * sin], -1)
 
@@ -212,8 +212,8 @@ class Layer(unittest.TestCase):
                 return y * torch.rsqrt((y * y).mean(-1, keepdim=True) + 1e-6) * g
 
             q, k, v = (
-                turn(norm(heads("q", h), w["q_norm"])),
-                turn(norm(heads("k", hkv), w["k_norm"])),
+                rope(norm(heads("q", h), w["q_norm"])),
+                rope(norm(heads("k", hkv), w["k_norm"])),
                 heads("v", hkv),
             )
             y = sdpa(
@@ -229,19 +229,19 @@ class Layer(unittest.TestCase):
 
         def body(ctx):
             mine = {
-                "x": rows(x, ctx).clone().requires_grad_(),
+                "x": local(x, ctx).clone().requires_grad_(),
                 **{name: t.clone().requires_grad_() for name, t in weights.items()},
             }
-            turns = {
-                name: rows(t, ctx).flatten(0, 1).contiguous()
+            rotary = {
+                name: local(t, ctx).flatten(0, 1).contiguous()
                 for name, t in (("cos", angle.cos()), ("sin", angle.sin()))
             }
             options = dict(heads=h, kv_heads=hkv, causal=True, seq=s, context=ctx)
-            y = ulysses.attention_layer(**mine, **turns, **options)
-            (y * rows(up, ctx)).sum().backward()
+            y = ulysses.attention_layer(**mine, **rotary, **options)
+            (y * local(up, ctx)).sum().backward()
             with torch.no_grad():
                 torch.testing.assert_close(
-                    ulysses.attention_layer(**mine, **turns, **options), y.detach(), rtol=0, atol=0
+                    ulysses.attention_layer(**mine, **rotary, **options), y.detach(), rtol=0, atol=0
                 )
             return y.detach(), {name: t.grad for name, t in mine.items()}
 
@@ -268,9 +268,8 @@ class Local(unittest.TestCase):
         want = attention(q, k, v, dout, see=mask(11, 11, True))
 
         def own(q, k, v, heads, kv_heads, dout=None):
-            each = [
-                h // 3 - kv_heads[0] for h in range(*heads)
-            ]  # a key head for every head: ranks cut groups of three
+            # The key head of each query head. A group of three query heads may lie on two ranks.
+            each = [h // 3 - kv_heads[0] for h in range(*heads)]
             out = attention(q, k[:, :, each], v[:, :, each], dout, see=mask(11, 11, True))
             if dout is None:
                 return out[0]
@@ -294,17 +293,17 @@ class Local(unittest.TestCase):
 
         def body(ctx):
             out, call = ulysses.local_attention_forward(
-                *(rows(x, ctx) for x in (q, k, v)), forward, seq=11, context=ctx
+                *(local(x, ctx) for x in (q, k, v)), forward, seq=11, context=ctx
             )
-            return out, *ulysses.local_attention_backward(call, rows(dout, ctx), backward)
+            return out, *ulysses.local_attention_backward(call, local(dout, ctx), backward)
 
-        for size in (1, 2, 4, 7):  # of 7 ranks one has no head
+        for size in (1, 2, 4, 7):  # with 7 ranks, one has no head
             for name, a, b in zip(
                 ("out", "dq", "dk", "dv"), zip(*contexts(size, body)), (want[0], *want[2:])
             ):
                 self.assertLess(error(np.concatenate(a, 1), b), TOLERANCE, (name, size))
 
-    @without_torch
+    @need_torch
     def test_torch(self):
         torch.manual_seed(0)
         q, k, v, up = (torch.randn(1, 9, n, 8) for n in (4, 4, 4, 4))
@@ -317,9 +316,9 @@ class Local(unittest.TestCase):
         (want * up).sum().backward()
 
         def body(ctx):
-            mine = [rows(x, ctx).clone().requires_grad_() for x in (q, k, v)]
+            mine = [local(x, ctx).clone().requires_grad_() for x in (q, k, v)]
             out = ulysses.local_attention(*mine, own, seq=9, context=ctx)
-            (out * rows(up, ctx)).sum().backward()
+            (out * local(up, ctx)).sum().backward()
             return out.detach(), *(x.grad for x in mine)
 
         for size in (1, 2, 3):
@@ -330,13 +329,13 @@ class Local(unittest.TestCase):
             ):
                 self.assertLess(error(torch.cat(a, 1), b), TOLERANCE, (name, size))
 
-    @without_torch
+    @need_torch
     def test_a_function_with_parameters(self):
-        """Their gradients would be lost: an error in backward, on every rank."""
+        """Backward raises on every rank, because the gradients of the parameters would be lost."""
         slope, q = torch.ones(1, requires_grad=True), torch.randn(1, 8, 2, 8)
 
         def body(ctx):
-            mine = rows(q, ctx).clone().requires_grad_()
+            mine = local(q, ctx).clone().requires_grad_()
             out = ulysses.local_attention(
                 mine, mine, mine, lambda q, k, v: v * slope, seq=8, context=ctx
             )
@@ -350,8 +349,10 @@ class Local(unittest.TestCase):
         contexts(2, body)
 
     def test_a_function_that_fails(self):
-        """Its exception is the cause of the call's, the call fails on the peers too, and the next
-        one works."""
+        """The call raises on every rank, and the next call works.
+
+        The exception of the function is the cause of the call's exception on its rank.
+        """
         q = draw(1, 1, 8, 2, 8)
 
         def body(ctx):
@@ -361,16 +362,16 @@ class Local(unittest.TestCase):
                 return 0
 
             with self.assertRaisesRegex(ulysses.InvalidArgument, "no such mask") as caught:
-                ulysses.local_attention(*(rows(q, ctx),) * 3, own, seq=8, context=ctx)
+                ulysses.local_attention(*(local(q, ctx),) * 3, own, seq=8, context=ctx)
             if ctx.rank == 0:
                 self.assertIn("no such mask", str(caught.exception.__cause__))
             else:
                 self.assertIn("rank 0 of 2", str(caught.exception))
             np.testing.assert_array_equal(
                 ulysses.local_attention(
-                    *(rows(q, ctx),) * 3, lambda q, k, v: v, seq=8, context=ctx
+                    *(local(q, ctx),) * 3, lambda q, k, v: v, seq=8, context=ctx
                 ),
-                rows(q, ctx),
+                local(q, ctx),
             )
 
         contexts(2, body)

@@ -1,17 +1,13 @@
-"""The library as a guest of a process: symbols stay its own, forked children live on, two ways to find it. Needs the library."""
+"""Effects of the library on its process: symbols, signals, memory, forked children, output."""
 
 import os
-import pathlib
 import signal
-import subprocess
-import sys
 import unittest
 
+import children
 import ulysses
-from ranks import without_torch
+from need import need_torch
 from ulysses import _library
-
-HERE = pathlib.Path(__file__).resolve().parent
 
 try:
     import torch
@@ -20,18 +16,13 @@ except ImportError:
 
 
 def python(code, **env):
-    """Runs code in a process of its own; its output."""
-    path = os.pathsep.join([str(HERE.parent), str(HERE), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": path, **env},
-        capture_output=True,
-        text=True,
-        timeout=180,
+    """Runs code in a separate process, and returns its output."""
+    done = children.run(
+        ["python", "-c", code],
+        env=children.environment(**env),
+        # A background job of a shell ignores SIGINT, and so would the process.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )  # a shell's background jobs ignore it, and their children
-    if done.returncode:
-        raise AssertionError(done.stdout + done.stderr)
+    )
     return done.stdout.strip()
 
 
@@ -45,7 +36,7 @@ assert (ulysses.attention(x, x, x, context=ctx) == 1).all()
 
 class Process(unittest.TestCase):
     def test_symbols_stay_local(self):
-        """RTLD_LOCAL: a name of the library is not found in the process's own scope."""
+        """RTLD_LOCAL: a function of the library is not visible in the global scope."""
         self.assertEqual(
             python(
                 CALL
@@ -61,8 +52,8 @@ except AttributeError:
             "local",
         )
 
-    def test_no_mpi_until_asked(self):
-        """The library, and a local context, load no MPI."""
+    def test_no_mpi_without_ranks(self):
+        """The library and a context of one rank load no MPI library."""
         self.assertEqual(
             python(CALL + "print('libmpi' in open('/proc/self/maps').read())"), "False"
         )
@@ -87,7 +78,7 @@ except ulysses.UlyssesError:
         )
 
     def test_interrupt(self):
-        """Ctrl-C is still Python's."""
+        """SIGINT raises KeyboardInterrupt."""
         self.assertEqual(
             python(
                 CALL
@@ -106,7 +97,10 @@ assert (ulysses.attention(x, x, x, context=ctx) == 1).all()
         )
 
     def test_memory_stays(self):
-        """2,000 pairs of calls of 100 lengths, batches forgotten and made again: the process does not grow."""
+        """After 2,000 forward and backward passes with 100 lengths, the process has not grown.
+
+        The context drops batches and makes them again.
+        """
         grown = int(
             python(
                 CALL
@@ -131,7 +125,7 @@ print(resident() - before)
         self.assertLess(grown, 8 << 20)
 
     def test_forked_child(self):
-        """A forked child that collects a context, and ends, is not held up by it; its calls are refused."""
+        """A forked child can delete a context and exit. Its calls are refused."""
         self.assertEqual(
             python(
                 CALL
@@ -155,20 +149,23 @@ assert (ulysses.attention(x, x, x, context=ctx) == 1).all()
             "7",
         )
 
-    @without_torch
+    @need_torch
     def test_forked_workers_of_a_loader(self):
-        """DataLoader's workers are forked after the library was opened, and work, while the parent calls."""
+        """Workers of a DataLoader that are forked after the library was opened work."""
         self.assertEqual(
             python("""
 import torch, ulysses
 class Data(torch.utils.data.Dataset):
     def __len__(self): return 12
-    def __getitem__(self, i): return {"input_ids": torch.arange(6) + i, "labels": torch.arange(6) + i}
+    def __getitem__(self, i):
+        return {"input_ids": torch.arange(6) + i, "labels": torch.arange(6) + i}
 ctx = ulysses.Context(threads=1)
 x = torch.ones(1, 6, 2, 8, requires_grad=True)
 for epoch in range(2):
     seen = 0
-    batches = torch.utils.data.DataLoader(Data(), batch_size=2, num_workers=2, multiprocessing_context="fork")
+    batches = torch.utils.data.DataLoader(
+        Data(), batch_size=2, num_workers=2, multiprocessing_context="fork"
+    )
     for micro in ulysses.loader(batches, ctx):
         ulysses.attention(x, x, x, causal=True, context=ctx).sum().backward()
         seen += micro["input_ids"].shape[0]

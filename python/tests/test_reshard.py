@@ -1,15 +1,10 @@
-"""Reshards and the loss of a sequence group on NumPy arrays. Needs the library."""
+"""Reshards and the loss of a sequence group, on NumPy arrays. Ranks are threads."""
 
 import unittest
 
 import numpy as np
 import ulysses
-from ranks import contexts
-
-
-def part(x, axis, ctx):
-    lo, hi = ulysses.shard_rows(x.shape[axis], ctx.size, ctx.rank)
-    return x[(slice(None),) * axis + (slice(lo, hi),)]
+from ranks import contexts, local
 
 
 def padded(x, axis, size):
@@ -29,7 +24,10 @@ class Reshard(unittest.TestCase):
     ]
 
     def test_there_and_back(self):
-        """Any place of the two axes; uneven heads; the inverse is exact, types other than floats among them."""
+        """Tokens and heads on any two axes, any number of heads, several dtypes.
+
+        The inverse is bitwise exact.
+        """
         for size in (1, 2, 3, 4):
             for shape, seq, head in self.SHAPES:
                 for dtype in (np.float32, np.int64, np.uint8):
@@ -39,11 +37,11 @@ class Reshard(unittest.TestCase):
                     def body(ctx):
                         for pad in (True, False):
                             whole = padded(x, seq, ctx.size) if pad else x
-                            mine = part(whole, seq, ctx)
+                            mine = local(whole, ctx, seq)
                             got = ulysses.gather_seq_scatter_heads(
                                 mine, seq, head, n, padded=pad, context=ctx
                             )
-                            np.testing.assert_array_equal(got, part(x, head, ctx))
+                            np.testing.assert_array_equal(got, local(x, ctx, head))
                             back = ulysses.gather_heads_scatter_seq(
                                 got, head, seq, heads=shape[head], padded=pad, context=ctx
                             )
@@ -56,22 +54,22 @@ class Reshard(unittest.TestCase):
         x = np.arange(2 * 8 * 4 * 3, dtype=np.float32).reshape(2, 8, 4, 3)
 
         def body(ctx):
-            mine = part(x, 1, ctx)
+            mine = local(x, ctx)
             a = ulysses.gather_seq_scatter_heads(mine, 1, 2, 8, True, padded=False, context=ctx)
             b = ulysses.gather_seq_scatter_heads(mine + 1, 1, 2, 8, True, padded=False, context=ctx)
-            np.testing.assert_array_equal(a.wait(), part(x, 2, ctx))
-            np.testing.assert_array_equal(b(), part(x, 2, ctx) + 1)
+            np.testing.assert_array_equal(a.wait(), local(x, ctx, 2))
+            np.testing.assert_array_equal(b(), local(x, ctx, 2) + 1)
             self.assertIs(a.wait(), a.wait())
 
         for size in (1, 2, 3):
             contexts(size, body)
 
     def test_a_request_that_is_dropped(self):
-        """Its memory stays until the context is closed: peers still send into it."""
+        """The context keeps its memory until it is closed, because other ranks write to it."""
         x = np.arange(2 * 8 * 4 * 3, dtype=np.float32).reshape(2, 8, 4, 3)
 
         def body(ctx):
-            mine = part(x, 1, ctx)
+            mine = local(x, ctx)
             for _ in range(3):
                 ulysses.gather_seq_scatter_heads(mine, 1, 2, async_op=True, context=ctx)
             self.assertEqual(len(ctx._pending), 3)
@@ -111,7 +109,7 @@ class Loss(unittest.TestCase):
 
         self.assertEqual(contexts(3, body), [(1.5 * 3 + 4.0 * 5) / 8] * 3)
 
-    def test_nobody_has_a_token(self):
+    def test_no_rank_has_a_token(self):
         self.assertEqual(
             contexts(
                 2, lambda ctx: ulysses.reduce_sequence_parallel_loss(float("nan"), 0, context=ctx)

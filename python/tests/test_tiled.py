@@ -1,10 +1,13 @@
-"""Tiled compute: same values and gradients as without tiles, and what goes wrong elsewhere. No library needed; PyTorch."""
+"""Tiled compute: values and gradients are equal to those without tiles. Needs PyTorch, no library.
+
+The letters in the docstrings name faults of other implementations.
+"""
 
 import functools
 import unittest
 
 import ulysses
-from ranks import without_torch
+from need import need_torch
 
 try:
     import torch
@@ -23,10 +26,10 @@ class Tiles(unittest.TestCase):
         for rows in range(40):
             for tile in range(0, 45, 3):
                 for most in (0, rows, rows + 5):
-                    cut = ulysses.tiles(rows, tile, most)
-                    self.assertEqual(len(cut), max(1, -(-(most or rows) // tile)) if tile else 1)
-                    self.assertEqual([cut[0][0], cut[-1][1]], [0, rows])
-                    for (_, hi), (lo, _) in zip(cut, cut[1:]):
+                    found = ulysses.tiles(rows, tile, most)
+                    self.assertEqual(len(found), max(1, -(-(most or rows) // tile)) if tile else 1)
+                    self.assertEqual([found[0][0], found[-1][1]], [0, rows])
+                    for (_, hi), (lo, _) in zip(found, found[1:]):
                         self.assertEqual(hi, lo)
         with self.assertRaisesRegex(ulysses.InvalidArgument, "7 rows"):
             ulysses.tiles(7, 2, 6)
@@ -47,19 +50,19 @@ if torch is not None:
             return self.down(torch.nn.functional.silu(self.gate(x)) * self.up(x))
 
 
-@without_torch
+@need_torch
 class Compute(unittest.TestCase):
     def setUp(self):
         torch.manual_seed(0)
         torch.set_num_threads(1)
 
     def compare(self, make, tiled, whole, tol=1e-12):
-        """Values and gradients of two ways from the same parameters."""
+        """Compares values and gradients of two functions on the same parameters."""
         results = []
-        for way in (tiled, whole):
+        for function in (tiled, whole):
             torch.manual_seed(1)
             tensors = make()
-            out = way(*tensors)
+            out = function(*tensors)
             (
                 out * torch.linspace(1, 2, out.numel(), dtype=out.dtype).reshape(out.shape)
             ).sum().backward()
@@ -72,7 +75,7 @@ class Compute(unittest.TestCase):
             torch.testing.assert_close(a, b, rtol=tol, atol=tol)
 
     def test_stacked_mlps(self):
-        """(b) every length by every tile, lengths that leave empty tiles among them; two in a row, so that inputs' gradients count."""
+        """(b) Several lengths and tile sizes; two MLPs, to test the gradients of inputs."""
         for batch, rows in ((1, 125), (2, 85), (1, 5)):
             for tile in (1, 2, 7, 64, 1000):
 
@@ -92,7 +95,7 @@ class Compute(unittest.TestCase):
                 )
 
     def test_tiles_of_nothing(self):
-        """(c) a rank with fewer rows than its peers, or none, walks as many tiles."""
+        """(c) A rank with fewer rows than other ranks, or none, has the same number of tiles."""
         for rows in (5, 1, 0):
             calls = []
             mlp = MLP().double()
@@ -111,27 +114,27 @@ class Compute(unittest.TestCase):
             self.assertTrue(all(p.grad is not None for p in mlp.parameters()))
 
     def test_gradients_are_complete_once(self):
-        """(c) a consumer of gradients, as ZeRO is one: told once for each parameter and each backward, when all tiles have been added."""
+        """(c) The hook of a parameter runs once in each backward, with the complete gradient."""
         mlp, x = MLP().double(), torch.randn(1, 13, 8, dtype=torch.float64)
         whole = MLP().double()
         whole.load_state_dict(mlp.state_dict())
         whole(x).sum().backward()
-        told = []
+        seen = []
 
-        def tell(name, want, p):
-            told.append(name)
+        def hook(name, want, p):
+            seen.append(name)
             torch.testing.assert_close(p.grad, want)
 
         for (name, p), w in zip(mlp.named_parameters(), whole.parameters()):
-            p.register_post_accumulate_grad_hook(functools.partial(tell, name, w.grad))
+            p.register_post_accumulate_grad_hook(functools.partial(hook, name, w.grad))
         for tile, most in ((1, 0), (4, 0), (100, 0), (3, 40)):
-            told.clear()
+            seen.clear()
             mlp.zero_grad()
             ulysses.tiled_compute(mlp, x, tile_rows=tile, max_rows=most).sum().backward()
-            self.assertEqual(sorted(told), sorted(n for n, _ in mlp.named_parameters()))
+            self.assertEqual(sorted(seen), sorted(n for n, _ in mlp.named_parameters()))
 
     def test_params(self):
-        """(a) None finds them; a wrong list is an error, not a lost gradient."""
+        """(a) params=None finds the parameters. A list without a parameter raises."""
         mlp, x = MLP(), torch.randn(1, 9, 8)
         ulysses.tiled_compute(lambda t: mlp(t), x, tile_rows=4, params=None).sum().backward()
         self.assertTrue(all(p.grad is not None for p in mlp.parameters()))
@@ -144,8 +147,8 @@ class Compute(unittest.TestCase):
         with self.assertRaisesRegex(ulysses.InvalidArgument, "changed in place"):
             out.sum().backward()
 
-    def test_what_was_computed_outside(self):
-        """Every tile would go back through the graph that made it: it is refused, and as an input it has its gradient."""
+    def test_a_tensor_computed_outside(self):
+        """It is refused, because every tile would differentiate its graph. As an input it works."""
         x, leaf = torch.randn(1, 9, 8), torch.randn(8, requires_grad=True)
         scale = leaf.exp()
         with self.assertRaisesRegex(ulysses.InvalidArgument, "ExpBackward0.*Whole"):
@@ -156,7 +159,7 @@ class Compute(unittest.TestCase):
         torch.testing.assert_close(leaf.grad, x.sum((0, 1)) * leaf.detach().exp())
 
     def test_inside_checkpoints(self):
-        """Checkpoints and offloading hand back copies of what was saved; the parameters are the function's own all the same."""
+        """Checkpointing and offloading copy saved tensors, but not the parameters."""
         from torch.utils.checkpoint import checkpoint
 
         def whole(x, mlp):
@@ -190,7 +193,10 @@ class Compute(unittest.TestCase):
         return fn
 
     def test_loss(self):
-        """(d, f) a mean over unequal tiles and masked labels is exact, forward and backward; a tile or all of it without labels is 0."""
+        """(d, f) The mean over unequal tiles and masked labels is exact, with its gradients.
+
+        A tile without labels counts nothing, and the mean of no labels is 0.
+        """
 
         def make(valid=slice(0, 9)):
             y = torch.full((2, 17), -100)
@@ -218,7 +224,7 @@ class Compute(unittest.TestCase):
         self.assertEqual((out.item(), h.grad.abs().sum().item()), (0, 0))
 
     def test_incoming_gradient_stays(self):
-        """(e) the gradient that comes in is read, not divided in place."""
+        """(e) Backward does not change the incoming gradient in place."""
         h, y, head = (
             torch.randn(1, 6, 8, requires_grad=True),
             torch.randint(0, 11, (1, 6)),
@@ -230,7 +236,7 @@ class Compute(unittest.TestCase):
         self.assertEqual(float(grad), 3)
 
     def test_shapes(self):
-        """(g) results of any shape, joined along any axis; inputs cut along any."""
+        """(g) Results of any shape, concatenated on any axis; inputs tiled on any axis."""
         w = torch.randn(8, 3, dtype=torch.float64, requires_grad=True)
 
         def make():
@@ -261,7 +267,7 @@ class Compute(unittest.TestCase):
         )
 
     def test_decorator_and_dropout(self):
-        """The second run of a tile draws what the first drew: the input's gradient is the mask of the output."""
+        """Both runs of a tile use the same random numbers: the gradient is the output's mask."""
 
         @ulysses.tiled_compute(tile_rows=3)
         def drop(x):
@@ -279,7 +285,7 @@ class Compute(unittest.TestCase):
             self.assertFalse(ulysses.tiled_compute(MLP(), x, tile_rows=3).requires_grad)
 
     def test_memory_of_inner_activations(self):
-        """What the forward keeps is its inputs and parameters, whatever fn makes inside."""
+        """Forward saves its inputs and parameters, and no activations of fn."""
         kept = []
         with torch.autograd.graph.saved_tensors_hooks(
             lambda t: (kept.append(tuple(t.shape)), t)[1], lambda t: t
@@ -287,9 +293,8 @@ class Compute(unittest.TestCase):
             ulysses.tiled_compute(
                 MLP(8, 4096), torch.randn(1, 64, 8, requires_grad=True), tile_rows=8
             )
-        self.assertFalse(
-            [s for s in kept if s[-1] == 4096 and len(s) == 3 and s[1] > 1]
-        )  # one row is looked at to find parameters, and let go
+        # The search for parameters runs fn on one row, and drops its activations.
+        self.assertFalse([s for s in kept if s[-1] == 4096 and len(s) == 3 and s[1] > 1])
         self.assertIn((1, 64, 8), kept)
 
     def test_refusals(self):

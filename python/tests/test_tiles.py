@@ -1,4 +1,4 @@
-"""The tiles of ulysses.tiles are those of the library's tiled_compute. Needs the library."""
+"""ulysses.tiles and the C library's tiled_compute make the same tiles."""
 
 import ctypes
 import unittest

@@ -1,10 +1,14 @@
-"""PyTorch: gradients against torch's own SDPA in float64, transformers, BF16 where the device computes in it. Ranks are threads."""
+"""PyTorch tensors, compared with PyTorch's attention (SDPA) in float64; a Llama of transformers.
+
+Ranks are threads.
+"""
 
 import copy
 import unittest
 
 import ulysses
-from ranks import contexts, without_torch
+from need import need_torch
+from ranks import contexts, local
 from reference import TOLERANCE, error
 
 try:
@@ -18,12 +22,7 @@ except ImportError:
     transformers = None
 
 
-def rows(x, ctx, axis):
-    lo, hi = ulysses.shard_rows(x.shape[axis], ctx.size, ctx.rank)
-    return x.narrow(axis, lo, hi - lo)
-
-
-@without_torch
+@need_torch
 class Torch(unittest.TestCase):
     def setUp(self):
         torch.manual_seed(0)
@@ -43,9 +42,9 @@ class Torch(unittest.TestCase):
             (want * w).sum().backward()
 
             def body(ctx):
-                mine = [rows(x, ctx, 2).detach().requires_grad_() for x in (q, k, v)]
+                mine = [local(x, ctx, 2).detach().requires_grad_() for x in (q, k, v)]
                 out = ulysses.attention(*mine, causal=causal, seq=s, layout="BHSD", context=ctx)
-                (out * rows(w, ctx, 2)).sum().backward()
+                (out * local(w, ctx, 2)).sum().backward()
                 return (out.detach(), *(x.grad for x in mine))
 
             for size in (1, 2, 4):
@@ -56,7 +55,7 @@ class Torch(unittest.TestCase):
                     self.assertLess(error(a, b_), TOLERANCE, (name, size, causal))
 
     def test_expanded_gradient_and_hooks(self):
-        """sum().backward() hands out a gradient of stride 0; saved memory passes the hooks that offload it."""
+        """The gradient of sum() has zero strides. Hooks for saved tensors see the saved memory."""
         seen = []
 
         def body(ctx):
@@ -71,7 +70,7 @@ class Torch(unittest.TestCase):
         self.assertEqual(seen, [torch.uint8] * 2)
 
     def test_bf16(self):
-        """Refused by name, or right within BF16's rounding: never F32's numbers in disguise."""
+        """bfloat16 is refused by name, or the result is bfloat16 and correct."""
         x = torch.randn(1, 9, 2, 16).bfloat16()
         with ulysses.Context() as ctx:
             try:
@@ -84,7 +83,7 @@ class Torch(unittest.TestCase):
             self.assertLess(error(out.double(), want), 2e-2)
 
     def test_arrays_of_two_libraries(self):
-        """Autograd would see some of the inputs alone."""
+        """They are refused, because autograd would see only some of the inputs."""
         x = torch.randn(1, 6, 2, 8, requires_grad=True)
         g = torch.zeros(1, 6, 2)
         with ulysses.Context() as ctx:
@@ -100,30 +99,30 @@ class Torch(unittest.TestCase):
             self.assertIsNone(ulysses.attention(x, x, x, context=ctx).grad_fn)
 
     def test_reshards(self):
-        """The derivative of a reshard is the reshard back, padding included."""
+        """The backward pass of a reshard is the inverse reshard, also with padding."""
         x, w = torch.randn(2, 7, 6, 4), torch.randn(2, 7, 6, 4)
 
         def body(ctx):
             full = torch.nn.functional.pad(x, (0, 0, 0, 0, 0, -7 % ctx.size))
-            mine = rows(full, ctx, 1).clone().requires_grad_()
+            mine = local(full, ctx, 1).clone().requires_grad_()
             for async_op in (False, True):
                 mine.grad = None
                 y = ulysses.gather_seq_scatter_heads(mine, 1, 2, 7, async_op, context=ctx)
                 y = y.wait() if async_op else y
                 z = ulysses.gather_heads_scatter_seq(
-                    y * rows(w, ctx, 2), 2, 1, async_op, heads=6, context=ctx
+                    y * local(w, ctx, 2), 2, 1, async_op, heads=6, context=ctx
                 )
                 z = z.wait() if async_op else z
                 z.sum().backward()
                 torch.testing.assert_close(
                     z.detach(),
-                    rows(torch.nn.functional.pad(x * w, (0, 0, 0, 0, 0, -7 % ctx.size)), ctx, 1),
+                    local(torch.nn.functional.pad(x * w, (0, 0, 0, 0, 0, -7 % ctx.size)), ctx, 1),
                     rtol=0,
                     atol=0,
                 )
                 torch.testing.assert_close(
                     mine.grad,
-                    rows(torch.nn.functional.pad(w, (0, 0, 0, 0, 0, -7 % ctx.size)), ctx, 1),
+                    local(torch.nn.functional.pad(w, (0, 0, 0, 0, 0, -7 % ctx.size)), ctx, 1),
                     rtol=0,
                     atol=0,
                 )
@@ -132,7 +131,10 @@ class Torch(unittest.TestCase):
             contexts(size, body)
 
     def test_loss(self):
-        """Backward: ranks * n / N where gradients are averaged, n / N where summed; a rank without tokens gives and gets 0."""
+        """The gradient is ranks * n / N if gradients are averaged, and n / N if they are summed.
+
+        It is 0 on a rank without tokens.
+        """
         counts = [3, 0, 5]
         for gradients, factor in (("averaged", 3), ("summed", 1)):
 
@@ -152,7 +154,7 @@ class Torch(unittest.TestCase):
                 self.assertAlmostEqual(grad, 2 * factor * counts[rank] / 8, places=6)
 
     def test_gradient_is_that_of_the_whole(self):
-        """A layer cut over ranks, loss by valid tokens, gradients summed: those of the uncut layer."""
+        """The gradients of a sharded layer, summed over ranks, are the gradients on one rank."""
         s, n, h, vocab = 13, 16, 4, 11
         ids, labels = torch.randint(0, vocab, (1, s)), torch.randint(0, vocab, (1, s))
         labels[:, 3:7] = -100
@@ -188,8 +190,8 @@ class Torch(unittest.TestCase):
                 lambda mean, count: ulysses.reduce_sequence_parallel_loss(
                     mean, count, gradients="summed", context=ctx
                 ),
-                rows(ids, ctx, 1),
-                rows(labels, ctx, 1),
+                local(ids, ctx, 1),
+                local(labels, ctx, 1),
             )
 
         for size in (1, 2, 4):  # of 4 ranks, one holds no valid token
@@ -197,7 +199,7 @@ class Torch(unittest.TestCase):
                 self.assertLess(error(sum(a), b), TOLERANCE)
 
 
-@without_torch
+@need_torch
 class Transformers(unittest.TestCase):
     def model(self, attention, **more):
         torch.manual_seed(1)
@@ -215,7 +217,7 @@ class Transformers(unittest.TestCase):
         return transformers.LlamaForCausalLM(config).train()
 
     def test_llama(self):
-        """Loss and every weight's gradient of a Llama, its sequence cut over the ranks by `shard`, against its own SDPA uncut."""
+        """Loss and all gradients of a Llama on sequences sharded by `shard`, compared with SDPA."""
         ulysses.register_transformers()
         x = torch.randint(0, 31, (2, 21), generator=torch.Generator().manual_seed(2))
         whole = self.model("sdpa")
@@ -227,7 +229,7 @@ class Transformers(unittest.TestCase):
 
             def body(ctx):
                 ulysses_model = models[ctx.rank]
-                # Threads share `ulysses.use`, so the context travels with the model here.
+                # Threads share `ulysses.use`, so each rank registers its context with its own name.
                 ulysses.register_transformers(f"ulysses_{ctx.rank}", ctx)
                 ulysses_model.set_attn_implementation(f"ulysses_{ctx.rank}")
                 micro = next(iter(ulysses.shard({"input_ids": x, "labels": x}, ctx)))

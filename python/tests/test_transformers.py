@@ -1,12 +1,14 @@
 """Models of transformers with sequences sharded over ranks, compared with one process in float64.
 
-The tests compare logits, loss and every gradient. Ranks are threads."""
+The tests compare logits, loss and every gradient. Ranks are threads.
+"""
 
 import copy
 import unittest
 
 import ulysses
-from ranks import contexts, without_torch
+from need import need_torch
+from ranks import contexts, local
 from reference import TOLERANCE, error
 
 try:
@@ -15,12 +17,12 @@ try:
 except ImportError:
     torch = transformers = None
 if transformers is not None:
-    from families import FAMILIES, VOCAB, build, float64, loss_of, own_recurrence, yardstick
+    from families import FAMILIES, VOCAB, build, float64, loss_of, own_recurrence, reference
 
 
 def inputs(kind):
-    """(ids, positions of the reference, keyword arguments of the call, documents) of a kind of
-    batch."""
+    """Returns a batch: (ids, positions for the reference, keyword arguments of the call, labels,
+    documents)."""
     g = torch.Generator().manual_seed(5)
     b, s = {
         "plain": (2, 24),
@@ -33,9 +35,7 @@ def inputs(kind):
     }[kind]
     ids, positions = torch.randint(0, VOCAB, (b, s), generator=g), torch.arange(s).expand(b, s)
     documents = [(i, 0, s) for i in range(b)]
-    if (
-        kind == "packed"
-    ):  # documents end inside and at the end of a rank's rows; some have one token
+    if kind == "packed":  # documents end inside and at the end of shards; some have one token
         ends = (0, 3, 4, 5, 12, 22, 23)
         documents = [(0, a, b_) for a, b_ in zip(ends, ends[1:])]
         positions = torch.cat([torch.arange(b_ - a) for _, a, b_ in documents])[None]
@@ -75,13 +75,6 @@ KINDS = (
 )
 
 
-def rows(x, ctx):
-    if x is None:
-        return None
-    lo, hi = ulysses.shard_rows(x.shape[1], ctx.size, ctx.rank)
-    return x[:, lo:hi]
-
-
 def register(ctx, model):
     """Threads share `ulysses.use`, so each rank's context has its own name here."""
     name = f"ulysses_{ctx.rank}"
@@ -91,11 +84,11 @@ def register(ctx, model):
 
 
 def per_head(found, want):
-    """The worst head's error, each measured by its own gradient."""
+    """Returns the largest error of a head, relative to the gradient of this head."""
     return max(error(a, b) for a, b in zip(found.reshape(-1, 1), want.reshape(-1, 1)))
 
 
-@without_torch
+@need_torch
 class Families(unittest.TestCase):
     def setUp(self):
         torch.set_num_threads(1)
@@ -104,12 +97,12 @@ class Families(unittest.TestCase):
         model = build(family)
         for kind in KINDS:
             ids, positions, call, labels, documents = inputs(kind)
-            logits, loss, gradients = yardstick(family, ids, positions, labels, documents)
+            logits, loss, gradients = reference(family, ids, positions, labels, documents)
 
             def body(ctx):
                 mine = register(ctx, models[ctx.rank])
-                found = mine(**{name: rows(x, ctx) for name, x in call.items()}).logits
-                own = rows(labels, ctx)
+                found = mine(**{name: local(x, ctx) for name, x in call.items()}).logits
+                own = local(labels, ctx)
                 mean = ulysses.reduce_sequence_parallel_loss(
                     loss_of(found, own), (own != -100).sum(), gradients="summed", context=ctx
                 )
@@ -130,9 +123,9 @@ class Families(unittest.TestCase):
                     for name, want in gradients.items():
                         got = sum(p[name].grad for p in parts)
                         self.assertLess(error(got, want), TOLERANCE, name)
-                        if name.endswith(
-                            ("A_log", "dt_bias")
-                        ):  # the error of a wrong head is as large as its gradient; the terms of one head cancel to a tenth here
+                        # The error of a wrong head is as large as its gradient. The terms of one
+                        # head cancel to a tenth here, so the tolerance is ten times as large.
+                        if name.endswith(("A_log", "dt_bias")):
                             self.assertLess(per_head(got, want), 10 * TOLERANCE, name)
 
 
@@ -152,14 +145,13 @@ if transformers is not None:
         )
 
 
-@without_torch
+@need_torch
 class Calls(unittest.TestCase):
     def setUp(self):
         torch.set_num_threads(1)
 
     def both(self, model, calls, words, cls=None, size=2):
-        """The calls of the ranks, of which each must be refused with these words; then a right call
-        of the same context works."""
+        """Checks that every rank refuses its call with these words. The next call works."""
 
         def body(ctx):
             mine = register(ctx, copy.deepcopy(model))
@@ -170,8 +162,8 @@ class Calls(unittest.TestCase):
 
         return contexts(size, body)
 
-    def test_one_rank_at_fault(self):
-        """Every rank gets the error of a call that is wrong on one rank alone."""
+    def test_wrong_on_one_rank(self):
+        """A call that is wrong on one rank raises on every rank."""
         model, ids = build("llama"), torch.arange(12).reshape(1, 12)
         right = {
             "input_ids": ids,
@@ -188,7 +180,7 @@ class Calls(unittest.TestCase):
             ("hides tokens in the middle of sequence 0", {"attention_mask": hole}),
             ("input_ids", {"input_ids": None}),
             (
-                "tokens a sequence",
+                "tokens of each sequence",
                 {
                     "input_ids": ids[:, :9],
                     "position_ids": torch.arange(9)[None],
@@ -206,15 +198,14 @@ class Calls(unittest.TestCase):
             for bad in (0, 1):
 
                 def calls(ctx):
-                    mine = {name: rows(x, ctx) for name, x in right.items()}
+                    mine = {name: local(x, ctx) for name, x in right.items()}
                     return {**mine, **wrong} if ctx.rank == bad else mine
 
                 with self.subTest(words, rank=bad):
                     self.both(model, calls, words)
 
-    def test_positions_that_start_anew(self):
-        """Given to every rank as if its rows were the first: refused on all; the same as documents,
-        where the caller says so, works."""
+    def test_positions_that_start_at_0_on_every_rank(self):
+        """Positions from 0 on every rank are refused. With Context.use, they are documents."""
         model = build("llama")
         self.both(
             model,
@@ -222,11 +213,11 @@ class Calls(unittest.TestCase):
                 "input_ids": torch.ones(1, 4, dtype=torch.long),
                 "position_ids": torch.arange(4)[None],
             },
-            "start at 0 on rank 1 of 2, the rank's rows at 4",
+            "start at 0 on rank 1 of 2, whose first token has index 4",
             ulysses.InvalidArgument,
         )
         ids = torch.arange(8)[None]
-        documents = yardstick(
+        documents = reference(
             "llama",
             ids,
             torch.arange(4).repeat(2)[None],
@@ -238,7 +229,7 @@ class Calls(unittest.TestCase):
             ctx.use(ulysses.Sequences(1, 8, None, (0, 4, 8)))
             mine = register(ctx, copy.deepcopy(model))
             return [
-                mine(input_ids=rows(ids, ctx), position_ids=p).logits.detach()
+                mine(input_ids=local(ids, ctx), position_ids=p).logits.detach()
                 for p in (torch.arange(4)[None], None)
             ]
 
@@ -271,7 +262,7 @@ class Calls(unittest.TestCase):
                 def body(ctx):
                     mine = register(ctx, copy.deepcopy(model))
                     return mine(
-                        input_ids=rows(ids, ctx), position_ids=rows(positions, ctx)
+                        input_ids=local(ids, ctx), position_ids=local(positions, ctx)
                     ).logits.detach()
 
                 for size in (1, 2, 4):
@@ -283,13 +274,13 @@ class Calls(unittest.TestCase):
         """With labels and shift_labels the model's own loss is the mean over its rank's tokens."""
         ids, positions, _, labels, documents = inputs("packed")
         for family in ("llama", "qwen3.5 text", "gpt2"):
-            want, model = yardstick(family, ids, positions, labels, documents)[1], build(family)
+            want, model = reference(family, ids, positions, labels, documents)[1], build(family)
 
             def body(ctx):
-                own = rows(labels, ctx)
+                own = local(labels, ctx)
                 loss = register(ctx, copy.deepcopy(model))(
-                    input_ids=rows(ids, ctx),
-                    position_ids=rows(positions, ctx),
+                    input_ids=local(ids, ctx),
+                    position_ids=local(positions, ctx),
                     labels=own,
                     shift_labels=own,
                 ).loss
@@ -302,8 +293,10 @@ class Calls(unittest.TestCase):
                     self.assertLess(abs(found - want) / want, TOLERANCE, (family, size))
 
     def test_layers_that_mix_tokens_otherwise(self):
-        """Models with convolutions, recurrent states or token shifts would see only their rank's
-        rows: every rank refuses them by the layer's name. On one rank they are correct."""
+        """Models with convolutions, recurrent states or token shifts are refused on several ranks.
+
+        The message names the layer, which would compute on the tokens of its rank only.
+        """
         tiny = dict(
             vocab_size=VOCAB,
             hidden_size=32,
@@ -366,8 +359,8 @@ class Calls(unittest.TestCase):
         ):
             register(ctx, made)(input_ids=torch.ones(1, 4, dtype=torch.long))
 
-    def test_what_the_interface_refuses(self):
-        """By every rank alike, before a collective."""
+    def test_options_of_the_interface(self):
+        """An option that is not implemented is refused on every rank."""
         config = transformers.LlamaConfig(
             vocab_size=VOCAB,
             hidden_size=32,
@@ -384,8 +377,10 @@ class Calls(unittest.TestCase):
         )
 
     def test_generate(self):
-        """Right on one rank with a key cache, with and without padding where there is none; refused
-        on two by every rank."""
+        """On one rank, generation equals transformers': with a cache, and with padding without one.
+
+        On two ranks, a cache is refused.
+        """
         ids = torch.tensor([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
         for family in ("llama", "mistral with a window", "gpt2", "qwen3.5 text"):
             plain, model = build(family, "sdpa").eval(), build(family).eval()
@@ -440,8 +435,8 @@ class Calls(unittest.TestCase):
                     mine.gradient_checkpointing_enable(
                         gradient_checkpointing_kwargs={"use_reentrant": False}
                     )
-                first = mine(input_ids=rows(ids, ctx), position_ids=rows(two, ctx)).logits
-                mine(input_ids=rows(ids, ctx), position_ids=rows(one, ctx))
+                first = mine(input_ids=local(ids, ctx), position_ids=local(two, ctx)).logits
+                mine(input_ids=local(ids, ctx), position_ids=local(one, ctx))
                 first.square().mean().backward()
                 return [p.grad for p in mine.parameters()]
 
@@ -453,17 +448,18 @@ class Calls(unittest.TestCase):
                     self.assertLess(error(x, y), 1e-6, family)
 
     def test_a_direct_call(self):
-        """The attention function without a model: documents from all ranks' ids and padding, and
-        one rank's fault raises on all."""
+        """The attention function without a model finds documents from the ids of all ranks.
+
+        A wrong argument on one rank raises on every rank.
+        """
 
         class Module:
             is_causal = True
 
         g = torch.Generator().manual_seed(1)
         q, k, v = (torch.randn(1, n, 13, 8, generator=g) for n in (4, 2, 2))
-        ids = torch.cat([torch.arange(6), torch.arange(7)])[
-            None
-        ]  # the second document starts inside a rank's rows
+        # The second document starts inside the shard of a rank.
+        ids = torch.cat([torch.arange(6), torch.arange(7)])[None]
         see = torch.ones(13, 13).tril().bool()
         see[6:, :6] = False
         want = torch.nn.functional.scaled_dot_product_attention(
@@ -500,9 +496,11 @@ class Calls(unittest.TestCase):
             self.assertLess(error(torch.cat(contexts(size, body), 1), want), TOLERANCE)
 
     def test_strong_decay_per_head(self):
-        """A layer of Qwen3.5 with decays from 0.01 to 24 a token: the gradient of each head's A_log
-        and dt_bias by that head's own size. A whole-tensor measure would pass
-        without the heads whose gradients are small."""
+        """A layer of Qwen3.5 with decays from 0.01 to 24 a token.
+
+        The errors of the gradients of A_log and dt_bias are relative to the gradient of each head.
+        An error relative to the whole tensor would hide heads with small gradients.
+        """
         model = build("qwen3.5 text")
         layer = model.model.layers[0].linear_attn
         with torch.no_grad():
@@ -526,9 +524,9 @@ class Calls(unittest.TestCase):
 
         def body(ctx):
             own = copy.deepcopy(layer)
-            mine = rows(x, ctx)
+            mine = local(x, ctx)
             y = own(mine, **{call: Forward(ctx, ulysses.Sequences(1, 24), mine.shape[1])})
-            (y * rows(w, ctx)).sum().backward()
+            (y * local(w, ctx)).sum().backward()
             return y.detach(), own.A_log.grad, own.dt_bias.grad
 
         for size in (1, 2, 4):

@@ -1,5 +1,7 @@
-"""The wheel: made, installed into an empty environment outside the tree, and used from there with
-the library and the CUDA plug-in that it carries."""
+"""The wheel: made, installed into an empty environment outside the tree, and imported there.
+
+It contains the library and the CUDA plug-in.
+"""
 
 import importlib.util
 import json
@@ -14,24 +16,27 @@ import unittest
 import venv
 import zipfile
 
+from need import need, packages
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-READY = (ROOT / "lib" / "libulysses.so").exists() and all(
-    importlib.util.find_spec(m) for m in ("setuptools", "pip")
-)
+LIBRARY = ROOT / "lib" / "libulysses.so"
 PLUGIN = ROOT / "build" / "cuda" / "libulysses_cuda.so"
 PORTABLE = ROOT / "build" / "portable"
 if not PORTABLE.exists() and os.environ.get("CI"):
     raise RuntimeError("no build/portable; run make portable")
 LIBRARIES = PORTABLE if PORTABLE.exists() else ROOT / "lib"
 
-# A library of the plug-in's name and version, of which the library finds out that it is none when it opens it.
+# A library with the name and version of the plug-in, and without its functions.
 NO_PLUGIN = """
 #include "kernels.h"
 static uly_cuda_api table = {.abi = ULY_CUDA_ABI, .size = 40};
-const uly_cuda_api *uly_cuda_plugin(uint32_t abi, uint32_t *have) { *have = ULY_CUDA_ABI; return abi == ULY_CUDA_ABI ? &table : 0; }
+const uly_cuda_api *uly_cuda_plugin(uint32_t abi, uint32_t *have) {
+  *have = ULY_CUDA_ABI;
+  return abi == ULY_CUDA_ABI ? &table : 0;
+}
 """
 
-ASK = """
+PROBE = """
 import json, ulysses
 from ulysses import _library
 said = ""
@@ -54,7 +59,11 @@ def compiled(folder, code, *flags):
     return made
 
 
-@unittest.skipIf(not READY and not os.environ.get("CI"), "no lib/libulysses.so, setuptools or pip")
+@need(
+    LIBRARY.exists() and packages("setuptools", "pip"),
+    "no lib/libulysses.so, setuptools or pip",
+    "run make lib, and pip install setuptools pip",
+)
 class Wheel(unittest.TestCase):
     def setUp(self):
         self.folder = pathlib.Path(tempfile.mkdtemp()).resolve()
@@ -70,8 +79,11 @@ class Wheel(unittest.TestCase):
         )
 
     def installed(self, plugin):
-        """A wheel with this plug-in, in an environment of its own with NumPy beside: what was said
-        of it, its path, and how Python is run there."""
+        """Makes a wheel with a plug-in, and installs it into a new environment that has NumPy.
+
+        Returns the output of scripts/wheel.sh, the path of the wheel, and a function that runs
+        Python in the environment.
+        """
         made = self.make(plugin)
         self.assertEqual(made.returncode, 0, made.stderr)
         wheel = pathlib.Path(made.stdout.strip())
@@ -119,10 +131,10 @@ class Wheel(unittest.TestCase):
             ),
         )
 
-    def ask(self, run):
-        """Where the package is, the plug-in that its library finds, and what becomes of a context
-        on a GPU."""
-        done = run("-c", ASK)
+    def probe(self, run):
+        """Returns the folder of the installed package, the plug-in that its library finds, and the
+        error of a context on a GPU."""
+        done = run("-c", PROBE)
         self.assertEqual(done.returncode, 0, done.stderr)
         module, library, plugin, said = json.loads(done.stdout)
         inside = pathlib.Path(module).parent
@@ -135,7 +147,7 @@ class Wheel(unittest.TestCase):
         if LIBRARIES == PORTABLE:  # the version of glibc in the Makefile's GLIBC
             self.assertLessEqual(int(re.search(r"manylinux_2_(\d+)_", wheel.name)[1]), 28)
         self.assertRegex(said, r"^wheel: without a CUDA plug-in.*make cuda.*\n$")
-        inside, plugin, said = self.ask(run)
+        inside, plugin, said = self.probe(run)
         self.assertFalse((inside / PLUGIN.name).exists())
         self.assertEqual(plugin, "")
         self.assertRegex(
@@ -144,22 +156,19 @@ class Wheel(unittest.TestCase):
         done = run(ROOT / "examples" / "python" / "attention_numpy.py")
         self.assertEqual(done.returncode, 0, done.stderr)
 
-    def test_with_a_file_of_its_name(self):
+    def test_with_a_file_that_is_no_plugin(self):
         said, wheel, run = self.installed(compiled(self.folder, NO_PLUGIN))
         self.assertRegex(said, r"^wheel: with the CUDA plug-in .*plugin\.so, \d+ MB.*\n$")
-        inside, plugin, said = self.ask(run)
+        inside, plugin, said = self.probe(run)
         self.assertEqual(plugin, str(inside / PLUGIN.name))
         self.assertRegex(
             said, f"^DeviceError: .*CUDA plug-in {re.escape(plugin)} does not fit this program"
         )
 
-    @unittest.skipIf(
-        not PLUGIN.exists() and not os.environ.get("CI"),
-        "no build/cuda/libulysses_cuda.so: make cuda",
-    )
+    @need(PLUGIN.exists(), "no build/cuda/libulysses_cuda.so", "run make cuda")
     def test_with_plugin(self):
         _, wheel, run = self.installed(PLUGIN)
-        inside, plugin, said = self.ask(run)
+        inside, plugin, said = self.probe(run)
         self.assertEqual(plugin, str(inside / PLUGIN.name))
         self.assertEqual((inside / PLUGIN.name).read_bytes(), PLUGIN.read_bytes())
         if not os.path.exists("/dev/nvidiactl"):
@@ -167,7 +176,7 @@ class Wheel(unittest.TestCase):
         # 2.35 is the newest glibc that the plug-in may need (cuda/built_test.go).
         self.assertLessEqual(int(re.search(r"manylinux_2_(\d+)_", wheel.name)[1]), 35)
 
-    def test_what_is_refused(self):
+    def test_refused_plugins(self):
         old = compiled(
             self.folder,
             "void *uly_cuda_plugin(unsigned abi, unsigned *have) { *have = 1; return 0; }",
@@ -220,14 +229,13 @@ class Wheel(unittest.TestCase):
         return tree
 
     def test_install_from_the_tree(self):
-        """The package is installed with the library of the tree; without the library, installation
-        fails with a sentence."""
+        """The package is installed with the library of the tree. Without it, installation fails."""
         tree = self.tree()
         _, done = self.install(tree)
         self.assertNotEqual(done.returncode, 0)
         self.assertRegex(
             done.stdout + done.stderr,
-            r"ulysses: no .*/lib/libulysses\.so, without which the package cannot work: run `make lib` in .*, then install again",
+            r"ulysses: .*/lib/libulysses\.so is missing; run `make lib` in .*, then install again",
         )
         (tree / "lib").mkdir()
         for f in (ROOT / "lib").glob("libulysses*.so"):
@@ -238,7 +246,8 @@ class Wheel(unittest.TestCase):
             [
                 sys.executable,
                 "-c",
-                "import ulysses; from ulysses import _library; print(_library.candidates()[0], ulysses.version())",
+                "import ulysses; from ulysses import _library; "
+                "print(_library.candidates()[0], ulysses.version())",
             ],
             cwd=self.folder,
             capture_output=True,
@@ -259,11 +268,11 @@ class Wheel(unittest.TestCase):
         return done.returncode, done.stdout.strip(), done.stderr
 
     def test_tag(self):
-        """The tag is that of the newest symbol of any file, and what no tag promises is refused."""
+        """The tag is the glibc version of the newest symbol. libstdc++ is refused."""
         code, base, _ = self.tag(compiled(self.folder, "int f(void) { return 1; }"))
         self.assertEqual((code, base), (0, f"manylinux_2_17_{os.uname().machine}"))
-        code, tag, _ = self.tag(ROOT / "lib" / "libulysses.so", self.folder / "plugin.so")
-        own = subprocess.check_output(["objdump", "-T", ROOT / "lib" / "libulysses.so"], text=True)
+        code, tag, _ = self.tag(LIBRARY, self.folder / "plugin.so")
+        own = subprocess.check_output(["objdump", "-T", LIBRARY], text=True)
         newest = max(int(n) for n in re.findall(r"GLIBC_2\.(\d+)", own))
         self.assertEqual((code, tag), (0, f"manylinux_2_{max(newest, 17)}_{os.uname().machine}"))
         code, _, said = self.tag(

@@ -1,4 +1,4 @@
-"""The walk over tiles and its autograd function."""
+"""The autograd function of tiled compute. Imports PyTorch."""
 
 from __future__ import annotations
 
@@ -14,24 +14,36 @@ from .errors import InvalidArgument
 
 
 @dataclass
-class Walk:
-    """A function and its tiles."""
+class TiledFunction:
+    """A function, its tiles, and what forward records for backward.
+
+    Attributes:
+        fn, dim, out_dim, reduction, preserve_rng: as in `tiled_compute`
+        tiled: for each input, whether fn receives a tile of it
+        tiles: the ranges [lo, hi) of rows
+        rng: the states of the random number generators before each tile
+        autocast: (device type, enabled, dtype) of each device
+    """
 
     fn: Callable[..., Any]
-    cut: tuple[bool, ...]
+    tiled: tuple[bool, ...]
     tiles: list[tuple[int, int]]
     dim: int
     out_dim: int
     reduction: str
     preserve_rng: bool
-    seeds: list[Any] = field(default_factory=list)  # state of the random numbers before each tile
+    rng: list[Any] = field(default_factory=list)
     autocast: tuple[Any, ...] = ()
 
     def arguments(self, values: Sequence[Any], lo: int, hi: int) -> list[Any]:
-        return [v.narrow(self.dim, lo, hi - lo) if c else v for v, c in zip(values, self.cut)]
+        """Returns the arguments of fn for the tile [lo, hi)."""
+        return [v.narrow(self.dim, lo, hi - lo) if t else v for v, t in zip(values, self.tiled)]
 
     def result(self, out: Any) -> tuple[torch.Tensor, Any]:
-        """What fn returned as (tensor, count or None), checked against the reduction."""
+        """Returns the result of fn as (tensor, count or None).
+
+        Raises InvalidArgument if it does not fit the reduction.
+        """
         if self.reduction == "mean":
             if not (
                 isinstance(out, (tuple, list))
@@ -40,20 +52,25 @@ class Walk:
                 and out[0].numel() == 1
             ):
                 raise InvalidArgument(
-                    "ulysses.tiled_compute: reduction 'mean': the function must return (sum, count), the sum a scalar tensor"
+                    "ulysses.tiled_compute: reduction 'mean': the function must return "
+                    "(sum, count), where sum is a scalar tensor"
                 )
             return out[0].reshape(()), out[1]
         if not isinstance(out, torch.Tensor) or (self.reduction == "sum" and out.numel() != 1):
             what = "a scalar tensor" if self.reduction == "sum" else "one tensor"
             raise InvalidArgument(
-                f"ulysses.tiled_compute: reduction '{self.reduction}': the function must return {what}"
+                f"ulysses.tiled_compute: reduction '{self.reduction}': the function must return "
+                f"{what}"
             )
         return (out.reshape(()) if self.reduction == "sum" else out), None
 
     def forward(self, values: Sequence[Any]) -> tuple[torch.Tensor, list[int], Any]:
-        """The result, the extent of each tile's result along out_dim, and the total count. No graph is kept."""
-        parts, extents, count = [], [], 0
-        self.seeds = []
+        """Runs all tiles without a graph.
+
+        Returns the joined result, the extent of each tile's result on out_dim, and the total count.
+        """
+        results, extents, count = [], [], 0
+        self.rng = []
         devices = {v.device.type for v in values if isinstance(v, torch.Tensor)}
         self.autocast = tuple(
             (d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in sorted(devices)
@@ -61,53 +78,59 @@ class Walk:
         with torch.no_grad():
             for lo, hi in self.tiles:
                 if self.preserve_rng:
-                    self.seeds.append(_random_state(values))
-                part, n = self.result(self.fn(*self.arguments(values, lo, hi)))
+                    self.rng.append(_rng_state(values))
+                out, n = self.result(self.fn(*self.arguments(values, lo, hi)))
                 if n is not None:
                     count = count + int(n)
-                parts.append(part)
-                extents.append(part.shape[self.out_dim] if self.reduction == "concatenate" else 1)
+                results.append(out)
+                extents.append(out.shape[self.out_dim] if self.reduction == "concatenate" else 1)
         if self.reduction == "concatenate":
-            return (
-                torch.cat(parts, self.out_dim) if len(parts) > 1 else parts[0].clone(),
-                extents,
-                None,
-            )
-        total = parts[0].clone()
-        for part in parts[1:]:
-            total += part
+            joined = torch.cat(results, self.out_dim) if len(results) > 1 else results[0].clone()
+            return joined, extents, None
+        total = results[0].clone()
+        for out in results[1:]:
+            total += out
         return (total / max(count, 1) if self.reduction == "mean" else total), extents, count
 
     @contextlib.contextmanager
-    def again(self, i: int, values: Sequence[Any]) -> Iterator[None]:
-        """The surroundings of tile i's first run."""
+    def second_run(self, i: int, values: Sequence[Any]) -> Iterator[None]:
+        """Restores autocast and random numbers of the first run of tile i, and records a graph."""
         with contextlib.ExitStack() as stack:
             for device, enabled, dtype in self.autocast:
                 stack.enter_context(torch.autocast(device, dtype=dtype, enabled=enabled))
             if self.preserve_rng:
-                cuda = [d for d, _ in self.seeds[i][1]]
-                stack.enter_context(torch.random.fork_rng(devices=cuda))
-                torch.set_rng_state(self.seeds[i][0])
-                for d, state in self.seeds[i][1]:
-                    torch.cuda.set_rng_state(state, d)
+                gpus = [d for d, _ in self.rng[i][1]]
+                stack.enter_context(torch.random.fork_rng(devices=gpus))
+                _set_rng_state(self.rng[i])
             stack.enter_context(torch.enable_grad())
             yield
 
 
-def _random_state(values: Sequence[Any]) -> tuple[Any, list[tuple[Any, Any]]]:
-    cuda = sorted({v.device.index for v in values if isinstance(v, torch.Tensor) and v.is_cuda})
-    return torch.get_rng_state(), [(d, torch.cuda.get_rng_state(d)) for d in cuda]
+def _rng_state(values: Sequence[Any]) -> tuple[Any, list[tuple[Any, Any]]]:
+    """Returns the random number states of the CPU and of the GPUs of the tensors."""
+    gpus = sorted({v.device.index for v in values if isinstance(v, torch.Tensor) and v.is_cuda})
+    return torch.get_rng_state(), [(d, torch.cuda.get_rng_state(d)) for d in gpus]
 
 
-def begin() -> int:
-    """Before a run of the function: nodes of this thread's graphs have lower numbers than those that it will make."""
+def _set_rng_state(rng: tuple[Any, list[tuple[Any, Any]]]) -> None:
+    torch.set_rng_state(rng[0])
+    for device, state in rng[1]:
+        torch.cuda.set_rng_state(state, device)
+
+
+def first_node() -> int:
+    """Returns a number that is below the sequence numbers of autograd nodes made after it."""
     with torch.enable_grad():
         return int(torch.zeros((), requires_grad=True).clone().grad_fn._sequence_nr())
 
 
-def leaves(out: torch.Tensor, begun: int) -> list[torch.Tensor]:
-    """The tensors at the ends of the graph that the function made. It must not go on into one that was there before: every tile would go back through
-    all of that, and the first one ends it."""
+def leaves(out: torch.Tensor, first: int) -> list[torch.Tensor]:
+    """Returns the leaf tensors of the graph of `out`.
+
+    Raises InvalidArgument for a node with a number below `first`, one that is older than the
+    function's run. Each tile would compute the gradients of that older graph, and the first tile
+    would free it.
+    """
     seen: set[Any] = set()
     found: list[torch.Tensor] = []
     stack = [out.grad_fn]
@@ -118,118 +141,115 @@ def leaves(out: torch.Tensor, begun: int) -> list[torch.Tensor]:
         seen.add(node)
         if hasattr(node, "variable"):
             found.append(node.variable)
-        elif node._sequence_nr() < begun:
+        elif node._sequence_nr() < first:
             raise InvalidArgument(
-                f"ulysses.tiled_compute: the function uses a tensor that was computed outside of it ({node.name()}) and needs a gradient: pass it as "
-                "an input, in Whole where every tile needs all of it"
+                "ulysses.tiled_compute: the function uses a tensor that was computed outside of it "
+                f"({node.name()}) and needs a gradient; pass it as an input, wrapped in Whole if "
+                "every tile needs all of it"
             )
         stack.extend(f for f, _ in node.next_functions)
     return found
 
 
-def _alone(args: Sequence[Any]) -> list[Any]:
-    """Arguments cut off from any graph, with a gradient of their own where they had one."""
+def _detached(args: Sequence[Any]) -> list[Any]:
+    """Returns arguments without their graph; tensors that need a gradient become leaves."""
     return [
         a.detach().requires_grad_(a.requires_grad) if isinstance(a, torch.Tensor) else a
         for a in args
     ]
 
 
-def captured(walk: Walk, values: Sequence[Any]) -> list[torch.Tensor]:
-    """Parameters that the function uses without having been given them: the first tile is run once more to see, and forgotten."""
-    rng = _random_state(values)
-    lo, hi = walk.tiles[0]
-    begun = begin()
+def parameters_of(function: TiledFunction, values: Sequence[Any]) -> list[torch.Tensor]:
+    """Returns the tensors that the function uses, needs gradients of, and does not receive.
+
+    The function runs once on the first row, and the random numbers are restored.
+    """
+    rng = _rng_state(values)
+    lo, hi = function.tiles[0]
+    first = first_node()
     with torch.enable_grad():
-        args = _alone(walk.arguments(values, lo, min(hi, lo + 1)))
-        out, _ = walk.result(walk.fn(*args))
-    torch.set_rng_state(rng[0])
-    for device, state in rng[1]:
-        torch.cuda.set_rng_state(state, device)
+        args = _detached(function.arguments(values, lo, min(hi, lo + 1)))
+        out, _ = function.result(function.fn(*args))
+    _set_rng_state(rng)
     if out.grad_fn is None:
         return []
-    own = {id(a) for a in args}
-    return [p for p in leaves(out, begun) if id(p) not in own]
+    known = {id(a) for a in args}
+    return [p for p in leaves(out, first) if id(p) not in known]
 
 
 class TiledCompute(torch.autograd.Function):
+    """Runs a TiledFunction on n values, some of which are no tensors, and on its parameters."""
+
     @staticmethod
-    def forward(ctx: Any, walk: Walk, n: int, *tensors: Any) -> torch.Tensor:
+    def forward(ctx: Any, function: TiledFunction, n: int, *tensors: Any) -> torch.Tensor:
         values = tensors[:n]
-        out, ctx.extents, ctx.count = walk.forward(values)
-        ctx.walk, ctx.n = walk, n
+        out, ctx.extents, ctx.count = function.forward(values)
+        ctx.function, ctx.n = function, n
         ctx.is_tensor = [isinstance(t, torch.Tensor) for t in values]
         ctx.others = [None if t else v for v, t in zip(values, ctx.is_tensor)]
         ctx.save_for_backward(*[v for v, t in zip(values, ctx.is_tensor) if t])
-        # Not saved: checkpoints and offloading give copies of what is, and the function uses the parameters themselves.
+        # Parameters are not saved: checkpointing and offloading return copies of saved tensors, but
+        # the function uses the parameters themselves.
         ctx.params, ctx.versions = tensors[n:], [p._version for p in tensors[n:]]
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: torch.Tensor) -> Any:
-        walk: Walk = ctx.walk
-        saved = iter(ctx.saved_tensors)
-        values, params = (
-            [next(saved) if t else o for t, o in zip(ctx.is_tensor, ctx.others)],
-            ctx.params,
-        )
+        function: TiledFunction = ctx.function
+        saved, params = iter(ctx.saved_tensors), ctx.params
+        values = [next(saved) if t else o for t, o in zip(ctx.is_tensor, ctx.others)]
         changed = [
             tuple(p.shape) for p, version in zip(params, ctx.versions) if p._version != version
         ]
         if changed:
             raise InvalidArgument(
-                f"ulysses.tiled_compute: parameters of shapes {changed} were changed in place between forward and backward: go backward before the step"
+                f"ulysses.tiled_compute: parameters of shapes {changed} were changed in place "
+                "between forward and backward; call backward before the optimizer's step"
             )
         needed = ctx.needs_input_grad[2:]
         grads: list[Any] = [
             torch.zeros_like(t) if need else None for t, need in zip((*values, *params), needed)
         ]
-        if walk.reduction == "mean":
-            dout = dout / max(ctx.count, 1)  # a new tensor: the incoming gradient is the caller's
+        if function.reduction == "mean":
+            dout = dout / max(ctx.count, 1)  # not in place: dout belongs to the caller
         at = 0
-        for i, (lo, hi) in enumerate(walk.tiles):
-            begun = begin()
-            with walk.again(i, values):
+        for i, (lo, hi) in enumerate(function.tiles):
+            first = first_node()
+            with function.second_run(i, values):
                 args = []
-                for v, need, cut in zip(values, needed, walk.cut):
-                    if isinstance(v, torch.Tensor):
-                        v = (
-                            (v.narrow(walk.dim, lo, hi - lo) if cut else v)
-                            .detach()
-                            .requires_grad_(need)
-                        )
-                    args.append(v)
-                part, _ = walk.result(walk.fn(*args))
-            share = dout
-            if walk.reduction == "concatenate":
-                share = dout.narrow(walk.out_dim, at, ctx.extents[i])
+                for v, need in zip(function.arguments(values, lo, hi), needed):
+                    args.append(
+                        v.detach().requires_grad_(need) if isinstance(v, torch.Tensor) else v
+                    )
+                out, _ = function.result(function.fn(*args))
+            dtile = dout
+            if function.reduction == "concatenate":
+                dtile = dout.narrow(function.out_dim, at, ctx.extents[i])
                 at += ctx.extents[i]
-            if part.grad_fn is None:
+            if out.grad_fn is None:
                 continue
-            _refuse_strangers(part, begun, args, params)
-            wanted = [(j, a) for j, a in enumerate(args) if needed[j]] + [
-                (ctx.n + j, p) for j, p in enumerate(params) if needed[ctx.n + j]
-            ]
-            for (j, _), g in zip(
-                wanted, torch.autograd.grad(part, [t for _, t in wanted], share, allow_unused=True)
-            ):
+            _check_leaves(out, first, args, params)
+            targets = [(j, t) for j, t in enumerate((*args, *params)) if needed[j]]
+            tile_grads = torch.autograd.grad(out, [t for _, t in targets], dtile, allow_unused=True)
+            for (j, _), g in zip(targets, tile_grads):
                 if g is None:
                     continue
-                if j < ctx.n and walk.cut[j]:
-                    grads[j].narrow(walk.dim, lo, hi - lo).copy_(g)
+                if j < ctx.n and function.tiled[j]:
+                    grads[j].narrow(function.dim, lo, hi - lo).copy_(g)
                 else:
                     grads[j] += g
         return None, None, *grads
 
 
-def _refuse_strangers(
-    part: torch.Tensor, begun: int, args: Sequence[Any], params: Sequence[torch.Tensor]
+def _check_leaves(
+    out: torch.Tensor, first: int, args: Sequence[Any], params: Sequence[torch.Tensor]
 ) -> None:
+    """Raises InvalidArgument if a leaf of the graph of `out` is no argument and no parameter."""
     known = {id(t) for t in (*args, *params)}
-    lost = [tuple(t.shape) for t in leaves(part, begun) if id(t) not in known]
-    if lost:
+    others = [tuple(t.shape) for t in leaves(out, first) if id(t) not in known]
+    if others:
         raise InvalidArgument(
-            f"ulysses.tiled_compute: the function uses tensors of shapes {lost} that need a gradient and are neither inputs nor params: "
-            "list them in params="
+            f"ulysses.tiled_compute: the function uses tensors of shapes {others} that need a "
+            "gradient and are neither inputs nor params; list them in params="
         )

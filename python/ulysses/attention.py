@@ -1,8 +1,8 @@
 """Attention over sequences that are sharded over ranks.
 
 Before attention, one all-to-all re-shards q, k and v from tokens to heads, so each rank computes on
-the whole sequence for a subset of the heads. A second all-to-all restores token sharding. Heads, key
-heads and tokens need not be multiples of the number of ranks.
+the whole sequence for a subset of the heads. A second all-to-all restores token sharding. Heads,
+key heads and tokens need not be multiples of the number of ranks.
 
 Source: DeepSpeed-Ulysses, Jacobs et al. 2023, arXiv:2309.14509.
 """
@@ -45,8 +45,8 @@ class Call:
     Attributes:
         plan, batch: the plan and the batch of the call
         layout: the order of the axes
-        saved: saved activations as plain bytes. The caller may move or offload them before backward;
-            None if the forward pass had save=False
+        saved: saved activations as plain bytes. The caller may move or offload them before
+            backward; None if the forward pass had save=False
         shapes: the shapes of q, k and v
     """
 
@@ -185,9 +185,9 @@ def attention_forward(
         options: the other keyword arguments of `attention`
 
     Returns:
-        (out, lse, call): out [B, rows, H, Dv] in the layout of q; lse [B, rows, H], float32, natural
-        logarithm, or None; the `Call` for `attention_backward`. For a query that sees no key, out is
-        0 and lse is -inf.
+        (out, lse, call): out [B, rows, H, Dv] in the layout of q; lse [B, rows, H], float32,
+        natural logarithm, or None; the `Call` for `attention_backward`. For a query that sees no
+        key, out is 0 and lse is -inf.
 
     Raises:
         InvalidArgument, Unsupported, CommError: as in `attention`
@@ -234,7 +234,8 @@ def attention_backward(call: Call, dout: Any) -> tuple[Any, Any, Any]:
         (dq, dk, dv) with the shapes, layout and dtype of q, k and v.
 
     Raises:
-        InvalidArgument: the forward pass had save=False, or dout has another shape or dtype than out
+        InvalidArgument: the forward pass had save=False, or dout has another shape or dtype than
+            out
         CommError: the communicator failed
     """
     check_gradient(
@@ -274,8 +275,8 @@ def attention(
 ) -> Any:
     """Computes softmax(scale * q k^T) v over whole sequences that are sharded over ranks.
 
-    Collective; differentiable in PyTorch. Results are bitwise equal to those of one rank, except the
-    gradients of a key head whose query heads lie on several ranks.
+    Collective; differentiable in PyTorch. Results are bitwise equal to the results of one rank,
+    except the gradients of a key head whose query heads lie on several ranks.
 
     Args:
         q: [B, rows, H, D], this rank's tokens; float32, or bfloat16 on devices that compute in it

@@ -1,7 +1,8 @@
-"""Batches for sequence parallelism: each rank brings its own, and all of them are trained on together, one after the other.
+"""Batches for sequence parallelism: each rank loads its own batch, and all ranks process it.
 
-With P ranks, P micro-steps follow: in step j all ranks hold their rows of rank j's batch. A loader that gives each rank other data
-needs no change (a DistributedSampler over all ranks is right).
+With P ranks, the P batches become P micro-batches. In micro-batch j, each rank holds its shard of
+the batch of rank j. A data loader that gives different data to each rank, such as one with a
+DistributedSampler over all ranks, needs no change.
 """
 
 from __future__ import annotations
@@ -18,15 +19,18 @@ from .errors import CommError, InvalidArgument
 from .plan import Sequences, shard_rows
 from .tensors import is_torch
 
-IGNORED = -100  # label of a token without loss
-PAD = {"labels": IGNORED, "shift_labels": IGNORED, "attention_mask": 1}  # of other keys: 0
+IGNORED = -100  # the label of a token without loss
+# The value of padding, by key; 0 for other keys.
+PADDING = {"labels": IGNORED, "shift_labels": IGNORED, "attention_mask": 1}
 
 
 class Micro(dict):
-    """One micro-step: this rank's rows [lo, hi) of a batch.
+    """One micro-batch: a dictionary with this rank's shard of the batch that one rank has loaded.
 
-    sequences  lengths and documents of the whole batch, for Context.use and attention
-    owner      the rank that brought it
+    Attributes:
+        sequences: lengths and documents of the whole batch, for Context.use and `attention`
+        owner: the rank that loaded the batch
+        lo, hi: this rank's range of tokens of each sequence, [lo, hi)
     """
 
     sequences: Sequences
@@ -36,10 +40,19 @@ class Micro(dict):
 
 
 def shift_labels(labels: Any, starts: Any = None) -> Any:
-    """[B, S] labels of each token to the label of the next one, -100 at a row's end and where the next token starts a document.
+    """Returns the label of the next token for each token.
 
-    starts [B, S] true where a document starts; None = at row starts alone. Shift once, before cutting: a rank's last label is its
-    neighbour's first.
+    Shift labels before sharding, and only once: the label of a rank's last token is the first label
+    of the next rank. Not collective.
+
+    Args:
+        labels: [B, S], the label of each token
+        starts (optional): [B, S], bool, true where a document starts. Default: None, each sequence
+            is one document
+
+    Returns:
+        [B, S]. It is -100 for the last token of a sequence, and before the first token of a
+        document.
     """
     shifted = labels.clone() if is_torch(labels) else np.array(labels)
     shifted[:, :-1] = labels[:, 1:]
@@ -47,7 +60,7 @@ def shift_labels(labels: Any, starts: Any = None) -> Any:
     if starts is not None:
         ends = np.zeros(tuple(labels.shape), bool)
         ends[:, :-1] = np.asarray(starts)[:, 1:]
-        shifted[_mask(ends, shifted)] = IGNORED
+        shifted[_from_numpy(ends, shifted, getattr(shifted, "device", "cpu"))] = IGNORED
     return shifted
 
 
@@ -58,18 +71,42 @@ def shard(
     dims: Mapping[str, int | None] | None = None,
     pad: bool = False,
 ) -> Iterator[Micro]:
-    """Cuts the ranks' batches along their sequences: P micro-steps, in each of which the ranks hold the rows of one rank's batch. Collective.
+    """Shards the batches of P ranks along their sequences, and returns P micro-batches.
 
-    batch  tensors by name (PyTorch on the CPU, NumPy), and anything else. S is the length of input_ids, or else of the first tensor [B, S, ..].
-           Every tensor with S as its second axis is cut there; all else goes to every rank whole. `labels` become `shift_labels`, shifted
-           before cutting. position_ids are made (0 .. S-1) where there are none; where given, a 0 starts a document, and a run of zeros at a
-           row's end is padding, one document. cu_seqlens [docs+1] over B*S says the documents instead. Ranks may bring different B and S
-    comm   what ulysses.communicator takes; a Context is also told the lengths and documents of each step (Context.use)
-    dims   the axis to cut by name, None = whole: {"pixel_values": 0, "position_ids": 2}
-    pad    make S a multiple of P, so that all ranks hold as many rows: 0, labels -100. False: the first S mod P ranks hold one row more
+    Collective: one all-to-all, before the first micro-batch is returned.
 
-    Example, 2 ranks: input_ids [1 10 10 10 2 2] = labels give rank 0 [1 10 10], shift_labels [10 10 10], rank 1 [10 2 2], [2 2 -100].
-    Errors: InvalidArgument; on all ranks alike.
+    Args:
+        batch: tensors by name (PyTorch or NumPy), and other objects. S is the length of input_ids,
+            or of the first tensor [B, S, ..]. Tensors whose second axis has the length S are
+            sharded along it; everything else is copied to every rank. Ranks may have different B
+            and S. Some keys have a meaning:
+
+            * labels [B, S] are replaced by shift_labels (see `shift_labels`)
+            * position_ids [B, S] are made if they are missing. If they are given, a 0 starts a
+              document, and zeros at the end of a sequence are padding, which is one document
+            * cu_seqlens [documents + 1], the start of each document over B*S tokens, then B*S,
+              defines the documents instead of position_ids
+        comm: an argument of `communicator`. If it is a Context, Context.use is called with the
+            lengths and documents of each micro-batch
+        dims (dict, optional): the axis to shard by key; None = copy to every rank. For example
+            {"pixel_values": 0, "position_ids": 2}. Default: the rule above
+        pad (bool): pad S to a multiple of P, so that all ranks hold the same number of tokens.
+            Padding is 0, and -100 in labels. False: the first S mod P ranks hold one token more.
+            Default: False
+
+    Returns:
+        An iterator over `Micro`. Tensors are of the library of the batch, on the CPU.
+
+    Raises:
+        InvalidArgument: this rank's batch is wrong
+        CommError: another rank failed; the message has its error
+
+    Example, on 2 ranks::
+
+        >>> ids = torch.tensor([[1, 10, 10, 10, 2, 2]])
+        >>> micro = next(ulysses.shard({"input_ids": ids, "labels": ids}, ctx))
+        >>> micro["input_ids"], micro["shift_labels"]
+        # rank 0: [[1, 10, 10]], [[10, 10, 10]]; rank 1: [[10, 2, 2]], [[2, 2, -100]]
     """
     c = communicator(comm)
     own, error = None, None
@@ -77,16 +114,30 @@ def shard(
         own = _prepare(batch, c.size, dims or {}, pad)
     except Exception as e:
         error = e
-    prepared = _agree(c, own, error)
+    prepared = _gather(c, own, error)
     assert prepared is not None
-    return _serve(comm, c, own, prepared)
+    return _exchange(comm, c, own, prepared)
 
 
 class loader:
-    """A loader of batches, sharded: iterates over Micro. See `shard` for the options.
+    """Shards the batches of a data loader. Iterates over `Micro`.
 
-    Ends on all ranks together, as soon as one rank has no further batch; a rank whose loader fails ends all of them with an error that names
-    it. len() is P times that of `batches` on this rank.
+    Collective: all ranks iterate. The iteration ends on all ranks when one rank has no further
+    batch. If the data loader of a rank raises, all ranks raise. len() is P times the length of
+    `batches`.
+
+    Args:
+        batches: an iterable over batches, for example a DataLoader
+        comm, dims, pad: as in `shard`
+
+    Raises:
+        InvalidArgument: this rank's batch is wrong
+        CommError: another rank failed; the message has its error
+
+    Example::
+
+        >>> for micro in ulysses.loader(batches, ctx):
+        ...     logits = model(micro["input_ids"], position_ids=micro["position_ids"]).logits
     """
 
     def __init__(
@@ -113,14 +164,16 @@ class loader:
                 own = None if batch is None else _prepare(batch, c.size, self.dims, self.pad)
             except Exception as e:
                 error = e
-            prepared = _agree(c, own, error)
+            prepared = _gather(c, own, error)
             if prepared is None:
                 return
-            yield from _serve(self.comm, c, own, prepared)
+            yield from _exchange(self.comm, c, own, prepared)
 
 
 @dataclass
 class _Key:
+    """A tensor that is sharded along axis `dim`. torch: it is a PyTorch tensor."""
+
     torch: bool
     dtype: str
     shape: tuple[int, ...]
@@ -129,7 +182,14 @@ class _Key:
 
 @dataclass
 class _Prepared:
-    """A batch as its owner describes it to the others; `arrays` stay with the owner."""
+    """The batch of one rank, its owner. The owner sends all except `arrays` to the other ranks.
+
+    Attributes:
+        keys: the tensors that are sharded, by key
+        whole: values that are copied to every rank, by key
+        sequences: lengths and documents
+        arrays: the tensors of keys; None on the other ranks
+    """
 
     keys: dict[str, _Key]
     whole: dict[str, Any]
@@ -140,6 +200,7 @@ class _Prepared:
 def _prepare(
     batch: Mapping[str, Any], size: int, dims: Mapping[str, int | None], pad: bool
 ) -> _Prepared:
+    """Adds positions and shifted labels to a batch, pads it, and finds its documents."""
     tensors = {
         k: v
         for k, v in batch.items()
@@ -148,37 +209,40 @@ def _prepare(
     lead = tensors.get("input_ids", next((v for v in tensors.values() if v.ndim >= 2), None))
     if lead is None or lead.ndim < 2:
         raise InvalidArgument(
-            f"ulysses.shard: keys {sorted(batch)}: one must be a tensor [B, S, ..]"
+            f"ulysses.shard: the batch has the keys {sorted(batch)}; give a tensor [B, S, ..]"
         )
     b, s = lead.shape[:2]
     if b < 1 or s < 1:
         raise InvalidArgument(
-            f"ulysses.shard: a batch of {b} sequences of {s} tokens: each must be 1 or more"
+            f"ulysses.shard: a batch of {b} sequences of {s} tokens; give 1 or more of each"
         )
     missing = sorted(set(dims) - set(batch))
     if missing:
-        raise InvalidArgument(f"ulysses.shard: dims names {missing}, the batch has {sorted(batch)}")
+        raise InvalidArgument(
+            f"ulysses.shard: dims has the keys {missing}, which are not in the batch; give some of "
+            f"{sorted(batch)}"
+        )
     starts = _starts(batch, dims, b, s)
     if "position_ids" not in tensors:
-        at = np.arange(s) - np.maximum.accumulate(np.where(starts, np.arange(s), 0), axis=1)
-        tensors["position_ids"] = _like(lead, at.astype(np.int64))
+        positions = np.arange(s) - np.maximum.accumulate(np.where(starts, np.arange(s), 0), axis=1)
+        tensors["position_ids"] = _from_numpy(positions.astype(np.int64), lead)
     if "labels" in tensors and "shift_labels" not in tensors:
         tensors["shift_labels"] = shift_labels(tensors["labels"], starts)
     tensors.pop("labels", None)
     more = -s % size if pad else 0
     if more:
         starts = np.concatenate([starts, np.eye(1, more, dtype=bool).repeat(b, 0)], 1)
-    cut: dict[str, Any] = {
+    axes: dict[str, Any] = {
         k: dims[k] if k in dims else (1 if v.ndim >= 2 and v.shape[1] == s else None)
         for k, v in tensors.items()
     }
     arrays = {
-        k: _bytes_ready(_padded(v, dim, -v.shape[dim] % size if pad else 0, PAD.get(k, 0)))
+        k: _on_host(_padded(v, dim, -v.shape[dim] % size if pad else 0, PADDING.get(k, 0)))
         for k, v in tensors.items()
-        if (dim := cut[k]) is not None
+        if (dim := axes[k]) is not None
     }
     keys = {
-        k: _Key(is_torch(a), str(a.dtype).removeprefix("torch."), tuple(a.shape), cut[k] % a.ndim)
+        k: _Key(is_torch(a), str(a.dtype).removeprefix("torch."), tuple(a.shape), axes[k] % a.ndim)
         for k, a in arrays.items()
     }
     whole = {
@@ -186,7 +250,7 @@ def _prepare(
         for k, v in batch.items()
         if k not in arrays and k not in ("labels", "cu_seqlens")
     }
-    whole.update({k: v for k, v in tensors.items() if cut[k] is None})
+    whole.update({k: v for k, v in tensors.items() if axes[k] is None})
     n = s + more
     cu = [int(i) for i in np.flatnonzero(starts)] + [b * n]
     return _Prepared(
@@ -195,7 +259,7 @@ def _prepare(
 
 
 def _starts(batch: Mapping[str, Any], dims: Mapping[str, int | None], b: int, s: int) -> np.ndarray:
-    """[B, S] true where a document starts."""
+    """Returns [B, S], true where a document starts."""
     starts = np.zeros((b, s), bool)
     starts[:, 0] = True
     positions = batch.get("position_ids")
@@ -209,8 +273,8 @@ def _starts(batch: Mapping[str, Any], dims: Mapping[str, int | None], b: int, s:
             or not np.isin(np.arange(b) * s, cu).all()
         ):
             raise InvalidArgument(
-                f"ulysses.shard: cu_seqlens {cu.tolist()[:8]} for {b} sequences of {s}: it must rise from 0 to {b * s} through every "
-                "sequence's end"
+                f"ulysses.shard: cu_seqlens {cu.tolist()[:8]} for {b} sequences of {s} tokens; "
+                f"give rising numbers from 0 to {b * s} that include the end of each sequence"
             )
         starts.reshape(-1)[cu[:-1]] = True
     elif (
@@ -219,56 +283,61 @@ def _starts(batch: Mapping[str, Any], dims: Mapping[str, int | None], b: int, s:
         and dims.get("position_ids", 1) == 1
     ):
         zero = np.asarray(positions) == 0
-        tail = np.logical_and.accumulate(zero[:, ::-1], axis=1)[
-            :, ::-1
-        ]  # zero from here to the end
-        tail[:, 1:] &= zero[:, :-1]  # behind another zero: inside padding
-        tail[:, 0] = False
-        starts |= zero & ~tail
+        # Zeros from here to the end of the sequence, after another zero: inside the padding.
+        padding = np.logical_and.accumulate(zero[:, ::-1], axis=1)[:, ::-1]
+        padding[:, 1:] &= zero[:, :-1]
+        padding[:, 0] = False
+        starts |= zero & ~padding
     return starts
 
 
-def _agree(
+def _gather(
     c: Communicator, own: _Prepared | None, error: BaseException | None
 ) -> list[_Prepared] | None:
-    """All ranks' descriptions; None where one has no further batch. A failure of one is an error on all."""
+    """Returns the batches of all ranks without arrays; None if a rank has no further batch.
+
+    Collective. If there is an error on one rank, every rank raises.
+    """
     message: Any = f"{type(error).__name__}: {error}" if error is not None else None
     if own is not None:
         message = _Prepared(own.keys, own.whole, own.sequences, None)
-    all_ = gather_objects(c, message)
+    each = gather_objects(c, message)
     if error is not None:
         raise error
-    for rank, m in enumerate(all_):
+    for rank, m in enumerate(each):
         if isinstance(m, str):
             raise CommError(f"ulysses.shard: rank {rank} of {c.size} failed: {m}")
-    return None if any(m is None for m in all_) else all_
+    return None if any(m is None for m in each) else each
 
 
-def _serve(
-    comm: Any, c: Communicator, own: _Prepared | None, all_: list[_Prepared]
+def _exchange(
+    comm: Any, c: Communicator, own: _Prepared | None, each: list[_Prepared]
 ) -> Iterator[Micro]:
-    """The exchange, and the micro-steps one by one. The exchange is made at once, not at the first step."""
+    """Sends each rank its shards by one all-to-all, and returns the micro-batches.
+
+    Collective. This is no generator: the all-to-all runs now, not when the first micro-batch is
+    taken.
+    """
     assert own is not None and own.arrays is not None
-    pieces = [
-        [
-            _rows(a, own.keys[k].dim, *shard_rows(own.keys[k].shape[own.keys[k].dim], c.size, j))
-            for k, a in own.arrays.items()
-        ]
-        for j in range(c.size)
+    blocks = [
+        b"".join(
+            _shard_bytes(a, key.dim, *shard_rows(key.shape[key.dim], c.size, rank))
+            for key, a in ((own.keys[k], a) for k, a in own.arrays.items())
+        )
+        for rank in range(c.size)
     ]
-    send = bytearray(b"".join(p for piece in pieces for p in piece))
-    sizes = [sum(map(len, piece)) for piece in pieces]
-    back = [sum(_extent(key, c)[1] for key in p.keys.values()) for p in all_]
-    receive = bytearray(sum(back))
-    c.alltoallv(memoryview(send), sizes, memoryview(receive), back)
-    return _steps(comm, c, all_, receive)
+    send = bytearray(b"".join(blocks))
+    receive_bytes = [sum(_extent(key, c)[1] for key in p.keys.values()) for p in each]
+    receive = bytearray(sum(receive_bytes))
+    c.alltoallv(memoryview(send), [len(b) for b in blocks], memoryview(receive), receive_bytes)
+    return _micro_batches(comm, c, each, receive)
 
 
-def _steps(
-    comm: Any, c: Communicator, all_: list[_Prepared], receive: bytearray
+def _micro_batches(
+    comm: Any, c: Communicator, each: list[_Prepared], receive: bytearray
 ) -> Iterator[Micro]:
     at = 0
-    for owner, p in enumerate(all_):
+    for owner, p in enumerate(each):
         micro = Micro(p.whole)
         for name, key in p.keys.items():
             shape, n = _extent(key, c)
@@ -282,7 +351,7 @@ def _steps(
 
 
 def _extent(key: _Key, c: Communicator) -> tuple[tuple[int, ...], int]:
-    """This rank's shape of a key, and its bytes."""
+    """Returns the shape of this rank's shard of a tensor, and its size in bytes."""
     lo, hi = shard_rows(key.shape[key.dim], c.size, c.rank)
     shape = key.shape[: key.dim] + (hi - lo,) + key.shape[key.dim + 1 :]
     return shape, int(np.prod(shape, dtype=np.int64)) * _itemsize(key)
@@ -307,24 +376,23 @@ def _array(key: _Key, shape: tuple[int, ...], data: bytearray) -> Any:
     return np.frombuffer(data, key.dtype).reshape(shape)
 
 
-def _rows(a: Any, dim: int, lo: int, hi: int) -> bytes:
-    piece = a[(slice(None),) * dim + (slice(lo, hi),)]
-    if is_torch(piece):
+def _shard_bytes(a: Any, dim: int, lo: int, hi: int) -> bytes:
+    """Returns the elements [lo, hi) of axis dim as row-major bytes."""
+    part = a[(slice(None),) * dim + (slice(lo, hi),)]
+    if is_torch(part):
         import torch
 
-        return (
-            piece.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-            if piece.numel()
-            else b""
-        )
-    return np.ascontiguousarray(piece).tobytes()
+        flat = part.contiguous().reshape(-1)
+        return flat.view(torch.uint8).numpy().tobytes() if part.numel() else b""
+    return np.ascontiguousarray(part).tobytes()
 
 
-def _bytes_ready(a: Any) -> Any:
+def _on_host(a: Any) -> Any:
     return a.detach().cpu() if is_torch(a) else a
 
 
 def _padded(a: Any, dim: int, more: int, value: int) -> Any:
+    """Returns a with `more` elements of `value` appended along axis dim."""
     if not more:
         return a
     shape = list(a.shape)
@@ -336,17 +404,10 @@ def _padded(a: Any, dim: int, more: int, value: int) -> Any:
     return np.concatenate([a, np.full(shape, value, a.dtype)], dim)
 
 
-def _like(lead: Any, a: np.ndarray) -> Any:
-    if is_torch(lead):
-        import torch
-
-        return torch.from_numpy(a)
-    return a
-
-
-def _mask(mask: np.ndarray, like: Any) -> Any:
+def _from_numpy(a: np.ndarray, like: Any, device: Any = "cpu") -> Any:
+    """Returns a as an array of the library of `like`."""
     if is_torch(like):
         import torch
 
-        return torch.from_numpy(mask).to(like.device)
-    return mask
+        return torch.from_numpy(a).to(device)
+    return a

@@ -1,10 +1,11 @@
-"""Prepares calls of transformers models whose attention is this library's.
+"""Prepares calls of transformers models that use this package's attention.
 
 `install` wraps PreTrainedModel.__call__. When a model with a registered attn_implementation is
 called, `begin` runs before its first layer: the ranks compare their arguments, find the documents
-from their position ids and padding, and make positions if none are given. Models that cannot run on several
-ranks are refused on every rank. Layers receive the result, a Forward, as a keyword argument; gradient
-checkpointing keeps it, so that a layer that runs again in backward sees the documents of its call.
+from position ids and padding, and make positions if none are given. A model that cannot run on
+several ranks is refused on every rank. Layers receive the result, a Forward, as a keyword argument.
+Gradient checkpointing keeps this argument, so a layer that runs again in backward has the documents
+of its own call.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from .communicator import gather_objects
 from .context import Context, current
 from .errors import InvalidArgument, Unsupported
 from .model_call import KEY, Forward, entered, inside
-from .packing import Rows, sequences_of
+from .packing import ShardPositions, sequences_of
 from .plan import Sequences, shard_rows
 
 contexts: dict[str, Context | None] = {}  # by attn_implementation
 
 
 def install() -> None:
-    """Wraps PreTrainedModel.__call__, once."""
+    """Wraps PreTrainedModel.__call__. Further calls do nothing. Not collective."""
     from transformers import PreTrainedModel
 
     original = PreTrainedModel.__call__
@@ -48,16 +49,17 @@ def install() -> None:
 
 
 def text_positions(ids: Any) -> Any:
-    """The position ids [B, rows] that count tokens of text, or None.
+    """Returns the position ids [B, rows] that count tokens of text, or None.
 
-    Models with images take [4, B, rows], whose first entry counts text, or [3, B, rows], where none
-    does."""
+    Models with images take [4, B, rows], whose first entry counts tokens of text, or [3, B, rows],
+    where no entry does.
+    """
     if ids is None or ids.ndim == 2:
         return ids
     return ids[0] if ids.ndim == 3 and ids.shape[0] == 4 else None
 
 
-def settle(
+def agreed_sequences(
     ctx: Context,
     operation: str,
     batch: int,
@@ -67,7 +69,19 @@ def settle(
     same: Mapping[str, Any],
     check: Any = None,
 ) -> Sequences:
-    """Lengths and documents of the whole sequences. Collective."""
+    """Returns lengths and documents of the whole sequences. Collective.
+
+    Args:
+        operation: the name of the call, for messages
+        batch, rows: number of sequences, and tokens of each sequence on this rank
+        position_ids, mask: [B, rows], or None
+        same: other arguments, by name, that must be equal on all ranks
+        check: a function that raises if another argument is wrong on this rank
+
+    Raises:
+        InvalidArgument, Unsupported: arguments are wrong on a rank or differ between ranks, or the
+            mask hides tokens inside a document
+    """
 
     def prepare() -> tuple[dict[str, Any], tuple[int, ...], None]:
         if check is not None:
@@ -77,7 +91,8 @@ def settle(
                 x.ndim != 2 or x.shape[1] != rows or x.shape[0] not in (1, batch)
             ):
                 raise InvalidArgument(
-                    f"{operation}: {name} of shape {tuple(x.shape)} for {batch} sequences of {rows} tokens on this rank: give [{batch}, {rows}]"
+                    f"{operation}: {name} has shape {tuple(x.shape)}, this rank has {batch} "
+                    f"sequences of {rows} tokens; give [{batch}, {rows}]"
                 )
         return (
             {
@@ -91,16 +106,19 @@ def settle(
         )
 
     _, counts = ctx.agree(operation, prepare)
-    each = gather_objects(ctx.communicator, Rows.of(position_ids, mask, batch))
+    each = gather_objects(ctx.communicator, ShardPositions.of(position_ids, mask, batch))
     return sequences_of(batch, [n for (n,) in counts], each, ctx.sequences)
 
 
 def begin(
     model: Any, ctx: Context, args: tuple, kwargs: Mapping[str, Any]
 ) -> tuple[tuple, dict[str, Any], Forward]:
-    """Agrees on a model's call. Collective.
+    """Checks a call of a model on all ranks, and finds its documents. Collective.
 
-    Returns the call's arguments, with positions and without a mask, and the Forward."""
+    Returns:
+        (args, kwargs, forward): the arguments for the model, with positions and without a mask, and
+        the `Forward` for its layers.
+    """
     operation = f"ulysses: {type(model).__name__}"
     signature = inspect.signature(model.forward)
     rest = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), None)
@@ -108,7 +126,7 @@ def begin(
         bound: Any = signature.bind_partial(*args, **kwargs)
         given = {name: value for name, value in bound.arguments.items() if name != rest}
         given.update(bound.arguments.get(rest, {}) if rest else {})
-    except TypeError as e:  # the model would refuse this call on this rank only
+    except TypeError as e:  # raised below, on every rank
         bound, given, wrong = None, {}, e
     tokens = (
         given.get("input_ids") if given.get("input_ids") is not None else given.get("inputs_embeds")
@@ -130,27 +148,32 @@ def begin(
         if bound is None:
             raise InvalidArgument(f"{operation}: {wrong}") from wrong
         if batch < 1 or rows < 1:
+            found = "neither input_ids nor inputs_embeds"
+            if tokens is not None:
+                found = f"input of shape {tuple(tokens.shape)}"
             raise InvalidArgument(
-                f"{operation}: {'no input_ids and no inputs_embeds' if tokens is None else f'input of shape {tuple(tokens.shape)}'}: give input_ids "
-                "[B, tokens of this rank], one token or more"
+                f"{operation}: {found}; give input_ids [B, tokens of this rank], with one token or "
+                "more"
             )
         mixers.prepare(model, ctx.size)
         if mask is not None and getattr(mask, "ndim", 0) != 2:
             raise Unsupported(
-                f"{operation}: an attention_mask of {getattr(mask, 'ndim', type(mask).__name__)} axes: causality, windows, documents and padding are built: "
-                "give [B, tokens], or none"
+                f"{operation}: attention_mask has {getattr(mask, 'ndim', type(mask).__name__)} "
+                "axes; give a padding mask [B, tokens] or None (causality, windows and documents "
+                "need no mask)"
             )
         if cache is not None or (given.get("use_cache") and ctx.size > 1):
             _check_cache(operation, ctx, cache, past, mask, text_positions(ids))
         if ctx.size > 1 and given.get("labels") is not None and given.get("shift_labels") is None:
             raise Unsupported(
-                f"{operation}: labels without shift_labels on {ctx.size} ranks: the label of a rank's last token is on the next rank: pass "
-                "shift_labels=, as ulysses.shard makes them"
+                f"{operation}: labels without shift_labels on {ctx.size} ranks, where the label of "
+                "a rank's last token is on the next rank; pass shift_labels, which ulysses.shard "
+                "makes"
             )
         if ctx.size > 1 and given.get("cu_seq_lens_q") is not None:
             raise Unsupported(
-                f"{operation}: cu_seq_lens_q on {ctx.size} ranks: it counts the tokens of one rank: leave it out and pass position_ids that start anew "
-                "with each document"
+                f"{operation}: cu_seq_lens_q on {ctx.size} ranks counts the tokens of one rank; "
+                "pass position_ids that restart at each document instead"
             )
 
     same = {
@@ -160,14 +183,16 @@ def begin(
     }
     if past:
 
-        def alone() -> tuple[dict[str, Any], tuple[int, ...], None]:
+        def with_cache() -> tuple[dict[str, Any], tuple[int, ...], None]:
             check()
             return same, (), None
 
-        ctx.agree(operation, alone)
+        ctx.agree(operation, with_cache)
         sequences = Sequences(batch, rows)
     else:
-        sequences = settle(ctx, operation, batch, rows, text_positions(ids), mask, same, check)
+        sequences = agreed_sequences(
+            ctx, operation, batch, rows, text_positions(ids), mask, same, check
+        )
         starts = given.get("cu_seq_lens_q")
         if starts is not None:
             cu = sorted(
@@ -185,7 +210,8 @@ def begin(
         no_cache = {"use_cache": False} if "use_cache" in signature.parameters or rest else {}
     elif sequences.cu_seqlens is not None:  # on one rank
         raise Unsupported(
-            f"{operation}: several documents, or padding, beside a key-value cache: call with use_cache=False"
+            f"{operation}: several documents or padding with a key-value cache; call the model "
+            "with use_cache=False"
         )
     else:
         no_cache = {}
@@ -207,28 +233,35 @@ def begin(
 
 
 def _check_cache(operation: str, ctx: Context, cache: Any, past: int, mask: Any, ids: Any) -> None:
+    """Raises Unsupported for a key-value cache that this package cannot use."""
     if ctx.size > 1:
         raise Unsupported(
-            f"{operation}: a key-value cache on {ctx.size} ranks, where each rank has a shard of the sequence: call the model with use_cache=False, "
-            "and generate on one rank"
+            f"{operation}: a key-value cache on {ctx.size} ranks, where each rank has a shard of "
+            "the sequence; call the model with use_cache=False, and generate on one rank"
         )
     if getattr(cache, "is_compileable", False):
         raise Unsupported(
-            f"{operation}: a {type(cache).__name__} has rows for tokens that are not there yet: use transformers.DynamicCache (cache_implementation='dynamic')"
+            f"{operation}: a {type(cache).__name__} has memory for tokens that do not exist yet; "
+            "use transformers.DynamicCache (cache_implementation='dynamic')"
         )
     if past and mask is not None:
         raise Unsupported(
-            f"{operation}: an attention_mask of shape {tuple(mask.shape)} beside a key-value cache of {past} tokens: padding is not built there: call with "
-            "use_cache=False"
+            f"{operation}: attention_mask {tuple(mask.shape)} with a key-value cache of {past} "
+            "tokens, where padding is not implemented; call the model with use_cache=False"
         )
     if past and ids is not None and ids.shape[1] > 1 and bool((ids.diff(dim=1) != 1).any()):
         raise Unsupported(
-            f"{operation}: several documents in position_ids beside a key-value cache: call with use_cache=False"
+            f"{operation}: several documents in position_ids with a key-value cache; call the "
+            "model with use_cache=False"
         )
 
 
 def _positions(ctx: Context, forward: Forward, tokens: Any) -> Any:
-    """Positions [B, rows] of this rank's tokens, in their documents if Context.use has set some."""
+    """Returns the positions [B, rows] of this rank's tokens.
+
+    They count from the start of the document if Context.use has set documents, else from the start
+    of the sequence.
+    """
     import torch
 
     s, known = forward.sequences, ctx.sequences

@@ -1,9 +1,9 @@
 """The gated delta rule over sequences that are sharded over ranks.
 
 There are two strategies. "heads" re-shards from tokens to heads by an all-to-all, and back by a
-second one; its results are bitwise equal to those of one rank. "state" keeps the tokens on their
-ranks and passes recurrent states between ranks; the number of bytes does not depend on the length of
-the sequence. "auto" chooses the strategy that sends fewer bytes.
+second one. Its results are bitwise equal to the results of one rank. "state" keeps the tokens on
+their ranks and passes recurrent states between ranks. Its number of bytes does not depend on the
+length of the sequence. "auto" chooses the strategy that sends fewer bytes.
 
 Source: Yang, Kautz & Hatamizadeh 2024, arXiv:2412.06464.
 """
@@ -42,8 +42,8 @@ class DeltaCall:
 
     Attributes:
         plan, batch: the plan and the batch of the call
-        saved: saved activations as plain bytes. The caller may move or offload them before backward;
-            None if the forward pass had save=False
+        saved: saved activations as plain bytes. The caller may move or offload them before
+            backward; None if the forward pass had save=False
         initial_state: the initial states of the call in float32, or None
     """
 
@@ -85,11 +85,11 @@ def gated_delta_rule_forward(
     Args:
         save (bool): save the activations that `gated_delta_rule_backward` needs. Default: True
 
-    The other arguments are those of `chunk_gated_delta_rule`.
+    `chunk_gated_delta_rule` describes the other arguments.
 
     Returns:
-        (o, final_state, call): o and final_state as in `chunk_gated_delta_rule`, and the `DeltaCall`
-        for `gated_delta_rule_backward`.
+        (o, final_state, call): o and final_state as in `chunk_gated_delta_rule`, and the
+        `DeltaCall` for `gated_delta_rule_backward`.
 
     Raises:
         InvalidArgument, Unsupported, CommError: as in `chunk_gated_delta_rule`
@@ -106,8 +106,8 @@ def gated_delta_rule_forward(
         ):
             if not hasattr(x, "shape") or len(x.shape) != axes:
                 raise InvalidArgument(
-                    f"{operation}: {name} has shape {tuple(getattr(x, 'shape', ()))}; give an array "
-                    f"of {axes} axes, [B, rows, heads{', features' if axes == 4 else ''}]"
+                    f"{operation}: {name} has shape {tuple(getattr(x, 'shape', ()))}; give an "
+                    f"array of {axes} axes, [B, rows, heads{', features' if axes == 4 else ''}]"
                 )
         one_library(q=q, k=k, v=v, g=g, beta=beta, initial_state=initial_state)
         rows = {
@@ -179,9 +179,9 @@ def gated_delta_rule_backward(
             Default: None, no gradient
 
     Returns:
-        (dq, dk, dv, dg, dbeta, dinitial_state) with the shapes of the inputs. dq, dk and dv have the
-        dtype of q, the others are float32. dinitial_state is complete on every rank; None if there
-        was no initial state.
+        (dq, dk, dv, dg, dbeta, dinitial_state) with the shapes of the inputs. dq, dk and dv have
+        the dtype of q, the others are float32. dinitial_state is complete on every rank; None if
+        there was no initial state.
 
     Raises:
         InvalidArgument: the forward pass had save=False, or a gradient has a wrong shape or dtype
@@ -282,10 +282,11 @@ def chunk_gated_delta_rule(
 
         S = exp(g) S;  u = beta (v - S^T k);  S = S + k u^T;  o = scale S^T q
 
-    The names of the arguments are those of flash-linear-attention (fla.ops.gated_delta_rule).
+    The arguments have the names that flash-linear-attention uses (fla.ops.gated_delta_rule).
 
     Args:
-        q, k: [B, rows, H, K], this rank's tokens; float32, or bfloat16 on devices that compute in it
+        q, k: [B, rows, H, K], this rank's tokens; float32, or bfloat16 on devices that compute in
+            it
         v: [B, rows, HV, V]; HV must be a multiple of H
         g: [B, rows, HV], natural logarithm of the decay, at most 0. Converted to float32
         beta: [B, rows, HV]. Converted to float32

@@ -128,9 +128,9 @@ def halo(
         CommError: the communicator failed
 
     .. note::
-        If each sequence is one document, a causal convolution of width W is the local convolution of
-        concatenate([halo(x, W - 1), x], 1). If a sequence has several documents, that convolution
-        mixes the end of a document into the start of the next one on the same rank. Use
+        If each sequence is one document, a causal convolution of width W is the local convolution
+        of concatenate([halo(x, W - 1), x], 1). If a sequence has several documents, that
+        convolution mixes the end of a document into the start of the next one on the same rank. Use
         `causal_conv1d`, which keeps documents apart.
     """
     ctx, batch = _agreed_batch("ulysses.halo", x, n, seq, cu_seqlens, context)

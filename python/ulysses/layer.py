@@ -104,7 +104,7 @@ def attention_layer_forward(
     Args:
         save (bool): save the activations that `attention_layer_backward` needs. Default: True
 
-    The other arguments are those of `attention_layer`.
+    `attention_layer` describes the other arguments.
 
     Returns:
         (y, call): y [B, rows, hidden], and the `LayerCall` for `attention_layer_backward`.
@@ -133,8 +133,8 @@ def attention_layer_forward(
         for name in ("x", *WEIGHTS[:4]):
             if not hasattr(given[name], "shape"):
                 raise InvalidArgument(
-                    f"{operation}: {name} is {type(given[name]).__name__}, not an array; give NumPy "
-                    "arrays or PyTorch tensors"
+                    f"{operation}: {name} is {type(given[name]).__name__}, not an array; give "
+                    "NumPy arrays or PyTorch tensors"
                 )
         one_library(**given)
         if len(x.shape) != 3 or heads < 1 or len(wq.shape) != 2 or len(wv.shape) != 2:
@@ -263,8 +263,8 @@ def attention_layer(x: Any, wq: Any, wk: Any, wv: Any, wo: Any, **options: Any) 
     Returns:
         y [B, rows, hidden], with the dtype of x.
 
-        The gradients of weights, biases and norms are this rank's share: their sum over the ranks is
-        the gradient.
+        The gradients of weights, biases and norms are this rank's share: their sum over the ranks
+        is the gradient.
 
     Raises:
         InvalidArgument: a shape, dtype or value is wrong, or arguments differ between ranks
@@ -325,7 +325,7 @@ class LocalTensors:
 
 
 def _array(pointer: Any, torch: Any) -> Any:
-    """Returns an array over the memory of a ulysses_tensor: NumPy if torch is None, else PyTorch."""
+    """Returns an array over the memory of a ulysses_tensor: NumPy if torch is None."""
     if not pointer:
         return None
     t = pointer.contents
@@ -424,8 +424,8 @@ def local_attention_forward(
     Args:
         q, k, v: as in `attention`, on the CPU
         function: function(tensors) with `LocalTensors` computes attention of tensors.q, tensors.k
-            and tensors.v, and writes tensors.out. Masks, documents and scale are up to it. It is not
-            called on a rank without heads
+            and tensors.v, and writes tensors.out. Masks, documents and scale are up to it. It is
+            not called on a rank without heads
         save (bool): save the activations that `local_attention_backward` needs. Default: True
         layout (str): order of the axes, as in `attention`. Default: "BSHD"
         options: seq, kv_seq and context, as in `attention`
@@ -533,8 +533,8 @@ def local_attention(
         function: function(q, k, v) receives q [B, seq, h, D], k [B, kv_seq, hkv, D] and
             v [B, kv_seq, hkv, Dv]: this rank's query heads, and their key heads. It returns
             out [B, seq, h, Dv]. Masks, documents and scale are up to it. It is not called on a rank
-            without heads. With PyTorch, the backward pass calls it again, and differentiates it with
-            respect to q, k and v; it must not use other tensors that need a gradient
+            without heads. With PyTorch, the backward pass calls it again, and differentiates it
+            with respect to q, k and v; it must not use other tensors that need a gradient
         options: layout, seq, kv_seq and context, as in `attention`
 
     Returns:
@@ -556,7 +556,7 @@ def local_attention(
 
 
 def _local_torch(q: Any, k: Any, v: Any, function: Callable[..., Any], options: dict) -> Any:
-    """`local_attention` of PyTorch tensors. Backward calls the function again, to differentiate it."""
+    """`local_attention` of PyTorch tensors. Backward runs function again to differentiate it."""
     import torch
 
     from ._tiled import leaves

@@ -33,8 +33,8 @@ class LibraryRanks:
         ctx, (size, n) = self._context, blocks.shape
         if ctx.device != "cpu":
             raise Unsupported(
-                "ulysses.Context.world: a context on a GPU has no communicator for host memory; make "
-                "the context from an mpi4py communicator"
+                "ulysses.Context.world: a context on a GPU has no communicator for host memory; "
+                "make the context from an mpi4py communicator"
             )
         plan = ctx._plan(heads=size, head_dim=1, dtype=_struct.F32)
         batch = ctx._batch(Sequences(1, size))
@@ -50,8 +50,8 @@ class LibraryRanks:
     def _allgather_by_sums(self, send: bytes) -> bytes:
         """Gathers the bytes of all ranks with ulysses_loss_reduce. Collective; for short messages.
 
-        Each call carries 12 bytes of one rank, to which the other ranks add 0: the sum and the count
-        of the call hold whole numbers below 2^48 exactly.
+        Each call carries 12 bytes of one rank, to which the other ranks add 0: the sum and the
+        count of the call hold whole numbers below 2^48 exactly.
         """
         out = []
         for rank in range(self.size):

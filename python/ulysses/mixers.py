@@ -1,8 +1,9 @@
-"""Examines which layers of a transformers model work when ranks hold shards of a sequence.
+"""Finds the token mixers of a transformers model, and refuses those that need whole sequences.
 
-Attention layers that use transformers' interface (ALL_ATTENTION_FUNCTIONS) call this library. The
-gated delta rule layers of Qwen3.5 and Qwen3-Next are replaced by `gated_delta_net`. Every other layer
-that mixes tokens would see the tokens of its rank only, so `prepare` refuses it by name.
+Attention layers that use transformers' interface (ALL_ATTENTION_FUNCTIONS) call this package. The
+gated delta rule layers of Qwen3.5 and Qwen3-Next are replaced by `gated_delta_net`. Every other
+layer that mixes tokens would compute on the tokens of its rank only, so `prepare` refuses the model
+and names the layer.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from .gdn import chunk_gated_delta_rule
 from .halo import causal_conv1d
 from .model_call import KEY, Forward, inside
 
-# Only layers that read other tokens take an argument with one of these names.
-_MIXING = {
+# A layer that takes an argument with one of these names mixes tokens.
+_MIXER_ARGUMENTS = {
     "attention_mask",
     "past_key_values",
     "past_key_value",
@@ -34,7 +35,7 @@ _MIXING = {
 }
 _LAYER_TYPES = {"full_attention", "sliding_attention", "linear_attention", "sparse", "dense"}
 _DELTA_NETS = {"Qwen3_5GatedDeltaNet", "Qwen3_5MoeGatedDeltaNet", "Qwen3NextGatedDeltaNet"}
-_NEEDS = (
+_DELTA_NET_ATTRIBUTES = (
     "conv1d",
     "A_log",
     "dt_bias",
@@ -46,36 +47,43 @@ _NEEDS = (
     "head_v_dim",
     "activation",
 )
-_known: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()  # model: reason of refusal, or ""
+# For each model, the reason why it cannot run on several ranks, or "".
+_reasons: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 def prepare(model: Any, ranks: int) -> None:
-    """Replaces the gated delta rule layers of a model. Not collective.
+    """Replaces the gated delta rule layers of a model, and checks its other layers. Not collective.
 
-    Raises Unsupported if there are several ranks and the model has a layer that needs one rank."""
-    found = _known.get(model)
-    if found is None:
+    Raises:
+        Unsupported: ranks > 1, and the model has a layer that works on one rank only
+    """
+    reason = _reasons.get(model)
+    if reason is None:
         for m in model.modules():
-            if type(m).__name__ in _DELTA_NETS and not _missing(m):
+            if _is_delta_net(m):
                 _replace(type(m))
-        found = _known[model] = next(_refused(model), "")
-    if ranks > 1 and found:
+        reason = _reasons[model] = next(_obstacles(model), "")
+    if ranks > 1 and reason:
         raise Unsupported(
-            f"ulysses: {type(model).__name__} on {ranks} ranks: {found}: it would see the tokens of its rank only: run the model on one rank"
+            f"ulysses: {type(model).__name__} on {ranks} ranks: {reason}, so it would compute on "
+            "the tokens of its rank only; run the model on one rank"
         )
 
 
-def _missing(m: Any) -> list[str]:
+def _is_delta_net(m: Any) -> bool:
+    """Reports whether m is a gated delta rule layer with the attributes of `gated_delta_net`."""
     projections = (
         ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
         if hasattr(m, "in_proj_qkv")
         else ("in_proj_qkvz", "in_proj_ba", "fix_query_key_value_ordering")
     )
-    return [name for name in (*_NEEDS, *projections) if not hasattr(m, name)]
+    return type(m).__name__ in _DELTA_NETS and all(
+        hasattr(m, name) for name in (*_DELTA_NET_ATTRIBUTES, *projections)
+    )
 
 
-def _refused(model: Any) -> Iterator[str]:
-    """The reasons why a model cannot run on several ranks."""
+def _obstacles(model: Any) -> Iterator[str]:
+    """Returns the reasons why a model cannot run on several ranks."""
     if "position_ids" not in inspect.signature(model.forward).parameters:
         yield "its forward takes no position_ids"
     config = model.config.get_text_config()
@@ -91,45 +99,46 @@ def _refused(model: Any) -> Iterator[str]:
         torch.nn.RNNBase,
         torch.nn.ZeroPad2d,
     )
-    ours: list[str] = []
+    replaced: list[str] = []
     for name, m in model.named_modules():
-        if any(name.startswith(prefix + ".") for prefix in ours):
+        if any(name.startswith(prefix + ".") for prefix in replaced):
             continue
         cls: Any = type(m)
-        if type(m).__name__ in _DELTA_NETS and not _missing(m):
-            ours.append(name)
+        if _is_delta_net(m):
+            replaced.append(name)
         elif isinstance(m, convolutions):
-            tower = (
-                "; for text alone, load the text model (AutoModelForCausalLM)"
-                if "vis" in name
-                else ""
-            )
-            yield f"{name} is a {type(m).__name__}, of {_owner(model, name)}{tower}"
+            hint = " (for text, load the text model: AutoModelForCausalLM)" if "vis" in name else ""
+            yield f"{name} is a {type(m).__name__} of {_owner(model, name)}{hint}"
         elif (
             _mixes(m)
             and not any(_mixes(child) for child in m.modules() if child is not m)
-            and not _asks_the_interface(cls)
+            and not _uses_interface(cls)
         ):
-            yield f"{name} is a {type(m).__name__}, which mixes tokens without the attention interface"
+            yield (
+                f"{name} is a {type(m).__name__}, which mixes tokens without the attention "
+                "interface"
+            )
 
 
 def _owner(model: Any, name: str) -> str:
+    """Returns the class of the module that contains the module `name`."""
     parent = name.rpartition(".")[0]
     return type(model.get_submodule(parent)).__name__ if parent else type(model).__name__
 
 
 def _mixes(m: Any) -> bool:
+    """Reports whether a module of transformers takes an argument that only token mixers take."""
     try:
-        return bool(_MIXING & set(inspect.signature(type(m).forward).parameters)) and not type(
-            m
-        ).__module__.startswith("torch.nn")
+        return bool(
+            _MIXER_ARGUMENTS & set(inspect.signature(type(m).forward).parameters)
+        ) and not type(m).__module__.startswith("torch.nn")
     except (TypeError, ValueError):
         return False
 
 
 @functools.cache
-def _asks_the_interface(cls: Any) -> bool:
-    """Whether a method of the class takes its attention function from transformers' interface."""
+def _uses_interface(cls: Any) -> bool:
+    """Reports whether a method of the class calls transformers' attention interface."""
     for owner in cls.__mro__:
         for f in vars(owner).values():
             while callable(f) and f is not None:
@@ -141,6 +150,7 @@ def _asks_the_interface(cls: Any) -> bool:
 
 
 def _replace(cls: type) -> None:
+    """Replaces the forward of a gated delta rule layer in calls of a model on its ranks."""
     original: Callable[..., Any] = cls.forward  # type: ignore[attr-defined]
     if getattr(original, "ulysses", False):
         return
@@ -169,11 +179,21 @@ def _replace(cls: type) -> None:
 
 
 def gated_delta_net(layer: Any, x: Any, call: Forward) -> Any:
-    """The linear attention layer of Qwen3.5 and Qwen3-Next on this rank's rows. Collective.
+    """Computes the linear attention layer of Qwen3.5 and Qwen3-Next on this rank's tokens.
 
-    x [B, rows, hidden] to [B, rows, hidden]. Projections, gates and the gated norm are local to a
-    token. The causal convolution and the gated delta rule run over the documents of all ranks.
-    Source: Yang, Kautz & Hatamizadeh 2024, arXiv:2412.06464."""
+    Collective. Projections, gates and the gated norm are local to a token. The causal convolution
+    and the gated delta rule run over the documents on all ranks.
+
+    Args:
+        layer: the GatedDeltaNet module
+        x: [B, rows, hidden]
+        call: the call of the model
+
+    Returns:
+        [B, rows, hidden].
+
+    Source: Yang, Kautz & Hatamizadeh 2024, arXiv:2412.06464.
+    """
     import torch
 
     b, rows, _ = x.shape
@@ -189,11 +209,11 @@ def gated_delta_net(layer: Any, x: Any, call: Forward) -> Any:
             layer.in_proj_qkvz(x), layer.in_proj_ba(x)
         )
         mixed = torch.cat([y.reshape(b, rows, -1) for y in (q, k, v)], -1)
-    where: dict[str, Any] = dict(
+    documents: dict[str, Any] = dict(
         seq=call.sequences.seq, cu_seqlens=call.sequences.cu_seqlens, context=call.context
     )
     mixed = causal_conv1d(
-        mixed, layer.conv1d.weight.squeeze(1), layer.conv1d.bias, layer.activation, **where
+        mixed, layer.conv1d.weight.squeeze(1), layer.conv1d.bias, layer.activation, **documents
     )
     q, k, v = (
         y.reshape(b, rows, -1, d)
@@ -204,7 +224,7 @@ def gated_delta_net(layer: Any, x: Any, call: Forward) -> Any:
     )
     g = -layer.A_log.float().exp() * torch.nn.functional.softplus(a.float() + layer.dt_bias)
     out, _ = chunk_gated_delta_rule(
-        q, k, v, g, beta.sigmoid(), use_qk_l2norm_in_kernel=True, **where
+        q, k, v, g, beta.sigmoid(), use_qk_l2norm_in_kernel=True, **documents
     )
     out = layer.norm(out.reshape(-1, layer.head_v_dim), z.reshape(-1, layer.head_v_dim))
     return layer.out_proj(out.reshape(b, rows, -1))

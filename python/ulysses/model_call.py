@@ -1,4 +1,4 @@
-"""The call of a transformers model that a thread is in, as its layers see it."""
+"""The call of a transformers model that is running in a thread. Its layers read it."""
 
 from __future__ import annotations
 
@@ -16,22 +16,29 @@ _thread = threading.local()
 
 @dataclass
 class Forward:
-    """One call of a model, as the ranks have agreed on it."""
+    """One call of a model, after the ranks have agreed on its arguments.
+
+    Attributes:
+        context: the ranks
+        sequences: lengths and documents
+        rows: tokens of each sequence on this rank
+        past: tokens in the key-value cache; 0 on several ranks
+    """
 
     context: Context
     sequences: Sequences
-    rows: int  # tokens of each sequence on this rank
-    past: int = 0  # tokens in a key-value cache, on one rank
+    rows: int
+    past: int = 0
 
 
 def inside() -> Forward | None:
-    """The model's call that this thread is in, or None."""
+    """Returns the model's call that is running in this thread, or None."""
     return getattr(_thread, "forward", None)
 
 
 @contextlib.contextmanager
 def entered(forward: Forward) -> Iterator[None]:
-    """Makes `forward` this thread's call of a model."""
+    """Sets the model's call of this thread inside a with statement."""
     _thread.forward = forward
     try:
         yield

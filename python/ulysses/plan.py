@@ -1,7 +1,8 @@
 """Plans and batches of a context, and the checks of a call's lengths and documents.
 
-A plan is what is fixed for a kind of layer: heads, sizes, type and mask. A batch is what is fixed for
-the lengths and documents of sequences. A call needs one of each. The context makes and keeps both.
+A plan is what is fixed for a kind of layer: heads, sizes, type and mask. A batch is what is fixed
+for the lengths and documents of sequences. A call needs one of each. The context makes and keeps
+both.
 """
 
 from __future__ import annotations
@@ -311,9 +312,9 @@ class Batch(_Owned):
         self.kv_rows = self.info.kv_rows if s.kv_seq else self.info.rows
 
     def positions(self) -> list[int]:
-        """Returns the position of each of this rank's tokens in its document, for rotary embeddings.
+        """Returns the position of each token of this rank in its document.
 
-        The list has batch * rows elements. Not collective.
+        The list has batch * rows elements, for rotary embeddings. Not collective.
         """
         out = (ctypes.c_int64 * (self.sequences.batch * self.rows))()
         self.context._call("ulysses_batch_positions", self.handle, out)

@@ -1,6 +1,6 @@
 """Resharding of any tensor from tokens to heads and back, and the loss of a sequence group.
 
-Names and shapes are those of VeOmni (ByteDance-Seed/VeOmni).
+The functions have the names and shapes of VeOmni (ByteDance-Seed/VeOmni).
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class Reshard:
         sequences = math.prod(x.shape[i] for i in leading)
         if sequences == 0:
             raise InvalidArgument(
-                f"ulysses: a tensor of shape {tuple(x.shape)}; the axes before tokens and heads must "
-                "not be empty"
+                f"ulysses: a tensor of shape {tuple(x.shape)}; the axes before tokens and heads "
+                "must not be empty"
             )
         plan = self.context._plan(heads=self.heads // self.merged, head_dim=1, dtype=_struct.F32)
         batch = self.context._batch(Sequences(sequences, self.seq))
@@ -96,9 +96,9 @@ class Reshard:
         )
         if (rows_in, heads_in) != want:
             raise InvalidArgument(
-                f"ulysses: rank {ctx.rank} of {ctx.size} has {rows_in} tokens and {heads_in} heads; "
-                f"give its shard of {self.seq} tokens and {self.heads} heads, {want[0]} tokens and "
-                f"{want[1]} heads"
+                f"ulysses: rank {ctx.rank} of {ctx.size} has {rows_in} tokens and {heads_in} "
+                f"heads; give its shard of {self.seq} tokens and {self.heads} heads, {want[0]} "
+                f"tokens and {want[1]} heads"
             )
         flat = dense(reordered).reshape(
             math.prod(shape[:lead]),
@@ -225,7 +225,8 @@ def _axes(operation: str, x: Any, seq_dim: int, head_dim: int) -> tuple[int, int
     """Returns seq_dim and head_dim as numbers from 0. Raises for wrong axes or a wrong x."""
     if not hasattr(x, "ndim"):
         raise InvalidArgument(
-            f"{operation}: {type(x).__name__} is not an array; give a NumPy array or a PyTorch tensor"
+            f"{operation}: {type(x).__name__} is not an array; give a NumPy array or a PyTorch "
+            "tensor"
         )
     dtype_of(x)
     seq, head = (d + x.ndim if d < 0 else d for d in (seq_dim, head_dim))
@@ -264,16 +265,18 @@ def gather_seq_scatter_heads(
     heads of a rank are contiguous; the first H mod ranks hold one head more.
 
     Args:
-        x: [.., rows, .., H, ..], this rank's tokens of all heads; float32, float16, bfloat16, int32,
-            int64 or uint8
+        x: [.., rows, .., H, ..], this rank's tokens of all heads; float32, float16, bfloat16,
+            int32, int64 or uint8
         seq_dim (int): the axis of tokens
         head_dim (int): the axis of heads
         unpadded_dim_size (int): S. Padding after the first S tokens is removed from the result.
             0 = there is no padding, S = rows * ranks. Default: 0
-        async_op (bool): return a request whose wait() returns the result. All ranks must wait in the
-            order in which the requests were started, and must not change x before. Default: False
+        async_op (bool): return a request whose wait() returns the result. All ranks must wait in
+            the order in which the requests were started, and must not change x before. Default:
+            False
         padded (bool): True: every rank has ceil(S / ranks) rows, and the last ones may be padding,
-            as `gather_heads_scatter_seq` makes it. False: there is no padding, the first S mod ranks
+            as `gather_heads_scatter_seq` makes it. False: there is no padding, the first S mod
+                ranks
             hold one token more, and unpadded_dim_size is S. Default: True
         context (Context, optional): Default: the context that ulysses.use has set
 
@@ -290,8 +293,8 @@ def gather_seq_scatter_heads(
         seq, head = _axes(operation, x, seq_dim, head_dim)
         if not padded and not unpadded_dim_size:
             raise InvalidArgument(
-                f"{operation}: padded=False without unpadded_dim_size; give the tokens of the whole "
-                "sequence as unpadded_dim_size"
+                f"{operation}: padded=False without unpadded_dim_size; give the tokens of the "
+                "whole sequence as unpadded_dim_size"
             )
         return (
             {
@@ -395,14 +398,16 @@ def reduce_sequence_parallel_loss(
 ) -> Any:
     """Returns the mean loss over the valid tokens of all ranks.
 
-    Collective; differentiable in PyTorch. The semantics are those of VeOmni's function of this name.
+    Collective; differentiable in PyTorch. It has the semantics of VeOmni's function with this
+    name.
 
     Args:
         loss: the mean loss over this rank's valid tokens. Without valid tokens, its value does not
             matter, and may be NaN
         num_valid_tokens: the number n of this rank's valid tokens
         gradients (str): how the caller combines the gradients of weights over the ranks. "averaged"
-            (as DDP, FSDP and ZeRO do): the gradient of loss is ranks * n / N. "summed": it is n / N.
+            (as DDP, FSDP and ZeRO do): the gradient of loss is ranks * n / N. "summed": it is n /
+                N.
             N is the sum of n over the ranks. Default: "averaged"
         context (Context, optional): Default: the context that ulysses.use has set
 
@@ -425,8 +430,8 @@ def reduce_sequence_parallel_loss(
             float(loss.detach() if is_torch(loss) else loss), int(num_valid_tokens)
         except (TypeError, ValueError, RuntimeError) as e:
             raise InvalidArgument(
-                f"{operation}: loss {loss!r}, num_valid_tokens {num_valid_tokens!r}; give one number "
-                "for each"
+                f"{operation}: loss {loss!r}, num_valid_tokens {num_valid_tokens!r}; give one "
+                "number for each"
             ) from e
         return {"gradients": gradients}, (), None
 

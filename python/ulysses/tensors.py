@@ -47,8 +47,8 @@ def one_library(**arrays: Any) -> None:
     others = [name for name, x in arrays.items() if x is not None and name not in torch]
     if torch and others:
         raise InvalidArgument(
-            f"ulysses: PyTorch tensors ({', '.join(torch)}) together with arrays of another library "
-            f"({', '.join(others)}); convert all of them with torch.as_tensor or .numpy()"
+            f"ulysses: PyTorch tensors ({', '.join(torch)}) together with arrays of another "
+            f"library ({', '.join(others)}); convert all of them with torch.as_tensor or .numpy()"
         )
 
 
@@ -242,7 +242,7 @@ def dense(x: Any) -> Any:
 def without_zero_strides(x: Any) -> Any:
     """Returns x, or a row-major copy if the library would refuse its strides.
 
-    The library refuses zero strides (such as those of the gradient of sum()), negative strides, and
+    The library refuses zero strides (such as the gradient of sum() has), negative strides, and
     a last axis that is not dense.
     """
     v = x if isinstance(x, View) else view(x)
@@ -271,8 +271,8 @@ def empty(like: Any, shape: Sequence[int], dtype: Any = None) -> Any:
 def _host_only(like: Any) -> None:
     if not isinstance(like, np.ndarray) and view(like).device != _struct.CPU:
         raise Unsupported(
-            f"ulysses: {type(like).__name__} on a GPU: results on a GPU are PyTorch tensors; convert "
-            "it with torch.as_tensor"
+            f"ulysses: {type(like).__name__} on a GPU: results on a GPU are PyTorch tensors; "
+            "convert it with torch.as_tensor"
         )
 
 

@@ -1,8 +1,11 @@
-"""Tiled compute: a function of rows, run tile by tile, so that what it keeps inside is that of one tile (Bekman et al. 2025, arXiv:2506.13996).
+"""Tiled compute: a function runs on one tile of its rows at a time, to save memory.
 
-The forward pass keeps no inner activations; the backward pass runs each tile again and goes back through it at once. Gradients of
-parameters are added up over the tiles and handed to autograd once, after the last tile: hooks that wait for a parameter's gradient
-(DDP, FSDP, ZeRO) fire once, and never early.
+The forward pass saves no activations of the function. The backward pass runs each tile again, and
+then computes the gradients of this tile, so activations need the memory of one tile. The gradients
+of parameters are summed over the tiles and passed to autograd once, after the last tile. The hooks
+of DDP, FSDP and ZeRO therefore run once, with the complete gradient.
+
+Source: Arctic Long Sequence Training, Bekman et al. 2025, arXiv:2506.13996.
 """
 
 from __future__ import annotations
@@ -17,15 +20,29 @@ REDUCTIONS = ("concatenate", "sum", "mean")
 
 
 def tiles(rows: int, tile_rows: int, max_rows: int = 0) -> list[tuple[int, int]]:
-    """The tiles [lo, hi) of `rows` rows: max(1, ceil(max_rows / tile_rows)) of ceil(rows / that), the last ones shorter or empty.
+    """Returns the ranges [lo, hi) of the tiles of `rows` rows.
 
-    max_rows is the largest number of rows of any rank (0 = rows): with it, all ranks have equally many tiles, so that a tile may take part
-    in collectives. tile_rows 0 = one tile. The arithmetic of the library's tiled_compute.
+    There are n = max(1, ceil(max_rows / tile_rows)) tiles of ceil(rows / n) rows. The last ones may
+    be shorter or empty. The C library's tiled_compute uses the same tiles. Not collective.
+
+    Args:
+        rows (int): rows of this rank
+        tile_rows (int): rows of a tile; 0 = one tile
+        max_rows (int): the largest number of rows of any rank; 0 = rows. If all ranks give it, they
+            have the same number of tiles, so the function may call collectives. Default: 0
+
+    Raises:
+        InvalidArgument: a number is negative, or max_rows is less than rows
+
+    Example::
+
+        >>> ulysses.tiles(5, 2, 8)
+        [(0, 2), (2, 4), (4, 5), (5, 5)]
     """
     if rows < 0 or tile_rows < 0 or max_rows < 0 or 0 < max_rows < rows:
         raise InvalidArgument(
-            f"ulysses.tiles: {rows} rows in tiles of {tile_rows}, at most {max_rows} on a rank: none may be negative, and no rank "
-            "has more than the most (0 = rows)"
+            f"ulysses.tiles: {rows} rows, tile_rows {tile_rows}, max_rows {max_rows}; give numbers "
+            "of 0 or more, and max_rows 0 or at least the rows"
         )
     most = max_rows or rows
     count = max(1, -(-most // tile_rows)) if tile_rows else 1
@@ -44,40 +61,54 @@ def tiled_compute(
     params: Sequence[Any] | None = None,
     preserve_rng: bool = True,
 ) -> Any:
-    """fn over tiles of the rows of its inputs. PyTorch.
+    """Runs a PyTorch function on tiles of its inputs, and joins the results.
 
-    fn         called with a tile of each tensor of `inputs` that is cut, everything else as it is. Also with tiles of 0 rows (a rank may hold
-               fewer rows than its peers): it must take them
-    inputs     tensors with `dim` as the axis of rows, all of as many rows; wrap a tensor in `Whole` to pass it uncut. None, numbers and other objects
-               pass as they are. Tensors that need a gradient get one
-    tile_rows  rows of a tile; 0 = one tile
-    out_dim    the axis along which results are joined, any shape otherwise; None = dim
-    reduction  "concatenate": fn returns a tensor; "sum": a scalar, added up; "mean": a pair (sum, count), the sums' total by the counts'
-               total: exact for unequal tiles and masked rows, 0 where no row counts
-    max_rows   the most rows of any rank, so that all have equally many tiles (ulysses.tiles); 0 = these rows
-    params     parameters that fn uses; None = found by running fn on its first row. A tensor that needs a gradient and is neither an input nor among them is
-               an error in backward, not a lost gradient. It must be a leaf: pass others as inputs
-    preserve_rng  the second run draws the same random numbers as the first
+    Differentiable. Not collective, except for collectives that fn calls. The backward pass calls fn
+    again on each tile.
 
-    As a decorator:
+    Args:
+        fn: a function, called with the same tile of each tensor in inputs. It must accept tiles of
+            0 rows if max_rows is given. If it is None, the result is a decorator
+        inputs: tensors [.., rows, ..] that have the same number of rows on axis dim. Tensors
+            wrapped in `Whole`, and objects that are not tensors, are passed to every tile unchanged
+        tile_rows (int): rows of a tile; 0 = one tile. Default: 0
+        dim (int): the axis of rows. Default: 1
+        out_dim (int, optional): the axis along which results are concatenated. Default: dim
+        reduction (str): "concatenate": fn returns a tensor; "sum": fn returns a scalar tensor, and
+            the result is the sum over the tiles; "mean": fn returns (sum, count), and the result is
+            the total of sums divided by the total of counts, or 0 if no row counts. It is exact for
+            tiles of unequal size and for masked rows. Default: "concatenate"
+        max_rows (int): the largest number of rows of any rank, which gives all ranks the same
+            number of tiles; 0 = the rows of inputs (see `tiles`). Default: 0
+        params (sequence of Tensor, optional): the parameters that fn uses, which must be leaves of
+            autograd's graph. Default: None, found by running fn on the first row
+        preserve_rng (bool): the second run of a tile uses the same random numbers as the first.
+            Default: True
 
-        @ulysses.tiled_compute(tile_rows=4096)
-        def mlp(x): return down(silu(gate(x)) * up(x))
+    Returns:
+        The result of fn for one tile with all rows.
 
-    Returns what fn returns for one tile of all rows. Errors: InvalidArgument.
+    Raises:
+        InvalidArgument: an argument or a result of fn is wrong; fn uses a tensor that needs a
+            gradient and is neither in inputs nor in params (raised in backward); or a parameter was
+            changed in place between forward and backward
+
+    Source: Bekman et al. 2025, arXiv:2506.13996.
+
+    Example::
+
+        >>> y = ulysses.tiled_compute(mlp, x, tile_rows=4096)  # x [B, rows, hidden]
+
+        >>> @ulysses.tiled_compute(tile_rows=4096)
+        ... def mlp(x):
+        ...     return down(silu(gate(x)) * up(x))
     """
-    options: dict[str, Any] = dict(
-        tile_rows=tile_rows,
-        dim=dim,
-        out_dim=out_dim,
-        reduction=reduction,
-        max_rows=max_rows,
-        params=params,
-        preserve_rng=preserve_rng,
-    )
+    options: dict[str, Any] = {  # all keyword arguments
+        name: value for name, value in locals().items() if name not in ("fn", "inputs")
+    }
     if fn is None or not inputs:
         if inputs:
-            raise InvalidArgument("ulysses.tiled_compute: inputs without a function")
+            raise InvalidArgument("ulysses.tiled_compute: inputs without a function; give fn")
 
         def decorate(f: Callable[..., Any]) -> Callable[..., Any]:
             @functools.wraps(f)
@@ -91,7 +122,11 @@ def tiled_compute(
 
 
 class Whole:
-    """Marks a tensor that every tile gets uncut."""
+    """Marks an input of `tiled_compute` that is passed to every tile unchanged.
+
+    Args:
+        tensor: a tensor. It receives its gradient like the other inputs
+    """
 
     def __init__(self, tensor: Any):
         self.tensor = tensor
@@ -111,35 +146,26 @@ def _run(
 ) -> Any:
     import torch
 
-    from ._tiled import TiledCompute, Walk, captured
+    from ._tiled import TiledCompute, TiledFunction, parameters_of
 
     if reduction not in REDUCTIONS:
         raise InvalidArgument(
-            f"ulysses.tiled_compute: reduction {reduction!r}: one of {', '.join(REDUCTIONS)}"
+            f"ulysses.tiled_compute: reduction {reduction!r}; give one of {', '.join(REDUCTIONS)}"
         )
-    cut, values = [], []
-    for x in inputs:
-        whole = isinstance(x, Whole)
-        values.append(x.tensor if whole else x)
-        cut.append(isinstance(x, torch.Tensor) and not whole)
-    rows = {
-        values[i].shape[dim]
-        for i in range(len(values))
-        if cut[i] and values[i].ndim > (dim if dim >= 0 else -dim - 1)
-    }
-    flat = [
-        tuple(values[i].shape)
-        for i in range(len(values))
-        if cut[i] and not -values[i].ndim <= dim < values[i].ndim
-    ]
-    if len(rows) != 1 or flat:
+    values = [x.tensor if isinstance(x, Whole) else x for x in inputs]
+    tiled = [isinstance(x, torch.Tensor) for x in inputs]
+    shapes = [tuple(x.shape) for x, t in zip(values, tiled) if t]
+    rows = {shape[dim] for shape in shapes if -len(shape) <= dim < len(shape)}
+    without = [shape for shape in shapes if not -len(shape) <= dim < len(shape)]
+    if len(rows) != 1 or without:
+        also = f", and shapes {without} without this axis" if without else ""
         raise InvalidArgument(
-            f"ulysses.tiled_compute: inputs of {sorted(rows)} rows along dim {dim}{f', and of shapes {flat} without it' if flat else ''}: "
-            "all that are cut need as many; wrap the others in Whole"
+            f"ulysses.tiled_compute: inputs with {sorted(rows)} rows on axis {dim}{also}; give the "
+            "same number of rows, and wrap other tensors in Whole"
         )
-    walk = Walk(
+    function = TiledFunction(
         fn,
-        tuple(cut),
+        tuple(tiled),
         tiles(rows.pop(), tile_rows, max_rows),
         dim,
         dim if out_dim is None else out_dim,
@@ -147,6 +173,6 @@ def _run(
         preserve_rng,
     )
     if not torch.is_grad_enabled():
-        return walk.forward(values)[0]
-    found = list(params) if params is not None else captured(walk, values)
-    return TiledCompute.apply(walk, len(values), *values, *found)
+        return function.forward(values)[0]
+    found = list(params) if params is not None else parameters_of(function, values)
+    return TiledCompute.apply(function, len(values), *values, *found)

@@ -6,9 +6,9 @@
     for micro in ulysses.loader(batches, context):
         logits = model(input_ids=micro["input_ids"], position_ids=micro["position_ids"]).logits
 
-Each rank calls the model with its rows of the batch. position_ids count tokens of the whole sequence
-(`ulysses.shard` makes them). If they are left out, this package makes them. A document starts where
-a position is not its predecessor plus 1.
+Each rank calls the model with its tokens of the batch. position_ids are positions in the whole
+sequence, which `ulysses.shard` makes. If position_ids are omitted, this package makes them. A
+document starts where a position is not the previous position plus 1.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from .errors import Unsupported
 from .model_call import KEY, inside
 from .plan import Sequences
 
-# Masks made of these functions need no array: the library computes causality and windows, and the
-# model's call has found documents and padding.
-_MASKS = (
+# A mask composed of these functions needs no array: the library computes causality and windows, and
+# `forwards.begin` has found documents and padding.
+_MASK_FUNCTIONS = (
     "causal_mask_function",
     "bidirectional_mask_function",
     "sliding_window_overlay",
@@ -38,15 +38,27 @@ _MASKS = (
 
 
 def register_transformers(name: str = "ulysses", context: Context | None = None) -> None:
-    """Makes this library the attention of models with `attn_implementation=name`.
+    """Registers this package as an attention implementation of transformers. Not collective.
 
-    context  None = what ulysses.use has set when the model is called
+    Calls of models with `attn_implementation=name` are then collective. Before the first layer, the
+    ranks find the documents from position_ids and padding. The GatedDeltaNet layers of Qwen3.5 and
+    Qwen3-Next are replaced by this package's. attention_mask [B, rows] may hide padding at the
+    start or at the end of a sequence. A key-value cache, and therefore model.generate, works on one
+    rank only.
 
-    Calls of such a model are collective. Before the first layer, the ranks find the documents from
-    their position_ids and padding. The GatedDeltaNet layers of Qwen3.5 and Qwen3-Next are replaced by
-    this library's. On several ranks, a model with any other layer that mixes tokens is refused
-    (Unsupported, which names the layer). attention_mask [B, rows] may hide padding at the start or at
-    the end of a sequence. A key-value cache, and so model.generate, works on one rank only.
+    On several ranks, a call of a model with another layer that mixes tokens raises Unsupported,
+    which names the layer.
+
+    Args:
+        name (str): the name for attn_implementation. Default: "ulysses"
+        context (Context, optional): Default: the context that ulysses.use has set when the model is
+            called
+
+    Example::
+
+        >>> ulysses.use(ulysses.Context.torch())
+        >>> ulysses.register_transformers()
+        >>> model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="ulysses")
     """
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
@@ -65,30 +77,35 @@ def register_transformers(name: str = "ulysses", context: Context | None = None)
 
 
 def _mask(*args: Any, attention_mask: Any = None, mask_function: Any = None, **options: Any) -> Any:
-    """Returns the padding mask [B, rows] or None; the library computes everything else itself.
+    """Returns the padding mask [B, rows] or None.
 
-    Inside a call of a model there is no padding mask: `forwards.begin` has made documents of it."""
-    for name in _made_of(mask_function):
-        if name not in _MASKS:
+    Inside a call of a model it is None, because `forwards.begin` has converted padding to
+    documents.
+    """
+    for name in _functions_in(mask_function):
+        if name not in _MASK_FUNCTIONS:
             raise Unsupported(
-                f"ulysses: a mask made by {name} of the model: causality, windows, documents and padding are built: load the model with attn_implementation='sdpa'"
+                f"ulysses: the model's mask function {name} is not implemented (causality, "
+                "windows, documents and padding are); load the model with "
+                "attn_implementation='sdpa'"
             )
     if attention_mask is not None and attention_mask.ndim != 2:
         raise Unsupported(
-            f"ulysses: an attention_mask of {attention_mask.ndim} axes: only causality, a window, documents and padding are built"
+            f"ulysses: attention_mask has {attention_mask.ndim} axes; give a padding mask "
+            "[B, tokens] or None (causality, windows and documents need no mask)"
         )
     return attention_mask
 
 
-def _made_of(function: Any) -> set[str]:
-    """The names of the functions that a mask function is composed of."""
+def _functions_in(function: Any) -> set[str]:
+    """Returns the names of the functions that a mask function is composed of."""
     if not callable(function) or not hasattr(function, "__code__"):
         return set()
     names = {function.__qualname__.split(".<locals>")[0]}
     for cell in function.__closure__ or ():
         inner = cell.cell_contents
         for f in inner if isinstance(inner, (tuple, list)) else (inner,):
-            names |= _made_of(f)
+            names |= _functions_in(f)
     return names
 
 
@@ -108,11 +125,34 @@ def transformers_attention(
     context: Context | None = None,
     **others: Any,
 ) -> tuple[Any, None]:
-    """query [B, H, rows, D], key, value [B, Hkv, rows, D] to ([B, rows, H, D], None). Collective.
+    """Computes attention for a layer of a transformers model. Collective.
 
-    Inside a call of a model, the call's documents are used. Otherwise they are found here, from
-    position_ids [B, rows] and attention_mask [B, rows] of all ranks. Options that are not built raise
-    Unsupported, which names the option."""
+    This is the function that `register_transformers` registers. Inside a call of a model, it uses
+    the documents of the call. Otherwise it finds them from position_ids and attention_mask of all
+    ranks.
+
+    Args:
+        module: the attention layer
+        query: [B, H, rows, D], this rank's tokens
+        key, value: [B, Hkv, rows, D]
+        attention_mask (optional): [B, rows], 0 for padding. Default: None
+        scaling (float, optional): Default: 1/sqrt(D)
+        sliding_window (int, optional): keys that a query sees, including its own. Default: None
+        is_causal (bool, optional): Default: module.is_causal
+        position_ids (optional): [B, rows], positions in the whole sequence. Default: None
+        context (Context, optional): Default: the context of the model's call, or the one that
+            ulysses.use has set
+        dropout, softcap, others: not implemented; they must be 0 or None
+
+    Returns:
+        ([B, rows, H, D], None): the output, and no attention weights.
+
+    Raises:
+        InvalidArgument: a shape or value is wrong, or arguments differ between ranks
+        Unsupported: an option is not implemented; the message names it
+        CommError: the communicator failed
+    """
+    operation = "ulysses.transformers_attention"
     call = others.pop(KEY, None) or inside()
     ctx = call.context if call is not None else current(context)
     refused = {
@@ -129,15 +169,19 @@ def transformers_attention(
         for name, value_ in refused.items():
             if value_ is not None:
                 raise Unsupported(
-                    f"ulysses: {name} of the attention interface: not built; set it to none"
+                    f"{operation}: {name} is not implemented; set it to 0 or None in the model's "
+                    "config"
                 )
         if call is not None and attention_mask is not None:
             raise Unsupported(
-                "ulysses: an attention_mask that a layer made: only causality, a window, documents and padding are built"
+                f"{operation}: {type(module).__name__} made an attention_mask, which is not "
+                "implemented (causality, windows, documents and padding are); load the model with "
+                "attn_implementation='sdpa'"
             )
         if call is None and rows != keys:
             raise Unsupported(
-                f"ulysses: {rows} queries and {keys} keys: a key-value cache works only in a call of the whole model: call with use_cache=False"
+                f"{operation}: {rows} queries and {keys} keys: a key-value cache works only in a "
+                "call of the whole model; set use_cache=False"
             )
         if (
             call is not None
@@ -145,13 +189,16 @@ def transformers_attention(
             and (rows != call.rows or batch != call.sequences.batch or keys != rows)
         ):
             raise Unsupported(
-                f"ulysses: {type(module).__name__} with {batch} sequences of {rows} queries and {keys} keys in a call of {call.sequences.batch} of {call.rows} tokens: "
-                "only the layers of the text are built on several ranks"
+                f"{operation}: {type(module).__name__} has {batch} sequences of {rows} queries and "
+                f"{keys} keys, the model's call has {call.sequences.batch} sequences of "
+                f"{call.rows} tokens: on several ranks, only layers on text tokens are "
+                "implemented; run the model on one rank"
             )
         types = getattr(getattr(module, "config", None), "layer_types", None) or ()
         if call is None and ctx.size > 1 and "linear_attention" in types:
             raise Unsupported(
-                "ulysses: model.forward was called on a model with linear attention, whose layers are replaced by calls of the model only: call model(...)"
+                f"{operation}: model.forward of a model with linear attention, whose layers are "
+                "replaced only in calls of the model; call model(...)"
             )
 
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
@@ -161,9 +208,9 @@ def transformers_attention(
     )
     sequences: Sequences | None
     if call is None and (position_ids is not None or attention_mask is not None or ctx.size > 1):
-        sequences = forwards.settle(
+        sequences = forwards.agreed_sequences(
             ctx,
-            "ulysses.transformers_attention",
+            operation,
             batch,
             rows,
             forwards.text_positions(position_ids),
@@ -178,6 +225,7 @@ def transformers_attention(
     if sequences is not None and keys == rows:
         options.update(seq=sequences.seq, cu_seqlens=sequences.cu_seqlens)
     elif keys != rows or call is not None:
-        # One rank: a cache, whose last key belongs to the last query, or a tower beside the text.
+        # On one rank: a key-value cache, whose last key belongs to the last query, or the layers of
+        # an image encoder.
         options.update(seq=rows, kv_seq=None if keys == rows else keys)
     return attention(query, key, value, **options).transpose(1, 2), None
