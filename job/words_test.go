@@ -67,12 +67,12 @@ func TestModelsAreFolders(t *testing.T) {
 		t.Fatal(err)
 	}
 	for model, want := range map[string]string{
-		"Qwen/Qwen3-0.6B":                        path + ":4: model.path: there is no folder " + dir + "/Qwen/Qwen3-0.6B, and models are read from disk: if this is a name on the Hugging Face hub, hf download Qwen/Qwen3-0.6B --local-dir " + dir + "/Qwen/Qwen3-0.6B\n",
-		"m/x":                                    path + ":4: model.path: there is no folder " + dir + "/m/x: give a Hugging Face folder with config.json and *.safetensors\n",
-		"/nowhere/at/all":                        path + ":4: model.path: there is no folder /nowhere/at/all: give",
+		"Qwen/Qwen3-0.6B":                        path + ":4: model.path: there is no folder " + dir + "/Qwen/Qwen3-0.6B, and models are read from disk; if this is a name on the Hugging Face hub, run hf download Qwen/Qwen3-0.6B --local-dir " + dir + "/Qwen/Qwen3-0.6B\n",
+		"m/x":                                    path + ":4: model.path: there is no folder " + dir + "/m/x; name a Hugging Face folder with config.json and *.safetensors\n",
+		"/nowhere/at/all":                        path + ":4: model.path: there is no folder /nowhere/at/all; name",
 		"m":                                      path + ":4: model.path: " + dir + "/m: no config.json here; give",
-		"https://huggingface.co/Qwen/Qwen3-0.6B": path + `:4: model.path = "https://huggingface.co/Qwen/Qwen3-0.6B": a URL, and models are read from disk: download it, hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B, and name that folder`,
-		"s3://bucket/model":                      `model.path = "s3://bucket/model": a URL, and files are read from disk: download it and name the file`,
+		"https://huggingface.co/Qwen/Qwen3-0.6B": path + `:4: model.path = "https://huggingface.co/Qwen/Qwen3-0.6B": a URL, and models are read from disk; run hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B and name that folder`,
+		"s3://bucket/model":                      `model.path = "s3://bucket/model": a URL, and files are read from disk; download it and name the file`,
 	} {
 		put(t, path, fmt.Sprintf("[data]\npath = \"a.txt\"\n[model]\npath = %q\n[optimizer]\nlr = 1e-4\n", model))
 		for _, verb := range []string{"run", "plan"} {

@@ -12,79 +12,81 @@ import (
 	"ulysses/internal/status"
 )
 
-// rule is a fault that shows only when the whole job is known. holds is asked with every key
-// checked by itself.
+// rule is a fault of a key that depends on other keys. holds reports whether the job has the fault;
+// it is called after each key was checked by itself.
 type rule struct {
 	key   string
 	holds func(j *Job) bool
-	text  string
+	text  string // what is wrong; the fix
 }
 
+// IsModelJob reports whether the job trains or evaluates a model.
 func (j *Job) IsModelJob() bool { return j.Kind == "train" || j.Kind == "eval" }
 func hasModel(j *Job) bool      { return j.Model.Path != "" || len(j.Model.New) > 0 }
 func hasEval(j *Job) bool       { return len(j.Eval.Path) > 0 || j.Eval.Split > 0 }
 
-// missing are rules about what a file lacks; they are not asked of a file that could not be read
-// whole.
+// missing has the rules on missing keys. They do not apply to a file with syntax errors, whose keys
+// may be lost.
 var missing = []rule{
 	{"model.path", func(j *Job) bool { return j.IsModelJob() && !hasModel(j) },
-		"missing: give a Hugging Face folder, or the fields of its config.json in [model.new] for a model from scratch"},
+		"missing; name a Hugging Face folder, or write the fields of a config.json in [model.new] for a model from scratch"},
 	{"data.path", func(j *Job) bool { return j.Kind == "train" && len(j.Data.Path) == 0 },
-		"missing: give .txt, .jsonl, .bin (with .idx) or .safetensors files"},
+		"missing; name .txt, .jsonl, .bin (with .idx) or .safetensors files"},
 	{"data.path", func(j *Job) bool { return j.Kind == "eval" && len(j.Data.Path) == 0 && len(j.Eval.Path) == 0 },
-		"missing, with no eval.path either: give .txt, .jsonl, .bin (with .idx) or .safetensors files"},
+		"missing, and eval.path too; name .txt, .jsonl, .bin (with .idx) or .safetensors files"},
 	{"optimizer.lr", func(j *Job) bool { return j.Kind == "train" && j.Model.Path != "" && !j.IsSet("optimizer.lr") },
-		"missing: it must be given with model.path, because the default, 1e-3, ruins a fine-tune"},
+		"missing; set it with model.path, for example to 2e-5: the default, 1e-3, would destroy a pretrained model"},
 	{"attention.input", func(j *Job) bool { return j.Kind == "attention" && j.Attention.Input == "" },
-		"missing: give a .safetensors file with q, k and v"},
+		"missing; name a .safetensors file with q, k and v"},
 	{"attention.output", func(j *Job) bool { return j.Kind == "attention" && j.Attention.Output == "" },
-		"missing: give the .safetensors file to write"},
+		"missing; name the .safetensors file to write"},
 	{"gdn.input", func(j *Job) bool { return j.Kind == "gdn" && j.GDN.Input == "" },
-		"missing: give a .safetensors file with q, k, v, g and beta"},
+		"missing; name a .safetensors file with q, k, v, g and beta"},
 	{"gdn.output", func(j *Job) bool { return j.Kind == "gdn" && j.GDN.Output == "" },
-		"missing: give the .safetensors file to write"},
+		"missing; name the .safetensors file to write"},
 }
 
+// conflicts has the rules on values that contradict other keys.
 var conflicts = []rule{
 	{"model.path", func(j *Job) bool { return j.Model.Path != "" && len(j.Model.New) > 0 },
-		"given together with [model.new]: keep one (--set model.new={} takes the table out)"},
-	{"data.text_field", func(j *Job) bool { return j.Data.TextField == "" }, "empty: name the field of a .jsonl line that holds the text"},
+		"set together with [model.new]; remove one (--set model.new={} removes the table)"},
+	{"data.text_field", func(j *Job) bool { return j.Data.TextField == "" }, "empty; name the field of a .jsonl line that has the text"},
 	{"data.budget", func(j *Job) bool { return j.Data.Budget > 0 && j.Data.Pack },
-		"it deals whole documents, and data.pack cuts rows from all of them: set data.pack = false, or data.budget = 0"},
+		"data.budget needs whole documents, and data.pack splits them; set data.pack = false"},
 	{"data.budget", func(j *Job) bool { return j.Data.Budget > 0 && j.Data.Budget < j.Data.Sequence },
-		"a row of data.sequence tokens must fit: set it to data.sequence or more"},
-	{"eval.split", func(j *Job) bool { return j.Eval.Split > 0 && len(j.Eval.Path) > 0 }, "given together with eval.path: keep one"},
-	{"eval.split", func(j *Job) bool { return j.Eval.Split > 0 && len(j.Data.Path) == 0 && j.IsModelJob() }, "there is no data.path to keep a share of"},
-	{"eval.every", func(j *Job) bool { return j.Kind == "train" && j.Eval.Every > 0 && !hasEval(j) }, "there is nothing to evaluate: set eval.path or eval.split"},
+		"smaller than data.sequence; set it to data.sequence or more"},
+	{"eval.split", func(j *Job) bool { return j.Eval.Split > 0 && len(j.Eval.Path) > 0 }, "set together with eval.path; remove one"},
+	{"eval.split", func(j *Job) bool { return j.Eval.Split > 0 && len(j.Data.Path) == 0 && j.IsModelJob() }, "there is no data.path to hold out documents from; set data.path"},
+	{"eval.every", func(j *Job) bool { return j.Kind == "train" && j.Eval.Every > 0 && !hasEval(j) }, "there is nothing to evaluate; set eval.path or eval.split"},
 	{"train.epochs", func(j *Job) bool { return j.Train.Epochs > 0 && j.IsSet("train.steps") && j.Train.Steps > 0 },
-		"given together with train.steps: keep one (--set train.steps=0 or --set train.epochs=0 takes one out)"},
+		"set together with train.steps; remove one (--set train.steps=0 or --set train.epochs=0)"},
 	{"train.steps", func(j *Job) bool { return j.Kind == "train" && j.Train.Steps == 0 && j.Train.Epochs == 0 }, "no steps to run; set train.steps or train.epochs above 0"},
-	{"train.time_limit", func(j *Job) bool { return badTimeLimit(j.Train.TimeLimit) }, `a duration such as "3h30m", "auto" or "off" is needed`},
-	{"optimizer.min_lr", func(j *Job) bool { return j.Optimizer.MinLR > j.Optimizer.LR }, "larger than optimizer.lr"},
+	{"train.time_limit", func(j *Job) bool { return badTimeLimit(j.Train.TimeLimit) }, `not a time limit; set a duration such as "3h30m", "auto" or "off"`},
+	{"optimizer.min_lr", func(j *Job) bool { return j.Optimizer.MinLR > j.Optimizer.LR }, "larger than optimizer.lr; set it to optimizer.lr or less"},
 	{"output.trace", func(j *Job) bool {
 		t := j.Output.Trace
 		return len(t) != 0 && (len(t) != 2 || t[0] > t[1])
-	}, "[first, last] step is needed, or []"},
-	{"output.trace", func(j *Job) bool { return j.Kind != "train" && len(j.Output.Trace) > 0 }, "only training has steps: take it out"},
-	{"checkpoint.dir", func(j *Job) bool { return !filepath.IsLocal(j.Checkpoint.Dir) }, "it must be a folder inside output.dir, without .. or a leading /"},
+	}, "not a range of steps; set [first, last], or []"},
+	{"output.trace", func(j *Job) bool { return j.Kind != "train" && len(j.Output.Trace) > 0 }, "only training has steps; remove it"},
+	{"checkpoint.dir", func(j *Job) bool { return !filepath.IsLocal(j.Checkpoint.Dir) }, "not inside output.dir; name a folder without .. and without a leading /"},
 	{"checkpoint.dir", func(j *Job) bool {
 		first, _, _ := strings.Cut(filepath.ToSlash(filepath.Clean(j.Checkpoint.Dir)), "/")
 		return slices.Contains([]string{"metrics.jsonl", "report.html", "trace.json"}, first)
-	}, "the run writes a file of that name: name another folder"},
+	}, "the run writes a file of that name; name another folder"},
 	{"checkpoint.resume", func(j *Job) bool {
 		return j.Kind == "eval" && j.Checkpoint.Resume != "auto" && j.Checkpoint.Resume != "off"
-	}, "an evaluation reads model.path alone: ulysses-mpi export writes a checkpoint as a folder for it"},
+	}, "an evaluation reads only model.path; write the checkpoint as a model folder with ulysses-mpi export"},
 	{"memory.block_input", func(j *Job) bool { return j.Memory.BlockInput == "keep" && j.Memory.Segment > 1 },
-		"memory.segment is above 1, which keeps the first layer's of each segment alone: set it to \"recompute\" or \"auto\""},
+		"memory.segment above 1 keeps only the input of the first layer of each segment; set it to \"recompute\" or \"auto\""},
 	{"memory.block_input", func(j *Job) bool { return j.Memory.BlockInput == "recompute" && j.Memory.Segment == 1 },
-		"memory.segment = 1 leaves none to compute again: set it to 0 or to 2 and more"},
+		"with memory.segment = 1 nothing is recomputed; set memory.segment to 0 or to at least 2"},
 	{"memory.attention", func(j *Job) bool {
 		return j.Memory.Attention == "recompute" && (j.Memory.QKV == "keep" || j.Memory.QKV == "offload")
-	}, "queries, keys and values come along with it: set memory.qkv to \"recompute\" or \"auto\""},
+	}, "recomputing attention includes queries, keys and values; set memory.qkv to \"recompute\" or \"auto\""},
 	{"attention.output", func(j *Job) bool { return j.Attention.Input != "" && j.Attention.Input == j.Attention.Output },
-		"the same file as attention.input: name another"},
+		"the same file as attention.input; name another file"},
 	{"gdn.output", func(j *Job) bool { return j.GDN.Input != "" && j.GDN.Input == j.GDN.Output },
-		"the same file as gdn.input: name another"},
+		"the same file as gdn.input; name another file"},
 }
 
 func badTimeLimit(s string) bool {
@@ -92,27 +94,26 @@ func badTimeLimit(s string) bool {
 	return s != "auto" && s != "off" && (err != nil || d <= 0)
 }
 
-// onlySaved lists keys that change what an operator job computes. In a training job a
-// model's config.json decides that, so setting them there would silently do nothing.
-var onlySaved = []string{"attention.causal", "attention.window", "attention.scale", "attention.softcap", "attention.dropout", "gdn.qk_l2norm", "gdn.scale", "gdn.chunk"}
+// onlyOperators lists keys that change the result of an operator job. They would silently have no
+// effect in a training job, where the model's config.json has these values.
+var onlyOperators = []string{"attention.causal", "attention.window", "attention.scale", "attention.softcap", "attention.dropout", "gdn.qk_l2norm", "gdn.scale", "gdn.chunk"}
 
-// onlyModels lists keys that would silently do nothing in an operator job.
+// onlyModels lists keys that would silently have no effect in an operator job.
 var onlyModels = []string{"tile.mlp", "tile.loss", "memory.block_input", "memory.attention", "memory.qkv", "memory.mlp", "memory.segment", "memory.head_groups",
 	"memory.device", "memory.host"}
 
-// refusals are right but not built. A job says so before anything starts, rather than do something
-// else.
+// refusals has the rules on valid values that are not supported. The job is refused.
 var refusals = []rule{
 	{"parallel.ring", func(j *Job) bool { return j.Parallel.Ring > 1 }, notbuilt.Ring.Text("set parallel.ring = 1")},
 	{"device.comm", func(j *Job) bool {
 		return (j.Device.Comm == "nccl" || j.Device.Comm == "ipc") && j.Device.Backend == "cpu"
 	},
-		`it moves memory of GPUs, and device.backend = "cpu" has none: set device.comm = "auto", "mpi" or "local"`},
+		`only for GPU memory, and device.backend is "cpu"; set device.comm = "auto", "mpi" or "local"`},
 	{"attention.softcap", func(j *Job) bool { return j.Kind == "attention" && j.Attention.Softcap != 0 }, notbuilt.SoftCaps.Text("set attention.softcap = 0")},
 	{"attention.dropout", func(j *Job) bool { return j.Kind == "attention" && j.Attention.Dropout != 0 }, notbuilt.Dropout.Text("set attention.dropout = 0")},
 }
 
-// check asks the rules. A key with a fault of its own is not asked about again.
+// check applies the rules to keys that have no fault yet.
 func (l *loader) check() {
 	apply := func(rules []rule, code status.Code) {
 		for _, r := range rules {
@@ -133,20 +134,21 @@ func (l *loader) check() {
 	}
 	idle, why := onlyModels, "which has no model"
 	if l.job.IsModelJob() {
-		idle, why = onlySaved, "where the model's config.json decides"
+		idle, why = onlyOperators, "where the model's config.json decides"
 	}
 	for _, key := range idle {
 		if f := byKey[key]; !l.bad[key] && l.job.IsSet(key) && !reflect.DeepEqual(f.get(l.job), f.get(&defaults)) {
-			l.faults.add(l.job.Origin(key), status.InvalidConfig, "%s%s: it has no effect with kind = %q, %s: take it out", key, l.value(key), l.job.Kind, why)
+			l.faults.add(l.job.Origin(key), status.InvalidConfig, "%s%s: no effect with kind = %q, %s; remove it", key, l.value(key), l.job.Kind, why)
 		}
 	}
 }
 
 var defaults = Default()
 
+// get returns the value of a key.
 func (f *field) get(j *Job) any { return reflect.ValueOf(j).Elem().FieldByIndex(f.index).Interface() }
 
-// value is " = x" for a key that was set.
+// value returns " = x" for a key that was set, otherwise "".
 func (l *loader) value(key string) string {
 	f := byKey[key]
 	if f == nil || !l.job.IsSet(key) {

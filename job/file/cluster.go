@@ -9,9 +9,9 @@ import (
 	"ulysses/internal/status"
 )
 
-// Cluster is a machine that a plan is for and that need not be this one: a file of --cluster. Rates
-// are those of a rank with all its node at work; 0 is what is known of the device, or what is
-// measured here where it is this machine's.
+// Cluster describes the machine of a plan: the content of a --cluster file. Rates are those of one
+// rank while all ranks of the node work. A rate of 0 stands for the known rate of the device, or
+// for the measured one if the device is this machine's ("here").
 type Cluster struct {
 	Nodes      int64        `toml:"nodes" min:"1"`
 	PerNode    int64        `toml:"ranks_per_node" min:"1"`
@@ -24,22 +24,23 @@ type Cluster struct {
 // ClusterRates is [rates].
 type ClusterRates struct {
 	Products float64 `toml:"products" min:"0"` // TFLOP/s of large matrix products
-	// TFLOP/s of attention forward, causal pairs counted once
+	// TFLOP/s of the forward pass of attention; pairs that a causal mask hides do not count
 	Attention float64 `toml:"attention" min:"0"`
-	Gradient  float64 `toml:"gradient" min:"0"` // of its backward, 2.5 times the FLOP
-	Delta     float64 `toml:"delta" min:"0"`    // of the gated delta rule
-	Memory    float64 `toml:"memory" min:"0"`   // GB/s of a rank's memory
-	// GB/s between the host and a rank's device, each way
+	// of the backward pass, which has 2.5 times the FLOPs
+	Gradient float64 `toml:"gradient" min:"0"`
+	Delta    float64 `toml:"delta" min:"0"`  // of the gated delta rule
+	Memory   float64 `toml:"memory" min:"0"` // GB/s of a rank's memory
+	// GB/s between the host and a rank's device, in each direction
 	Copies  float64 `toml:"copies" min:"0"`
 	Node    float64 `toml:"node" min:"0"`    // GB/s that a rank sends inside a node
 	Network float64 `toml:"network" min:"0"` // GB/s that a rank sends to other nodes
-	Launch  float64 `toml:"launch" min:"0"`  // µs that an operation takes at least
-	Latency float64 `toml:"latency" min:"0"` // µs that an exchange takes at least
+	Launch  float64 `toml:"launch" min:"0"`  // least time of an operation, in µs
+	Latency float64 `toml:"latency" min:"0"` // least time of a collective, in µs
 }
 
 var clusterKeys, _ = walk(reflect.TypeFor[Cluster](), "", nil)
 
-// ReadCluster reads a file of --cluster, as strictly as a job file.
+// ReadCluster reads a --cluster file. It refuses unknown keys and invalid values, as Parse does.
 func ReadCluster(path string) (*Cluster, error) {
 	src, err := input.Read(path, maxSource)
 	if err != nil {
@@ -82,12 +83,12 @@ func parseCluster(src, path string) (*Cluster, error) {
 		return nil, err
 	}
 	if c.Nodes*c.PerNode > MaxPlanned {
-		return nil, status.Errorf(status.InvalidConfig, "%s: nodes %d x ranks_per_node %d: at most %d ranks", path, c.Nodes, c.PerNode, MaxPlanned)
+		return nil, status.Errorf(status.InvalidConfig, "%s: nodes %d x ranks_per_node %d: too many ranks; at most %d are possible", path, c.Nodes, c.PerNode, MaxPlanned)
 	}
 	return c, nil
 }
 
-// ClusterKeys returns the keys of a file of --cluster.
+// ClusterKeys returns the keys of a --cluster file.
 func ClusterKeys() (all []string) {
 	for _, k := range clusterKeys {
 		all = append(all, k.key)
@@ -95,13 +96,14 @@ func ClusterKeys() (all []string) {
 	return all
 }
 
+// nearestOf returns the fix for an unknown key: the nearest key, or all keys.
 func nearestOf(key string) string {
 	all := ClusterKeys()
 	if near := Nearest(key, all); near != "" {
 		return "; did you mean " + near + "?"
 	}
-	return ": there are " + strings.Join(all, ", ")
+	return "; the keys are " + strings.Join(all, ", ")
 }
 
-// MaxPlanned bounds the ranks of a plan.
+// MaxPlanned is the largest number of ranks of a plan.
 const MaxPlanned = 1 << 20

@@ -10,7 +10,7 @@ import (
 	"ulysses/tensor"
 )
 
-// NewConfig is that of a model from scratch.
+// NewConfig returns the configuration of a model from scratch.
 func (j *Job) NewConfig() (*model.Config, error) {
 	config, err := model.ConfigFromMap(j.Model.New)
 	if err == nil {
@@ -19,7 +19,7 @@ func (j *Job) NewConfig() (*model.Config, error) {
 	return config, err
 }
 
-// ReadConfig is the model's, without its weights.
+// ReadConfig returns the configuration of the job's model. It reads no weights.
 func (j *Job) ReadConfig() (c *model.Config, err error) {
 	if j.Model.Path != "" {
 		c, err = model.ReadConfig(j.Model.Path, j.Model.Override)
@@ -29,18 +29,19 @@ func (j *Job) ReadConfig() (c *model.Config, err error) {
 	return c, j.ModelFault(err)
 }
 
-// ComputeType is the type that device.dtype means on a device.
+// ComputeType returns the type that device.dtype selects on a device.
 func (j *Job) ComputeType(info device.Info) (tensor.DType, error) {
 	want, ok := map[string]tensor.DType{"auto": info.Compute[0], "f32": tensor.F32, "bf16": tensor.BF16}[j.Device.DType]
 	if !ok || !slices.Contains(info.Compute, want) {
-		return tensor.Invalid, j.Errorf(status.Unsupported, "device.dtype", "%q: %s computes in %s: set it to \"auto\"", j.Device.DType, info.Kind, DTypeNames(info.Compute))
+		return tensor.Invalid, j.Errorf(status.Unsupported, "device.dtype", "%q: %s computes in %s; set it to \"auto\"", j.Device.DType, info.Kind, DTypeNames(info.Compute))
 	}
 	return want, nil
 }
 
-// DTypeName is a type in the words of the job file.
+// DTypeName returns the name of a type in job files.
 func DTypeName(d tensor.DType) string { return strings.ToLower(d.String()) }
 
+// DTypeNames returns the names of types, joined by "and".
 func DTypeNames(ds []tensor.DType) string {
 	var names []string
 	for _, d := range ds {

@@ -12,10 +12,10 @@ import (
 	"ulysses/internal/status"
 )
 
-// origin is where a value was set: a line of the job file, or a --set as the user typed it.
+// origin is where a value was set: a line of the job file, or a --set argument.
 type origin struct {
 	file string
-	line int // of the file, or the --set's number
+	line int // of the file; the number of a --set argument
 	set  string
 	arg  bool // it is a --set
 }
@@ -31,8 +31,8 @@ func (o origin) String() string {
 	return fmt.Sprintf("%s:%d", o.file, o.line)
 }
 
-// Origin of a key that was not set is the line of the nearest table that holds it, else the first
-// line.
+// Origin returns where a key was set. For a key that was not set it returns the line of its nearest
+// table, or the first line of the file.
 func (j *Job) Origin(key string) origin {
 	for {
 		if o, ok := j.at[key]; ok {
@@ -52,15 +52,15 @@ type fault struct {
 	text string
 }
 
-// faults gathers everything wrong with a job file, so that one run shows all of it.
+// faults collects the faults of a job file, so that all of them are reported at once.
 type faults []fault
 
 func (f *faults) add(o origin, code status.Code, format string, args ...any) {
 	*f = append(*f, fault{o, code, input.Words(fmt.Sprintf(format, args...))})
 }
 
-// err is nil, or all faults in the order of the file, one a line. What is plain wrong outweighs
-// what is merely not built.
+// err returns the faults in the order of the file, one in each line; nil if there is none. The code
+// is InvalidConfig if any fault has that code, otherwise Unsupported.
 func (f *faults) err() error {
 	if len(*f) == 0 {
 		return nil
@@ -73,7 +73,7 @@ func (f *faults) err() error {
 		if a.line != b.line {
 			return a.line < b.line
 		}
-		return a.text < b.text // not the order of a map: all ranks must say the same
+		return a.text < b.text // all ranks must return the same text, whatever the order of maps
 	})
 	code, lines, seen := status.Unsupported, []string(nil), map[string]bool{}
 	for _, x := range *f {

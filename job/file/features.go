@@ -27,14 +27,14 @@ var features = []feature{
 		notbuilt.ModelParallelism.Text(notbuilt.ModelParallelism.Instead), false},
 	{words(`moe|moe_.*|expert_.*|num_experts|ep_size|router_.*`), notbuilt.Experts.Text("remove it"), false},
 	{words(`ema|ema_.*|label_smoothing|label_smoothing_factor|neftune_noise_alpha|z_loss|z_loss_.*|distillation|distill|early_stopping.*|gradient_noise.*`), notbuilt.Extras.Text("remove it"), false},
-	{words(`wandb|wandb_.*|report_to|tensorboard|mlflow|comet|logging|logging_.*|log_interval`), "there is no logger to choose: output.dir/metrics.jsonl has a line for each step; remove it", true},
-	{words(`push_to_hub|hub|hub_.*`), "nothing is uploaded: upload output.dir/model yourself; remove it", true},
-	{words(`fsdp|fsdp_.*|deepspeed|ddp|ddp_.*|zero_stage_.*|accelerate|megatron`), "weights, gradients and optimizer states are sharded by parallel.zero = 1, 2 or 3", true},
-	{words(`offload|offload_.*|cpu_offload`), `activations are offloaded by [memory]; optimizer states and weights are sharded by parallel.zero`, true},
-	{words(`flash_attention|flash_attn|use_flash_.*|attn_implementation|sdp_attention|xformers|torch_compile|compile|liger.*|use_liger.*`), "there is nothing to choose: attention never stores the scores; remove it", true},
+	{words(`wandb|wandb_.*|report_to|tensorboard|mlflow|comet|logging|logging_.*|log_interval`), "no logger can be chosen, output.dir/metrics.jsonl has a line for each step; remove it", true},
+	{words(`push_to_hub|hub|hub_.*`), "the program uploads nothing; upload output.dir/model after the run", true},
+	{words(`fsdp|fsdp_.*|deepspeed|ddp|ddp_.*|zero_stage_.*|accelerate|megatron`), "not a key of this program; set parallel.zero = 1, 2 or 3 to shard optimizer states, gradients and weights", true},
+	{words(`offload|offload_.*|cpu_offload`), `not a key of this program; set keys of [memory] to "offload" to offload activations`, true},
+	{words(`flash_attention|flash_attn|use_flash_.*|attn_implementation|sdp_attention|xformers|torch_compile|compile|liger.*|use_liger.*`), "attention never stores the scores, and there is nothing to choose; remove it", true},
 	{words(`local_rank|world_size|num_gpus|gpus|nnodes|nodes|num_nodes|nproc_per_node|master_addr|master_port|num_processes`), "mpirun or srun starts the ranks; remove it", true},
-	{words(`streaming|num_workers|dataloader_.*|preprocessing_.*|dataset_num_proc|pin_memory|prefetch_factor`), "data is always streamed, by threads of its own; remove it", true},
-	{words(`rope_theta|rope_scaling|rope_parameters|vocab_size|hidden_size|num_hidden_layers|num_attention_heads|attention_bias|tie_word_embeddings`), "fields of config.json are replaced in model.override", true},
+	{words(`streaming|num_workers|dataloader_.*|preprocessing_.*|dataset_num_proc|pin_memory|prefetch_factor`), "data is always read in the background; remove it", true},
+	{words(`rope_theta|rope_scaling|rope_parameters|vocab_size|hidden_size|num_hidden_layers|num_attention_heads|attention_bias|tie_word_embeddings`), "a field of config.json; set it in model.override", true},
 }
 
 func words(pattern string) *regexp.Regexp { return regexp.MustCompile(`^(?:` + pattern + `)$`) }

@@ -19,7 +19,7 @@ type idle struct {
 	why  string
 }
 
-// config makes a condition on the job from a condition on the model, which is nil in operator jobs.
+// onConfig returns a condition that does not hold for operator jobs, which have no model.
 func onConfig(holds func(j *Job, c *model.Config) bool) func(j *Job, c *model.Config) bool {
 	return func(j *Job, c *model.Config) bool { return c != nil && holds(j, c) }
 }
@@ -28,18 +28,18 @@ func onJob(holds func(j *Job) bool) func(j *Job, c *model.Config) bool {
 	return func(j *Job, _ *model.Config) bool { return holds(j) }
 }
 
-// idleKeys has all rules on keys without an effect. Keys whose lack of effect would make the job
-// wrong are faults: check.go.
+// idleKeys has all rules on keys without an effect. In check.go such keys are faults, if the job
+// would compute something else than the user expects.
 var idleKeys = []idle{
 	{[]string{"optimizer.", "train.", "checkpoint.", "eval.every", "data.accumulate", "data.global_batch", "data.shuffle", "memory.block_input", "memory.attention", "memory.qkv",
 		"memory.mlp", "memory.segment", "memory.head_groups", "memory.host", "output.model", "output.trace"},
-		onJob(func(j *Job) bool { return j.Kind == "eval" }), `kind = "eval" trains nothing`},
+		onJob(func(j *Job) bool { return j.Kind == "eval" }), `kind = "eval" does not train`},
 	{[]string{"data.path"}, onJob(func(j *Job) bool { return j.Kind == "eval" && len(j.Eval.Path) > 0 }), "the evaluation reads eval.path"},
 	{[]string{"seed", "model.", "data.", "eval.", "optimizer.", "train.", "checkpoint.", "output.", "parallel.zero"},
 		onJob(func(j *Job) bool { return !j.IsModelJob() }), "an operator job has no model"},
 	{[]string{"gdn."}, onJob(func(j *Job) bool { return j.Kind == "attention" }), `kind = "attention" does not read it`},
 	{[]string{"attention."}, onJob(func(j *Job) bool { return j.Kind == "gdn" }), `kind = "gdn" does not read it`},
-	{[]string{"gdn.input", "gdn.output", "attention.input", "attention.output", "attention.block"}, onJob((*Job).IsModelJob), "it is for operator jobs"},
+	{[]string{"gdn.input", "gdn.output", "attention.input", "attention.output", "attention.block"}, onJob((*Job).IsModelJob), "it is a key of operator jobs"},
 	{[]string{"attention.block"}, onJob(func(j *Job) bool { return j.Kind == "attention" }), notbuilt.BlockMasks.Refused()},
 	{[]string{"gdn.strategy"}, onConfig(func(j *Job, c *model.Config) bool { return c.LinearLayers() == 0 }), "the model has no layers of linear attention"},
 	{[]string{"memory.head_groups"}, onConfig(func(j *Job, c *model.Config) bool { return c.LinearLayers() == c.NumHiddenLayers }),
@@ -53,8 +53,8 @@ var idleKeys = []idle{
 	{[]string{"optimizer.min_lr"}, onJob(func(j *Job) bool { return j.Kind == "train" && j.Optimizer.Schedule == "constant" }), `optimizer.schedule = "constant" does not decay`},
 	{[]string{"data.accumulate"}, onJob(func(j *Job) bool { return j.Kind == "train" && j.Data.GlobalBatch > 0 }), "data.global_batch sets it"},
 	{[]string{"data.text_field"}, onJob(func(j *Job) bool { return j.IsModelJob() && j.noFiles(".jsonl") }), "no .jsonl file is read"},
-	{[]string{"data.tokenizer", "data.add_eos"}, onJob(func(j *Job) bool { return j.IsModelJob() && j.noFiles(".jsonl", ".txt") }), "the files hold tokens, not text"},
-	{[]string{"data.pack"}, onJob(func(j *Job) bool { return j.IsModelJob() && j.noFiles(".jsonl", ".txt", ".bin", ".idx") }), "the files hold whole sequences"},
+	{[]string{"data.tokenizer", "data.add_eos"}, onJob(func(j *Job) bool { return j.IsModelJob() && j.noFiles(".jsonl", ".txt") }), "the files have tokens, not text"},
+	{[]string{"data.pack"}, onJob(func(j *Job) bool { return j.IsModelJob() && j.noFiles(".jsonl", ".txt", ".bin", ".idx") }), "the files have whole sequences"},
 }
 
 // files returns the patterns of the data that the job reads.

@@ -1,8 +1,10 @@
-// Package file is the language of job files: Parse turns the bytes of a file and the --set
-// arguments into a Job and reports every fault at once, each with its line; Resolve then settles
-// what depends on the number of ranks. A Job also knows the names of its outputs, the settings that
-// have no effect, and how to write itself without secrets. ReadCluster reads the file of plan
-// --cluster by the same rules.
+// Package file reads job files (docs/job-file.md).
+//
+// Parse turns the bytes of a file and the --set arguments into a Job. It reports all faults at
+// once, each with its line. Job.Resolve then computes the settings that depend on the number of
+// ranks. A Job also has the names of its outputs, warnings about settings without effect, and the
+// text of the job for reports, without secrets. ReadCluster reads the file of plan --cluster by the
+// same rules.
 package file
 
 import (
@@ -15,10 +17,10 @@ import (
 	"ulysses/train"
 )
 
-// Job is a job file, checked, with its defaults filled in and its paths made usable from the
-// current directory. It is read-only once Resolve was called. The tags are those explained in
-// train/config.go. Beside the words of enum, number allows a whole number not below its value, kept
-// in decimal, and path any path.
+// Job is a checked job file with all defaults. Its paths are relative to the current directory. It
+// is read-only after Resolve. The struct tags are explained in train/config.go; in addition to the
+// words of enum, number allows an integer not below its value, stored in decimal, and path allows
+// any path.
 type Job struct {
 	Kind       string                `toml:"kind" enum:"train eval attention gdn"`
 	Seed       int64                 `toml:"seed" min:"0"`
@@ -36,13 +38,13 @@ type Job struct {
 	Attention  AttentionTable        `toml:"attention"`
 	GDN        GDNTable              `toml:"gdn"`
 
-	Path string `toml:"-"` // of the job file, as given
+	Path string `toml:"-"` // of the job file, as in the command line
 	Mesh Mesh   `toml:"-"` // set by Resolve
 
-	at map[string]origin // the position at which each key was set
-	// of a key with ${NAME} in a path, each path as it was written; "" = without a variable
+	at map[string]origin // where each key was set
+	// the paths of a key as written, with ${NAME}; "" for a path without a variable
 	written    map[string][]string
-	expansions []expansion // of ${NAME} in paths, the longest first
+	expansions []expansion // values of ${NAME} in paths, the longest first
 }
 
 // ParallelTable is [parallel].
@@ -56,7 +58,7 @@ type ParallelTable struct {
 type DeviceTable struct {
 	Backend string `toml:"backend" enum:"auto cpu cuda"`
 	DType   string `toml:"dtype" enum:"auto f32 bf16"`
-	// CPU threads a rank; 0 = the cores it may use / the ranks that share them
+	// CPU threads of a rank; 0 = the cores that the process may use / ranks of the node
 	Threads       int64  `toml:"threads" min:"0"`
 	Deterministic bool   `toml:"deterministic"`
 	Comm          string `toml:"comm" enum:"auto nccl ipc mpi local"`
@@ -70,22 +72,22 @@ type ModelTable struct {
 	New      map[string]any `toml:"new"`
 }
 
-// TileTable is [tile]: tokens of a rank in a tile, or a word.
+// TileTable is [tile]: tokens of a tile, or a word.
 type TileTable struct {
 	MLP  string `toml:"mlp" enum:"auto off" number:"1"`
 	Loss string `toml:"loss" enum:"auto off" number:"1"`
 }
 
-// Tiles are the model's.
+// Tiles returns the sizes of tiles as the model takes them.
 func (t *TileTable) Tiles() model.Tiles {
-	rows := func(s string) int64 {
+	tokens := func(s string) int64 {
 		if n, ok := map[string]int64{"auto": model.TileAuto, "off": model.TileOff}[s]; ok {
 			return n
 		}
-		n, _ := strconv.ParseInt(s, 10, 64) // Parse has seen that it is one
+		n, _ := strconv.ParseInt(s, 10, 64) // Parse has checked it
 		return n
 	}
-	return model.Tiles{MLP: rows(t.MLP), Loss: rows(t.Loss)}
+	return model.Tiles{MLP: tokens(t.MLP), Loss: tokens(t.Loss)}
 }
 
 // CheckpointTable is [checkpoint].
@@ -128,7 +130,7 @@ type GDNTable struct {
 	Chunk    int64   `toml:"chunk" min:"16"`
 }
 
-// Default is an empty job file.
+// Default returns the Job of an empty job file.
 func Default() Job {
 	return Job{
 		Kind: "train", Seed: 1,
@@ -148,50 +150,49 @@ func Default() Job {
 	}
 }
 
-// Mesh is how the ranks of a world share the work: rank = replica·Ulysses·Ring + rank in the
-// sequence.
+// Mesh has the sizes of the mesh: rank = replica·Ulysses·Ring + rank in the sequence axis.
 type Mesh struct {
 	World, Ulysses, Ring int64
-	Replicas             int64 // data parallel
-	GlobalBatch          int64 // sequences an optimizer step: Replicas · batch · accumulate
+	Replicas             int64 // size of the data axis
+	GlobalBatch          int64 // sequences of an optimizer step: Replicas · batch · accumulate
 }
 
-// maxGlobalBatch keeps every row number (step · global batch) far inside 64 bits.
+// maxGlobalBatch keeps the numbers of sequences (step · global batch) far below 2^63.
 const maxGlobalBatch = 1_000_000_000
 
-// IsSet says whether the job file or a --set gave the key ("optimizer.lr") or something below it.
+// IsSet reports whether the job file or a --set has the key ("optimizer.lr") or a key below it.
 func (j *Job) IsSet(key string) bool { _, ok := j.at[key]; return ok }
 
-// Errorf makes an error about a key's value, in the form Parse uses: where it was set, the key,
-// what is wrong and the fix.
+// Errorf returns an error about the value of a key, in the form of Parse: where the key was set,
+// the key, what is wrong and the fix.
 func (j *Job) Errorf(code status.Code, key, format string, args ...any) error {
 	var f faults
 	f.add(j.Origin(key), code, "%s: %s", key, fmt.Sprintf(format, args...))
 	return f.err()
 }
 
-// Resolve settles what depends on the surroundings: on the number of ranks the mesh, and
-// data.accumulate where data.global_batch is given; on the model's folder which tokenizer is meant.
-// It may be called again for another number of ranks.
+// Resolve computes the mesh and, from data.global_batch, data.accumulate for a number of ranks, and
+// chooses the tokenizer for data.tokenizer = "auto". It may be called again for another number of
+// ranks.
 func (j *Job) Resolve(world int) error {
 	if err := j.chooseTokenizer(); err != nil {
 		return err
 	}
 	w, ring := int64(world), j.Parallel.Ring
 	if world < 1 {
-		return status.Errorf(status.InvalidArgument, "job.Resolve: a world of %d ranks: needs at least one", world)
+		return status.Errorf(status.InvalidArgument, "job: %d ranks; at least 1 is needed", world)
 	}
 	m := Mesh{World: w, Ulysses: j.Parallel.Ulysses, Ring: ring}
 	if m.Ulysses == 0 {
 		m.Ulysses = max(1, w/ring)
 	}
-	// By division, because the product of two large degrees could wrap around.
+	// Division, because the product of two large degrees may overflow.
 	if p := m.Ulysses; p > w || w%p != 0 || (w/p)%ring != 0 {
 		key := "parallel.ulysses"
 		if !j.IsSet(key) {
 			key = "parallel.ring"
 		}
-		return j.Errorf(status.InvalidConfig, key, "ulysses %d x ring %d does not divide the %d ranks: %s", p, ring, w, divisors(w, ring, p))
+		return j.Errorf(status.InvalidConfig, key, "ulysses %d x ring %d does not divide the %d ranks; %s", p, ring, w, divisors(w, ring, p))
 	}
 	m.Replicas = w / (m.Ulysses * ring)
 	d := &j.Data
@@ -199,20 +200,20 @@ func (j *Job) Resolve(world int) error {
 		n := m.Replicas * d.Batch
 		if g%n != 0 {
 			return j.Errorf(status.InvalidConfig, "data.global_batch",
-				"%d is not a whole number of micro-batches of %d sequences (%d replicas x data.batch %d): use a multiple of %d", g, n, m.Replicas, d.Batch, n)
+				"%d is not a multiple of the %d sequences of a micro-batch on all replicas (%d replicas x data.batch %d); use a multiple of %d", g, n, m.Replicas, d.Batch, n)
 		}
 		d.Accumulate = g / n
 	}
 	m.GlobalBatch = m.Replicas * d.Batch * d.Accumulate
 	if m.GlobalBatch > maxGlobalBatch {
-		return j.Errorf(status.InvalidConfig, "data.accumulate", "a global batch of %d sequences (%d replicas x batch %d x accumulate %d): at most %d",
+		return j.Errorf(status.InvalidConfig, "data.accumulate", "the global batch has %d sequences (%d replicas x batch %d x accumulate %d); at most %d are possible",
 			m.GlobalBatch, m.Replicas, d.Batch, d.Accumulate, int64(maxGlobalBatch))
 	}
 	j.Mesh = m
 	return nil
 }
 
-// divisors names the nearest degrees that would do.
+// divisors returns the fix for a degree that does not divide the ranks: the nearest ones that do.
 func divisors(world, ring, wanted int64) string {
 	if world%ring != 0 {
 		return fmt.Sprintf("use a number of ranks that is a multiple of %d", ring)

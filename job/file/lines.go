@@ -7,12 +7,12 @@ import (
 	"github.com/BurntSushi/toml"
 )
 
-// keyLines finds the line of every table and key of a TOML document, under its full dotted name
-// (toml.Key's spelling). The library keeps no positions of what it has accepted. It is meant for
-// text that the library has accepted and is harmless on any other: it always moves forward and
-// never fails. Of elements of one array, the first counts. Beside the lines it notes values that
-// clash with a dotted key (a.b = 1, then a = 2), which the library lets pass, and nesting too deep
-// for the library, which takes quadratic time for it.
+// keyLines finds the line of each table and key of a TOML document, by the full dotted name in the
+// spelling of toml.Key. The library does not return positions of valid keys. keyLines expects valid
+// TOML; on other text it ends without an error and may return wrong lines. Of the elements of an
+// array of tables, the first counts. keyLines also finds values that contradict a dotted key (a.b =
+// 1, then a = 2), which the library accepts, and nesting for which the library needs quadratic
+// time.
 func keyLines(src string) *scanner {
 	s := &scanner{src: src, line: 1, lines: map[string]int{}}
 	var table toml.Key
@@ -24,7 +24,7 @@ func keyLines(src string) *scanner {
 			}
 			table = s.key()
 			s.record(table, 0, line)
-		} else if key := s.key(); s.take('=') {
+		} else if key := s.key(); s.accept('=') {
 			key = append(table[:len(table):len(table)], key...)
 			if first, ok := s.lines[key.String()]; ok {
 				s.clashes = append(s.clashes, clash{key.String(), line, first})
@@ -37,6 +37,7 @@ func keyLines(src string) *scanner {
 	return s
 }
 
+// scanner reads a TOML document from left to right.
 type scanner struct {
 	src   string
 	i     int
@@ -45,22 +46,22 @@ type scanner struct {
 
 	lines   map[string]int
 	clashes []clash
-	deep    int // first line nested too deep
+	deep    int // first line with too deep nesting; 0 = none
 }
 
+// clash is a key that is defined twice.
 type clash struct {
 	key         string
 	line, first int
 }
 
-// maxNesting bounds dotted keys and the recursion into arrays and inline tables; nothing a job file
-// means is deeper.
+// maxNesting is the largest depth of dotted keys, arrays and inline tables. Job files need fewer.
 const maxNesting = 50
 
 func (s *scanner) more() bool { return s.i < len(s.src) }
 func (s *scanner) peek() byte { return s.src[s.i] }
 
-// record notes the line of a key and of the tables it implies, those after the first known parts.
+// record records the line of a key and of the tables that it implies, except the first known ones.
 func (s *scanner) record(key toml.Key, known, line int) {
 	if len(key) > maxNesting {
 		s.tooDeep()
@@ -93,7 +94,7 @@ func (s *scanner) blank() {
 	}
 }
 
-// restOfLine goes behind the next newline.
+// restOfLine moves behind the next newline.
 func (s *scanner) restOfLine() {
 	n := strings.IndexByte(s.src[s.i:], '\n')
 	if n < 0 {
@@ -104,7 +105,8 @@ func (s *scanner) restOfLine() {
 	s.line++
 }
 
-func (s *scanner) take(c byte) bool {
+// accept skips spaces and then the character c, if it follows.
+func (s *scanner) accept(c byte) bool {
 	s.spaces()
 	if s.more() && s.peek() == c {
 		s.i++
@@ -113,7 +115,7 @@ func (s *scanner) take(c byte) bool {
 	return false
 }
 
-// key reads a dotted key, each part bare or quoted.
+// key reads a dotted key of bare and quoted names.
 func (s *scanner) key() toml.Key {
 	var key toml.Key
 	for {
@@ -121,13 +123,13 @@ func (s *scanner) key() toml.Key {
 		start := s.i
 		if s.more() && (s.peek() == '"' || s.peek() == '\'') {
 			s.str()
-			part := s.src[start:s.i]
-			if plain, err := strconv.Unquote(part); err == nil && part[0] == '"' {
-				part = plain
+			name := s.src[start:s.i]
+			if plain, err := strconv.Unquote(name); err == nil && name[0] == '"' {
+				name = plain
 			} else {
-				part = strings.Trim(part, `"'`)
+				name = strings.Trim(name, `"'`)
 			}
-			key = append(key, part)
+			key = append(key, name)
 		} else {
 			for s.more() && !strings.ContainsRune(" \t\r\n.=[]{},#\"'", rune(s.peek())) {
 				s.i++
@@ -137,7 +139,7 @@ func (s *scanner) key() toml.Key {
 			}
 			key = append(key, s.src[start:s.i])
 		}
-		if !s.take('.') {
+		if !s.accept('.') {
 			return key
 		}
 	}
@@ -158,7 +160,7 @@ func (s *scanner) str() {
 			}
 		case strings.HasPrefix(s.src[s.i:], quote):
 			s.i += len(quote)
-			// A multi-line string may end in up to two quotes of its own.
+			// A multi-line string may end in up to two quotes that belong to it.
 			for len(quote) == 3 && s.more() && s.peek() == quote[0] {
 				s.i++
 			}
@@ -189,10 +191,10 @@ func (s *scanner) value(prefix toml.Key) {
 		for s.i++; ; {
 			s.blank()
 			before := s.i
-			if !s.more() || s.take(']') {
+			if !s.more() || s.accept(']') {
 				return
 			}
-			if s.value(prefix); !s.take(',') && s.i == before {
+			if s.value(prefix); !s.accept(',') && s.i == before {
 				return
 			}
 		}
@@ -200,18 +202,18 @@ func (s *scanner) value(prefix toml.Key) {
 		for s.i++; ; {
 			s.blank()
 			before, line := s.i, s.line
-			if !s.more() || s.take('}') {
+			if !s.more() || s.accept('}') {
 				return
 			}
 			key := append(prefix[:len(prefix):len(prefix)], s.key()...)
-			if s.take('=') {
+			if s.accept('=') {
 				s.record(key, len(prefix), line)
 				s.value(key)
 			}
 			for s.more() && !strings.ContainsRune(",}\n#", rune(s.peek())) {
 				s.i++
 			}
-			if !s.take(',') && s.i == before {
+			if !s.accept(',') && s.i == before {
 				return
 			}
 		}

@@ -13,7 +13,7 @@ import (
 	"ulysses/internal/status"
 )
 
-// maxSource bounds a job file in bytes; a longer one is some other file.
+// maxSource is the largest size of a job file in bytes. A larger file is not a job file.
 const maxSource = 256 << 10
 
 // Read returns the bytes of a job file.
@@ -25,10 +25,10 @@ func Read(path string) ([]byte, error) {
 	return src, nil
 }
 
-// Parse reads a job file from its bytes, applies the --set arguments in order and checks the whole.
-// Every fault found is in the error, one a line, each with the line of the file or the --set it
-// comes from. path is the file's name; relative paths in the file are relative to its folder, those
-// in a --set to the current directory. getenv serves ${NAME} in paths; nil is the environment.
+// Parse reads a job file from its bytes, applies the --set arguments in order and checks the job.
+// The error has a line for each fault, with the line of the file or the --set argument. path is the
+// file's name; relative paths in the file are relative to its folder, and in a --set to the current
+// directory. getenv returns the values of ${NAME} in paths; nil = the environment.
 func Parse(src []byte, path string, sets []string, getenv func(string) (string, bool)) (*Job, error) {
 	if getenv == nil {
 		getenv = os.LookupEnv
@@ -48,11 +48,12 @@ func Parse(src []byte, path string, sets []string, getenv func(string) (string, 
 	return l.job, nil
 }
 
+// loader fills a Job and collects faults.
 type loader struct {
 	job    *Job
 	faults faults
-	broken bool            // by a syntax error: keys may be missing that were meant to be there
-	bad    map[string]bool // keys with a fault of their own
+	broken bool            // a syntax error has removed lines, so keys may be missing
+	bad    map[string]bool // keys that have a fault
 }
 
 func (l *loader) fault(o origin, key, format string, args ...any) {
@@ -64,13 +65,13 @@ func (l *loader) file(src string) {
 	at := func(line int) origin { return origin{file: l.job.Path, line: line} }
 	if len(src) > maxSource {
 		l.broken = true
-		l.faults.add(at(1), status.InvalidConfig, "%d bytes are too many for a job file (at most %d)", len(src), maxSource)
+		l.faults.add(at(1), status.InvalidConfig, "%d bytes are too many for a job file; at most %d are possible", len(src), maxSource)
 		return
 	}
 	lines := keyLines(src)
 	if lines.deep > 0 {
 		l.broken = true
-		l.faults.add(at(lines.deep), status.InvalidConfig, "keys or values are nested more than %d deep", maxNesting)
+		l.faults.add(at(lines.deep), status.InvalidConfig, "keys or values are nested more than %d levels deep", maxNesting)
 		return
 	}
 	tree, repaired := l.decode(src, at)
@@ -91,9 +92,9 @@ func (l *loader) file(src string) {
 	})
 }
 
-// decode parses the source. The library stops at the first syntax error, so a faulty line is taken
-// out and the rest tried again, as long as the error is the line's own business (an unfinished list
-// or string makes everything behind it look wrong).
+// decode parses the source and returns the source without faulty lines. The library stops at the
+// first syntax error; decode removes the faulty line and tries again, unless the error affects the
+// following lines, as an unfinished list or string does.
 func (l *loader) decode(src string, at func(int) origin) (tree map[string]any, repaired string) {
 	for last, n := 0, 1; ; n++ {
 		tree = nil
@@ -132,13 +133,16 @@ func (l *loader) decode(src string, at func(int) origin) (tree map[string]any, r
 	}
 }
 
-// maxSyntaxFaults bounds the attempts to read on; a file with more is no job file.
+// maxSyntaxFaults is the largest number of faulty lines that decode removes. A file with more is
+// not a job file.
 const maxSyntaxFaults = 20
 
-// setAside marks a table whose own header is faulty: what is in it cannot be judged.
+// setAside is the first character of the name that decode gives to a table with a faulty header.
+// Its keys are not checked.
 const setAside = "?"
 
-// decodeTOML holds the library's panics, of which it has a few for what it calls bugs, to an error.
+// decodeTOML decodes TOML. It returns an error for panics of the library, which it raises for some
+// inputs.
 func decodeTOML(src string, tree *map[string]any) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -154,7 +158,7 @@ var unquoted = regexp.MustCompile(`^expected value but found "(.*)" instead$`)
 func syntaxText(pe toml.ParseError, header bool) string {
 	text := strings.ReplaceAll(strings.TrimSuffix(pe.Message, "."), `'\n'`, "the end of the line")
 	if m := unquoted.FindStringSubmatch(pe.Message); m != nil {
-		text += fmt.Sprintf("; text is written in quotes: %q", m[1])
+		text += fmt.Sprintf("; write text in quotes: %q", m[1])
 	}
 	if strings.Contains(text, "already been defined") {
 		return text
@@ -165,7 +169,7 @@ func syntaxText(pe toml.ParseError, header bool) string {
 	return "not TOML: " + text
 }
 
-// table assigns what a table holds and reports what it should not hold.
+// table assigns the keys of a table and reports the keys that job files do not have.
 func (l *loader) table(prefix toml.Key, tree map[string]any, at func(string) origin) {
 	for name, value := range tree {
 		if len(prefix) == 0 && strings.HasPrefix(name, setAside) && l.broken {
@@ -182,9 +186,9 @@ func (l *loader) table(prefix toml.Key, tree map[string]any, at func(string) ori
 			l.job.at[key] = at(key)
 			l.table(path, sub, at)
 		case isTable(key) && isTrees:
-			l.fault(at(key), key, "%s: one table is needed: write [%s], not [[%s]]", key, key, key)
+			l.fault(at(key), key, "%s: one table is needed; write [%s], not [[%s]]", key, key, key)
 		case isTable(key):
-			l.fault(at(key), key, "%s = %s: it is a table: write [%s] and its keys below", key, show(value), key)
+			l.fault(at(key), key, "%s = %s: %s is a table; write [%s] and its keys below", key, show(value), key, key)
 		case isTree && len(prefix) == 0:
 			l.unknownTable(path, sub, at)
 		case isTrees && len(prefix) == 0:
@@ -233,17 +237,17 @@ func (l *loader) assign(f *field, value any, at func(string) origin) {
 	}
 	l.job.at[f.key] = o
 	if m, ok := value.(map[string]any); ok {
-		l.places(toml.Key(strings.Split(f.key, ".")), m, at)
+		l.recordOrigins(toml.Key(strings.Split(f.key, ".")), m, at)
 	}
 }
 
-// places notes where the fields of a free table were set, for whoever checks them.
-func (l *loader) places(path toml.Key, m map[string]any, at func(string) origin) {
+// recordOrigins records where the fields of a table without fixed keys were set.
+func (l *loader) recordOrigins(path toml.Key, m map[string]any, at func(string) origin) {
 	for name, value := range m {
 		sub := append(path[:len(path):len(path)], name)
 		l.job.at[sub.String()] = at(sub.String())
 		if m, ok := value.(map[string]any); ok {
-			l.places(sub, m, at)
+			l.recordOrigins(sub, m, at)
 		}
 	}
 }

@@ -26,15 +26,15 @@ func NotURL(key, value string) string {
 	case !url.MatchString(value):
 		return ""
 	case m != nil && strings.HasPrefix(key, "model."):
-		return fmt.Sprintf("a URL, and models are read from disk: download it, hf download %s --local-dir %s, and name that folder", m[1], filepath.Base(m[1]))
+		return fmt.Sprintf("a URL, and models are read from disk; run hf download %s --local-dir %s and name that folder", m[1], filepath.Base(m[1]))
 	case strings.HasPrefix(strings.ToLower(value), "file://"):
-		return "a URL, and a path is needed: write it without file://"
+		return "a URL, and a path is needed; write it without file://"
 	}
-	return "a URL, and files are read from disk: download it and name the file"
+	return "a URL, and files are read from disk; download it and name the file"
 }
 
-// ModelFault adds to an error of the model's folder or fields the line of the job file. For a
-// folder that does not exist, or that holds a checkpoint, it adds how to get a model folder.
+// ModelFault adds the line of the job file to an error of the model's folder or fields. If the
+// folder does not exist or has a checkpoint, it also adds how to get a model folder.
 func (j *Job) ModelFault(err error) error {
 	if err == nil {
 		return nil
@@ -43,7 +43,7 @@ func (j *Job) ModelFault(err error) error {
 	if dir := j.Model.Path; dir != "" {
 		key = "model.path"
 		if from := train.FindCheckpoint(dir); from != "" {
-			text += fmt.Sprintf("; it holds a checkpoint, of which `ulysses-mpi export %s FOLDER` makes such a folder", from)
+			text += fmt.Sprintf("; it has a checkpoint: write a model folder with ulysses-mpi export %s FOLDER", from)
 		} else if _, statErr := os.Stat(dir); errors.Is(statErr, fs.ErrNotExist) {
 			text = j.NoFolder(dir)
 		}
@@ -54,15 +54,15 @@ func (j *Job) ModelFault(err error) error {
 	return &status.Error{Code: status.Of(err), Text: fmt.Sprintf("%v: %s", j.Origin(key), text), Err: err}
 }
 
-// NoFolder returns the command that downloads a model whose path looks like a name on the Hugging
-// Face hub.
+// NoFolder returns the error text for a folder that does not exist, with the command that downloads
+// the model if the path looks like a name on the Hugging Face hub.
 func (j *Job) NoFolder(dir string) string {
 	name := dir
 	if rel, err := filepath.Rel(filepath.Dir(j.Path), dir); err == nil && !j.Origin("model.path").arg {
 		name = filepath.ToSlash(rel)
 	}
 	if _, err := os.Stat(filepath.Dir(dir)); hubName.MatchString(name) && errors.Is(err, fs.ErrNotExist) {
-		return fmt.Sprintf("there is no folder %s, and models are read from disk: if this is a name on the Hugging Face hub, hf download %s --local-dir %s", dir, name, dir)
+		return fmt.Sprintf("there is no folder %s, and models are read from disk; if this is a name on the Hugging Face hub, run hf download %s --local-dir %s", dir, name, dir)
 	}
-	return fmt.Sprintf("there is no folder %s: give a Hugging Face folder with config.json and *.safetensors", dir)
+	return fmt.Sprintf("there is no folder %s; name a Hugging Face folder with config.json and *.safetensors", dir)
 }

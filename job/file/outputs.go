@@ -11,8 +11,10 @@ const (
 	ModelFolder    = "model"
 )
 
+// ModelDir returns the folder of the trained model.
 func (j *Job) ModelDir() string { return filepath.Join(j.Output.Dir, ModelFolder) }
 
+// CheckpointDir returns the folder of the checkpoints.
 func (j *Job) CheckpointDir() string { return filepath.Join(j.Output.Dir, j.Checkpoint.Dir) }
 
 // Outputs returns the names in output.dir that the job writes.
@@ -30,7 +32,7 @@ func (j *Job) Outputs() []string {
 	return names
 }
 
-// OperatorFiles returns the input and the output of an operator job, which a caller may replace.
+// OperatorFiles returns pointers to the input and output paths of an operator job.
 func (j *Job) OperatorFiles() (input, output *string) {
 	if j.Kind == "gdn" {
 		return &j.GDN.Input, &j.GDN.Output

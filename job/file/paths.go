@@ -12,7 +12,7 @@ import (
 	"strings"
 )
 
-// paths makes the paths usable from the current directory.
+// paths expands variables and makes all paths relative to the current directory.
 func (l *loader) paths(getenv func(string) (string, bool)) {
 	for i := range schema {
 		f := &schema[i]
@@ -41,6 +41,7 @@ func (l *loader) paths(getenv func(string) (string, bool)) {
 	}
 }
 
+// path returns one path of a key; kind is the value of the tag path.
 func (l *loader) path(key, kind, value string, getenv func(string) (string, bool)) string {
 	o := l.job.Origin(key)
 	expanded, err := expand(value, getenv)
@@ -50,12 +51,12 @@ func (l *loader) path(key, kind, value string, getenv func(string) (string, bool
 	}
 	if expanded == "" {
 		if l.job.IsSet(key) {
-			l.fault(o, key, "%s: an empty path", key)
+			l.fault(o, key, "%s: empty; name a path", key)
 		}
 		return expanded
 	}
 	if strings.ContainsRune(expanded, 0) {
-		l.fault(o, key, "%s: a path cannot contain a NUL character", key)
+		l.fault(o, key, "%s: the path contains a NUL character; remove it", key)
 	}
 	if why := NotURL(key, value); why != "" {
 		l.fault(o, key, "%s = %s: %s", key, show(value), why)
@@ -66,10 +67,10 @@ func (l *loader) path(key, kind, value string, getenv func(string) (string, bool
 		dir = ""
 	}
 	if variable.MatchString(value) {
-		l.job.expanded(dir, value, getenv)
+		l.job.recordExpansion(dir, value, getenv)
 	}
 	if kind == "inside" {
-		return expanded // a path in another folder, which a rule checks later
+		return expanded // relative to output.dir; a rule checks it later
 	}
 	path := filepath.Join(dir, expanded)
 	if kind != "glob" {
@@ -99,12 +100,12 @@ func escaped(getenv func(string) (string, bool)) func(string) (string, bool) {
 var variable = regexp.MustCompile(`\$\{[^{}$]*\}?`)
 var variableName = regexp.MustCompile(`^\$\{[A-Za-z_][A-Za-z0-9_]*\}$`)
 
-// expand replaces ${NAME} by the environment's value.
+// expand replaces ${NAME} by the value of the environment variable.
 func expand(s string, getenv func(string) (string, bool)) (string, error) {
 	var faults []string
 	s = variable.ReplaceAllStringFunc(s, func(m string) string {
 		if !variableName.MatchString(m) {
-			faults = append(faults, fmt.Sprintf("%q is not ${NAME}", m))
+			faults = append(faults, fmt.Sprintf("%q is not of the form ${NAME}", m))
 			return m
 		}
 		v, ok := getenv(m[2 : len(m)-1])
@@ -115,7 +116,7 @@ func expand(s string, getenv func(string) (string, bool)) (string, error) {
 	})
 	if len(faults) > 0 {
 		sort.Strings(faults)
-		return s, errors.New(strings.Join(faults, "; "))
+		return s, errors.New(strings.Join(faults, ", "))
 	}
 	return s, nil
 }

@@ -9,9 +9,9 @@ import (
 	"github.com/BurntSushi/toml"
 )
 
-// Resolved returns the job as it was run, as a job file: the keys of the file and of --set, and
-// the values that the program chose. Paths without variables are relative to the folder in which
-// the program was started.
+// Resolved returns the job that was run as the text of a job file: the keys of the file and of
+// --set, and the values that the program has chosen. steps is the number of steps of the run. Paths
+// without variables are relative to the folder in which the program was started.
 func (j *Job) Resolved(steps int64) string {
 	m := &j.Mesh
 	chosen := map[string]any{}
@@ -70,9 +70,9 @@ func (j *Job) resolved(chosen map[string]any) string {
 		case !j.IsSet(f.key):
 			line(key, choice, "chosen by the program")
 		case o.arg:
-			line(key, choice, "chosen by the program: --set says "+TOML(j.valueShown(f)))
+			line(key, choice, "chosen by the program: --set has "+TOML(j.valueShown(f)))
 		default:
-			line(key, choice, "chosen by the program: the file says "+TOML(j.valueShown(f)))
+			line(key, choice, "chosen by the program: the file has "+TOML(j.valueShown(f)))
 		}
 	}
 	return strings.TrimPrefix(text.String(), "\n")

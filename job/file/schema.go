@@ -12,7 +12,7 @@ import (
 	"ulysses/internal/status"
 )
 
-// field is one key of the job file, made from a struct field and its tags.
+// field is a key of the job file. It is derived from a struct field and its tags.
 type field struct {
 	key   string // "data.sequence"
 	index []int  // for reflect.Value.FieldByIndex of a Job
@@ -20,7 +20,7 @@ type field struct {
 	tag   reflect.StructTag
 }
 
-// schema lists the keys in the order of the structs; tables lists the tables that hold them.
+// schema lists all keys in the order of the structs; tables lists all tables.
 var schema, tables = walk(reflect.TypeFor[Job](), "", nil)
 
 var byKey = func() map[string]*field {
@@ -31,6 +31,7 @@ var byKey = func() map[string]*field {
 	return m
 }()
 
+// walk returns the keys and tables of a struct type.
 func walk(t reflect.Type, prefix string, index []int) (fields []field, tables []string) {
 	for i := range t.NumField() {
 		f := t.Field(i)
@@ -59,7 +60,8 @@ func isTable(key string) bool {
 	return false
 }
 
-// set stores a TOML value, checked for type, bounds and words, or says what is wrong with it.
+// set checks the type, the bounds and the words of a TOML value and stores it. It stores nothing if
+// it returns an error.
 func (f *field) set(j *Job, value any) error {
 	dst := reflect.ValueOf(j).Elem().FieldByIndex(f.index)
 	v := reflect.New(f.typ).Elem()
@@ -83,9 +85,9 @@ func (f *field) convert(dst reflect.Value, value any) error {
 	case reflect.Int64:
 		n, ok := value.(int64)
 		if x, isFloat := value.(float64); isFloat && x == math.Trunc(x) && math.Abs(x) < 1<<53 {
-			return f.wrong(value, "a whole number is needed: write %d", int64(x))
+			return f.wrong(value, "an integer is needed; write %d", int64(x))
 		} else if !ok {
-			return f.wrong(value, "a whole number is needed")
+			return f.wrong(value, "an integer is needed")
 		}
 		dst.SetInt(n)
 		return f.inBounds(value, float64(n))
@@ -114,14 +116,14 @@ func (f *field) convert(dst reflect.Value, value any) error {
 	return nil
 }
 
-// list fills a slice, or an array of exactly its length. One value alone may stand for a list of
-// one.
+// list fills a slice, or an array with as many values as it has elements. A single string may stand
+// for a list of one string.
 func (f *field) list(dst reflect.Value, value any) error {
 	values, ok := value.([]any)
 	if _, text := value.(string); text && dst.Kind() == reflect.Slice && dst.Type().Elem().Kind() == reflect.String {
 		values, ok = []any{value}, true
 	}
-	what := map[reflect.Kind]string{reflect.String: "strings", reflect.Int64: "whole numbers", reflect.Float64: "numbers"}[dst.Type().Elem().Kind()]
+	what := map[reflect.Kind]string{reflect.String: "strings", reflect.Int64: "integers", reflect.Float64: "numbers"}[dst.Type().Elem().Kind()]
 	if dst.Kind() == reflect.Slice {
 		dst.Set(reflect.MakeSlice(dst.Type(), len(values), len(values)))
 	} else if what = fmt.Sprintf("%d %s", dst.Len(), what); len(values) != dst.Len() {
@@ -138,6 +140,7 @@ func (f *field) list(dst reflect.Value, value any) error {
 	return nil
 }
 
+// word stores a string, or an integer in decimal, that the tags of the key allow.
 func (f *field) word(dst reflect.Value, value any) error {
 	s, ok := value.(string)
 	words := strings.Fields(f.tag.Get("enum"))
@@ -170,14 +173,14 @@ func (f *field) word(dst reflect.Value, value any) error {
 	return f.wrong(value, "%s is needed%s", f.choices("a string"), hint)
 }
 
-// choices spells out the words allowed.
+// choices lists the allowed values.
 func (f *field) choices(otherwise string) string {
 	var c []string
 	for _, w := range strings.Fields(f.tag.Get("enum")) {
 		c = append(c, strconv.Quote(w))
 	}
 	if n, ok := f.tag.Lookup("number"); ok {
-		c = append(c, "a whole number of at least "+n)
+		c = append(c, "an integer of at least "+n)
 	}
 	if f.tag.Get("path") != "" && len(c) > 0 {
 		c = append(c, "a path")
@@ -202,7 +205,7 @@ func (f *field) inBounds(value any, x float64) error {
 	} {
 		text := f.tag.Get(bound.name)
 		if b, err := strconv.ParseFloat(text, 64); err == nil && bound.out(b) {
-			return f.wrong(value, "it must be %s %s", bound.words, text)
+			return f.wrong(value, "must be %s %s", bound.words, text)
 		}
 	}
 	return nil
@@ -212,7 +215,7 @@ func (f *field) wrong(value any, format string, args ...any) error {
 	return status.Errorf(status.InvalidConfig, "%s = %s: %s", f.key, show(value), fmt.Sprintf(format, args...))
 }
 
-// show writes a value the way TOML does, cut to a readable length.
+// show returns a value as TOML, shortened to a readable length.
 func show(value any) string {
 	s := ""
 	switch v := value.(type) {
@@ -227,15 +230,15 @@ func show(value any) string {
 	case map[string]any, []map[string]any:
 		return "a table"
 	case []any:
-		parts := make([]string, 0, 4)
+		elements := make([]string, 0, 4)
 		for i, x := range v {
 			if i == 4 {
-				parts = append(parts, "…")
+				elements = append(elements, "…")
 				break
 			}
-			parts = append(parts, show(x))
+			elements = append(elements, show(x))
 		}
-		s = "[" + strings.Join(parts, ", ") + "]"
+		s = "[" + strings.Join(elements, ", ") + "]"
 	default:
 		s = fmt.Sprint(v)
 	}

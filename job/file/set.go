@@ -7,14 +7,14 @@ import (
 	"github.com/BurntSushi/toml"
 )
 
-// set applies one --set table.key=value.
+// set applies a --set argument, table.key=value.
 func (l *loader) set(number int, arg string) {
 	o := origin{line: number, set: arg, arg: true}
 	name, text, ok := strings.Cut(arg, "=")
 	s := scanner{src: strings.TrimSpace(name), line: 1}
 	path := s.key()
 	if !ok || len(path) == 0 || s.more() || len(path) > maxNesting {
-		l.fault(o, "", "needs table.key=value")
+		l.fault(o, "", "not table.key=value; write for example optimizer.lr=1e-4")
 		return
 	}
 	at := func(string) origin { return o }
@@ -25,7 +25,7 @@ func (l *loader) set(number int, arg string) {
 			continue
 		}
 		if f.typ.Kind() == reflect.Map && n < len(path) {
-			l.inside(f, path[n:], value, o)
+			l.setField(f, path[n:], value, o)
 			return
 		}
 		if n == len(path) {
@@ -39,7 +39,7 @@ func (l *loader) set(number int, arg string) {
 	l.table(nil, value.(map[string]any), at)
 }
 
-// setValue is the TOML value that the text is, else the text.
+// setValue returns the text as a TOML value; the text itself if it is not TOML.
 func setValue(text string) any {
 	var v map[string]any
 	if len(text) > maxSource || keyLines("v = "+text).deep > 0 || decodeTOML("v = "+text, &v) != nil || len(v) != 1 {
@@ -48,8 +48,8 @@ func setValue(text string) any {
 	return v["v"]
 }
 
-// orText takes back the reading of a bare word as a number, truth value or date where the key holds
-// text.
+// orText returns text instead of a number, bool or date if the key is a string. For example,
+// --set output.dir=2024 names a folder.
 func (f *field) orText(value any, text string) any {
 	k := f.typ.Kind()
 	if k == reflect.Slice {
@@ -68,8 +68,8 @@ func (f *field) orText(value any, text string) any {
 	return text
 }
 
-// inside sets one field of a free table and leaves the others.
-func (l *loader) inside(f *field, path toml.Key, value any, o origin) {
+// setField sets one field of a table without fixed keys.
+func (l *loader) setField(f *field, path toml.Key, value any, o origin) {
 	root := reflect.ValueOf(l.job).Elem().FieldByIndex(f.index)
 	if root.IsNil() {
 		root.Set(reflect.ValueOf(map[string]any{}))
@@ -91,8 +91,8 @@ func (l *loader) inside(f *field, path toml.Key, value any, o origin) {
 	}
 }
 
-// Completions returns what can follow a partly typed --set argument: the keys that begin with it,
-// each with "=", or after the "=" the values of a key that takes one of a few words.
+// Completions returns the completions of a partly typed --set argument: the keys that begin with
+// it, each with "=", or behind the "=" the words that the key may have.
 func Completions(typed string) (found []string) {
 	key, _, hasValue := strings.Cut(typed, "=")
 	for _, f := range schema {

@@ -21,22 +21,21 @@ func WithoutLogins(text string) string {
 	return credentials.ReplaceAllString(text, "${1}***@")
 }
 
-// expansion is an expanded path of the job, or its first part, and the text with ${NAME} that it
-// came from.
-type expansion struct{ is, written string }
+// expansion is an expanded path of the job, or the beginning of one, and its text with ${NAME}.
+type expansion struct{ value, written string }
 
 // leastExpansion is the length of the shortest expansion that is replaced. Shorter ones, such as
 // "/" and "1", occur in any text.
 const leastExpansion = 4
 
-// expanded records the expansion of a path's variables, so files that contain the job can show the
+// recordExpansion records the expansion of the variables of a path, so that reports can show the
 // path as it was written. It records the whole path, and the path up to the end of each variable,
 // because messages name other files of the same folder.
-func (j *Job) expanded(dir, value string, getenv func(string) (string, bool)) {
-	note := func(text string, of func(string) (string, bool)) {
-		is, err := expand(text, of)
-		if is = filepath.Join(dir, is); err == nil && len(is) >= leastExpansion {
-			j.expansions = append(j.expansions, expansion{is, filepath.Join(dir, text)})
+func (j *Job) recordExpansion(dir, value string, getenv func(string) (string, bool)) {
+	record := func(text string, getenv func(string) (string, bool)) {
+		value, err := expand(text, getenv)
+		if value = filepath.Join(dir, value); err == nil && len(value) >= leastExpansion {
+			j.expansions = append(j.expansions, expansion{value, filepath.Join(dir, text)})
 		}
 	}
 	ends := []int{len(value)}
@@ -44,37 +43,36 @@ func (j *Job) expanded(dir, value string, getenv func(string) (string, bool)) {
 		ends = append(ends, at[1])
 	}
 	for _, end := range ends {
-		note(value[:end], getenv)
-		note(value[:end], escaped(getenv))
+		record(value[:end], getenv)
+		record(value[:end], escaped(getenv))
 	}
-	slices.SortStableFunc(j.expansions, func(a, b expansion) int { return cmp.Compare(len(b.is), len(a.is)) })
+	slices.SortStableFunc(j.expansions, func(a, b expansion) int { return cmp.Compare(len(b.value), len(a.value)) })
 }
 
-// Shown returns a text for files that users pass on, such as a report. It removes the logins of
-// URLs, and writes the job's paths with their variables, because the value of a variable may be a
-// secret.
+// Shown returns a text for files that users share, such as a report. It removes the logins of URLs
+// and replaces expanded paths by their variables, because the value of a variable may be a secret.
 func (j *Job) Shown(text string) string { return WithoutLogins(j.asWritten(text)) }
 
 // asWritten replaces the job's expanded paths in a text by their written forms.
 func (j *Job) asWritten(text string) string {
 	var pairs []string
 	for _, x := range j.expansions {
-		pairs = append(pairs, x.is, x.written)
+		pairs = append(pairs, x.value, x.written)
 	}
 	return strings.NewReplacer(pairs...).Replace(text)
 }
 
-// valueShown returns the value of a key for files that users pass on: a path with variables as it
+// valueShown returns the value of a key for files that users share: a path with variables as it
 // was written, any other path as it is used.
 func (j *Job) valueShown(f *field) any {
 	v := reflect.ValueOf(j).Elem().FieldByIndex(f.index)
 	written := j.written[f.key]
-	one := func(i int, is string) string {
+	one := func(i int, value string) string {
 		if i < len(written) && written[i] != "" {
 			return written[i]
 		}
-		// it may derive from another path, as data.tokenizer does from model.path
-		return j.asWritten(is)
+		// the path may come from another key, as data.tokenizer from model.path
+		return j.asWritten(value)
 	}
 	switch x := v.Interface().(type) {
 	case string:
@@ -93,10 +91,10 @@ func (j *Job) valueShown(f *field) any {
 // KeyValue is a key of the job file with its value as the file would write it.
 type KeyValue struct {
 	Key, Value string
-	Set        bool // by the file or by --set; false: the default
+	Set        bool // by the file or by --set; false = the default
 }
 
-// Keys returns every key with its value, in the order of the schema, for files that users pass on.
+// Keys returns every key with its value, in the order of the schema, for files that users share.
 func (j *Job) Keys() (all []KeyValue) {
 	for i := range schema {
 		f := &schema[i]

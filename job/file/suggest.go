@@ -9,8 +9,8 @@ import (
 )
 
 // foreign maps keys of other trainers (transformers, TRL, DeepSpeed, Megatron, axolotl,
-// torchtitan), without their table and in lower case, to ours. The remark says what differs, where
-// something does.
+// torchtitan), without table and in lower case, to keys of job files. The remark names a difference
+// in the value.
 var foreign = map[string]struct{ ours, remark string }{
 	"max_grad_norm": {"optimizer.clip", ""}, "grad_clip": {"optimizer.clip", ""}, "gradient_clipping": {"optimizer.clip", ""},
 	"clip_grad": {"optimizer.clip", ""}, "clip_grad_norm": {"optimizer.clip", ""}, "gradient_clip_val": {"optimizer.clip", ""},
@@ -50,8 +50,9 @@ var foreign = map[string]struct{ ours, remark string }{
 // plain returns a name in the spelling of the tables foreign and features.
 func plain(name string) string { return strings.ToLower(strings.ReplaceAll(name, "-", "_")) }
 
-// unknownKey returns the likely meaning of an unknown key: another trainer's name for a key, a key
-// in the wrong table, a misspelling, or a feature that has no key.
+// unknownKey returns the error text for an unknown key. The fix is the key that was probably meant:
+// the key of another trainer may have another name here, the key may be in the wrong table or
+// misspelled, or the program may have the feature without a key.
 func unknownKey(key string) (text string, code status.Code) {
 	code = status.InvalidConfig
 	table, leaf := "", key
@@ -59,7 +60,7 @@ func unknownKey(key string) (text string, code status.Code) {
 		table, leaf = key[:dot], key[dot+1:]
 	}
 	if f, ok := foreign[plain(leaf)]; ok {
-		return fmt.Sprintf("unknown key; it is called %s here%s", f.ours, f.remark), code
+		return fmt.Sprintf("unknown key; use %s%s", f.ours, f.remark), code
 	}
 	if f := featureOf(plain(leaf)); f != nil {
 		return f.text, f.code()
@@ -90,9 +91,9 @@ func unknownKey(key string) (text string, code status.Code) {
 		return fmt.Sprintf("unknown key; did you mean %s?", closest(key, near)), code
 	case table != "" && len(here) > 0:
 		sort.Strings(here)
-		return fmt.Sprintf("unknown key; [%s] has %s", table, strings.Join(here, ", ")), code
+		return fmt.Sprintf("unknown key; the keys of [%s] are %s", table, strings.Join(here, ", ")), code
 	}
-	return fmt.Sprintf("unknown key; outside of a table there are %s, and the tables are %s", strings.Join(topLevel(), ", "), strings.Join(tables, ", ")), code
+	return fmt.Sprintf("unknown key; the keys outside of tables are %s, and the tables are %s", strings.Join(topLevel(), ", "), strings.Join(tables, ", ")), code
 }
 
 // topLevel returns the keys outside of tables.
@@ -105,10 +106,11 @@ func topLevel() (keys []string) {
 	return keys
 }
 
+// unknownTable returns the error text for an unknown table, as unknownKey does.
 func unknownTable(name string) (text string, code status.Code) {
 	code = status.InvalidConfig
 	if f, ok := foreign[plain(name)]; ok {
-		return fmt.Sprintf("unknown table; it is called %s here%s", f.ours, f.remark), code
+		return fmt.Sprintf("unknown table; use %s%s", f.ours, f.remark), code
 	}
 	if f := featureOf(plain(name)); f != nil {
 		return f.text, f.code()
@@ -119,8 +121,8 @@ func unknownTable(name string) (text string, code status.Code) {
 	return fmt.Sprintf("unknown table; the tables are %s", strings.Join(tables, ", ")), code
 }
 
-// Nearest is the candidate with the least edit distance, if that is small against the word, else
-// "".
+// Nearest returns the candidate with the least edit distance, if the distance is at most a third of
+// the word, otherwise "".
 func Nearest(word string, candidates []string) string {
 	best := closest(word, candidates)
 	if n := distance(strings.ToLower(word), best); best == "" || n > max(1, len(word)/3) {
@@ -129,6 +131,7 @@ func Nearest(word string, candidates []string) string {
 	return best
 }
 
+// closest returns the candidate with the least edit distance.
 func closest(word string, candidates []string) string {
 	best, least := "", 1<<30
 	for _, c := range candidates {

@@ -8,9 +8,9 @@ import (
 	"ulysses/internal/status"
 )
 
-// chooseTokenizer settles what data.tokenizer = "auto" is: for text, that of the model's folder,
-// else bytes. A folder with a tokenizer of a kind that is not read is refused: its model has never
-// seen bytes.
+// chooseTokenizer replaces data.tokenizer = "auto": for text by the tokenizer.json of the model's
+// folder, otherwise by "bytes". It refuses a folder with a tokenizer in another format, because its
+// model was not trained on bytes.
 func (j *Job) chooseTokenizer() error {
 	if !j.IsModelJob() || j.Data.Tokenizer != "auto" {
 		return nil
@@ -37,8 +37,8 @@ func (j *Job) chooseTokenizer() error {
 	}
 	for _, other := range []string{"tokenizer.model", "vocab.json", "vocab.txt", "tekken.json", "tokenizer_config.json"} {
 		if has(other) {
-			return j.Errorf(status.Unsupported, "data.tokenizer", "%s should be read with the tokenizer of %s, which has %s and no tokenizer.json: "+
-				"write one (save_pretrained of a fast tokenizer does), name another, or set data.tokenizer = \"bytes\" if bytes are meant", text, j.Model.Path, other)
+			return j.Errorf(status.Unsupported, "data.tokenizer", "%s needs the tokenizer of %s, which has %s and no tokenizer.json; "+
+				"write a tokenizer.json with save_pretrained of a fast tokenizer", text, j.Model.Path, other)
 		}
 	}
 	j.Data.Tokenizer = "bytes"

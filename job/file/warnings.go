@@ -8,9 +8,9 @@ import (
 )
 
 // Warnings returns one line for each setting that is allowed but probably not intended: keys
-// without an effect, a warmup that never ends, more positions than the model has, tensors that are
-// left out. The model's config is nil for operator jobs, the folder is nil for a model from
-// scratch, and steps is 0 if unknown.
+// without an effect, a warmup that never ends, more positions than the model has, tensors of the
+// folder that the model does not read. The model's config is nil for operator jobs, the folder is
+// nil for a model from scratch, and steps is 0 if unknown.
 func (j *Job) Warnings(c *model.Config, folder *model.Folder, steps int64) []string {
 	lines := j.idleWarnings(c)
 	if w := j.Optimizer.Warmup; j.Kind == "train" && steps > 0 && w > steps {
@@ -22,7 +22,7 @@ func (j *Job) Warnings(c *model.Config, folder *model.Folder, steps int64) []str
 		if len(j.Model.New) > 0 {
 			where = "model.new"
 		}
-		lines = append(lines, fmt.Sprintf("%v: data.sequence = %d: documents longer than %d tokens go beyond the positions of the model (max_position_embeddings); set data.sequence = %d, or in %s what the model is to have",
+		lines = append(lines, fmt.Sprintf("%v: data.sequence = %d: documents longer than %d tokens exceed the positions of the model; set data.sequence = %d, or max_position_embeddings in %s",
 			j.Origin("data.sequence"), j.Data.Sequence, c.Positions(), c.Positions(), where))
 	}
 	if folder != nil {
@@ -31,7 +31,7 @@ func (j *Job) Warnings(c *model.Config, folder *model.Folder, steps int64) []str
 			if d.Tensors == 1 {
 				what = fmt.Sprintf("1 tensor %s* (%s) is", d.Prefix, units.Bytes(d.Bytes))
 			}
-			lines = append(lines, fmt.Sprintf("model.path: %s: %s left out: models of type %s have none, and the trained model will have none", j.Model.Path, what, c.ModelType))
+			lines = append(lines, fmt.Sprintf("model.path: %s: %s skipped, because models of type %s have no such tensors; the trained model will not have them", j.Model.Path, what, c.ModelType))
 		}
 	}
 	return lines

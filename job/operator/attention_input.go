@@ -12,7 +12,8 @@ import (
 	"ulysses/tensor"
 )
 
-// attentionInput is the input of a job of kind "attention": its header checked, its documents read.
+// attentionInput is the input of a job of kind "attention". The tensors are entries of the file;
+// the lists of integers are in memory.
 type attentionInput struct {
 	inputFile
 	q, k, v                tensor.Entry // [Sq, Hq, D], [Sk, Hkv, D], [Sk, Hkv, Dv]
@@ -45,18 +46,18 @@ func (in *attentionInput) layer(t *file.AttentionTable) sp.Layer {
 	return l
 }
 
-// noWindow is attention.window where every key is seen that other masks leave.
+// noWindow is the value of attention.window for attention without a window.
 var noWindow = [2]int64{-1, -1}
 
 func (in *attentionInput) spec() sp.BatchSpec {
 	return sp.BatchSpec{Batch: 1, Seq: in.sq, KVSeq: in.sk, CuSeqlens: in.cuQ, CuSeqlensKV: in.cuK, Positions: in.positions}
 }
 
-// openAttention opens the input and checks the table and the header; writer is the rank that will
-// write the output.
+// openAttention opens the input and checks the table and the header. It returns an input also with
+// an error. writer says that this rank will write the output.
 func openAttention(t *file.AttentionTable, writer bool) (*attentionInput, error) {
 	var f faultList
-	refuseUnbuilt(t, &f)
+	checkAttentionTable(t, &f)
 	in := &attentionInput{inputFile: openInput(&f, "attention", t.Input, t.Output, writer)}
 	if in.file != nil {
 		in.checkHeader(&f)
@@ -64,8 +65,8 @@ func openAttention(t *file.AttentionTable, writer bool) (*attentionInput, error)
 	return in, f.err()
 }
 
-// refuseUnbuilt names the options that are not built.
-func refuseUnbuilt(t *file.AttentionTable, f *faultList) {
+// checkAttentionTable checks the options of the table.
+func checkAttentionTable(t *file.AttentionTable, f *faultList) {
 	if t.Softcap != 0 {
 		f.add(status.Unsupported, "attention.softcap = %v: %s", t.Softcap, notbuilt.SoftCaps.Text("set it to 0"))
 	}
@@ -73,33 +74,33 @@ func refuseUnbuilt(t *file.AttentionTable, f *faultList) {
 		f.add(status.Unsupported, "attention.dropout = %v: %s", t.Dropout, notbuilt.Dropout.Text("set it to 0"))
 	}
 	if math.IsNaN(t.Scale) || math.IsInf(t.Scale, 0) {
-		f.add(status.InvalidConfig, "attention.scale = %v: give a finite number, or 0 for 1/sqrt(D)", t.Scale)
+		f.add(status.InvalidConfig, "attention.scale = %v: not finite; set a number, or 0 for 1/sqrt(D)", t.Scale)
 	}
 }
 
 func (in *attentionInput) checkHeader(f *faultList) {
-	in.names(f, attentionTensors, attentionResults, notBuiltTensors)
+	in.checkNames(f, attentionTensors, attentionResults, notBuiltTensors)
 	before := len(f.errs)
 	heads := func(name, required string) tensor.Entry {
-		return in.floats(f, name, required, "rows", "heads", "features")
+		return in.floats(f, name, required, "tokens", "heads", "features")
 	}
-	const three = "q [Sq, Hq, D], k [Sk, Hkv, D] and v [Sk, Hkv, Dv]"
-	in.q, in.k, in.v, in.dout = heads("q", three), heads("k", three), heads("v", three), heads("dout", "")
+	const all = "q [Sq, Hq, D], k [Sk, Hkv, D] and v [Sk, Hkv, Dv]"
+	in.q, in.k, in.v, in.dout = heads("q", all), heads("k", all), heads("v", all), heads("dout", "")
 	if len(f.errs) > before {
-		return // what follows compares their shapes
+		return // the following checks need the shapes
 	}
 	in.sq, in.hq, in.d = in.q.Shape[0], in.q.Shape[1], in.q.Shape[2]
 	in.sk, in.hkv, in.dv = in.k.Shape[0], in.k.Shape[1], in.v.Shape[2]
 	if in.k.Shape[2] != in.d {
-		f.add(status.InvalidConfig, "attention.input: %v and %v: heads of q and k must be as wide", in.q, in.k)
+		f.add(status.InvalidConfig, "attention.input: %v and %v: the widths of a head differ; save q and k with the same width", in.q, in.k)
 	}
 	if in.v.Shape[0] != in.sk || in.v.Shape[1] != in.hkv {
-		f.add(status.InvalidConfig, "attention.input: %v and %v: k and v must have as many rows and heads", in.k, in.v)
+		f.add(status.InvalidConfig, "attention.input: %v and %v: tokens or heads differ; save k and v with the same tokens and heads", in.k, in.v)
 	}
 	if in.hq%in.hkv != 0 {
-		f.add(status.InvalidConfig, "attention.input: %v and %v: the heads of q must be a multiple of those of k", in.q, in.k)
+		f.add(status.InvalidConfig, "attention.input: %v and %v: the number of heads of q is not a multiple of the number of heads of k; save whole groups", in.q, in.k)
 	}
-	in.like(f, in.dout, "the output", in.sq, in.hq, in.dv)
+	in.checkShape(f, in.dout, "the output", in.sq, in.hq, in.dv)
 	most := max(in.sq, in.sk) + 1
 	in.cuQ = in.integers(f, "cu_seqlens", 0, most)
 	in.cuK = in.integers(f, "cu_seqlens_k", 0, most)

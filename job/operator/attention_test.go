@@ -14,18 +14,17 @@ import (
 
 	"ulysses/backends"
 	"ulysses/comm"
-	"ulysses/device"
 	"ulysses/internal/status"
 	"ulysses/job/file"
 	"ulysses/tensor"
 	"ulysses/testkit/tensorfile"
 )
 
-// attend runs the job on goroutine ranks.
+// attend runs a job of kind "attention" on goroutine ranks.
 func attend(ranks int, t *file.AttentionTable) error {
-	return onRanks(ranks, func(d device.Device, c comm.Comm) (*Report, error) {
-		return Attention(d, c, nil, tensor.F32, t)
-	})
+	j := file.Default()
+	j.Kind, j.Attention = "attention", *t
+	return onRanks(ranks, &j)
 }
 
 func attentionTable(input, output string) *file.AttentionTable {
@@ -34,8 +33,8 @@ func attentionTable(input, output string) *file.AttentionTable {
 	return &t
 }
 
-// The answers of PyTorch in float64, within 2e-5 of the largest, and one file whatever the number
-// of ranks.
+// Results are within 2e-5 of PyTorch's in float64, relative to the largest element, and the file is
+// the same on 1 and 2 ranks.
 func TestAttentionGoldens(t *testing.T) {
 	inputs, err := filepath.Glob("../../testdata/goldens/attention-*/in.safetensors")
 	if err != nil || len(inputs) < 3 {
@@ -69,22 +68,21 @@ func TestAttentionGoldens(t *testing.T) {
 						t.Errorf("%d ranks: %s is off by %.3g", ranks, name, e)
 					}
 				}
-				// Where 2 ranks split no key head's queries, the whole file has the bits of one
-				// rank.
+				// The file is bitwise equal on 1 and 2 ranks unless 2 ranks share a key head.
 				if data, err := os.ReadFile(table.Output); err != nil {
 					t.Fatal(err)
 				} else if ranks == 1 {
 					one = data
 				} else if ranks == 2 && filepath.Base(dir) != "attention-dv" && !bytes.Equal(data, one) {
-					t.Errorf("the file of 2 ranks is not that of 1")
+					t.Error("the files of 2 ranks and of 1 rank differ")
 				}
 			}
 		})
 	}
 }
 
-// Each fault is named, with its fix and the right code, on every number of ranks, and leaves
-// nothing behind.
+// Each fault has an error with its fix and the right code, on every number of ranks, and no file
+// remains.
 func TestAttentionFaults(t *testing.T) {
 	with := func(more map[string][]int64) map[string][]int64 {
 		m := map[string][]int64{"q": {6, 4, 8}, "k": {6, 2, 8}, "v": {6, 2, 8}}
@@ -119,10 +117,10 @@ func TestAttentionFaults(t *testing.T) {
 		{name: "block_mask", shapes: with(map[string][]int64{"block_mask": {4}}), code: status.Unsupported, want: []string{"block_mask"}},
 		{name: "unknown", shapes: with(map[string][]int64{"Q": {4}}), code: status.InvalidConfig, want: []string{"Q F32[4]", "the names are q, k"}},
 		{name: "missing", shapes: map[string][]int64{"q": {6, 4, 8}}, code: status.InvalidConfig, want: []string{"no tensor k", "no tensor v"}},
-		{name: "axes", shapes: with(map[string][]int64{"q": {6, 32}}), code: status.InvalidConfig, want: []string{"q F32[6, 32]", "the axes [rows, heads, features]"}},
+		{name: "axes", shapes: with(map[string][]int64{"q": {6, 32}}), code: status.InvalidConfig, want: []string{"q F32[6, 32]", "the axes [tokens, heads, features]"}},
 		{name: "empty", shapes: with(map[string][]int64{"q": {0, 4, 8}}), code: status.InvalidConfig, want: []string{"q F32[0, 4, 8]", "empty"}},
-		{name: "widths", shapes: with(map[string][]int64{"q": {6, 4, 9}}), code: status.InvalidConfig, want: []string{"q F32[6, 4, 9]", "as wide"}},
-		{name: "rows", shapes: with(map[string][]int64{"v": {7, 2, 8}}), code: status.InvalidConfig, want: []string{"v F32[7, 2, 8]", "as many rows"}},
+		{name: "widths", shapes: with(map[string][]int64{"q": {6, 4, 9}}), code: status.InvalidConfig, want: []string{"q F32[6, 4, 9]", "same width"}},
+		{name: "rows", shapes: with(map[string][]int64{"v": {7, 2, 8}}), code: status.InvalidConfig, want: []string{"v F32[7, 2, 8]", "same tokens and heads"}},
 		{name: "heads", shapes: with(map[string][]int64{"q": {6, 5, 8}}), code: status.InvalidConfig, want: []string{"multiple"}},
 		{name: "dout", shapes: with(map[string][]int64{"dout": {6, 4, 9}}), code: status.InvalidConfig, want: []string{"dout F32[6, 4, 9]", "[6 4 8]"}},
 		{name: "two at once", shapes: with(map[string][]int64{"sinks": {4}, "dout": {6, 4, 9}}), spoil: func(t *file.AttentionTable) { t.Softcap = 1 },
@@ -132,7 +130,7 @@ func TestAttentionFaults(t *testing.T) {
 		{name: "cu_seqlens order", shapes: good, ints: map[string][]int64{"cu_seqlens": {0, 4, 4, 6}}, code: status.InvalidConfig, want: []string{"must increase"}},
 		{name: "cu_seqlens huge", shapes: good, ints: map[string][]int64{"cu_seqlens": make([]int64, 9)}, code: status.InvalidConfig, want: []string{"cu_seqlens I64[9]"}},
 		{name: "keys alone", shapes: good, ints: map[string][]int64{"cu_seqlens_k": {0, 6}}, code: status.InvalidConfig, want: []string{"cu_seqlens"}},
-		{name: "positions", shapes: good, ints: map[string][]int64{"position_ids": {0, 1, 2}}, code: status.InvalidConfig, want: []string{"list of 6"}},
+		{name: "positions", shapes: good, ints: map[string][]int64{"position_ids": {0, 1, 2}}, code: status.InvalidConfig, want: []string{"list of 6 integers"}},
 		{name: "disagreement", shapes: good, ints: map[string][]int64{"position_ids": {0, 1, 2, 0, 1, 2}, "cu_seqlens": {0, 2, 6}},
 			code: status.InvalidConfig, want: []string{"disagree", "token 2"}},
 		{name: "cross", shapes: map[string][]int64{"q": {6, 4, 8}, "k": {5, 2, 8}, "v": {5, 2, 8}}, ints: map[string][]int64{"cu_seqlens": {0, 2, 6}},
@@ -148,7 +146,7 @@ func TestAttentionFaults(t *testing.T) {
 				expectError(t, attend(ranks, table), x.code, x.want)
 			}
 			if left, _ := os.ReadDir(dir); len(left) > 0 {
-				t.Errorf("left behind: %v", left)
+				t.Errorf("files remain: %v", left)
 			}
 		})
 	}
@@ -166,7 +164,7 @@ func expectError(t *testing.T, err error, code status.Code, want []string) {
 	}
 }
 
-// NaN or Inf is found by the rank that reads it and told to all.
+// All ranks return the error of the rank that reads NaN or Inf.
 func TestAttentionRefusesNaN(t *testing.T) {
 	x := make([]float32, 6*2*4)
 	x[(5*2+1)*4+3] = float32(math.NaN())
@@ -185,7 +183,7 @@ func TestAttentionRefusesNaN(t *testing.T) {
 	}
 }
 
-// BF16 and F16 widen exactly: the result is that of the same numbers in F32.
+// Tensors in BF16 and F16 give the same result as the same numbers in F32.
 func TestAttentionReadsHalfPrecision(t *testing.T) {
 	dir := t.TempDir()
 	want := ""
@@ -229,18 +227,19 @@ func writeBytes(raw []byte) func(io.Writer) error {
 
 var halfBits = map[float32]uint16{-3: 0xc200, -2: 0xc000, -1: 0xbc00, 0: 0, 1: 0x3c00, 2: 0x4000, 3: 0x4200}
 
-// A sequence of 32,768 tokens, forward and backward, in a process that may have 384 MiB: a matrix
-// of its scores is 4 GiB.
+// The forward and backward pass of 32,768 tokens run in a process with a limit of 384 MiB. The
+// matrix of scores would have 4 GiB.
 func TestAttentionLongInLittleMemory(t *testing.T) {
 	const rows, limit = 32768, 384 << 20
 	if dir := os.Getenv("ULYSSES_TEST_LONG"); dir != "" {
 		err := comm.RunLocal(1, func(c comm.Comm) error {
-			var d device.Device
 			d, _, err := backends.Open(backends.Choice{Backend: "cpu"})
 			if err != nil {
 				return err
 			}
-			_, err = Attention(d, c, nil, tensor.F32, attentionTable(filepath.Join(dir, "in"), filepath.Join(dir, "out")))
+			j := file.Default()
+			j.Kind, j.Attention = "attention", *attentionTable(filepath.Join(dir, "in"), filepath.Join(dir, "out"))
+			_, err = compute(&j, d, c)
 			return err
 		})
 		if err != nil {
@@ -276,10 +275,10 @@ func TestAttentionLongInLittleMemory(t *testing.T) {
 		fmt.Sscanf(line, "VmHWM: %d kB", &peak)
 	}
 	if peak < 0 || peak<<10 > limit {
-		t.Errorf("the process took %d KiB", peak)
+		t.Errorf("the peak memory of the process is %d KiB", peak)
 	}
 	t.Logf("peak %d KiB", peak)
 	if out, _ := tensorfile.Read(t, filepath.Join(dir, "out"), "dq"); tensorfile.Relative(out, out) != 0 {
-		t.Error("dq holds a NaN")
+		t.Error("dq has NaN")
 	}
 }

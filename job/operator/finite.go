@@ -13,33 +13,32 @@ import (
 	"ulysses/tensor"
 )
 
-// finite looks for results that are NaN or Inf, on rank 0, where all of them come by on
-// their way into the output's file.
-type finite struct {
-	// whether a query sees a key; the lse of one that does not is rightly -inf
-	sees  func(token int64) bool
-	found []*unfinite
+// finiteCheck searches results for NaN and Inf on rank 0, which writes all of them to the output.
+type finiteCheck struct {
+	// seesKey reports whether a query attends to any key. If not, its LSE is -Inf without a fault
+	seesKey func(token int64) bool
+	tensors []*tensorCheck
 }
 
-// unfinite is what is NaN or Inf in one tensor, whose bytes are written to it in order.
-type unfinite struct {
-	*finite
-	tensor    *sharded
-	at, count int64 // values seen; of them NaN or Inf
-	first     int64 // its place, counted row by row
+// tensorCheck searches one tensor. It is a writer that receives the tensor's bytes in order.
+type tensorCheck struct {
+	*finiteCheck
+	tensor    *shardedTensor
+	at, count int64 // values so far, and how many of these are NaN or Inf
+	first     int64 // flat index of the first NaN or Inf
 	value     float32
 }
 
-// of looks at the bytes of a tensor.
-func (f *finite) of(t *sharded) io.Writer {
-	x := &unfinite{finite: f, tensor: t}
-	f.found = append(f.found, x)
+// add returns the writer that checks a tensor.
+func (f *finiteCheck) add(t *shardedTensor) io.Writer {
+	x := &tensorCheck{finiteCheck: f, tensor: t}
+	f.tensors = append(f.tensors, x)
 	return x
 }
 
-// Write is given whole values.
-func (x *unfinite) Write(bytes []byte) (int, error) {
-	dtype := x.tensor.part.DType
+// Write checks whole values; a value must not be split over two calls.
+func (x *tensorCheck) Write(bytes []byte) (int, error) {
+	dtype := x.tensor.local.DType
 	size := int(dtype.Size())
 	for lo := 0; lo < len(bytes); lo += size {
 		var v float32
@@ -51,7 +50,7 @@ func (x *unfinite) Write(bytes []byte) (int, error) {
 		default:
 			return lo, status.Errorf(status.Internal, "%s is %v: its values cannot be checked", x.tensor.name, dtype)
 		}
-		if v-v != 0 && !x.right(v) { // NaN and the infinities alone
+		if v-v != 0 && !x.expected(v) { // v-v is not 0 for NaN, +Inf and -Inf
 			if x.count == 0 {
 				x.first, x.value = x.at, v
 			}
@@ -62,15 +61,17 @@ func (x *unfinite) Write(bytes []byte) (int, error) {
 	return len(bytes), nil
 }
 
-func (x *unfinite) right(v float32) bool {
-	return x.tensor.name == "lse" && math.IsInf(float64(v), -1) && !x.sees(x.at/x.tensor.shape[1])
+// expected reports whether a value is the LSE of a query without keys, -Inf.
+func (x *tensorCheck) expected(v float32) bool {
+	return x.tensor.name == "lse" && math.IsInf(float64(v), -1) && !x.seesKey(x.at/x.tensor.shape[1])
 }
 
-// seesKey says whether a query sees a key of its document, as device.Attention has it.
+// seesKey reports whether a query attends to any key of its document, by the masks of
+// device.Attention.
 func seesKey(token int64, cuQ, cuK []int64, l sp.Layer) bool {
 	d := sort.Search(len(cuQ), func(i int) bool { return cuQ[i] > token }) - 1
 	keys := cuK[d+1] - cuK[d]
-	at := keys - (cuQ[d+1] - token) // where the query stands among them
+	at := keys - (cuQ[d+1] - token) // position of the query among the keys
 	lo, hi := int64(0), keys
 	if l.Causal {
 		hi = min(hi, at+1)
@@ -84,22 +85,22 @@ func seesKey(token int64, cuQ, cuK []int64, l sp.Layer) bool {
 	return lo < hi
 }
 
-// axes are the names of a result's axes, by their number.
+// axes maps the number of axes of a result to their names.
 var axes = map[int]string{2: "token, head", 3: "token, head, feature", 4: "document, head, key feature, value feature"}
 
-// err names each tensor that is not finite throughout, and the first place in it.
-func (f *finite) err(kind string) error {
+// err returns an error that names each tensor with NaN or Inf, and the first such element.
+func (f *finiteCheck) err(kind string) error {
 	var found []string
-	for _, x := range f.found {
+	for _, x := range f.tensors {
 		if x.count > 0 {
 			shape := x.tensor.shape
-			found = append(found, fmt.Sprintf("%s%s [%s] is %v, %d of its %d values are NaN or Inf", x.tensor.name, place(shape, x.first), axes[len(shape)],
+			found = append(found, fmt.Sprintf("%s%s [%s] is %v, %d of its %d values are NaN or Inf", x.tensor.name, index(shape, x.first), axes[len(shape)],
 				x.value, x.count, x.at))
 		}
 	}
 	if len(found) == 0 {
 		return nil
 	}
-	return status.Errorf(status.Numeric, "%s: %s: all that was read is finite, so a product or a sum was too large for its type: scale the input down, or lower %s.scale",
-		kind, strings.Join(found, "; "), kind)
+	return status.Errorf(status.Numeric, "%s: %s; the input is finite, so a product or a sum has overflowed; scale the input down",
+		kind, strings.Join(found, "; "))
 }

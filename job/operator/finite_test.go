@@ -16,10 +16,10 @@ import (
 	"ulysses/testkit/tensorfile"
 )
 
-// Results of finite input that are NaN or Inf end the job on any number of ranks, with the
-// first place and the number of them in each tensor; the output is there to look at. An lse of -inf
-// is among them where the query sees a key, and not where it sees none.
-func TestResultsThatAreNoNumbers(t *testing.T) {
+// Results of finite input that are NaN or Inf are an error on any number of ranks. The error has
+// the first such element and their number in each tensor, and the output is written. An LSE of -Inf
+// counts only if the query attends to a key.
+func TestResultsThatAreNotFinite(t *testing.T) {
 	same := map[string][]int64{"q": {7, 2, 4}, "k": {7, 2, 4}, "v": {7, 2, 4}}
 	fewKeys := map[string][]int64{"q": {7, 2, 4}, "k": {3, 2, 4}, "v": {3, 2, 4}}
 	backward := maps.Clone(same)
@@ -33,7 +33,7 @@ func TestResultsThatAreNoNumbers(t *testing.T) {
 		value  map[string]float32
 		spoil  map[string]func(x []float32)
 		table  func(t *file.AttentionTable)
-		want   []string // one a tensor; none = all is well
+		want   []string // one for each tensor; nil = no error
 	}{
 		{name: "a score above", shapes: same, value: map[string]float32{"v": 1}, spoil: map[string]func([]float32){"q": at(5, 1, 0, 1e30), "k": at(3, 1, 0, 1e30)},
 			want: []string{"out[5, 1, 0] [token, head, feature] is NaN, 4 of its 56 values", "lse[5, 1] [token, head] is NaN, 1 of its 14 values"}},
@@ -44,7 +44,7 @@ func TestResultsThatAreNoNumbers(t *testing.T) {
 		{name: "gradients", shapes: backward, value: map[string]float32{"k": 1}, spoil: map[string]func([]float32){"v": at(2, 0, 0, 1e30), "dout": at(6, 0, 0, 1e30)},
 			want: []string{"dq[6, 0, 0] [token, head, feature] is NaN, 4 of its 56 values", "dk[0, 0, 0] [token, head, feature] is NaN, 28 of its 56 values"}},
 		{name: "no key", shapes: fewKeys, value: map[string]float32{"q": 1, "k": 1, "v": 1}},
-		{name: "no key, nor number", shapes: fewKeys, value: map[string]float32{"q": 1, "k": 1, "v": 3e38}, table: func(t *file.AttentionTable) { t.Causal, t.Window = false, [2]int64{0, 2} },
+		{name: "no key, and Inf", shapes: fewKeys, value: map[string]float32{"q": 1, "k": 1, "v": 3e38}, table: func(t *file.AttentionTable) { t.Causal, t.Window = false, [2]int64{0, 2} },
 			want: []string{"out[3, 0, 0] [token, head, feature] is +Inf, 24 of its 56 values"}},
 	} {
 		table := attentionTable(tensorfile.Filled(t, x.shapes, x.value, x.spoil), "")
@@ -57,7 +57,7 @@ func TestResultsThatAreNoNumbers(t *testing.T) {
 			if len(x.want) == 0 && err != nil {
 				t.Errorf("%s, %d ranks: %v", x.name, ranks, err)
 			} else if len(x.want) > 0 {
-				expectError(t, err, status.Numeric, append(x.want, "attention: ", "attention.scale"))
+				expectError(t, err, status.Numeric, append(x.want, "attention: ", "scale the input down"))
 				if err != nil && strings.Count(err.Error(), "values are NaN or Inf") != len(x.want) {
 					t.Errorf("%s, %d ranks: %v, want %d tensors", x.name, ranks, err, len(x.want))
 				}
@@ -69,8 +69,9 @@ func TestResultsThatAreNoNumbers(t *testing.T) {
 	}
 }
 
-// The gated delta rule likewise. Queries whose norm is infinite would become 0: they are refused.
-func TestGDNResultsThatAreNoNumbers(t *testing.T) {
+// NaN and Inf in results of the gated delta rule are an error too. Queries whose norm overflows
+// would become 0; they are refused.
+func TestGDNResultsThatAreNotFinite(t *testing.T) {
 	shapes := map[string][]int64{"q": {6, 2, 4}, "k": {6, 2, 4}, "v": {6, 2, 4}, "g": {6, 2}, "beta": {6, 2}}
 	value := map[string]float32{"q": 1, "k": 1, "v": 1, "beta": 1}
 	for _, x := range []struct {
@@ -81,7 +82,7 @@ func TestGDNResultsThatAreNoNumbers(t *testing.T) {
 		wrote bool
 		want  []string
 	}{
-		{"v", (3*2+1)*4 + 2, 3e38, false, true, []string{"gdn: out[3, 1, 2] [token, head, feature] is +Inf, ", "state_out[0, 1, 0, 2] [document, head, key feature, value feature] is ", "gdn.scale"}},
+		{"v", (3*2+1)*4 + 2, 3e38, false, true, []string{"gdn: out[3, 1, 2] [token, head, feature] is +Inf, ", "state_out[0, 1, 0, 2] [document, head, key feature, value feature] is ", "scale the input down"}},
 		{"q", (3*2+1)*4 + 2, 1e19, true, false, []string{"q[3, 1, 2] is 1e+19", "squares of 4 features", "9.22e+18"}},
 		{"k", (3*2+1)*4 + 2, -1e19, true, false, []string{"k[3, 1, 2] is -1e+19"}},
 		{"q", (3*2+1)*4 + 2, 9e18, true, true, nil},
@@ -103,7 +104,7 @@ func TestGDNResultsThatAreNoNumbers(t *testing.T) {
 	}
 }
 
-// seesKey agrees with the specification.
+// seesKey agrees with the reference.
 func TestSeesKey(t *testing.T) {
 	cuQ, cuK := []int64{0, 1, 5, 12}, []int64{0, 4, 6, 13}
 	for _, causal := range []bool{true, false} {

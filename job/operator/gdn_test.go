@@ -17,21 +17,36 @@ import (
 	"ulysses/testkit/tensorfile"
 )
 
-// delta runs the job on goroutine ranks.
+// delta runs a job of kind "gdn" on goroutine ranks.
 func delta(ranks int, table *file.GDNTable) error {
-	return onRanks(ranks, func(d device.Device, c comm.Comm) (*Report, error) { return GDN(d, c, nil, tensor.F32, table) })
+	j := file.Default()
+	j.Kind, j.GDN = "gdn", *table
+	return onRanks(ranks, &j)
 }
 
-// onRanks runs an operator job on goroutine ranks and holds what it sends to the formula.
-func onRanks(ranks int, run func(d device.Device, c comm.Comm) (*Report, error)) error {
+// compute runs an operator job on the ranks of c.
+func compute(j *file.Job, d device.Device, c comm.Comm) (*Report, error) {
+	mesh, err := comm.NewMesh(c, 0, 1, comm.NewLedger(), nil, nil)
+	if err != nil {
+		return nil, err
+	}
+	r, err := Open(j, d, mesh, nil, tensor.F32, c.Rank() == 0)
+	if err != nil {
+		return nil, err
+	}
+	_, output := j.OperatorFiles()
+	return r.Do(*output, func(err error) error { return err })
+}
+
+// onRanks runs an operator job on goroutine ranks and compares the bytes sent with the formula.
+func onRanks(ranks int, j *file.Job) error {
 	return comm.RunLocal(ranks, func(c comm.Comm) error {
 		d, _, err := backends.Open(backends.Choice{Backend: "cpu", Threads: 1, RanksOnNode: ranks})
 		if err != nil {
 			return err
 		}
 		defer d.Close()
-		ledger := comm.NewLedger()
-		r, err := run(d, comm.NewCounted(c, "sequence", ledger, nil, nil))
+		r, err := compute(j, d, c)
 		if err == nil && (r.Sent != r.Formula || ranks > 1 && r.Sent == 0 && c.Rank() == 0) {
 			err = fmt.Errorf("%d bytes sent in the passes, planned %d", r.Sent, r.Formula)
 		}
@@ -45,8 +60,8 @@ func gdnTable(input, output string) *file.GDNTable {
 	return &t
 }
 
-// The answers of PyTorch's recurrence in float64, within 2e-5 of the largest, whichever way ranks
-// share the work; with heads one file whatever the number of ranks.
+// Results of both strategies are within 2e-5 of PyTorch's recurrence in float64, relative to the
+// largest element. With strategy heads the file is the same on any number of ranks.
 func TestGDNGoldens(t *testing.T) {
 	inputs, err := filepath.Glob("../../testdata/goldens/gdn-*/in.safetensors")
 	if err != nil || len(inputs) < 3 {
@@ -75,7 +90,7 @@ func TestGDNGoldens(t *testing.T) {
 					if ranks == 1 {
 						one = data
 					} else if strategy == "heads" && !bytes.Equal(data, one) {
-						t.Errorf("the file of %d ranks is not that of 1", ranks)
+						t.Errorf("the files of %d ranks and of 1 rank differ", ranks)
 					}
 				}
 			})
@@ -83,7 +98,8 @@ func TestGDNGoldens(t *testing.T) {
 	}
 }
 
-// sameAs holds every tensor of a file to the one of that name in another, and returns the file.
+// sameAs compares the tensors of a file with the tensors of the same names in another file, and
+// returns the bytes of the first.
 func sameAs(t *testing.T, what, path, expected string) []byte {
 	t.Helper()
 	f, err := tensor.OpenSafetensors(expected)
@@ -108,8 +124,8 @@ func sameAs(t *testing.T, what, path, expected string) []byte {
 	return data
 }
 
-// Each fault is named, with its fix and the right code, on every number of ranks, and leaves
-// nothing behind.
+// Each fault has an error with its fix and the right code, on every number of ranks, and no file
+// remains.
 func TestGDNFaults(t *testing.T) {
 	with := func(more map[string][]int64) map[string][]int64 {
 		m := map[string][]int64{"q": {6, 2, 8}, "k": {6, 2, 8}, "v": {6, 4, 5}, "g": {6, 4}, "beta": {6, 4}}
@@ -133,7 +149,7 @@ func TestGDNFaults(t *testing.T) {
 		{name: "over the input", shapes: good, spoil: func(t *file.GDNTable) { t.Output = t.Input }, code: status.InvalidConfig, want: []string{"is gdn.input"}},
 		{name: "unknown", shapes: with(map[string][]int64{"z": {4}}), code: status.InvalidConfig, want: []string{"z F32[4]", "the names are q, k"}},
 		{name: "missing", shapes: map[string][]int64{"q": {6, 4, 8}, "k": {6, 4, 8}, "v": {6, 4, 8}}, code: status.InvalidConfig, want: []string{"no tensor g", "no tensor beta"}},
-		{name: "axes", shapes: with(map[string][]int64{"g": {6, 4, 1}}), code: status.InvalidConfig, want: []string{"g F32[6, 4, 1]", "[rows, heads]"}},
+		{name: "axes", shapes: with(map[string][]int64{"g": {6, 4, 1}}), code: status.InvalidConfig, want: []string{"g F32[6, 4, 1]", "[tokens, heads]"}},
 		{name: "heads", shapes: with(map[string][]int64{"v": {6, 3, 5}, "g": {6, 3}, "beta": {6, 3}}), code: status.InvalidConfig, want: []string{"multiple"}},
 		{name: "keys", shapes: with(map[string][]int64{"k": {6, 2, 9}}), code: status.InvalidConfig, want: []string{"k F32[6, 2, 9]", "[6 2 8]"}},
 		{name: "rows", shapes: with(map[string][]int64{"beta": {5, 4}}), code: status.InvalidConfig, want: []string{"beta F32[5, 4]", "[6 4]"}},
@@ -155,14 +171,14 @@ func TestGDNFaults(t *testing.T) {
 				expectError(t, delta(ranks, table), x.code, x.want)
 			}
 			if left, _ := os.ReadDir(dir); len(left) > 0 {
-				t.Errorf("left behind: %v", left)
+				t.Errorf("files remain: %v", left)
 			}
 		})
 	}
 }
 
-// A decay above 0 and a beta that is NaN are found by the rank that reads them and told to
-// all, before anything is exchanged.
+// All ranks return the error of the rank that reads a decay above 0 or a beta of NaN, before any
+// all-to-all.
 func TestGDNRefusesValues(t *testing.T) {
 	for _, x := range []struct {
 		name  string

@@ -13,14 +13,13 @@ import (
 	"ulysses/tensor"
 )
 
-// inputFile is the input of an operator job, "attention" or "gdn": a file whose header is
-// being checked.
+// inputFile is the input file of an operator job.
 type inputFile struct {
-	file *tensor.Safetensors
-	kind string // the table of the job file that names it
+	file *tensor.Safetensors // nil if it cannot be opened
+	kind string              // the kind of the job, which is the name of its table in the job file
 }
 
-// openInput opens the input of a table and finds out, on the rank that will write, whether the
+// openInput opens the input of a job. On the rank that will write the output, it checks that the
 // output can be written.
 func openInput(f *faultList, kind, input, output string, writer bool) inputFile {
 	if writer {
@@ -33,7 +32,9 @@ func openInput(f *faultList, kind, input, output string, writer bool) inputFile 
 	return inputFile{file, kind}
 }
 
-// same refuses an input if ranks see different copies of it. Collective.
+func (in *inputFile) base() *inputFile { return in }
+
+// same returns an error if ranks see files with different content. Collective.
 func (in *inputFile) same(c comm.Comm) error {
 	return comm.SameFiles(c, in.kind+".input", []comm.File{comm.SafetensorsFile(in.file.Path, in.file)})
 }
@@ -44,16 +45,16 @@ func (in *inputFile) close() {
 	}
 }
 
-// checkOutput finds out before the work whether its result can be written.
+// checkOutput checks that the output can be written, before the work.
 func checkOutput(f *faultList, kind, input, output string) {
 	in, err := os.Stat(input)
 	if out, err2 := os.Stat(output); err == nil && err2 == nil {
 		if os.SameFile(in, out) {
-			f.add(status.InvalidConfig, "%s.output: %s is %s.input: name another file", kind, output, kind)
+			f.add(status.InvalidConfig, "%s.output: %s is %s.input; name another file", kind, output, kind)
 		} else if out.IsDir() {
-			f.add(status.IO, "%s.output: %s is a folder: name a file", kind, output)
-		} else if !out.Mode().IsRegular() { // the result would take its place
-			f.add(status.IO, "%s.output: %s is a device or a pipe: name a file", kind, output)
+			f.add(status.IO, "%s.output: %s is a folder; name a file", kind, output)
+		} else if !out.Mode().IsRegular() { // the output would replace it
+			f.add(status.IO, "%s.output: %s is a device or a pipe; name a regular file", kind, output)
 		}
 	}
 	var probe *os.File
@@ -62,61 +63,66 @@ func checkOutput(f *faultList, kind, input, output string) {
 		return err
 	})
 	if err != nil {
-		f.add(status.IO, "%s.output: %s cannot be written: %w: make its folder, or name another", kind, output, err)
+		f.add(status.IO, "%s.output: %s cannot be written: %w; name a file in a folder that exists and can be written", kind, output, err)
 		return
 	}
 	probe.Close()
 	tensor.Discard(name)
 }
 
-// names refuses tensors that are not read. Results of an earlier run may lie in the file too and
-// are passed over.
-func (in *inputFile) names(f *faultList, known, results []string, refused map[string]*notbuilt.Feature) {
+// checkNames refuses tensors that the job does not read. Results of an earlier run may be in the
+// file; they are skipped.
+func (in *inputFile) checkNames(f *faultList, known, results []string, refused map[string]*notbuilt.Feature) {
 	for _, e := range in.file.Entries() {
 		switch {
 		case refused[e.Name] != nil:
-			f.add(status.Unsupported, "%s.input: tensor %v: %s", in.kind, e, refused[e.Name].Text("take it out"))
+			f.add(status.Unsupported, "%s.input: tensor %v: %s", in.kind, e, refused[e.Name].Text("remove the tensor"))
 		case !slices.Contains(known, e.Name) && !slices.Contains(results, e.Name):
-			f.add(status.InvalidConfig, "%s.input: tensor %v: unknown: the names are %s", in.kind, e, strings.Join(known, ", "))
+			f.add(status.InvalidConfig, "%s.input: tensor %v: unknown; the names are %s", in.kind, e, strings.Join(known, ", "))
 		}
 	}
 }
 
-// floats finds a tensor with these axes, none empty, in a type that widens to f32 exactly.
+// floats returns the entry of a tensor with the given axes, none of them empty, in a type that F32
+// represents exactly. required lists the tensors that the job needs; "" = the tensor is optional.
 func (in *inputFile) floats(f *faultList, name, required string, axes ...string) tensor.Entry {
 	e, ok := in.file.Entry(name)
 	switch {
 	case !ok && required != "":
-		f.add(status.InvalidConfig, "%s.input: %s has no tensor %s: save %s", in.kind, in.file.Path, name, required)
+		f.add(status.InvalidConfig, "%s.input: %s has no tensor %s; save %s", in.kind, in.file.Path, name, required)
 	case !ok:
 	case e.DType != tensor.F32 && e.DType != tensor.BF16 && e.DType != tensor.F16:
-		f.add(status.InvalidConfig, "%s.input: tensor %v: save it as F32, BF16 or F16", in.kind, e)
+		f.add(status.InvalidConfig, "%s.input: tensor %v: the type is not supported; save it as F32, BF16 or F16", in.kind, e)
 	case len(e.Shape) != len(axes) || e.Numel() == 0:
-		f.add(status.InvalidConfig, "%s.input: tensor %v: it must have the axes [%s], none of them empty", in.kind, e, strings.Join(axes, ", "))
+		f.add(status.InvalidConfig, "%s.input: tensor %v: wrong shape; save it with the axes [%s], none of them empty", in.kind, e, strings.Join(axes, ", "))
 	}
 	return e
 }
 
-// like holds an optional tensor to a shape.
-func (in *inputFile) like(f *faultList, e tensor.Entry, what string, shape ...int64) {
+// checkShape compares the shape of a tensor, unless it is absent, with the shape of model.
+func (in *inputFile) checkShape(f *faultList, e tensor.Entry, model string, shape ...int64) {
 	if e.Name != "" && !slices.Equal(e.Shape, shape) {
-		f.add(status.InvalidConfig, "%s.input: %v: it has the shape of %s, %v", in.kind, e, what, shape)
+		f.add(status.InvalidConfig, "%s.input: %v: wrong shape; save it with the shape of %s, %v", in.kind, e, model, shape)
 	}
 }
 
-// integers reads an optional list of a length, or, with length 0, of at most so many.
+// integers reads an optional list of integers with the given length, or with length 0, of at most
+// most elements. It returns nil if the tensor is absent.
 func (in *inputFile) integers(f *faultList, name string, length, most int64) []int64 {
 	e, ok := in.file.Entry(name)
 	if !ok {
 		return nil
 	}
 	if e.DType != tensor.I32 && e.DType != tensor.I64 {
-		f.add(status.InvalidConfig, "%s.input: tensor %v: save it as I32 or I64", in.kind, e)
+		f.add(status.InvalidConfig, "%s.input: tensor %v: the type is not supported; save it as I32 or I64", in.kind, e)
 		return nil
 	}
 	if len(e.Shape) != 1 || length > 0 && e.Shape[0] != length || e.Shape[0] > most {
-		f.add(status.InvalidConfig, "%s.input: tensor %v: it must be a list%s", in.kind, e,
-			map[bool]string{true: fmt.Sprintf(" of %d, one for each row of q", length), false: ": each document's start, then the end"}[length > 0])
+		content := "the start of each document, then the end"
+		if length > 0 {
+			content = fmt.Sprintf("%d integers, one for each token of q", length)
+		}
+		f.add(status.InvalidConfig, "%s.input: tensor %v: wrong shape; save a list of %s", in.kind, e, content)
 		return nil
 	}
 	x := make([]int64, e.Shape[0])
@@ -127,28 +133,28 @@ func (in *inputFile) integers(f *faultList, name string, length, most int64) []i
 	return x
 }
 
-// read fills values with the elements of e from start on. It refuses NaN and infinity, and what
-// wrong has words for.
-func (in *inputFile) read(e tensor.Entry, start int64, values []float32, wrong func(float32) string) error {
+// read reads elements of e, from start on, into values. NaN, Inf and the values for which invalid
+// returns a text are errors.
+func (in *inputFile) read(e tensor.Entry, start int64, values []float32, invalid func(float32) string) error {
 	if err := in.file.ReadFloat32(e, start, values); err != nil {
 		return err
 	}
 	for i, v := range values {
 		text := ""
-		if v-v != 0 { // NaN and the infinities alone
+		if v-v != 0 { // v-v is not 0 for NaN, +Inf and -Inf
 			text = "save finite numbers"
-		} else if wrong != nil {
-			text = wrong(v)
+		} else if invalid != nil {
+			text = invalid(v)
 		}
 		if text != "" {
-			return status.Errorf(status.Numeric, "%s.input: %s: %s%v is %v: %s", in.kind, in.file.Path, e.Name, place(e.Shape, start+int64(i)), v, text)
+			return status.Errorf(status.Numeric, "%s.input: %s: %s%v is %v; %s", in.kind, in.file.Path, e.Name, index(e.Shape, start+int64(i)), v, text)
 		}
 	}
 	return nil
 }
 
-// place is the index of an element, written as [i, j, k].
-func place(shape []int64, at int64) string {
+// index returns the index of an element as text, [i, j, k], from its flat index.
+func index(shape []int64, at int64) string {
 	s := make([]string, len(shape))
 	for i := len(shape) - 1; i >= 0; i-- {
 		s[i] = fmt.Sprint(at % shape[i])
@@ -157,7 +163,7 @@ func place(shape []int64, at int64) string {
 	return "[" + strings.Join(s, ", ") + "]"
 }
 
-// fault says in which file what a plan or a batch refused is.
+// fault returns an error of a plan or a batch with the key and the path of the input.
 func (in *inputFile) fault(err error) error {
 	code := status.Of(err)
 	if code == status.InvalidArgument {
@@ -166,10 +172,10 @@ func (in *inputFile) fault(err error) error {
 	return status.Errorf(code, "%s.input: %s: %w", in.kind, in.file.Path, err)
 }
 
-// faultList gathers errors, so that one run shows all of them.
+// faultList collects errors, so that all of them are reported at once.
 type faultList struct {
 	errs []error
-	code status.Code // Unsupported, unless something is plain wrong
+	code status.Code // Unsupported, unless there is a fault with another code
 }
 
 func (f *faultList) add(code status.Code, format string, args ...any) {

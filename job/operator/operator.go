@@ -1,7 +1,8 @@
-// Package operator runs jobs of kind "attention" and "gdn": an operator applied to tensors of a
-// file, with its gradients if the file has dout. Open checks the input and plans the operator over
-// the ranks; Do reads, computes and writes. Each rank reads its own rows; rank 0 writes the output,
-// in which NaN and Inf are errors.
+// Package operator runs jobs of kind "attention" and "gdn": an operator on tensors of a safetensors
+// file, with its gradients if the file has dout.
+//
+// Open checks the input and plans the operator over the ranks. Run.Do reads, computes and writes.
+// Each rank reads its own tokens; rank 0 writes the output and checks it for NaN and Inf.
 package operator
 
 import (
@@ -10,37 +11,68 @@ import (
 	"ulysses/internal/clock"
 	"ulysses/internal/status"
 	"ulysses/job/file"
+	"ulysses/sp"
 	"ulysses/tensor"
 )
 
-// Run is an operator job on one rank, in the order of its life: Open, then Do; or, for a plan,
-// Open, Allocate, Compute and Free.
+// Run is an operator job on one rank. A job calls Open, then Do; a plan calls Open, Allocate,
+// Compute and Free.
 type Run struct{ op operation }
 
+// header is the checked header of an input file.
+type header interface {
+	base() *inputFile
+	String() string
+	backward() bool
+	spec() sp.BatchSpec
+	// plan plans the operator and sets the report's plan and formula. Collective
+	plan(r run, j *file.Job, compute tensor.DType) (operation, error)
+}
+
 // Open checks the input of a job of kind "attention" or "gdn" on this rank and plans the operator
-// over the ranks of the mesh, which must share one sequence. writer says that this rank will write
-// the output. Collective: all ranks succeed or return the same code.
+// over the ranks of the mesh, which must share one sequence. Tensors are computed in compute; LSE,
+// decays, betas and recurrent states are F32. writer says that this rank will write the output.
+// Collective: all ranks succeed or return the same code.
 func Open(j *file.Job, d device.Device, m *comm.Mesh, clk *clock.Clock, compute tensor.DType, writer bool) (*Run, error) {
 	if m.Replicas > 1 {
-		return nil, j.Errorf(status.InvalidConfig, "parallel.ulysses", "%d of %d ranks share the sequence and a job of kind %q has one: set 0 for all of them",
+		return nil, j.Errorf(status.InvalidConfig, "parallel.ulysses", "%d of %d ranks share the sequence, and a job of kind %q has one sequence; set it to 0",
 			m.Ulysses, m.World.Size(), j.Kind)
 	}
+	in, err := openHeader(j, writer)
+	if err = comm.Agree(m.Seq, err); err == nil {
+		err = in.base().same(m.Seq)
+	}
 	var op operation
-	var err error
-	if j.Kind == "gdn" {
-		op, err = newGDNRun(d, m.Seq, clk, compute, &j.GDN, writer)
-	} else {
-		op, err = newAttentionRun(d, m.Seq, clk, compute, &j.Attention, writer)
+	if err == nil {
+		op, err = newOperation(j, in, run{in: in.base(), dev: d, comm: m.Seq, clock: clk}, compute)
 	}
 	if err != nil {
+		in.base().close()
 		return nil, err
 	}
 	return &Run{op}, nil
 }
 
-// Do reads the input, computes and writes the output. It calls leave at the end, before it frees
-// the memory that ranks exchanged. With a report beside it, an error is about results that are NaN
-// or Inf, and the output is written. Collective.
+// openHeader opens the input and checks the job's table and the header. The header is not nil, also
+// with an error.
+func openHeader(j *file.Job, writer bool) (header, error) {
+	if j.Kind == "gdn" {
+		return openGDN(&j.GDN, writer)
+	}
+	return openAttention(&j.Attention, writer)
+}
+
+func newOperation(j *file.Job, in header, r run, compute tensor.DType) (op operation, err error) {
+	if r.batch, err = sp.NewBatch(r.comm, in.spec()); err != nil {
+		return nil, r.in.fault(err)
+	}
+	r.report = Report{Input: in.String(), Backward: in.backward()}
+	return in.plan(r, j, compute)
+}
+
+// Do reads the input, computes and writes the output. It calls leave before it frees the memory
+// that other ranks may read. If a result is NaN or Inf, Do has written the output and returns both
+// a report and an error. Collective.
 func (r *Run) Do(output string, leave func(error) error) (*Report, error) {
 	return do(r.op, output, leave)
 }
@@ -51,13 +83,13 @@ func (r *Run) Allocate() error { return r.op.base().allocate(r.op) }
 // Compute computes the forward pass, and the backward pass if the input has dout. Collective.
 func (r *Run) Compute() error { return r.op.compute() }
 
-// Free frees what Allocate allocated and closes the input.
+// Free frees the memory of Allocate and closes the input.
 func (r *Run) Free() { r.op.base().free() }
 
-// Tokens is the length of the sequence.
+// Tokens returns the length of the sequence.
 func (r *Run) Tokens() int64 { return r.op.tokens() }
 
-// Report is the report; the fields of later phases are 0.
+// Report returns the report; the fields of phases that have not run are 0.
 func (r *Run) Report() *Report { return &r.op.base().report }
 
 // Scratch returns the bytes allocated for the backward pass and for workspace.
@@ -68,8 +100,8 @@ func (r *Run) Scratch() (saved, workspace int64) {
 
 // Shape describes the input of a job for a plan.
 type Shape struct {
-	Rows  []int64    // lengths of the sequences that are sharded
-	Heads [][2]int64 // heads, and heads of keys
+	Lengths []int64    // lengths of the sequences that are sharded
+	Heads   [][2]int64 // heads and key heads
 	// elements of a token over all heads, of a head, and of a head's keys and values in the gated
 	// delta rule
 	Hidden, Dim, KeyDim, ValueDim int64
@@ -77,18 +109,14 @@ type Shape struct {
 
 // Describe reads the shapes in the header of a job's input.
 func Describe(j *file.Job) (*Shape, error) {
-	if j.Kind == "gdn" {
-		in, err := openGDN(&j.GDN, false)
-		defer in.close()
-		if err != nil {
-			return nil, err
-		}
-		return &Shape{Rows: []int64{in.s}, Heads: [][2]int64{{in.hv, in.hk}}, Hidden: in.hv * in.dv, Dim: in.dk, KeyDim: in.dk, ValueDim: in.dv}, nil
-	}
-	in, err := openAttention(&j.Attention, false)
-	defer in.close()
+	in, err := openHeader(j, false)
+	defer in.base().close()
 	if err != nil {
 		return nil, err
 	}
-	return &Shape{Rows: []int64{in.sq, in.sk}, Heads: [][2]int64{{in.hq, in.hkv}}, Hidden: in.hq * in.d, Dim: in.d}, nil
+	if in, ok := in.(*gdnInput); ok {
+		return &Shape{Lengths: []int64{in.s}, Heads: [][2]int64{{in.hv, in.hk}}, Hidden: in.hv * in.dv, Dim: in.dk, KeyDim: in.dk, ValueDim: in.dv}, nil
+	}
+	a := in.(*attentionInput)
+	return &Shape{Lengths: []int64{a.sq, a.sk}, Heads: [][2]int64{{a.hq, a.hkv}}, Hidden: a.hq * a.d, Dim: a.d}, nil
 }

@@ -10,29 +10,29 @@ import (
 	"ulysses/tensor"
 )
 
-// tally counts the buffers that a device gave and took back.
-type tally struct {
+// countingDevice counts the buffers that are allocated and freed.
+type countingDevice struct {
 	device.Device
-	given, back int
+	allocated, freed int
 }
 
-type tallied struct {
+type countedBuffer struct {
 	device.Buffer
-	of *tally
+	of *countingDevice
 }
 
-func (d *tally) Alloc(bytes int64) (device.Buffer, error) {
+func (d *countingDevice) Alloc(bytes int64) (device.Buffer, error) {
 	b, err := d.Device.Alloc(bytes)
-	d.given++
-	return tallied{b, d}, err
+	d.allocated++
+	return countedBuffer{b, d}, err
 }
 
-func (b tallied) Free() {
-	b.of.back++
+func (b countedBuffer) Free() {
+	b.of.freed++
 	b.Buffer.Free()
 }
 
-// broken panics in its passes, if it is to.
+// broken is an operation whose compute may panic.
 type broken struct {
 	run
 	panics bool
@@ -41,7 +41,7 @@ type broken struct {
 func (k *broken) tokens() int64                             { return 1 }
 func (k *broken) scratch() (saved, workspace tensor.Tensor) { return saved, workspace }
 func (k *broken) read() error                               { return nil }
-func (k *broken) results() []sharded                        { return nil }
+func (k *broken) results() []shardedTensor                  { return nil }
 
 func (k *broken) layout(a *device.Arena) error {
 	_, err := a.Tensor(tensor.F32, 10)
@@ -55,8 +55,8 @@ func (k *broken) compute() error {
 	return nil
 }
 
-// A rank that panics amid its passes leaves its memory to peers that read it; what ends in order
-// gives everything back.
+// A rank that panics does not free its memory, which other ranks may read. Otherwise all memory is
+// freed.
 func TestPanicLeavesMemory(t *testing.T) {
 	for _, panics := range []bool{false, true} {
 		under, _, err := backends.Open(backends.Choice{Backend: "cpu", Threads: 1, RanksOnNode: 1})
@@ -64,7 +64,7 @@ func TestPanicLeavesMemory(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer under.Close()
-		d := &tally{Device: under}
+		d := &countingDevice{Device: under}
 		k := &broken{run{in: &inputFile{kind: "attention"}, dev: d, comm: comm.Local(1)[0], clock: clock.New()}, panics}
 		func() {
 			defer func() {
@@ -76,8 +76,8 @@ func TestPanicLeavesMemory(t *testing.T) {
 				t.Error(err)
 			}
 		}()
-		if d.given == 0 || (d.back == d.given) == panics {
-			t.Errorf("panics %v: %d buffers given, %d given back", panics, d.given, d.back)
+		if d.allocated == 0 || (d.freed == d.allocated) == panics {
+			t.Errorf("panics %v: %d buffers allocated, %d freed", panics, d.allocated, d.freed)
 		}
 	}
 }

@@ -45,7 +45,7 @@ func SubjectOf(j *file.Job) (*subject, error) {
 		if err != nil {
 			return nil, err
 		}
-		return &subject{Rows: s.Rows, Heads: s.Heads, shape: dryrun.Shape{Hidden: s.Hidden, Dim: s.Dim, KeyDim: s.KeyDim, ValueDim: s.ValueDim}}, nil
+		return &subject{Rows: s.Lengths, Heads: s.Heads, shape: dryrun.Shape{Hidden: s.Hidden, Dim: s.Dim, KeyDim: s.KeyDim, ValueDim: s.ValueDim}}, nil
 	}
 	c, err := j.ReadConfig()
 	if err != nil {

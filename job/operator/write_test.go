@@ -11,12 +11,12 @@ import (
 	"ulysses/testkit/tensorfile"
 )
 
-// Rows arrive in order, whatever the pieces they travel in; a rank may have none. A file that
-// cannot be made is an error on all ranks, none is left waiting.
+// Shards are written in order for every size of blocks, also if a rank has an empty shard. A file
+// that cannot be created is an error on all ranks, and no rank hangs.
 func TestWriteSharded(t *testing.T) {
 	const rows, width = 7, 3
 	for _, ranks := range []int{1, 2, 3, 8} {
-		for _, pieceRows := range []int64{1, 2, 100} {
+		for _, blockRows := range []int64{1, 2, 100} {
 			for _, dir := range []string{t.TempDir(), filepath.Join(t.TempDir(), "not", "there")} {
 				path := filepath.Join(dir, "x.safetensors")
 				err := comm.RunLocal(ranks, func(c comm.Comm) error {
@@ -28,10 +28,10 @@ func TestWriteSharded(t *testing.T) {
 					for i := range y {
 						y[i] = -float32(lo + int64(i))
 					}
-					err := writeSharded(c, nil, nil, path, nil, []sharded{
-						{"x", tensor.OfFloat32(x, 1, hi-lo, width), []int64{rows, width}, rows},
-						{"y", tensor.OfFloat32(y, 1, hi-lo), []int64{rows}, rows},
-					}, &finite{}, pieceRows*width*4)
+					err := writeSharded(c, nil, nil, path, nil, []shardedTensor{
+						{"x", tensor.OfFloat32(x, 1, hi-lo, width), []int64{rows, width}},
+						{"y", tensor.OfFloat32(y, 1, hi-lo), []int64{rows}},
+					}, &finiteCheck{}, blockRows*width*4)
 					if filepath.Base(dir) != "there" {
 						return err
 					}
@@ -41,11 +41,11 @@ func TestWriteSharded(t *testing.T) {
 					return nil
 				})
 				if err != nil {
-					t.Fatalf("%d ranks, pieces of %d rows: %v", ranks, pieceRows, err)
+					t.Fatalf("%d ranks, blocks of %d rows: %v", ranks, blockRows, err)
 				}
 				if filepath.Base(dir) == "there" {
 					if _, err := os.Stat(dir); err == nil {
-						t.Error("a folder was made")
+						t.Error("a folder was created")
 					}
 					continue
 				}
@@ -53,7 +53,7 @@ func TestWriteSharded(t *testing.T) {
 				y, _ := tensorfile.Read(t, path, "y")
 				for i, v := range x {
 					if v != float32(i) || y[i/width] != -float32(i/width) {
-						t.Fatalf("%d ranks, pieces of %d rows: %v, %v", ranks, pieceRows, x, y)
+						t.Fatalf("%d ranks, blocks of %d rows: %v, %v", ranks, blockRows, x, y)
 					}
 				}
 			}
