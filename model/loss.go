@@ -56,14 +56,14 @@ func (h *head) run(p *pass, x, sum tensor.Tensor) tensor.Tensor {
 	mark, tokens := p.mark(), h.tileTokens(p.dev, p.tiles)
 	// summed over all tokens at once: the sum does not depend on the tiles
 	nll := p.tempF32(p.tokens)
-	h.logits = p.tempF32(tile.Room(p.tokens, tokens), h.matrix.out)
+	h.logits = p.tempF32(tile.MaxTileRows(p.tokens, tokens), h.matrix.out)
 	h.dlogits = h.logits
 	if p.backward && p.compute != tensor.F32 {
-		h.dlogits = p.temp(tile.Room(p.tokens, tokens), h.matrix.out)
+		h.dlogits = p.temp(tile.MaxTileRows(p.tokens, tokens), h.matrix.out)
 	}
 	h.p, h.compute.Plan, h.compute.Fused = p, p.tilePlan(tokens), p.backward
-	h.compute.In[0], h.compute.In[1] = tile.Cut(p.act, 0), tile.Cut(p.batch.Targets, 0)
-	h.compute.Out[0], h.compute.Out[1] = tile.Cut(nll, 0), tile.Cut(p.act, 0) // p.act: its gradient
+	h.compute.In[0], h.compute.In[1] = tile.Tiled(p.act, 0), tile.Tiled(p.batch.Targets, 0)
+	h.compute.Out[0], h.compute.Out[1] = tile.Tiled(nll, 0), tile.Tiled(p.act, 0) // p.act: its gradient
 	p.tiled(&h.compute, nil, nil)
 	p.inspect("loss of each token", "", nll)
 	p.Sum(sum, nll)

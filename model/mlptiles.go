@@ -27,10 +27,10 @@ func newMLPTiles(m *mlp) *mlpTiles {
 // see Mixer. A tile has the given number of tokens, 0 = all.
 func (t *mlpTiles) run(p *pass, tokens int64, x, dy tensor.Tensor) {
 	mark, m := p.mark(), t.m
-	room := tile.Room(p.tokens, tokens)
+	room := tile.MaxTileRows(p.tokens, tokens)
 	t.hidden, t.y = p.temp(room, 2*m.width), p.temp(room, m.width)
 	t.p, t.compute.Plan = p, p.tilePlan(tokens)
-	t.compute.In[0], t.compute.Out[0] = tile.Cut(x, 0), tile.Cut(x, 0)
+	t.compute.In[0], t.compute.Out[0] = tile.Tiled(x, 0), tile.Tiled(x, 0)
 	p.phase("mlp")
 	if dy.IsNil() {
 		p.tiled(&t.compute, nil, nil)

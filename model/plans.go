@@ -74,7 +74,7 @@ func (p *plans) maxSizes(d device.Device, tokens int64) (s sizes, err error) {
 		if whole, err = p.full.MaxSizes(1, tokens, tokens); err == nil {
 			f := &s.full
 			f.workspace = whole.Workspace
-			f.saved, f.lse, err = p.full.MaxApart(1, tokens, tokens)
+			f.saved, f.lse, err = p.full.MaxSeparateSizes(1, tokens, tokens)
 			f.saved, f.lse = device.Padded(d, f.saved), device.Padded(d, f.lse)
 		}
 	}

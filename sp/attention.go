@@ -8,42 +8,45 @@ import (
 	"ulysses/tensor"
 )
 
-// Args are the tensors of one layer's attention, of the layer's type but for the LSE, which is F32.
-// Forward reads Q, K, V and writes Out, LSE and Saved; Backward reads Saved, and looks at no other.
-// Strides are free but for a dense last axis.
+// Args are the tensors of one layer's attention. They have the layer's type, except for the LSE, which
+// is F32. Forward reads Q, K, V and writes Out, LSE and Saved; Backward reads only Saved. The last axis
+// is dense; other strides are arbitrary. The caller owns all memory.
 type Args struct {
 	Q   tensor.Tensor // [B, rows, Hq, D]
 	K   tensor.Tensor // [B, kvrows, Hkv, D]
 	V   tensor.Tensor // [B, kvrows, Hkv, Dv]
 	Out tensor.Tensor // [B, rows, Hq, Dv]
-	LSE tensor.Tensor // [B, rows, Hq], optional: it costs LSEBytesSent
+	LSE tensor.Tensor // [B, rows, Hq], optional: it sends LSEBytesSent
 
-	// Cos and Sin [B·rows, R/2] F32, of a RopeTable, optional: Forward rotates q and k while it
-	// packs them, Backward turns dq and dk back while it unpacks them. Q and K stay as they are.
+	// Cos and Sin [B·rows, R/2] F32, of a RopeTable, are optional. With them, Forward rotates q and k
+	// while it packs them, and Backward applies the inverse rotation to dq and dk while it unpacks
+	// them. Q and K are not changed.
 	Cos, Sin tensor.Tensor
 
-	// QNorm and KNorm, optional, with Cos and Sin alone: Forward and Restore normalize the heads of
-	// q and k (RMSNorm) while they pack them, before they turn them. Backward's DQ and DK are then
-	// the gradients of what was normalized.
+	// QNorm and KNorm are optional and need Cos and Sin. With them, Forward and Restore normalize the
+	// heads of q and k (RMSNorm) while they pack them, before the rotation. DQ and DK of Backward are
+	// then the gradients of the normalized heads.
 	QNorm, KNorm HeadNorm
 
-	// U8, Sizes.Saved bytes, aligned to Info.Align; nil = there will be no Backward
+	// Saved is U8, Sizes.Saved bytes, aligned to Info.Align; nil = Backward is not called
 	Saved tensor.Tensor
-	// U8, optional: where the LSE is saved instead; both have the bytes that Apart says then
+	// SavedLSE is U8 and optional. With it, the LSE is saved there, and SeparateSizes has the bytes
+	// of both.
 	SavedLSE tensor.Tensor
-	// U8, Sizes.Workspace bytes, aligned to Info.Align; its contents are of no use between calls
+	// Workspace is U8, Sizes.Workspace bytes, aligned to Info.Align. Its content has no meaning
+	// between calls.
 	Workspace tensor.Tensor
 }
 
-// HeadNorm is RMSNorm of heads: device.RMSNorm. There is none where W is nil.
+// HeadNorm is the RMSNorm of heads (device.RMSNorm). A nil W means no norm.
 type HeadNorm struct {
 	W           tensor.Tensor // [D]
-	RStd        tensor.Tensor // [B·rows, heads] F32, written: for its backward pass
+	RStd        tensor.Tensor // [B·rows, heads] F32, written, for the backward pass of the norm
 	Eps, Centre float64
 }
 
-// Grads are the gradients: DOut is read, the others are written. Strides are free but for a dense
-// last axis.
+// Grads are the gradients. DOut is read, the others are written. The last axis is dense; other
+// strides are arbitrary.
 type Grads struct {
 	DOut tensor.Tensor // [B, rows, Hq, Dv]
 	DQ   tensor.Tensor // [B, rows, Hq, D]
@@ -51,39 +54,39 @@ type Grads struct {
 	DV   tensor.Tensor // [B, kvrows, Hkv, Dv]
 }
 
-// Sizes are bytes of Args.Saved and Args.Workspace.
+// Sizes has the bytes of Args.Saved and Args.Workspace.
 type Sizes struct{ Saved, Workspace int64 }
 
-// local is what a rank's attention works on: all rows of its heads, in memory as the device's
-// kernels like it. One rank copies into it too: kernels on the CPU gain more from the layout than
-// the copy costs (6-13 % against 1-4 %), and the backward pass needs a copy of its own anyway.
+// local has the tensors of a rank's attention: all tokens of its heads, in the device's preferred
+// layout. A single rank copies into this layout too: CPU kernels gain more from it (6-13 %) than the
+// copy costs (1-4 %), and the backward pass needs a copy in any case.
 type local struct {
 	q, k, v, out tensor.Tensor // [hq, B, S, D], [hkv, B, Sk, D], [hkv, B, Sk, Dv], [hq, B, S, Dv]
 	lse          tensor.Tensor // [hq, B, S, 1]
 }
 
-// take carves [h, B, n, D]: heads before tokens in memory, or the other way round where the device
-// likes that.
-func (p *Plan) take(c *device.Allocator, dtype tensor.DType, heads, batch, rows, dim int64) tensor.Tensor {
+// alloc allocates a tensor [h, B, n, D]. In memory, heads precede tokens, or tokens precede heads if
+// the device prefers that.
+func (p *Plan) alloc(c *device.Allocator, dtype tensor.DType, heads, batch, rows, dim int64) tensor.Tensor {
 	if p.tokenMajor {
 		return c.Take(dtype, batch, rows, heads, dim).Permute(2, 0, 1, 3)
 	}
 	return c.Take(dtype, heads, batch, rows, dim)
 }
 
-// inputs allocates what the forward pass leaves for the backward pass, the LSE from an allocator of
-// its own if it has one.
-func (p *Plan) inputs(b *Batch, c, lse *device.Allocator) local {
-	x := p.qkvOut(b, c)
+// allocForward allocates the tensors that the forward pass saves for the backward pass: q, k, v and
+// out from c, and the LSE from lse if it is not nil, else from c.
+func (p *Plan) allocForward(b *Batch, c, lse *device.Allocator) local {
+	x := p.allocQKVOut(b, c)
 	if lse == nil {
 		lse = c
 	}
-	x.lse = p.take(lse, tensor.F32, p.query[p.rank].n(), b.spec.Batch, b.queries.n, 1)
+	x.lse = p.alloc(lse, tensor.F32, p.query[p.rank].n(), b.spec.Batch, b.queries.n, 1)
 	return x
 }
 
-// keepers are the allocators of what a call saves.
-func (p *Plan) keepers(a *Args) (keep device.Allocator, lse *device.Allocator) {
+// savedBuffers returns allocators over Saved and SavedLSE. lse is nil if there is no SavedLSE.
+func (p *Plan) savedBuffers(a *Args) (keep device.Allocator, lse *device.Allocator) {
 	if !a.SavedLSE.IsNil() {
 		p.lse = device.Allocator{Mem: a.SavedLSE, Align: p.align}
 		lse = &p.lse
@@ -91,22 +94,22 @@ func (p *Plan) keepers(a *Args) (keep device.Allocator, lse *device.Allocator) {
 	return device.Allocator{Mem: a.Saved, Align: p.align}, lse
 }
 
-// qkvOut carves q, k, v and out, or their gradients.
-func (p *Plan) qkvOut(b *Batch, c *device.Allocator) (d local) {
+// allocQKVOut allocates q, k, v and out, or their gradients.
+func (p *Plan) allocQKVOut(b *Batch, c *device.Allocator) (d local) {
 	l, hq, hkv, n := p.layer, p.query[p.rank].n(), p.key[p.rank].n(), b.spec.Batch
-	d.q = p.take(c, l.DType, hq, n, b.queries.n, l.Dim)
-	d.k = p.take(c, l.DType, hkv, n, b.keys.n, l.Dim)
-	d.v = p.take(c, l.DType, hkv, n, b.keys.n, l.VDim)
-	d.out = p.take(c, l.DType, hq, n, b.queries.n, l.VDim)
+	d.q = p.alloc(c, l.DType, hq, n, b.queries.n, l.Dim)
+	d.k = p.alloc(c, l.DType, hkv, n, b.keys.n, l.Dim)
+	d.v = p.alloc(c, l.DType, hkv, n, b.keys.n, l.VDim)
+	d.out = p.alloc(c, l.DType, hq, n, b.queries.n, l.VDim)
 	return d
 }
 
-// Sizes is the bytes that calls with this batch need.
+// Sizes returns the bytes that calls with this batch need. Not collective.
 func (p *Plan) Sizes(b *Batch) Sizes { return p.sizes(b, b.queries.cu) }
 
-// MaxSizes is the bytes that calls need with any batch of at most these extents, whatever its
-// documents: for memory that is planned before the batches are known, and for buffers that serve
-// batches of different lengths one after another.
+// MaxSizes returns the bytes that calls need with any batch of at most these extents and any
+// documents. It is for memory that is planned before the batches are known, and for buffers that
+// serve batches of different lengths. Not collective.
 func (p *Plan) MaxSizes(batch, seq, kvSeq int64) (Sizes, error) {
 	b, err := newBatch(p.rank, p.size, BatchSpec{Batch: batch, Seq: seq, KVSeq: kvSeq})
 	if err != nil {
@@ -115,29 +118,29 @@ func (p *Plan) MaxSizes(batch, seq, kvSeq int64) (Sizes, error) {
 	return p.sizes(b, nil), nil
 }
 
-// sizes is for documents that start at cuQ among the queries; nil = any.
+// sizes computes Sizes for documents that start at cuQ among the queries; nil means any documents.
 func (p *Plan) sizes(b *Batch, cuQ []int64) Sizes {
 	saved, ws := device.Allocator{Align: p.align}, device.Allocator{Align: p.align}
-	x := p.inputs(b, &saved, nil)
+	x := p.allocForward(b, &saved, nil)
 	p.describe(b, &x)
 	if p.attention.CuQ = cuQ; cuQ == nil {
 		p.attention.CuK = nil
 	}
-	// A forward pass without Saved keeps its inputs in the workspace.
-	scratch := max(p.wire(b, false), p.dev.AttentionWorkspace(&p.attention, false))
+	// Forward without Saved has these tensors in the workspace.
+	scratch := max(p.wireBytes(b, false), p.dev.AttentionWorkspace(&p.attention, false))
 	size := Sizes{Workspace: device.Padded(p.dev, saved.Used) + scratch}
 	if !p.layer.NoBackward {
-		p.qkvOut(b, &ws)
-		scratch = max(p.wire(b, true), p.dev.AttentionWorkspace(&p.attention, true))
-		// of a rank without heads too: no memory means no backward, on all ranks alike
+		p.allocQKVOut(b, &ws)
+		scratch = max(p.wireBytes(b, true), p.dev.AttentionWorkspace(&p.attention, true))
+		// also on a rank without heads, because a nil Saved means that there is no backward
 		size.Saved = max(saved.Used, p.align)
 		size.Workspace = max(size.Workspace, device.Padded(p.dev, ws.Used)+scratch)
 	}
 	return size
 }
 
-// Reserve has the communicator make, before the first step, what it needs beside tensors for
-// batches of at most these extents.
+// Reserve makes the communicator allocate, before the first step, the buffers for batches of at most
+// these extents (comm.Reserve). Not collective.
 func (p *Plan) Reserve(batch, seq, kvSeq int64) error {
 	b, err := newBatch(p.rank, p.size, BatchSpec{Batch: batch, Seq: seq, KVSeq: kvSeq})
 	if err != nil {
@@ -148,13 +151,13 @@ func (p *Plan) Reserve(batch, seq, kvSeq int64) error {
 
 // ReserveFor is Reserve for one batch.
 func (p *Plan) ReserveFor(b *Batch) error {
-	return comm.Reserve(p.comm, 1, max(p.wire(b, false), p.wire(b, true)))
+	return comm.Reserve(p.comm, 1, max(p.wireBytes(b, false), p.wireBytes(b, true)))
 }
 
-// wire is the bytes of the larger exchange of a pass.
-func (p *Plan) wire(b *Batch, backward bool) int64 {
+// wireBytes returns the bytes, sent and received, of the largest all-to-all of a pass.
+func (p *Plan) wireBytes(b *Batch, backward bool) int64 {
 	l, me, n, m := p.layer, p.rank, b.queries.rows, b.keys.rows
-	var in, out, lse int64 // both ways, elements a batch row
+	var in, out, lse int64 // elements of a sequence, sent and received
 	for j := range p.size {
 		if j == me {
 			continue
@@ -169,16 +172,17 @@ func (p *Plan) wire(b *Batch, backward bool) int64 {
 		lse = 0
 	}
 	size := l.DType.Size()
-	if p.together() {
+	if p.lseWithOut() {
 		out += lse
 	}
 	return max(in*size, out*size, lse*tensor.F32.Size()) * b.spec.Batch
 }
 
-// together reports that the LSE travels with the output: an exchange has one type.
-func (p *Plan) together() bool { return p.layer.DType == tensor.F32 }
+// lseWithOut reports whether one all-to-all moves both the LSE and the output. An all-to-all has one
+// type.
+func (p *Plan) lseWithOut() bool { return p.layer.DType == tensor.F32 }
 
-// describe fills the arguments of the device's operation.
+// describe sets the arguments of the device's operation.
 func (p *Plan) describe(b *Batch, x *local) {
 	p.attention = device.Attention{
 		Q: tokens(x.q), K: tokens(x.k), V: tokens(x.v), Out: tokens(x.out), LSE: tokens(x.lse).Select(2, 0),
@@ -190,20 +194,21 @@ func (p *Plan) describe(b *Batch, x *local) {
 // tokens views [h, B, S, D] as the [T, h, D] of the device's operations.
 func tokens(x tensor.Tensor) tensor.Tensor { return x.Flatten(1, 2).Permute(1, 0, 2) }
 
-// Forward computes Out, and LSE if given, of the batch. Collective. It allocates nothing.
+// Forward computes Out, and LSE if given, of the batch. It allocates nothing. Collective over the
+// plan's communicator.
 func (p *Plan) Forward(s device.Stream, b *Batch, a *Args) error {
 	if err := p.Admit.Result(p.checkForward(b, a)); err != nil {
 		return err
 	}
 	ws := device.Allocator{Mem: bytesOf(a.Workspace), Align: p.align}
-	keep, lse := p.keepers(a)
+	keep, lse := p.savedBuffers(a)
 	to := &keep
 	if a.Saved.IsNil() {
 		to = &ws
 	}
-	x := p.inputs(b, to, lse)
+	x := p.allocForward(b, to, lse)
 	scratch := ws.Rest()
-	qkv := p.enter(b, a, &x)
+	qkv := p.qkvTensors(b, a, &x)
 	if err := p.seqToHeads(s, scratch, qkv[:]); err != nil {
 		return err
 	}
@@ -214,12 +219,12 @@ func (p *Plan) Forward(s device.Stream, b *Batch, a *Args) error {
 			return err
 		}
 	}
-	out := [2]part{{seq: a.Out, heads: x.out, split: p.query, rows: b.queries.rows}}
+	out := [2]reshardTensor{{seq: a.Out, heads: x.out, split: p.query, rows: b.queries.rows}}
 	if a.LSE.IsNil() {
 		return p.headsToSeq(s, scratch, out[:1])
 	}
-	out[1] = part{seq: column(a.LSE), heads: x.lse, split: p.query, rows: b.queries.rows}
-	if p.together() {
+	out[1] = reshardTensor{seq: addUnitAxis(a.LSE), heads: x.lse, split: p.query, rows: b.queries.rows}
+	if p.lseWithOut() {
 		return p.headsToSeq(s, scratch, out[:])
 	}
 	if err := p.headsToSeq(s, scratch, out[:1]); err != nil {
@@ -228,26 +233,26 @@ func (p *Plan) Forward(s device.Stream, b *Batch, a *Args) error {
 	return p.headsToSeq(s, scratch, out[1:])
 }
 
-// enter is q, k and v on their way from rows to heads.
-func (p *Plan) enter(b *Batch, a *Args, x *local) [3]part {
-	return [...]part{
+// qkvTensors returns q, k and v for seqToHeads.
+func (p *Plan) qkvTensors(b *Batch, a *Args, x *local) [3]reshardTensor {
+	return [...]reshardTensor{
 		{seq: a.Q, heads: x.q, split: p.query, rows: b.queries.rows, cos: a.Cos, sin: a.Sin, norm: a.QNorm},
 		{seq: a.K, heads: x.k, split: p.key, rows: b.keys.rows, cos: a.Cos, sin: a.Sin, norm: a.KNorm},
 		{seq: a.V, heads: x.v, split: p.key, rows: b.keys.rows},
 	}
 }
 
-// Backward computes DQ, DK and DV from DOut and what Forward left in Saved. Collective. It
-// allocates nothing.
+// Backward computes DQ, DK and DV from DOut and Saved as Forward left it. It allocates nothing.
+// Collective over the plan's communicator.
 func (p *Plan) Backward(s device.Stream, b *Batch, a *Args, g *Grads) error {
 	if err := p.Admit.Result(p.checkBackward(b, a, g)); err != nil {
 		return err
 	}
-	keep, lse := p.keepers(a)
+	keep, lse := p.savedBuffers(a)
 	ws := device.Allocator{Mem: bytesOf(a.Workspace), Align: p.align}
-	x, d := p.inputs(b, &keep, lse), p.qkvOut(b, &ws)
+	x, d := p.allocForward(b, &keep, lse), p.allocQKVOut(b, &ws)
 	scratch := ws.Rest()
-	dout := [...]part{{seq: g.DOut, heads: d.out, split: p.query, rows: b.queries.rows}}
+	dout := [...]reshardTensor{{seq: g.DOut, heads: d.out, split: p.query, rows: b.queries.rows}}
 	if err := p.seqToHeads(s, scratch, dout[:]); err != nil {
 		return err
 	}
@@ -259,7 +264,7 @@ func (p *Plan) Backward(s device.Stream, b *Batch, a *Args, g *Grads) error {
 			return err
 		}
 	}
-	qkv := [...]part{
+	qkv := [...]reshardTensor{
 		{seq: g.DQ, heads: d.q, split: p.query, rows: b.queries.rows, cos: a.Cos, sin: a.Sin},
 		{seq: g.DK, heads: d.k, split: p.key, rows: b.keys.rows, first: p.shared(), cos: a.Cos, sin: a.Sin},
 		{seq: g.DV, heads: d.v, split: p.key, rows: b.keys.rows, first: p.shared()},
@@ -267,7 +272,7 @@ func (p *Plan) Backward(s device.Stream, b *Batch, a *Args, g *Grads) error {
 	return p.headsToSeq(s, scratch, qkv[:])
 }
 
-// shared is owned where any head is on several ranks.
+// shared returns owned if a key head is on several ranks, else nil.
 func (p *Plan) shared() []span {
 	if slices.Equal(p.owned, p.key) {
 		return nil
@@ -275,8 +280,8 @@ func (p *Plan) shared() []span {
 	return p.owned
 }
 
-// column views [B, n, H] as [B, n, H, 1].
-func column(t tensor.Tensor) tensor.Tensor {
+// addUnitAxis views [B, n, H] as [B, n, H, 1].
+func addUnitAxis(t tensor.Tensor) tensor.Tensor {
 	t.Shape[3], t.Stride[3], t.NDim = 1, 1, 4
 	return t
 }

@@ -72,7 +72,7 @@ func TestRanksGiveTheBitsOfOne(t *testing.T) {
 		for _, x := range []struct {
 			name       string
 			got, whole tensor.Tensor
-		}{{"out", r.a.Out, one.a.Out}, {"lse", column(r.a.LSE), column(one.a.LSE)}, {"dq", r.g.DQ, one.g.DQ}} {
+		}{{"out", r.a.Out, one.a.Out}, {"lse", addUnitAxis(r.a.LSE), addUnitAxis(one.a.LSE)}, {"dq", r.g.DQ, one.g.DQ}} {
 			if err := sameBits(x.name, x.got, x.whole, lo); err != nil {
 				return err
 			}
@@ -88,7 +88,7 @@ func TestRanksGiveTheBitsOfOne(t *testing.T) {
 
 // sameKeyGradient checks dk and dv of one key head against one rank.
 func sameKeyGradient(b *bench, r, one *layerRun, lc layerCase, kv, kvLo int64) error {
-	var parts []*layerRun // of each rank that has query heads of the group
+	var tensors []*layerRun // of each rank that has query heads of the group
 	group := lc.layer.Heads / lc.layer.KVHeads
 	for _, q := range r.p.query {
 		q = span{max(q.lo, kv*group), min(q.hi, (kv+1)*group)}
@@ -97,7 +97,7 @@ func sameKeyGradient(b *bench, r, one *layerRun, lc layerCase, kv, kvLo int64) e
 			l.Heads, l.KVHeads = q.n(), 1
 			part := prepare(b, alone(), l, lc.batch, q.lo, kv)
 			must(part.forwardBackward(b))
-			parts = append(parts, part)
+			tensors = append(tensors, part)
 		}
 	}
 	pick := func(t tensor.Tensor) tensor.Tensor { return t.Slice(2, kv, kv+1) }
@@ -109,7 +109,7 @@ func sameKeyGradient(b *bench, r, one *layerRun, lc layerCase, kv, kvLo int64) e
 		{"dk", pick(r.g.DK), pick(one.g.DK), func(p *layerRun) tensor.Tensor { return p.g.DK }},
 		{"dv", pick(r.g.DV), pick(one.g.DV), func(p *layerRun) tensor.Tensor { return p.g.DV }},
 	} {
-		if len(parts) == 1 {
+		if len(tensors) == 1 {
 			if err := sameBits(x.name, x.got, x.whole, kvLo); err != nil {
 				return err
 			}
@@ -118,12 +118,12 @@ func sameKeyGradient(b *bench, r, one *layerRun, lc layerCase, kv, kvLo int64) e
 		var err error
 		delta, largest := 0.0, 0.0
 		each(x.got, func(n, i, h, d int64, got *float32) {
-			sum := *at(x.part(parts[0]), n, kvLo+i, 0, d)
-			for _, p := range parts[1:] {
+			sum := *at(x.part(tensors[0]), n, kvLo+i, 0, d)
+			for _, p := range tensors[1:] {
 				sum += *at(x.part(p), n, kvLo+i, 0, d)
 			}
 			if err == nil && math.Float32bits(sum) != math.Float32bits(*got) {
-				err = fmt.Errorf("%s[%d, %d] of key head %d is %v; the %d partial ones sum to %v", x.name, n, i, kv, *got, len(parts), sum)
+				err = fmt.Errorf("%s[%d, %d] of key head %d is %v; the %d partial ones sum to %v", x.name, n, i, kv, *got, len(tensors), sum)
 			}
 			delta = max(delta, math.Abs(float64(*got)-float64(*at(x.whole, n, kvLo+i, h, d))))
 		})
@@ -155,7 +155,7 @@ func TestAgainstFloat64(t *testing.T) {
 			heads int64
 			lo, n int64
 		}{
-			{"out", r.a.Out, lc.layer.Heads, r.x.Lo(), r.x.Seq()}, {"lse", column(r.a.LSE), lc.layer.Heads, r.x.Lo(), r.x.Seq()},
+			{"out", r.a.Out, lc.layer.Heads, r.x.Lo(), r.x.Seq()}, {"lse", addUnitAxis(r.a.LSE), lc.layer.Heads, r.x.Lo(), r.x.Seq()},
 			{"dq", r.g.DQ, lc.layer.Heads, r.x.Lo(), r.x.Seq()}, {"dk", r.g.DK, lc.layer.KVHeads, r.x.KVLo(), r.x.KVSeq()},
 			{"dv", r.g.DV, lc.layer.KVHeads, r.x.KVLo(), r.x.KVSeq()},
 		} {
@@ -395,7 +395,7 @@ func TestArgumentsAreChecked(t *testing.T) {
 		{"out is", func(r *layerRun) { r.a.Out = r.a.Out.Permute(0, 1, 3, 2) }},
 		{"dense", func(r *layerRun) { r.a.Q.Stride[3] = 2 }},
 		{"lse is", func(r *layerRun) { r.a.LSE = r.a.LSE.Slice(2, 0, 3) }},
-		{"lse is", func(r *layerRun) { r.a.LSE = column(r.a.LSE) }},
+		{"lse is", func(r *layerRun) { r.a.LSE = addUnitAxis(r.a.LSE) }},
 		{"saved is", func(r *layerRun) { r.a.Saved = r.a.Saved.Slice(0, 0, r.a.Saved.Numel()-1) }},
 		{"workspace is", func(r *layerRun) { r.a.Workspace = r.a.Workspace.Slice(0, 0, r.a.Workspace.Numel()-1) }},
 		{"dq is", func(r *layerRun) { r.g.DQ = r.g.DK }},

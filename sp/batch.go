@@ -9,42 +9,44 @@ import (
 	"ulysses/internal/status"
 )
 
-// BatchSpec is the lengths and documents of a batch, given globally: the same on all ranks.
+// BatchSpec describes the lengths and documents of a global batch. It is equal on all ranks.
 //
-// A row of the batch is a sequence; tokens are counted through the rows, Batch·Seq in all.
-// Documents never see each other. They are given by CuSeqlens, by Positions, by both if they agree,
-// or by neither: one document a row.
+// Tokens are numbered through all sequences, Batch·Seq in total. Attention does not cross documents.
+// They are given by CuSeqlens, by Positions, by both if they agree, or by neither: then each sequence
+// is one document.
 type BatchSpec struct {
 	Batch, Seq int64
-	KVSeq      int64 // keys a row, for cross-attention; 0 = Seq
-	// document starts, then Batch·Seq; from 0, increasing, every row's end among them
+	KVSeq      int64 // keys of a sequence, for cross-attention; 0 = Seq
+	// CuSeqlens has the document starts, then Batch·Seq. It starts at 0, increases, and has the end
+	// of every sequence.
 	CuSeqlens   []int64
-	CuSeqlensKV []int64 // the same over Batch·KVSeq keys, as many documents; nil = CuSeqlens
-	// [Batch·Seq]: a 0 starts a document, and so does a row's first token; other jumps start
-	// nothing
+	CuSeqlensKV []int64 // the same for Batch·KVSeq keys, with the same number of documents; nil = CuSeqlens
+	// Positions [Batch·Seq]: a 0 starts a document, and so does the first token of a sequence. Other
+	// jumps do not.
 	Positions []int64
-	Rows      []int64 // of each rank, Seq in all, any of them 0; nil = cut evenly
-	KVRows    []int64 // of keys, KVSeq in all; nil = Rows where KVSeq is Seq, else cut evenly
+	Rows      []int64 // by rank, with the sum Seq; may be 0; nil = by comm.Shard
+	KVRows    []int64 // by rank, with the sum KVSeq; nil = Rows if KVSeq is Seq, else by comm.Shard
 	_         struct{}
 }
 
-// axis is the rows of queries or of keys in one sequence, cut over the ranks.
+// axis is the sharding of the queries or of the keys of a sequence, with their documents.
 type axis struct {
-	n    int64
-	rows []span
+	n    int64   // tokens of a sequence
+	rows []span  // by rank
 	cu   []int64 // documents over Batch·n
 }
 
-// Batch is lengths and documents settled for the ranks of a communicator. It is read-only and
-// serves every plan on them.
+// Batch has the lengths and documents of a BatchSpec for the ranks of a communicator, after all
+// checks. It is read-only and serves every plan on these ranks.
 type Batch struct {
 	spec          BatchSpec // KVSeq resolved
 	rank, size    int64
 	queries, keys axis
 }
 
-// NewBatch settles a batch for the ranks of c. It is collective, one small message: a batch that
-// cannot be, or differs between ranks, is refused on all of them alike (InvalidArgument).
+// NewBatch makes a batch for the ranks of c. It sends one small message. A batch that is not possible,
+// or differs between ranks, is the same error on all ranks (InvalidArgument). It copies the slices of
+// s. Collective over c.
 func NewBatch(c comm.Comm, s BatchSpec) (*Batch, error) {
 	number := func(n int64) string { return strconv.FormatInt(n, 10) }
 	err := comm.Same(c, "sp.NewBatch",
@@ -62,72 +64,72 @@ func NewBatch(c comm.Comm, s BatchSpec) (*Batch, error) {
 	return newBatch(int64(c.Rank()), int64(c.Size()), s)
 }
 
-// SketchBatch is the batch that NewBatch makes on a rank of size ranks, without asking the others:
-// for what is sized, or predicted for any rank, before there is a batch.
+// SketchBatch returns the batch that NewBatch makes on a rank of size ranks, without communication. It
+// is for computing sizes and predictions of any rank. Not collective.
 func SketchBatch(rank, size int, s BatchSpec) (*Batch, error) {
 	if rank < 0 || rank >= size {
-		return nil, status.Errorf(status.InvalidArgument, "sp.SketchBatch: rank %d of %d: it must be one of them", rank, size)
+		return nil, status.Errorf(status.InvalidArgument, "sp.SketchBatch: rank %d of %d ranks; a rank is 0 to size-1", rank, size)
 	}
 	return newBatch(int64(rank), int64(size), s)
 }
 
-// newBatch is the part of NewBatch that each rank does by itself, with the same verdict.
+// newBatch makes the batch of one rank. Its checks have the same result on all ranks.
 func newBatch(rank, size int64, s BatchSpec) (*Batch, error) {
 	if s.KVSeq == 0 {
 		s.KVSeq = s.Seq
 	}
 	if s.Batch < 1 || s.Seq < 1 || s.KVSeq < 1 {
 		return nil, status.Errorf(status.InvalidArgument,
-			"sp.NewBatch: batch %d of %d queries and %d keys: each must be 1 or more", s.Batch, s.Seq, s.KVSeq)
+			"sp.NewBatch: batch %d, seq %d, kv_seq %d; set each to 1 or more", s.Batch, s.Seq, s.KVSeq)
 	}
 	if s.KVRows == nil && s.KVSeq == s.Seq {
 		s.KVRows = s.Rows
 	}
 	b := &Batch{spec: s, rank: rank, size: size, queries: axis{n: s.Seq}, keys: axis{n: s.KVSeq}}
 	var err error
-	if b.queries.rows, err = cutRows("rows", s.Rows, s.Seq, size); err != nil {
+	if b.queries.rows, err = splitRows("rows", s.Rows, s.Seq, size); err != nil {
 		return nil, err
 	}
-	if b.keys.rows, err = cutRows("kv_rows", s.KVRows, s.KVSeq, size); err != nil {
+	if b.keys.rows, err = splitRows("kv_rows", s.KVRows, s.KVSeq, size); err != nil {
 		return nil, err
 	}
 	if err := b.documents(); err != nil {
 		return nil, err
 	}
-	// the caller's memory
+	// these belong to the caller
 	b.spec.CuSeqlens, b.spec.CuSeqlensKV, b.spec.Positions, b.spec.Rows, b.spec.KVRows = nil, nil, nil, nil, nil
 	return b, nil
 }
 
-// cutRows cuts n as given, or evenly.
-func cutRows(name string, rows []int64, n, size int64) ([]span, error) {
+// splitRows returns the range of tokens of each rank: as given, or as Shard divides n.
+func splitRows(name string, rows []int64, n, size int64) ([]span, error) {
 	if rows == nil {
 		return shards(n, size), nil
 	}
 	if int64(len(rows)) != size {
-		return nil, status.Errorf(status.InvalidArgument, "sp.NewBatch: %s: %d entries for %d ranks: give one for each", name, len(rows), size)
+		return nil, status.Errorf(status.InvalidArgument, "sp.NewBatch: %s has %d entries for %d ranks; give one for each rank", name, len(rows), size)
 	}
-	cut, at := make([]span, size), int64(0)
+	spans, at := make([]span, size), int64(0)
 	for r, k := range rows {
 		if k < 0 || k > n-at {
-			return nil, status.Errorf(status.InvalidArgument, "sp.NewBatch: %s: rank %d has %d of %d: they must add up to the sequence", name, r, k, n)
+			return nil, status.Errorf(status.InvalidArgument, "sp.NewBatch: %s: rank %d has %d of %d tokens; the sum over the ranks must be the length of the sequence", name, r, k, n)
 		}
-		cut[r] = span{at, at + k}
+		spans[r] = span{at, at + k}
 		at += k
 	}
 	if at != n {
-		return nil, status.Errorf(status.InvalidArgument, "sp.NewBatch: %s add up to %d of %d: give every row to a rank", name, at, n)
+		return nil, status.Errorf(status.InvalidArgument, "sp.NewBatch: %s have the sum %d, the sequence has %d tokens; assign every token to a rank", name, at, n)
 	}
-	return cut, nil
+	return spans, nil
 }
 
-// documents settles where documents start among queries and keys.
+// documents sets the documents of queries and keys.
 func (b *Batch) documents() error {
 	s := b.spec
 	given := s.CuSeqlens != nil || s.Positions != nil
 	switch {
 	case !given && s.CuSeqlensKV != nil:
-		return status.Errorf(status.InvalidArgument, "sp.NewBatch: documents of the keys alone: give cu_seqlens of the queries too")
+		return status.Errorf(status.InvalidArgument, "sp.NewBatch: cu_seqlens_k is given without cu_seqlens; give cu_seqlens of the queries")
 	case !given:
 		b.queries.cu, b.keys.cu = rowStarts(s.Batch, s.Seq), rowStarts(s.Batch, s.KVSeq)
 		return nil
@@ -145,7 +147,7 @@ func (b *Batch) documents() error {
 		}
 		if s.CuSeqlens != nil && !slices.Equal(cu, s.CuSeqlens) {
 			return status.Errorf(status.InvalidArgument,
-				"sp.NewBatch: cu_seqlens and positions disagree: %s: drop one, or start positions at 0 where cu_seqlens has an entry",
+				"sp.NewBatch: cu_seqlens and positions disagree: %s; give only one of them, or set positions to 0 where cu_seqlens has an entry",
 				disagreement(s.CuSeqlens, cu))
 		}
 		b.queries.cu = cu
@@ -153,7 +155,7 @@ func (b *Batch) documents() error {
 	if s.CuSeqlensKV == nil {
 		if s.KVSeq != s.Seq {
 			return status.Errorf(status.InvalidArgument,
-				"sp.NewBatch: documents of %d queries a row given, but of %d keys not: give cu_seqlens_k too", s.Seq, s.KVSeq)
+				"sp.NewBatch: documents are given for %d queries of a sequence, but not for %d keys; give cu_seqlens_k", s.Seq, s.KVSeq)
 		}
 		b.keys.cu = b.queries.cu
 		return nil
@@ -162,7 +164,7 @@ func (b *Batch) documents() error {
 		return err
 	}
 	if len(s.CuSeqlensKV) != len(b.queries.cu) {
-		return status.Errorf(status.InvalidArgument, "sp.NewBatch: %d documents of queries but %d of keys: each needs its keys",
+		return status.Errorf(status.InvalidArgument, "sp.NewBatch: %d documents of queries, %d of keys; give the same number in cu_seqlens and cu_seqlens_k",
 			len(b.queries.cu)-1, len(s.CuSeqlensKV)-1)
 	}
 	b.keys.cu = slices.Clone(s.CuSeqlensKV)
@@ -170,7 +172,7 @@ func (b *Batch) documents() error {
 		for i := range b.queries.cu[1:] {
 			if q, k := b.queries.cu[i]/s.Seq, b.keys.cu[i]/s.KVSeq; q != k {
 				return status.Errorf(status.InvalidArgument,
-					"sp.NewBatch: document %d has its queries in row %d and its keys in row %d: give both in one order", i, q, k)
+					"sp.NewBatch: document %d has queries in sequence %d and keys in sequence %d; give both in the same order", i, q, k)
 			}
 		}
 	}
@@ -185,44 +187,44 @@ func rowStarts(batch, seq int64) []int64 {
 	return cu
 }
 
-// checkCu holds one list of document starts against the rules of BatchSpec.
+// checkCu checks a list of document starts by the rules of BatchSpec.
 func checkCu(name string, cu []int64, batch, seq int64) error {
 	bad := func(format string, args ...any) error {
 		return status.Errorf(status.InvalidArgument, "sp.NewBatch: "+name+": "+format, args...)
 	}
 	total := batch * seq
 	if len(cu) < 2 {
-		return bad("%d entries: give each document's start, then the end, %d", len(cu), total)
+		return bad("%d entries; give the start of each document, then the end, %d", len(cu), total)
 	}
 	if cu[0] != 0 || cu[len(cu)-1] != total {
-		return bad("runs from %d to %d: it must start at 0 and end at %d, the number of tokens", cu[0], cu[len(cu)-1], total)
+		return bad("it starts at %d and ends at %d; it must start at 0 and end at %d, the number of tokens", cu[0], cu[len(cu)-1], total)
 	}
-	row := seq // end of the row we are in
+	end := seq // of the current sequence
 	for i, at := range cu[1:] {
 		if at <= cu[i] {
-			return bad("entry %d is %d after %d: entries must increase; leave out empty documents", i+1, at, cu[i])
+			return bad("entry %d is %d after %d; entries must increase; omit empty documents", i+1, at, cu[i])
 		}
-		if at > row {
-			return bad("document %d, tokens %d to %d, crosses the end of a row at %d: cut it there", i, cu[i], at, row)
+		if at > end {
+			return bad("document %d, tokens %d to %d, crosses the end of a sequence at %d; end the document there", i, cu[i], at, end)
 		}
-		if at == row {
-			row += seq
+		if at == end {
+			end += seq
 		}
 	}
 	return nil
 }
 
-// positionStarts reads documents off positions.
+// positionStarts returns the document starts that positions define.
 func positionStarts(positions []int64, batch, seq int64) ([]int64, error) {
 	if int64(len(positions)) != batch*seq {
 		return nil, status.Errorf(status.InvalidArgument,
-			"sp.NewBatch: %d positions for %d tokens: give one for each token of the whole batch", len(positions), batch*seq)
+			"sp.NewBatch: %d positions for %d tokens; give one for each token of the global batch", len(positions), batch*seq)
 	}
 	var cu []int64
 	for i, p := range positions {
 		if p < 0 {
 			return nil, status.Errorf(status.InvalidArgument,
-				"sp.NewBatch: position %d of token %d is negative: count positions from 0", p, i)
+				"sp.NewBatch: position %d of token %d is negative; positions start at 0", p, i)
 		}
 		if p == 0 || int64(i)%seq == 0 {
 			cu = append(cu, int64(i))
@@ -231,7 +233,7 @@ func positionStarts(positions []int64, batch, seq int64) ([]int64, error) {
 	return append(cu, batch*seq), nil
 }
 
-// disagreement names the first token at which only one of two lists starts a document.
+// disagreement describes the first token at which only one of two lists starts a document.
 func disagreement(cu, positions []int64) string {
 	for i := range min(len(cu), len(positions)) {
 		if a, b := cu[i], positions[i]; a < b {
@@ -243,13 +245,13 @@ func disagreement(cu, positions []int64) string {
 	return fmt.Sprintf("%d and %d entries", len(cu), len(positions))
 }
 
-// Batch is the number of sequences; Seq and KVSeq the queries and keys in each.
+// Batch returns the number of sequences, Seq and KVSeq the queries and keys of each.
 func (b *Batch) Batch() int64 { return b.spec.Batch }
 func (b *Batch) Seq() int64   { return b.spec.Seq }
 func (b *Batch) KVSeq() int64 { return b.spec.KVSeq }
 
-// Lo and Hi bound the rows of queries that this rank holds of each sequence, KVLo and KVHi those of
-// keys; Rows and KVRows count them.
+// Lo and Hi bound this rank's queries of each sequence, KVLo and KVHi its keys. Rows and KVRows are
+// their numbers.
 func (b *Batch) Lo() int64     { return b.queries.rows[b.rank].lo }
 func (b *Batch) Hi() int64     { return b.queries.rows[b.rank].hi }
 func (b *Batch) Rows() int64   { return b.queries.rows[b.rank].n() }
@@ -257,23 +259,23 @@ func (b *Batch) KVLo() int64   { return b.keys.rows[b.rank].lo }
 func (b *Batch) KVHi() int64   { return b.keys.rows[b.rank].hi }
 func (b *Batch) KVRows() int64 { return b.keys.rows[b.rank].n() }
 
-// Documents are the document starts, then the end, over Batch·Seq queries and Batch·KVSeq keys.
-// Read-only.
+// Documents returns the document starts, then the end, over Batch·Seq queries and Batch·KVSeq keys.
+// The slices are read-only.
 func (b *Batch) Documents() (cuQ, cuK []int64) { return b.queries.cu, b.keys.cu }
 
-// RankRows bounds the rows of queries that a rank holds of each sequence.
+// RankRows returns the queries [lo, hi) of each sequence that a rank has.
 func (b *Batch) RankRows(rank int) (lo, hi int64) {
 	return b.queries.rows[rank].lo, b.queries.rows[rank].hi
 }
 
-// Mixed reports that keys are other rows than queries, or are cut or documented otherwise: a batch
-// for cross-attention.
+// Mixed reports whether keys differ from queries in number, sharding or documents, as in
+// cross-attention.
 func (b *Batch) Mixed() bool {
 	return !slices.Equal(b.queries.rows, b.keys.rows) || !slices.Equal(b.queries.cu, b.keys.cu)
 }
 
-// Rank is this rank, Size the number of them.
+// Rank returns this rank.
 func (b *Batch) Rank() int { return int(b.rank) }
 
-// Size is described at Rank.
+// Size returns the number of ranks.
 func (b *Batch) Size() int { return int(b.size) }

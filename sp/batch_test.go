@@ -70,10 +70,10 @@ func TestRefusals(t *testing.T) {
 		want  string
 		layer Layer
 	}{
-		{"heads 0", Layer{KVHeads: 1, Dim: 1, VDim: 1}},
-		{"kv_heads -1", Layer{Heads: 4, KVHeads: -1, Dim: 1, VDim: 1}},
-		{"dim 0", Layer{Heads: 4, KVHeads: 2, VDim: 1}},
-		{"v_dim 0", Layer{Heads: 4, KVHeads: 2, Dim: 1}},
+		{"heads is 0", Layer{KVHeads: 1, Dim: 1, VDim: 1}},
+		{"kv_heads is -1", Layer{Heads: 4, KVHeads: -1, Dim: 1, VDim: 1}},
+		{"dim is 0", Layer{Heads: 4, KVHeads: 2, VDim: 1}},
+		{"v_dim is 0", Layer{Heads: 4, KVHeads: 2, Dim: 1}},
 		{"multiple", Layer{Heads: 4, KVHeads: 3, Dim: 1, VDim: 1}},
 	}
 	batches := []struct {
@@ -88,14 +88,14 @@ func TestRefusals(t *testing.T) {
 		{"end at 4", BatchSpec{Batch: 1, Seq: 4, CuSeqlens: []int64{0, 3}}},
 		{"must increase", BatchSpec{Batch: 1, Seq: 4, CuSeqlens: []int64{0, 2, 2, 4}}},
 		{"must increase", BatchSpec{Batch: 1, Seq: 4, CuSeqlens: []int64{0, 3, 2, 4}}},
-		{"crosses the end of a row", BatchSpec{Batch: 2, Seq: 4, CuSeqlens: []int64{0, 3, 5, 8}}},
-		{"crosses the end of a row", BatchSpec{Batch: 3, Seq: 4, CuSeqlens: []int64{0, 4, 12}}},
+		{"crosses the end of a sequence", BatchSpec{Batch: 2, Seq: 4, CuSeqlens: []int64{0, 3, 5, 8}}},
+		{"crosses the end of a sequence", BatchSpec{Batch: 3, Seq: 4, CuSeqlens: []int64{0, 4, 12}}},
 		{"0 entries", BatchSpec{Batch: 1, Seq: 4, CuSeqlens: []int64{}}},
-		{"keys alone", BatchSpec{Batch: 1, Seq: 4, CuSeqlensKV: []int64{0, 4}}},
+		{"without cu_seqlens;", BatchSpec{Batch: 1, Seq: 4, CuSeqlensKV: []int64{0, 4}}},
 		{"give cu_seqlens_k", BatchSpec{Batch: 1, Seq: 4, KVSeq: 6, CuSeqlens: []int64{0, 4}}},
 		{"cu_seqlens_k", BatchSpec{Batch: 1, Seq: 4, KVSeq: 6, CuSeqlens: []int64{0, 4}, CuSeqlensKV: []int64{0, 4}}},
-		{"each needs its keys", BatchSpec{Batch: 1, Seq: 4, CuSeqlens: []int64{0, 2, 4}, CuSeqlensKV: []int64{0, 4}}},
-		{"one order", BatchSpec{Batch: 2, Seq: 4, CuSeqlens: []int64{0, 2, 4, 8}, CuSeqlensKV: []int64{0, 4, 6, 8}}},
+		{"1 of keys; give the same number", BatchSpec{Batch: 1, Seq: 4, CuSeqlens: []int64{0, 2, 4}, CuSeqlensKV: []int64{0, 4}}},
+		{"same order", BatchSpec{Batch: 2, Seq: 4, CuSeqlens: []int64{0, 2, 4, 8}, CuSeqlensKV: []int64{0, 4, 6, 8}}},
 		{"3 positions for 4", BatchSpec{Batch: 1, Seq: 4, Positions: []int64{0, 1, 2}}},
 		{"negative", BatchSpec{Batch: 1, Seq: 2, Positions: []int64{0, -1}}},
 		{"disagree", BatchSpec{Batch: 1, Seq: 3, Positions: []int64{0, 1, 0}, CuSeqlens: []int64{0, 3}}},

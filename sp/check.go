@@ -5,8 +5,7 @@ import (
 	"ulysses/tensor"
 )
 
-// What is checked at each call is what memory safety needs; all else was settled in NewPlan and
-// NewBatch.
+// The checks of a call ensure memory safety. NewPlan and NewBatch check everything else.
 
 func (p *Plan) checkForward(b *Batch, a *Args) error {
 	const op = "sp.Forward"
@@ -27,7 +26,7 @@ func (p *Plan) checkForward(b *Batch, a *Args) error {
 	return p.checkMemory(op, b, a)
 }
 
-// operand is a tensor of the layer's type in a call: [B, rows, heads, dim], the rows and heads of
+// operand is a tensor of the layer's type in a call: [B, rows, heads, dim], with the rows and heads of
 // keys or of queries.
 type operand struct {
 	name string
@@ -60,14 +59,14 @@ func (p *Plan) checkMemory(op string, b *Batch, a *Args) error {
 	return checkBytes(op, "workspace", a.Workspace, p.Sizes(b).Workspace)
 }
 
-// checkSaved holds what is saved, if anything is, to its size.
+// checkSaved checks the sizes of the memory for saved activations, if it is given.
 func (p *Plan) checkSaved(op string, b *Batch, a *Args) error {
 	need := p.Sizes(b).Saved
 	if !a.SavedLSE.IsNil() {
 		if a.Saved.IsNil() {
-			return status.Errorf(status.InvalidArgument, "%s: saved_lse without saved: give both or neither", op)
+			return status.Errorf(status.InvalidArgument, "%s: saved_lse is given without saved; give both or neither", op)
 		}
-		saved, lse := p.Apart(b)
+		saved, lse := p.SeparateSizes(b)
 		if err := checkBytes(op, "saved_lse", a.SavedLSE, lse); err != nil {
 			return err
 		}
@@ -85,7 +84,7 @@ func (p *Plan) checkBackward(b *Batch, a *Args, g *Grads) error {
 		return err
 	}
 	if p.layer.NoBackward || a.Saved.IsNil() {
-		return status.Errorf(status.InvalidArgument, "%s: the layer was planned, or its forward called, without a backward: keep what it saves", op)
+		return status.Errorf(status.InvalidArgument, "%s: the plan has no backward, or Forward was called without saved; plan with backward and pass saved to both calls", op)
 	}
 	l := &p.layer
 	if err := p.checkOperands(op, b, [4]operand{
@@ -96,22 +95,22 @@ func (p *Plan) checkBackward(b *Batch, a *Args, g *Grads) error {
 	return p.checkMemory(op, b, a)
 }
 
-// checkRestore is checkForward of a call that has its output and saves its LSE apart.
+// checkRestore checks the arguments of Restore: those of Forward, with Saved and SavedLSE.
 func (p *Plan) checkRestore(b *Batch, a *Args) error {
 	const op = "sp.Restore"
 	if p.layer.NoBackward || a.Saved.IsNil() || a.SavedLSE.IsNil() {
-		return status.Errorf(status.InvalidArgument, "%s: saved, or saved_lse, is missing: give both, the second as Forward left it", op)
+		return status.Errorf(status.InvalidArgument, "%s: saved or saved_lse is missing; give both, with saved_lse as Forward left it", op)
 	}
 	return p.checkForward(b, a)
 }
 
-// checkNorm wants a norm's weights and room for its statistics.
+// checkNorm checks a norm's weights and the memory for its statistics.
 func (p *Plan) checkNorm(op string, a *Args, x HeadNorm, w, rstd string, rows, heads int64) error {
 	if x.W.IsNil() {
 		return nil
 	}
 	if a.Cos.IsNil() {
-		return status.Errorf(status.InvalidArgument, "%s: %s without cos and sin: normalize before the call", op, w)
+		return status.Errorf(status.InvalidArgument, "%s: %s is given without cos and sin; give them, or normalize before the call", op, w)
 	}
 	if err := checkShape(op, w, x.W, p.layer.DType, p.layer.Dim); err != nil {
 		return err
@@ -119,7 +118,7 @@ func (p *Plan) checkNorm(op string, a *Args, x HeadNorm, w, rstd string, rows, h
 	return checkTensor(op, rstd, x.RStd, tensor.F32, rows, heads)
 }
 
-// checkRotation wants tables for the rows of queries and keys, which are then the same.
+// checkRotation checks the norms and the tables of angles. One table serves queries and keys.
 func (p *Plan) checkRotation(op string, b *Batch, a *Args) error {
 	if err := p.checkNorm(op, a, a.QNorm, "q_norm.w", "q_norm.rstd", b.spec.Batch*b.Rows(), p.layer.Heads); err != nil {
 		return err
@@ -131,7 +130,7 @@ func (p *Plan) checkRotation(op string, b *Batch, a *Args) error {
 		return nil
 	}
 	if b.queries.n != b.keys.n {
-		return status.Errorf(status.InvalidArgument, "%s: %d queries and %d keys have no table of angles in common: rotate them before the call", op, b.queries.n, b.keys.n)
+		return status.Errorf(status.InvalidArgument, "%s: %d queries and %d keys cannot share one table of angles; rotate them before the call", op, b.queries.n, b.keys.n)
 	}
 	half := a.Cos.Shape[1]
 	for _, x := range [...]struct {
@@ -142,48 +141,48 @@ func (p *Plan) checkRotation(op string, b *Batch, a *Args) error {
 			return err
 		}
 		if !x.t.Contiguous() || 2*half > p.layer.Dim {
-			return status.Errorf(status.InvalidArgument, "%s: %s is %v: a dense table of at most %d angles a row is needed", op, x.name, x.t, p.layer.Dim/2)
+			return status.Errorf(status.InvalidArgument, "%s: %s is %v; give a dense table of at most %d angles in each row", op, x.name, x.t, p.layer.Dim/2)
 		}
 	}
 	return nil
 }
 
-// checkBatch refuses a batch of other ranks.
+// checkBatch returns an error for a batch that was made for another rank or number of ranks.
 func (p *Plan) checkBatch(op string, b *Batch) error {
 	if b.rank != p.rank || b.size != p.size {
-		return status.Errorf(status.InvalidArgument, "%s: a batch of rank %d of %d with a plan of rank %d of %d: make both on one communicator",
+		return status.Errorf(status.InvalidArgument, "%s: the batch is for rank %d of %d, the plan for rank %d of %d; make both on one communicator",
 			op, b.rank, b.size, p.rank, p.size)
 	}
 	return nil
 }
 
-// checkTensor holds a tensor to a type, a shape and a dense last axis.
+// checkTensor checks the type, the shape and the dense last axis of a tensor.
 func checkTensor(op, name string, t tensor.Tensor, dtype tensor.DType, shape ...int64) error {
 	if err := checkShape(op, name, t, dtype, shape...); err != nil {
 		return err
 	}
 	if t.Dim(-1) > 1 && t.Stride[t.NDim-1] != 1 {
-		return status.Errorf(status.InvalidArgument, "%s: %s is %v: its last axis must be dense", op, name, t)
+		return status.Errorf(status.InvalidArgument, "%s: %s is %v; its last axis must be dense", op, name, t)
 	}
 	return nil
 }
 
-// checkShape holds a tensor to a type and a shape.
+// checkShape checks the type and the shape of a tensor.
 func checkShape(op, name string, t tensor.Tensor, dtype tensor.DType, shape ...int64) error {
 	want := tensor.Of(nil, dtype, shape...)
 	if t.DType != dtype || t.NDim != want.NDim || t.Shape != want.Shape {
-		return status.Errorf(status.InvalidArgument, "%s: %s is %v: it must be %v", op, name, t, want)
+		return status.Errorf(status.InvalidArgument, "%s: %s is %v; it must be %v", op, name, t, want)
 	}
 	return nil
 }
 
-// checkBytes holds caller-owned memory to a size.
+// checkBytes checks that memory of the caller has at least the given number of bytes.
 func checkBytes(op, name string, t tensor.Tensor, need int64) error {
 	if t.IsNil() && need == 0 {
 		return nil
 	}
 	if t.DType != tensor.U8 || t.Numel() < need {
-		return status.Errorf(status.InvalidArgument, "%s: %s is %v: it must be U8 of %d bytes or more, as the plan's sizes say", op, name, t, need)
+		return status.Errorf(status.InvalidArgument, "%s: %s is %v; it must be U8 of at least %d bytes, the size that the plan reports", op, name, t, need)
 	}
 	return nil
 }

@@ -139,7 +139,7 @@ func (r *lateRun) run() error {
 
 // results are out, lse, dq, dk, dv on the host.
 func (r *lateRun) results() [5]tensor.Tensor {
-	return [5]tensor.Tensor{r.host(r.a.Out), r.host(column(r.a.LSE)), r.host(r.g.DQ), r.host(r.g.DK), r.host(r.g.DV)}
+	return [5]tensor.Tensor{r.host(r.a.Out), r.host(addUnitAxis(r.a.LSE)), r.host(r.g.DQ), r.host(r.g.DK), r.host(r.g.DV)}
 }
 
 var resultNames = [5]string{"out", "lse", "dq", "dk", "dv"}
@@ -154,7 +154,7 @@ func TestLateDeviceGivesTheBitsOfTheCPU(t *testing.T) {
 		defer b.close()
 		w := prepare(b, c, lc.layer, lc.batch, 0, 0)
 		must(w.forwardBackward(b))
-		for i, want := range []tensor.Tensor{w.a.Out, column(w.a.LSE), w.g.DQ, w.g.DK, w.g.DV} {
+		for i, want := range []tensor.Tensor{w.a.Out, addUnitAxis(w.a.LSE), w.g.DQ, w.g.DK, w.g.DV} {
 			if err := sameBits(resultNames[i], got[i], want, 0); err != nil {
 				return err
 			}
@@ -272,7 +272,7 @@ func TestTypesAreRefused(t *testing.T) {
 	defer b.close()
 	l := Layer{Heads: 4, KVHeads: 2, Dim: 8, VDim: 8, DType: tensor.F16}
 	_, err := NewPlan(b.dev, alone(), l)
-	if err == nil || err.Error() != "sp.NewPlan: dtype F16: device cpu computes in [F32 BF16]" {
+	if err == nil || err.Error() != "sp.NewPlan: dtype F16 is not supported by device cpu; use one of [F32 BF16]" {
 		t.Errorf("F16: %v", err)
 	}
 	l.DType = tensor.F32
@@ -297,7 +297,7 @@ func TestWideHeadsAreRefused(t *testing.T) {
 			fine      bool
 		}{{widest, widest, true}, {widest + 1, 64, false}, {64, widest + 1, false}} {
 			_, err := NewPlan(d, c, Layer{Heads: 1, KVHeads: 1, Dim: x.dim, VDim: x.vdim})
-			if (err == nil) != x.fine || !x.fine && (status.Of(err) != status.Unsupported || !strings.Contains(err.Error(), fmt.Sprintf("dim %d, v_dim %d: device cuda", x.dim, x.vdim))) {
+			if (err == nil) != x.fine || !x.fine && (status.Of(err) != status.Unsupported || !strings.Contains(err.Error(), fmt.Sprintf("dim %d, v_dim %d: attention of device cuda", x.dim, x.vdim))) {
 				return fmt.Errorf("heads of %d and %d: %v", x.dim, x.vdim, err)
 			}
 		}
@@ -321,8 +321,8 @@ func TestWireHoldsTheLSE(t *testing.T) {
 			x, err := NewBatch(c, BatchSpec{Batch: 1, Seq: 64})
 			must(err)
 			lse := tensor.Of(nil, tensor.F32, 1, x.Rows(), 16, 1)
-			send, recv := p.wireElements([]part{{seq: lse, split: p.query, rows: x.queries.rows}})
-			if need, have := 4*(send+recv), p.wire(x, false); have < need {
+			send, recv := p.wireElements([]reshardTensor{{seq: lse, split: p.query, rows: x.queries.rows}})
+			if need, have := 4*(send+recv), p.wireBytes(x, false); have < need {
 				return fmt.Errorf("%d bytes for %d", have, need)
 			}
 			return nil

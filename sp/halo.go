@@ -9,12 +9,12 @@ import (
 	"ulysses/tensor"
 )
 
-// Halo is the rows beside a rank's own that belong to the same document: what a convolution or a
-// shift looks at across the cut. They come from as many ranks as it takes.
+// Halo has the rows next to a rank's own rows that belong to the same document: the input of a
+// convolution or a shift beyond the rank's shard. They may be on several ranks.
 type Halo struct {
-	// so many rows before this rank's first (N > 0), or behind its last (N < 0)
+	// N rows before this rank's first row (N > 0), or -N rows behind its last (N < 0)
 	N         int64
-	X         tensor.Tensor // [B, rows, W], this rank's; last axis dense
+	X         tensor.Tensor // [B, rows, W], this rank's rows; last axis dense
 	Rows      tensor.Tensor // [B, |N|, W], in the order of the sequence; last axis dense
 	Workspace tensor.Tensor // U8, HaloElements of X's type
 
@@ -23,16 +23,16 @@ type Halo struct {
 	send, recv []int64
 }
 
-// haloOf is the rows of sequence i that a rank needs from others, and where the first of them lies
-// in its halo.
-func (b *Batch) haloOf(n, i int64, rank int) (lo, hi, place int64) {
+// haloOf returns the rows [lo, hi) of sequence i that a rank needs from other ranks, and the offset of
+// the first of them in its halo.
+func (b *Batch) haloOf(n, i int64, rank int) (lo, hi, offset int64) {
 	first, end := b.RankRows(rank)
 	if first == end {
 		return 0, 0, 0
 	}
 	cu, base := b.queries.cu, i*b.queries.n
 	if n > 0 {
-		doc, _ := slices.BinarySearch(cu, base+first+1) // the first start behind the row
+		doc, _ := slices.BinarySearch(cu, base+first+1) // the first document that starts behind the row
 		lo = max(0, first-n, cu[doc-1]-base)
 		return lo, first, lo - (first - n)
 	}
@@ -40,15 +40,15 @@ func (b *Batch) haloOf(n, i int64, rank int) (lo, hi, place int64) {
 	return end, min(b.queries.n, end-n, cu[doc]-base), 0
 }
 
-// haloFrom is the part of that which another rank has.
-func (b *Batch) haloFrom(n, i int64, rank, from int) (lo, hi, place int64) {
-	lo, hi, place = b.haloOf(n, i, rank)
+// haloFrom returns the rows of haloOf that rank from has.
+func (b *Batch) haloFrom(n, i int64, rank, from int) (lo, hi, offset int64) {
+	lo, hi, offset = b.haloOf(n, i, rank)
 	first, end := b.RankRows(from)
 	at := max(lo, first)
-	return at, max(at, min(hi, end)), place + at - lo
+	return at, max(at, min(hi, end)), offset + at - lo
 }
 
-// haloRows is the rows that one rank gives to another's halo, over all sequences.
+// haloRows returns the number of rows that one rank sends to another's halo, over all sequences.
 func (b *Batch) haloRows(n int64, to, from int) (rows int64) {
 	for i := range b.spec.Batch {
 		lo, hi, _ := b.haloFrom(n, i, to, from)
@@ -57,8 +57,8 @@ func (b *Batch) haloRows(n int64, to, from int) (rows int64) {
 	return rows
 }
 
-// HaloElements is what a rank sends of its rows, width elements each, and receives into its halo;
-// Backward sends the second.
+// HaloElements returns the elements that a rank sends and receives in Forward, with width elements in
+// each row. Backward sends recv and receives send. Not collective.
 func (b *Batch) HaloElements(rank int, n, width int64) (send, recv int64) {
 	for r := range b.Size() {
 		if r != rank {
@@ -69,7 +69,7 @@ func (b *Batch) HaloElements(rank int, n, width int64) (send, recv int64) {
 	return send, recv
 }
 
-// count fills the counts of the exchange.
+// count sets the counts of the all-to-all.
 func (h *Halo) count(b *Batch) (send, recv int64) {
 	me, width := int(b.rank), h.X.Shape[2]
 	h.send, h.recv = h.send[:0], h.recv[:0]
@@ -92,14 +92,14 @@ func (h *Halo) check(op string, b *Batch) error {
 		}
 	}
 	if n == 0 {
-		return status.Errorf(status.InvalidArgument, "%s: n is 0: give the rows of the halo, less than 0 for those behind", op)
+		return status.Errorf(status.InvalidArgument, "%s: n is 0; give the number of rows, negative for rows behind this rank's own", op)
 	}
 	send, recv := b.HaloElements(int(b.rank), h.N, h.X.Shape[2])
 	return checkBytes(op, "workspace", h.Workspace, (send+recv)*h.X.DType.Size())
 }
 
-// Forward fills Rows, with zeros where the document has none. Collective, one exchange. It
-// allocates nothing but the first time.
+// Forward writes Rows, with zeros for rows outside of the document. It allocates only in the first
+// call. Collective over c, with one all-to-all.
 func (h *Halo) Forward(d device.Device, c comm.Comm, s device.Stream, b *Batch) error {
 	if err := h.Admit.Result(h.check("sp.Halo.Forward", b)); err != nil {
 		return err
@@ -110,33 +110,33 @@ func (h *Halo) Forward(d device.Device, c comm.Comm, s device.Stream, b *Batch) 
 		}
 	}
 	send, recv := h.count(b)
-	if err := h.mine(d, s, b, 0, toWire); err != nil {
+	if err := h.visitOwn(d, s, b, 0, toWire); err != nil {
 		return err
 	}
-	if err := h.exchange(c, s, send, recv, h.send, h.recv); err != nil {
+	if err := h.allToAll(c, s, send, recv, h.send, h.recv); err != nil {
 		return err
 	}
-	return h.theirs(d, s, b, send, fromWire)
+	return h.visitHalo(d, s, b, send, fromWire)
 }
 
-// Backward adds to X, a gradient, what other ranks have in their Rows for it: the adjoint of
-// Forward. Collective, one exchange.
+// Backward adds to X, a gradient, the Rows of other ranks that belong to it: the adjoint of Forward.
+// Collective over c, with one all-to-all.
 func (h *Halo) Backward(d device.Device, c comm.Comm, s device.Stream, b *Batch) error {
 	if err := h.Admit.Result(h.check("sp.Halo.Backward", b)); err != nil {
 		return err
 	}
 	send, recv := h.count(b)
-	if err := h.theirs(d, s, b, 0, toWire); err != nil {
+	if err := h.visitHalo(d, s, b, 0, toWire); err != nil {
 		return err
 	}
-	if err := h.exchange(c, s, recv, send, h.recv, h.send); err != nil {
+	if err := h.allToAll(c, s, recv, send, h.recv, h.send); err != nil {
 		return err
 	}
-	return h.mine(d, s, b, recv, addWire)
+	return h.visitOwn(d, s, b, recv, addWire)
 }
 
-// wireStep is what happens to a block of rows here and its place on the wire.
-type wireStep func(d device.Device, s device.Stream, local, wire tensor.Tensor) error
+// blockAction copies or adds between a block of rows and its block on the wire.
+type blockAction func(d device.Device, s device.Stream, local, wire tensor.Tensor) error
 
 func toWire(d device.Device, s device.Stream, local, wire tensor.Tensor) error {
 	return d.Copy(s, wire, local)
@@ -150,9 +150,9 @@ func addWire(d device.Device, s device.Stream, local, wire tensor.Tensor) error 
 	return d.Add(s, local, local, wire)
 }
 
-// mine walks this rank's rows that are in the halos of others, in the order of the wire, which they
-// are on from element at on.
-func (h *Halo) mine(d device.Device, s device.Stream, b *Batch, at int64, do wireStep) error {
+// visitOwn calls do for this rank's rows in the halos of other ranks, in the order of the wire, where
+// they start at element at.
+func (h *Halo) visitOwn(d device.Device, s device.Stream, b *Batch, at int64, do blockAction) error {
 	me := int(b.rank)
 	for r := range b.Size() {
 		for i := range b.spec.Batch {
@@ -161,7 +161,7 @@ func (h *Halo) mine(d device.Device, s device.Stream, b *Batch, at int64, do wir
 				continue
 			}
 			local := h.X.Select(0, i).Slice(0, lo-b.Lo(), hi-b.Lo())
-			if err := do(d, s, local, h.onWire(at, local)); err != nil {
+			if err := do(d, s, local, h.wireBlock(at, local)); err != nil {
 				return err
 			}
 			at += local.Numel()
@@ -170,16 +170,17 @@ func (h *Halo) mine(d device.Device, s device.Stream, b *Batch, at int64, do wir
 	return nil
 }
 
-// theirs walks the rows of this rank's halo likewise.
-func (h *Halo) theirs(d device.Device, s device.Stream, b *Batch, at int64, do wireStep) error {
+// visitHalo calls do for the rows of this rank's halo, in the order of the wire, where they start at
+// element at.
+func (h *Halo) visitHalo(d device.Device, s device.Stream, b *Batch, at int64, do blockAction) error {
 	for r := range b.Size() {
 		for i := range b.spec.Batch {
-			lo, hi, place := b.haloFrom(h.N, i, int(b.rank), r)
+			lo, hi, offset := b.haloFrom(h.N, i, int(b.rank), r)
 			if hi == lo {
 				continue
 			}
-			local := h.Rows.Select(0, i).Slice(0, place, place+hi-lo)
-			if err := do(d, s, local, h.onWire(at, local)); err != nil {
+			local := h.Rows.Select(0, i).Slice(0, offset, offset+hi-lo)
+			if err := do(d, s, local, h.wireBlock(at, local)); err != nil {
 				return err
 			}
 			at += local.Numel()
@@ -188,18 +189,18 @@ func (h *Halo) theirs(d device.Device, s device.Stream, b *Batch, at int64, do w
 	return nil
 }
 
-// onWire is the place of a block on the wire, from an element on.
-func (h *Halo) onWire(at int64, local tensor.Tensor) tensor.Tensor {
+// wireBlock returns the block of the wire that starts at an element, in the shape of local.
+func (h *Halo) wireBlock(at int64, local tensor.Tensor) tensor.Tensor {
 	return h.Workspace.At(at*h.X.DType.Size(), h.X.DType, local.Shape[0], local.Shape[1])
 }
 
-func (h *Halo) exchange(c comm.Comm, s device.Stream, sent, received int64, send, recv []int64) error {
+func (h *Halo) allToAll(c comm.Comm, s device.Stream, sent, received int64, send, recv []int64) error {
 	if c.Size() == 1 {
 		return nil
 	}
 	wire, dtype := bytesOf(h.Workspace), h.X.DType
 	if h.Workspace.IsNil() {
-		wire.Where = h.Rows.Where // a rank that sends nothing meets the others in the same exchange
+		wire.Where = h.Rows.Where // select the device's communicator also on a rank that sends nothing
 	}
 	return c.AllToAll(s, wire.At(sent*dtype.Size(), dtype, received), wire.At(0, dtype, sent), recv, send)
 }

@@ -51,7 +51,7 @@ func TestNormOnTheWay(t *testing.T) {
 			return err
 		}
 		// [1, B·n, H, 1]
-		four := func(t tensor.Tensor) tensor.Tensor { return column(t.Split(0, 1)) }
+		four := func(t tensor.Tensor) tensor.Tensor { return addUnitAxis(t.Split(0, 1)) }
 		for _, x := range []struct {
 			name      string
 			got, want tensor.Tensor

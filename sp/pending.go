@@ -7,53 +7,53 @@ import (
 	"ulysses/tensor"
 )
 
-// Pending is a reshard under way. The zero value is ready; one that has been waited for can serve
-// again, without allocating.
+// Pending is a reshard in progress. The zero value is ready for use. After Wait it can be used again,
+// without allocating.
 type Pending struct {
 	plan       *Plan
 	stream     device.Stream
 	wire       tensor.Tensor
-	parts      []part
+	tensors    []reshardTensor
 	send, recv []int64
 	sent       int64
 	toHeads    bool
 	request    comm.Request
 }
 
-// StartSeqToHeads packs and sends; Wait receives and unpacks. Until then the tensors and the
-// workspace of r are in use: the rows that stay on this rank are copied by either half. Collective,
-// and so is the order of waiting.
+// StartSeqToHeads packs and sends; Wait receives and unpacks. Between the two, the tensors and the
+// workspace of r must not be changed, because both copy rows that stay on this rank. Collective over
+// the plan's communicator. All ranks wait in the same order.
 func (p *Plan) StartSeqToHeads(s device.Stream, b *Batch, r *Reshard, x *Pending) error {
 	return p.start(s, b, r, x, "sp.StartSeqToHeads", true)
 }
 
-// StartHeadsToSeq is the way back.
+// StartHeadsToSeq is StartSeqToHeads for HeadsToSeq.
 func (p *Plan) StartHeadsToSeq(s device.Stream, b *Batch, r *Reshard, x *Pending) error {
 	return p.start(s, b, r, x, "sp.StartHeadsToSeq", false)
 }
 
 func (p *Plan) start(s device.Stream, b *Batch, r *Reshard, x *Pending, op string, toHeads bool) error {
-	parts, err := p.reshardParts(op, b, r, !toHeads)
+	tensors, err := p.checkReshard(op, b, r, !toHeads)
 	if x.plan != nil {
-		err = status.Errorf(status.InvalidArgument, "%s: the request is under way: wait for it first", op)
+		err = status.Errorf(status.InvalidArgument, "%s: the last reshard of this Pending is in progress; call Wait first", op)
 	}
 	if err = p.Admit.Result(err); err != nil {
 		return err
 	}
 	x.stream, x.wire, x.toHeads = s, bytesOf(r.Workspace), toHeads
-	x.parts = append(x.parts[:0], parts...)
-	if len(parts) == 0 {
+	x.tensors = append(x.tensors[:0], tensors...)
+	if len(tensors) == 0 {
 		x.plan = p
 		return nil
 	}
-	sent, received := p.count(parts, toHeads)
+	sent, received := p.count(tensors, toHeads)
 	x.sent = sent
-	if err := p.pack(s, x.wire, x.parts, toHeads); err != nil {
+	if err := p.pack(s, x.wire, x.tensors, toHeads); err != nil {
 		return err
 	}
 	if p.size > 1 {
 		x.send, x.recv = append(x.send[:0], p.send...), append(x.recv[:0], p.recv...)
-		src, dst := onWire(x.wire, parts[0].seq.DType, sent, received)
+		src, dst := onWire(x.wire, tensors[0].seq.DType, sent, received)
 		if x.request, err = p.comm.AllToAllStart(s, dst, src, x.recv, x.send); err != nil {
 			return err
 		}
@@ -62,11 +62,11 @@ func (p *Plan) start(s device.Stream, b *Batch, r *Reshard, x *Pending, op strin
 	return nil
 }
 
-// Wait finishes the reshard. It is called once for each start.
+// Wait completes the reshard. It is called once for each start.
 func (x *Pending) Wait() error {
 	p := x.plan
 	if p == nil {
-		return status.Errorf(status.InvalidArgument, "sp.Pending.Wait: nothing is under way")
+		return status.Errorf(status.InvalidArgument, "sp.Pending.Wait: no reshard is in progress; start one first")
 	}
 	x.plan = nil
 	if x.request != nil {
@@ -75,8 +75,8 @@ func (x *Pending) Wait() error {
 			return err
 		}
 	}
-	if len(x.parts) == 0 {
+	if len(x.tensors) == 0 {
 		return nil
 	}
-	return p.unpack(x.stream, x.wire, x.sent, x.parts, x.toHeads)
+	return p.unpack(x.stream, x.wire, x.sent, x.tensors, x.toHeads)
 }

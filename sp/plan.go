@@ -1,18 +1,20 @@
 // Package sp implements Ulysses sequence parallelism (Jacobs et al. 2023, arXiv:2309.14509). Each
-// rank holds a slice of the tokens of all heads. One all-to-all re-shards q, k and v to all tokens
-// of a slice of the heads. Any local attention runs there. A second all-to-all restores token
-// sharding.
+// rank holds a shard of the tokens, with all heads. One all-to-all reshards q, k and v from tokens to
+// heads, so that each rank has all tokens of a subset of the heads. Any local attention runs there. A
+// second all-to-all restores token sharding.
 //
-// NewPlan is called once for a kind of layer, NewBatch once for the lengths and documents of a
-// batch. Forward and Backward run in memory of the caller and allocate nothing. The numbers of
-// heads, tokens and ranks are arbitrary: a rank may hold fewer heads or tokens than its neighbor,
-// or none, and still takes part in every all-to-all. Key heads whose query heads lie on several
-// ranks are sent to each of these ranks, and their gradients are summed in rank order.
+// NewPlan is called once for a kind of layer, NewBatch once for the lengths and documents of a batch.
+// Then Forward and Backward run in memory of the caller and allocate nothing. The numbers of heads,
+// tokens and ranks are arbitrary: a rank may have fewer heads or tokens than its neighbor, or none.
+// It still takes part in every all-to-all. Key heads whose query heads are on several ranks are sent
+// to each of these ranks, and their gradients are summed in rank order.
 //
 // The attention of a head runs over the whole sequence on one rank, so results are bitwise equal to
-// the results of one rank. The exceptions are dk and dv of a key head whose query heads lie on
+// the results of one rank. The exceptions are dk and dv of a key head whose query heads are on
 // several ranks: they are sums of the ranks' partial gradients in rank order, bitwise reproducible,
 // and equal to one rank's gradients within rounding.
+//
+// In this package, the rows of a rank are its tokens of each sequence: a range [lo, hi).
 package sp
 
 import (
@@ -28,38 +30,38 @@ import (
 	"ulysses/tensor"
 )
 
-// span is a range [lo, hi) of heads or of rows.
+// span is a range [lo, hi) of heads or of tokens.
 type span struct{ lo, hi int64 }
 
 func (s span) n() int64 { return s.hi - s.lo }
 
-// shards cuts n over all ranks.
+// shards returns the shard of n that each rank has.
 func shards(n, size int64) []span {
-	cut := make([]span, size)
-	for r := range cut {
-		cut[r].lo, cut[r].hi = comm.Shard(n, size, int64(r))
+	spans := make([]span, size)
+	for r := range spans {
+		spans[r].lo, spans[r].hi = comm.Shard(n, size, int64(r))
 	}
-	return cut
+	return spans
 }
 
-// Layer is a kind of attention layer.
+// Layer is a kind of attention layer. It is equal on all ranks.
 type Layer struct {
-	Heads, KVHeads int64 // query heads; key heads, which divide them
-	Dim, VDim      int64 // features of a query and key head; of a value head
-	// of all tensors but the LSE: F32, or BF16 where the device computes in it; 0 = F32
+	Heads, KVHeads int64 // query heads; key heads; Heads is a multiple of KVHeads
+	Dim, VDim      int64 // features of a query or key head; of a value head
+	// DType is the type of all tensors except the LSE: F32, or BF16 if the device supports it; 0 = F32
 	DType      tensor.DType
 	Causal     bool
-	Window     *device.Window // of keys that a query sees, beside Causal; nil = unbounded
+	Window     *device.Window // the keys that a query sees, in addition to Causal; nil = all
 	Scale      float64        // of q·k; 0 = 1/sqrt(Dim)
-	NoBackward bool           // Backward will not be called: nothing is saved
-	// Backward repeats to the bit on every device; Kernels says whether the device has kernels for
-	// that
+	NoBackward bool           // Backward is not called, and nothing is saved
+	// Deterministic makes Backward bitwise reproducible. Kernels reports whether the device has
+	// kernels for it.
 	Deterministic bool
 }
 
-// Admit gets the result of the checks of a call, before the call's first communication, and returns
-// the error of the call. A caller whose ranks agree on refusals sets it. Where it is nil, each rank
-// checks alone.
+// Admit is called with the result of the checks of a call, before the call's first communication,
+// and returns the error of the call. It lets ranks agree on the error. With nil, each rank returns
+// its own result.
 type Admit func(error) error
 
 // Result returns the error of a call whose checks returned err.
@@ -71,7 +73,7 @@ func (f Admit) Result(err error) error {
 }
 
 // Plan is a kind of layer on the ranks of a communicator. It serves every layer of that kind and
-// every batch, one call at a time.
+// every batch, one call at a time. It does not own the communicator.
 type Plan struct {
 	Admit Admit
 
@@ -80,24 +82,24 @@ type Plan struct {
 	layer      Layer // DType and Scale resolved
 	rank, size int64
 	align      int64
-	tokenMajor bool // local copies and blocks on the wire have tokens before heads
+	tokenMajor bool // in memory, local tensors and blocks of an all-to-all have tokens before heads
 
 	query  []span  // query heads of each rank
-	key    []span  // key heads under them: a head may be on several ranks
-	owned  []span  // the part of key[r] that no lower rank has
-	kvHead []int64 // of this rank: local key head of each local query head
+	key    []span  // their key heads; a key head may be on several ranks
+	owned  []span  // the heads of key[r] that no lower rank has
+	kvHead []int64 // by local query head: its local key head
 
-	parts      []part  // tensors of the reshard under way
-	send, recv []int64 // elements to and from each rank, of the exchange under way
-	// arguments of the operation under way: kept here so that no call allocates
+	tensors    []reshardTensor // of the reshard in progress
+	send, recv []int64         // by rank: elements of the all-to-all in progress
+	// arguments of the operation in progress, so that no call allocates
 	attention device.Attention
-	gradient  device.AttentionGrad // likewise
-	rope      device.Rope          // likewise
-	lse       device.Allocator     // of the call under way, where the LSE is saved apart
+	gradient  device.AttentionGrad
+	rope      device.Rope
+	lse       device.Allocator // over SavedLSE
 }
 
-// NewPlan settles a layer for the ranks of c. It is collective: a layer that cannot be, or differs
-// between ranks, is refused on all of them alike (InvalidArgument).
+// NewPlan makes a plan for a layer on the ranks of c. A layer that is not possible, or differs
+// between ranks, is the same error on all ranks (InvalidArgument or Unsupported). Collective over c.
 func NewPlan(d device.Device, c comm.Comm, l Layer) (*Plan, error) {
 	info := d.Info()
 	if l.DType == tensor.Invalid {
@@ -121,7 +123,7 @@ func NewPlan(d device.Device, c comm.Comm, l Layer) (*Plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The ranks hold the same layer, so each comes to the same verdict by itself.
+	// The layer is equal on all ranks, so this check has the same result on all of them.
 	if err := l.check(info); err != nil {
 		return nil, err
 	}
@@ -129,7 +131,7 @@ func NewPlan(d device.Device, c comm.Comm, l Layer) (*Plan, error) {
 		l.Scale = 1 / math.Sqrt(float64(l.Dim))
 	}
 	if w := l.Window; w != nil {
-		own := *w // the caller's may change
+		own := *w // the caller may change *w
 		if l.Window = &own; w.Left < 0 && w.Right < 0 {
 			l.Window = nil
 		}
@@ -144,7 +146,7 @@ func NewPlan(d device.Device, c comm.Comm, l Layer) (*Plan, error) {
 	return p, nil
 }
 
-// windowText is a window in the notation of the job file.
+// windowText returns a window in the notation of the job file.
 func windowText(w *device.Window) string {
 	if w == nil {
 		return "[-1, -1]"
@@ -158,63 +160,63 @@ func (l Layer) check(info device.Info) error {
 		value int64
 	}{{"heads", l.Heads}, {"kv_heads", l.KVHeads}, {"dim", l.Dim}, {"v_dim", l.VDim}} {
 		if f.value <= 0 {
-			return status.Errorf(status.InvalidArgument, "sp.NewPlan: %s %d: set it to 1 or more", f.name, f.value)
+			return status.Errorf(status.InvalidArgument, "sp.NewPlan: %s is %d; set it to 1 or more", f.name, f.value)
 		}
 	}
 	if !slices.Contains(info.Compute, l.DType) {
-		return status.Errorf(status.Unsupported, "sp.NewPlan: dtype %v: device %s computes in %v", l.DType, info.Kind, info.Compute)
+		return status.Errorf(status.Unsupported, "sp.NewPlan: dtype %v is not supported by device %s; use one of %v", l.DType, info.Kind, info.Compute)
 	}
 	if widest := info.AttentionHead; widest > 0 && max(l.Dim, l.VDim) > widest {
-		return status.Errorf(status.Unsupported, "sp.NewPlan: dim %d, v_dim %d: device %s has attention for heads of %d features at most: use device.backend = \"cpu\"",
+		return status.Errorf(status.Unsupported, "sp.NewPlan: dim %d, v_dim %d: attention of device %s supports at most %d features; set device.backend = \"cpu\"",
 			l.Dim, l.VDim, info.Kind, widest)
 	}
 	if l.Heads%l.KVHeads != 0 {
 		return status.Errorf(status.InvalidArgument,
-			"sp.NewPlan: %d query heads over %d key heads: the first must be a multiple of the second", l.Heads, l.KVHeads)
+			"sp.NewPlan: %d query heads, %d key heads; set heads to a multiple of kv_heads", l.Heads, l.KVHeads)
 	}
 	if math.IsNaN(l.Scale) || math.IsInf(l.Scale, 0) {
-		return status.Errorf(status.InvalidArgument, "sp.NewPlan: scale %v: set a finite number, or 0 for 1/sqrt(%d)", l.Scale, l.Dim)
+		return status.Errorf(status.InvalidArgument, "sp.NewPlan: scale is %v; set a finite number, or 0 for 1/sqrt(%d)", l.Scale, l.Dim)
 	}
 	return nil
 }
 
-// keyHeads finds the key heads under each rank's query heads, group query heads to a key head, and
-// which of them the rank is the first to hold. Query heads are cut contiguously, so a rank shares
-// at most its lowest key head with lower ranks.
+// keyHeads returns the key heads of each rank's query heads, and those of them that no lower rank
+// has. A key head has group query heads. Query heads are sharded contiguously, so a rank shares at
+// most its lowest key head with lower ranks.
 func keyHeads(query []span, group int64) (key, owned []span) {
 	key, owned = make([]span, len(query)), make([]span, len(query))
-	held := int64(0)
+	next := int64(0) // first key head that no lower rank has
 	for r, q := range query {
-		key[r], owned[r] = span{held, held}, span{held, held}
+		key[r], owned[r] = span{next, next}, span{next, next}
 		if q.n() > 0 {
 			key[r] = span{q.lo / group, (q.hi-1)/group + 1}
-			owned[r] = span{max(held, key[r].lo), key[r].hi}
-			held = key[r].hi
+			owned[r] = span{max(next, key[r].lo), key[r].hi}
+			next = key[r].hi
 		}
 	}
 	return key, owned
 }
 
-// Layer is what the plan was made for, its type and scale resolved.
+// Layer returns the layer of the plan, with its type and scale resolved.
 func (p *Plan) Layer() Layer { return p.layer }
 
-// Heads gives this rank's query heads [lo, hi) and the key heads [kvLo, kvHi) under them.
+// Heads returns this rank's query heads [lo, hi) and their key heads [kvLo, kvHi).
 func (p *Plan) Heads() (lo, hi, kvLo, kvHi int64) {
 	q, k := p.query[p.rank], p.key[p.rank]
 	return q.lo, q.hi, k.lo, k.hi
 }
 
-// Kernels names the rows of kernels that serve the layer's attention forward and backward, as far
-// as they can be told without documents; "" on a device with one row, and for a pass that is not
-// made. It is Unsupported, with the reason, where no row serves. Local: the answer is that for all
-// heads, so that a rank without any has the same.
+// Kernels returns the names of the kernels for the layer's forward and backward attention, as far as
+// they do not depend on documents. A name is "" if the device has only one kernel or the pass does not
+// exist. It is Unsupported, with the reason, if no kernel supports the layer. The result is that for
+// all heads, so it is equal on ranks without heads. Not collective.
 func (p *Plan) Kernels() (forward, backward string, err error) {
 	d, ok := p.dev.(device.AttentionKernels)
 	if !ok {
 		return "", "", nil
 	}
 	l := p.layer
-	const rows = 128 // of a sequence: a few of any length
+	const rows = 128 // of a sequence of any length
 	of := func(dtype tensor.DType, shape ...int64) tensor.Tensor {
 		t := tensor.Of(nil, dtype, shape...)
 		t.Where = p.dev.Info().Place
@@ -229,13 +231,13 @@ func (p *Plan) Kernels() (forward, backward string, err error) {
 	return forward, backward, err
 }
 
-// BytesSent is what this rank sends to others in one Forward and one Backward:
+// BytesSent returns the bytes that this rank sends to other ranks in one Forward and one Backward:
 //
 //	forward   B·Σ_{j≠r} [ n_r·hq_j·D + m_r·kv_j·(D+Dv) + n_j·hq_r·Dv ]
 //	backward  B·Σ_{j≠r} [ n_r·hq_j·Dv + n_j·hq_r·D + m_j·kv_r·(D+Dv) ]
 //
-// elements, with n and m a rank's rows of queries and keys, hq its query heads and kv the key heads
-// under them. Asking for the LSE adds LSEBytesSent to the forward.
+// elements, with n and m a rank's tokens of queries and keys, hq its query heads and kv their key
+// heads. A forward with the LSE also sends LSEBytesSent.
 func (p *Plan) BytesSent(b *Batch) (forward, backward int64) {
 	l, me := p.layer, p.rank
 	n, m := b.queries.rows[me].n(), b.keys.rows[me].n()
@@ -251,13 +253,13 @@ func (p *Plan) BytesSent(b *Batch) (forward, backward int64) {
 	return forward * bytes, backward * bytes
 }
 
-// LSEBytesSent is what a forward that is asked for the LSE sends on top: it is F32 whatever the
-// type.
+// LSEBytesSent returns the bytes that a forward with the LSE sends in addition. The LSE is always
+// F32.
 func (p *Plan) LSEBytesSent(b *Batch) int64 {
 	return (b.queries.n - b.queries.rows[p.rank].n()) * p.query[p.rank].n() * b.spec.Batch * tensor.F32.Size()
 }
 
-// String says how the plan works, in one line.
+// String describes the plan in one line: ranks, heads of each rank, and bytes sent for each token.
 func (p *Plan) String() string {
 	l := p.layer
 	copies, sent := int64(0), int64(0)
@@ -267,9 +269,9 @@ func (p *Plan) String() string {
 	}
 	s := fmt.Sprintf("ulysses %d, query heads %s, key heads %s", p.size, Counts(sizes(p.query)), Counts(sizes(p.key)))
 	if copies > l.KVHeads {
-		s += fmt.Sprintf(" (%d held %d times)", l.KVHeads, copies)
+		s += fmt.Sprintf(" (%d in %d copies)", l.KVHeads, copies)
 	}
-	// Of what a token's rows hold, the share that stays on its rank is 1/P.
+	// 1/P of a token's elements stay on its rank.
 	return s + fmt.Sprintf(", forward sends %.0f bytes a token", float64(sent*l.DType.Size())*float64(p.size-1)/float64(p.size))
 }
 

@@ -8,62 +8,63 @@ import (
 	"ulysses/tensor"
 )
 
-// part is one tensor of an exchange, in both of its layouts.
-type part struct {
+// reshardTensor is one tensor of an all-to-all, in both of its layouts.
+type reshardTensor struct {
 	seq   tensor.Tensor // [B, n, H, D]: this rank's rows of all heads
 	heads tensor.Tensor // [h, B, S, D]: all rows of this rank's heads
 	split []span        // heads of each rank
 	rows  []span        // rows of each rank
-	// for heads held by several ranks: those of split that no lower rank has; nil = all
+	// for heads that several ranks have: those of split that no lower rank has; nil = all
 	first []span
 
-	// [B·n, R/2]: features are rotated on the way to heads, and back on the way to seq; nil = as
-	// they are
+	// cos and sin are [B·n, R/2]: features are rotated from seq to heads, and back from heads to seq;
+	// nil = no rotation
 	cos, sin tensor.Tensor
-	norm     HeadNorm // on the way to heads, before they are rotated
+	norm     HeadNorm // applied from seq to heads, before the rotation
 }
 
-// block is the elements of a part that rank i's heads have at rank j's rows.
-func (t *part) block(i, j int64) int64 {
+// blockElements returns the number of elements in rank i's heads at rank j's rows.
+func (t *reshardTensor) blockElements(i, j int64) int64 {
 	return t.split[i].n() * t.seq.Shape[0] * t.rows[j].n() * t.seq.Shape[3]
 }
 
-// mine is this rank's rows of rank j's heads, head-major: [h_j, B, n, D].
-func (t *part) mine(heads span) tensor.Tensor {
+// seqBlock returns this rank's rows of the given heads, head-major: [heads, B, n, D].
+func (t *reshardTensor) seqBlock(heads span) tensor.Tensor {
 	return t.seq.Slice(2, heads.lo, heads.hi).Permute(2, 0, 1, 3)
 }
 
-// rowsOf returns rank j's rows of this rank's heads: [h, B, n_j, D].
-func (t *part) rowsOf(j int64) tensor.Tensor {
+// headsBlock returns rank j's rows of this rank's heads: [h, B, n_j, D].
+func (t *reshardTensor) headsBlock(j int64) tensor.Tensor {
 	return t.heads.Slice(2, t.rows[j].lo, t.rows[j].hi)
 }
 
-// between returns the elements that this rank sends to rank j on the way to heads, and those that
-// it receives from rank j. The way back sends what the way there receives.
-func (p *Plan) between(parts []part, j int64) (send, recv int64) {
+// elementsWith returns the elements that this rank sends to rank j from tokens to heads, and those
+// that it receives from rank j. In the other direction, the two are exchanged.
+func (p *Plan) elementsWith(tensors []reshardTensor, j int64) (send, recv int64) {
 	if j == p.rank {
 		return 0, 0
 	}
-	for i := range parts {
-		send += parts[i].block(j, p.rank)
-		recv += parts[i].block(p.rank, j)
+	for i := range tensors {
+		send += tensors[i].blockElements(j, p.rank)
+		recv += tensors[i].blockElements(p.rank, j)
 	}
 	return send, recv
 }
 
-// wireElements returns what an all-to-all from tokens to heads sends and receives at this rank.
-func (p *Plan) wireElements(parts []part) (send, recv int64) {
+// wireElements returns the elements that an all-to-all from tokens to heads sends and receives on
+// this rank.
+func (p *Plan) wireElements(tensors []reshardTensor) (send, recv int64) {
 	for j := range p.size {
-		s, r := p.between(parts, j)
+		s, r := p.elementsWith(tensors, j)
 		send, recv = send+s, recv+r
 	}
 	return send, recv
 }
 
-// count fills p.send and p.recv for one all-to-all and returns their sums.
-func (p *Plan) count(parts []part, toHeads bool) (sent, received int64) {
+// count sets p.send and p.recv for one all-to-all and returns their sums.
+func (p *Plan) count(tensors []reshardTensor, toHeads bool) (sent, received int64) {
 	for j := range p.size {
-		send, recv := p.between(parts, j)
+		send, recv := p.elementsWith(tensors, j)
 		if !toHeads {
 			send, recv = recv, send
 		}
@@ -73,53 +74,54 @@ func (p *Plan) count(parts []part, toHeads bool) (sent, received int64) {
 	return sent, received
 }
 
-// A block on the wire, one tensor after the other, has the layout of the local tensors: [h, B, n,
-// D] in memory, so that unpacking it into [h, B, S, D] is h·B runs of n·D elements; with tokens
-// first [B, n, h, D], which unpacks into B runs. A rank's block for itself does not pass the wire.
-
-// seqToHeads fills the heads of parts from their seq in one all-to-all.
-func (p *Plan) seqToHeads(s device.Stream, wire tensor.Tensor, parts []part) error {
-	return p.reshard(s, wire, parts, true)
+// A block in the buffer of an all-to-all ("wire") has the layout of the local tensors: [h, B, n, D]
+// in memory, so that unpacking it into [h, B, S, D] copies h·B runs of n·D elements. With tokens
+// first it is [B, n, h, D], which unpacks into B runs. The blocks of all tensors for one rank are
+// contiguous. A rank's block for itself is not in the buffer.
+// seqToHeads fills the heads of the tensors from their seq with one all-to-all. Collective.
+func (p *Plan) seqToHeads(s device.Stream, wire tensor.Tensor, tensors []reshardTensor) error {
+	return p.reshard(s, wire, tensors, true)
 }
 
-// headsToSeq fills the seq of parts from their heads in one all-to-all: the inverse of seqToHeads,
-// and its adjoint where first is set, which adds the copies of a head in rank order.
-func (p *Plan) headsToSeq(s device.Stream, wire tensor.Tensor, parts []part) error {
-	return p.reshard(s, wire, parts, false)
+// headsToSeq fills the seq of the tensors from their heads with one all-to-all. It is the inverse of
+// seqToHeads. If first is set it is the adjoint, and adds the copies of a head in rank order.
+// Collective.
+func (p *Plan) headsToSeq(s device.Stream, wire tensor.Tensor, tensors []reshardTensor) error {
+	return p.reshard(s, wire, tensors, false)
 }
 
-func (p *Plan) reshard(s device.Stream, wire tensor.Tensor, parts []part, toHeads bool) error {
-	sent, received := p.count(parts, toHeads)
-	if err := p.pack(s, wire, parts, toHeads); err != nil {
+func (p *Plan) reshard(s device.Stream, wire tensor.Tensor, tensors []reshardTensor, toHeads bool) error {
+	sent, received := p.count(tensors, toHeads)
+	if err := p.pack(s, wire, tensors, toHeads); err != nil {
 		return err
 	}
 	if p.size > 1 {
-		src, dst := onWire(wire, parts[0].seq.DType, sent, received)
+		src, dst := onWire(wire, tensors[0].seq.DType, sent, received)
 		if err := p.comm.AllToAll(s, dst, src, p.recv, p.send); err != nil {
 			return err
 		}
 	}
-	return p.unpack(s, wire, sent, parts, toHeads)
+	return p.unpack(s, wire, sent, tensors, toHeads)
 }
 
-// onWire returns the sent elements at the front of the wire and the received ones behind them.
+// onWire returns the elements to send, at the front of the wire, and those to receive, behind them.
 func onWire(wire tensor.Tensor, dtype tensor.DType, sent, received int64) (src, dst tensor.Tensor) {
 	return wire.At(0, dtype, sent), wire.At(sent*dtype.Size(), dtype, received)
 }
 
-// pack fills the front of the wire.
-func (p *Plan) pack(s device.Stream, wire tensor.Tensor, parts []part, toHeads bool) error {
-	return p.walk(s, wire, 0, parts, toHeads, true)
+// pack copies the blocks to send to the front of the wire.
+func (p *Plan) pack(s device.Stream, wire tensor.Tensor, tensors []reshardTensor, toHeads bool) error {
+	return p.walk(s, wire, 0, tensors, toHeads, true)
 }
 
-// unpack reads what came, which is on the wire from element at on.
-func (p *Plan) unpack(s device.Stream, wire tensor.Tensor, at int64, parts []part, toHeads bool) error {
-	if err := p.walk(s, wire, at, parts, toHeads, false); err != nil || toHeads {
+// unpack copies the received blocks, which start at element at of the wire.
+func (p *Plan) unpack(s device.Stream, wire tensor.Tensor, at int64, tensors []reshardTensor, toHeads bool) error {
+	if err := p.walk(s, wire, at, tensors, toHeads, false); err != nil || toHeads {
 		return err
 	}
-	for i := range parts {
-		if t := &parts[i]; t.first != nil && !t.cos.IsNil() { // copies of a head are added first
-			all := t.mine(span{0, t.seq.Shape[2]})
+	for i := range tensors {
+		if t := &tensors[i]; t.first != nil && !t.cos.IsNil() { // after the copies of a head are added
+			all := t.seqBlock(span{0, t.seq.Shape[2]})
 			if err := p.rotate(s, t, all, span{}, all, true); err != nil {
 				return err
 			}
@@ -128,35 +130,34 @@ func (p *Plan) unpack(s device.Stream, wire tensor.Tensor, at int64, parts []par
 	return nil
 }
 
-// walk packs or unpacks the blocks of the wire in order, rank by rank, from element at on. Packing
-// on the way to heads and unpacking on the way back, a block is this rank's rows of another rank's
-// heads; otherwise it is another rank's rows of this rank's heads. The rows and heads that stay on
-// this rank are copied where a block is of the first kind.
-func (p *Plan) walk(s device.Stream, wire tensor.Tensor, at int64, parts []part, toHeads, pack bool) error {
+// walk packs or unpacks the blocks of the wire in rank order, from element at on. If pack equals
+// toHeads, a block has this rank's rows of another rank's heads; otherwise it has another rank's rows
+// of this rank's heads. In the first case walk also copies this rank's rows of its own heads.
+func (p *Plan) walk(s device.Stream, wire tensor.Tensor, at int64, tensors []reshardTensor, toHeads, pack bool) error {
 	ofSeq := toHeads == pack
 	for j := range p.size {
 		heads, rows := p.rank, j
 		if ofSeq {
 			heads, rows = j, p.rank
 		}
-		for i := range parts {
-			t := &parts[i]
-			block := t.rowsOf(j) // of heads: its own where j is this rank
+		for i := range tensors {
+			t := &tensors[i]
+			block := t.headsBlock(j) // this rank's own block if j is this rank
 			if j != p.rank {
-				block, at = p.block(wire, at, t, t.split[heads].n(), t.rows[rows].n())
+				block, at = p.nextBlock(wire, at, t, t.split[heads].n(), t.rows[rows].n())
 			} else if !ofSeq {
 				continue
 			}
 			var err error
 			switch {
 			case ofSeq && pack:
-				err = p.rotate(s, t, block, t.split[j], t.mine(t.split[j]), false)
+				err = p.rotate(s, t, block, t.split[j], t.seqBlock(t.split[j]), false)
 			case ofSeq:
 				err = p.merge(s, t, j, block)
 			case pack:
-				err = p.copy(s, block, t.rowsOf(j))
+				err = p.copy(s, block, t.headsBlock(j))
 			default:
-				err = p.copy(s, t.rowsOf(j), block)
+				err = p.copy(s, t.headsBlock(j), block)
 			}
 			if err != nil {
 				return err
@@ -166,30 +167,30 @@ func (p *Plan) walk(s device.Stream, wire tensor.Tensor, at int64, parts []part,
 	return nil
 }
 
-// merge writes rank j's heads into the rows of t, adding where a lower rank had the head too. src
+// merge writes rank j's heads into the rows of t, and adds those of which a lower rank has a copy. src
 // is [h_j, B, n, D].
-func (p *Plan) merge(s device.Stream, t *part, j int64, src tensor.Tensor) error {
+func (p *Plan) merge(s device.Stream, t *reshardTensor, j int64, src tensor.Tensor) error {
 	heads := t.split[j]
 	if t.first == nil {
-		return p.rotate(s, t, t.mine(heads), heads, src, true)
+		return p.rotate(s, t, t.seqBlock(heads), heads, src, true)
 	}
 	if heads == t.first[j] {
-		return p.copy(s, t.mine(heads), src)
+		return p.copy(s, t.seqBlock(heads), src)
 	}
 	shared := t.first[j].lo - heads.lo
-	if sum := t.mine(span{heads.lo, t.first[j].lo}); sum.Numel() > 0 {
+	if sum := t.seqBlock(span{heads.lo, t.first[j].lo}); sum.Numel() > 0 {
 		if err := p.dev.Add(s, sum, sum, src.Slice(0, 0, shared)); err != nil {
 			return err
 		}
 	}
-	return p.copy(s, t.mine(t.first[j]), src.Slice(0, shared, heads.n()))
+	return p.copy(s, t.seqBlock(t.first[j]), src.Slice(0, shared, heads.n()))
 }
 
-// block carves the next block [h, B, n, D] of a part off the wire, at an element offset; it returns
-// the offset behind it.
-func (p *Plan) block(wire tensor.Tensor, at int64, t *part, heads, rows int64) (tensor.Tensor, int64) {
+// nextBlock returns the block [h, B, n, D] at an element offset of the wire, and the offset of its
+// end.
+func (p *Plan) nextBlock(wire tensor.Tensor, at int64, t *reshardTensor, heads, rows int64) (tensor.Tensor, int64) {
 	c := device.Allocator{Mem: wire, Align: 1, Used: at * t.seq.DType.Size()}
-	block := p.take(&c, t.seq.DType, heads, t.seq.Shape[0], rows, t.seq.Shape[3])
+	block := p.alloc(&c, t.seq.DType, heads, t.seq.Shape[0], rows, t.seq.Shape[3])
 	return block, at + block.Numel()
 }
 
@@ -200,9 +201,9 @@ func (p *Plan) copy(s device.Stream, dst, src tensor.Tensor) error {
 	return p.dev.Copy(s, dst, src)
 }
 
-// rotate is copy of these heads with the rotation of the part, if it has one: both are [h, B, n,
-// D], n this rank's rows.
-func (p *Plan) rotate(s device.Stream, t *part, dst tensor.Tensor, heads span, src tensor.Tensor, inverse bool) error {
+// rotate copies heads, with the norm and the rotation of t if it has them. dst and src are
+// [h, B, n, D], with n this rank's rows.
+func (p *Plan) rotate(s device.Stream, t *reshardTensor, dst tensor.Tensor, heads span, src tensor.Tensor, inverse bool) error {
 	if t.cos.IsNil() {
 		return p.copy(s, dst, src)
 	}
@@ -224,40 +225,41 @@ func (p *Plan) rotate(s device.Stream, t *part, dst tensor.Tensor, heads span, s
 	return nil
 }
 
-// Reshard is n tensors that change layout in one exchange.
+// Reshard has n tensors that change their sharding in one all-to-all.
 type Reshard struct {
-	// Seq are [B, rows, H, ·] with this rank's rows of all heads, Heads [B, S, h, ·] with all rows
-	// of this rank's heads (Plan.Heads). Any strides with a dense last axis. All have one type.
+	// Seq are [B, rows, H, ·] with this rank's rows of all heads. Heads are [B, S, h, ·] with all rows
+	// of this rank's heads (Plan.Heads). The last axis is dense. All have one type.
 	Seq, Heads []tensor.Tensor
-	// Shared says, for each, that its heads and rows are those of keys; nil = none.
+	// Shared marks tensors with the heads and rows of keys; nil = none.
 	Shared []bool
-	// SumCopies makes HeadsToSeq add up the copies of shared heads that several ranks hold, in rank
-	// order: the adjoint of SeqToHeads. Without it the lowest rank's copy is taken: the inverse.
-	// F32, or the device's other types of activations, then rounded after each.
+	// SumCopies makes HeadsToSeq add the copies of heads that several ranks have, in rank order. That
+	// is the adjoint of SeqToHeads. Without it, HeadsToSeq uses the lowest rank's copy, which is the
+	// inverse. The type must be F32 or another type in which the device computes; such sums are
+	// rounded after each addition.
 	SumCopies bool
 	Workspace tensor.Tensor // U8, ReshardWorkspace bytes, aligned to Info.Align
 }
 
-// SeqToHeads writes r.Heads from r.Seq. HeadsToSeq writes r.Seq from r.Heads. Each is the other's
-// inverse, and its adjoint. Collective.
+// SeqToHeads writes r.Heads from r.Seq. HeadsToSeq writes r.Seq from r.Heads. Each is the inverse of
+// the other, and with SumCopies its adjoint. Collective over the plan's communicator.
 func (p *Plan) SeqToHeads(s device.Stream, b *Batch, r *Reshard) error {
-	parts, err := p.reshardParts("sp.SeqToHeads", b, r, false)
-	if err = p.Admit.Result(err); err != nil || len(parts) == 0 {
+	tensors, err := p.checkReshard("sp.SeqToHeads", b, r, false)
+	if err = p.Admit.Result(err); err != nil || len(tensors) == 0 {
 		return err
 	}
-	return p.seqToHeads(s, bytesOf(r.Workspace), parts)
+	return p.seqToHeads(s, bytesOf(r.Workspace), tensors)
 }
 
 // HeadsToSeq is described at SeqToHeads.
 func (p *Plan) HeadsToSeq(s device.Stream, b *Batch, r *Reshard) error {
-	parts, err := p.reshardParts("sp.HeadsToSeq", b, r, true)
-	if err = p.Admit.Result(err); err != nil || len(parts) == 0 {
+	tensors, err := p.checkReshard("sp.HeadsToSeq", b, r, true)
+	if err = p.Admit.Result(err); err != nil || len(tensors) == 0 {
 		return err
 	}
-	return p.headsToSeq(s, bytesOf(r.Workspace), parts)
+	return p.headsToSeq(s, bytesOf(r.Workspace), tensors)
 }
 
-// bytesOf makes absent memory an empty block.
+// bytesOf returns t, or an empty tensor if t is absent.
 func bytesOf(t tensor.Tensor) tensor.Tensor {
 	if t.IsNil() {
 		return tensor.Of(nil, tensor.U8, 0)
@@ -265,41 +267,42 @@ func bytesOf(t tensor.Tensor) tensor.Tensor {
 	return t
 }
 
-// ReshardWorkspace is the bytes that either direction needs; tensors may lack memory, their shapes
-// count.
+// ReshardWorkspace returns the bytes of workspace for either direction. Only the shapes and types of
+// the tensors are used. Not collective.
 func (p *Plan) ReshardWorkspace(b *Batch, r *Reshard) (int64, error) {
 	sketch := *r
 	sketch.Workspace = tensor.Tensor{}
-	parts, err := p.partsOf("sp.ReshardWorkspace", b, &sketch, false)
-	if err != nil || len(parts) == 0 {
+	tensors, err := p.pairTensors("sp.ReshardWorkspace", b, &sketch, false)
+	if err != nil || len(tensors) == 0 {
 		return 0, err
 	}
-	send, recv := p.wireElements(parts)
-	return (send + recv) * parts[0].seq.DType.Size(), nil
+	send, recv := p.wireElements(tensors)
+	return (send + recv) * tensors[0].seq.DType.Size(), nil
 }
 
-func (p *Plan) reshardParts(op string, b *Batch, r *Reshard, back bool) ([]part, error) {
-	parts, err := p.partsOf(op, b, r, back)
-	if err != nil || len(parts) == 0 {
+// checkReshard returns the tensors of a reshard after checking them and the workspace.
+func (p *Plan) checkReshard(op string, b *Batch, r *Reshard, back bool) ([]reshardTensor, error) {
+	tensors, err := p.pairTensors(op, b, r, back)
+	if err != nil || len(tensors) == 0 {
 		return nil, err
 	}
-	send, recv := p.wireElements(parts)
-	need := (send + recv) * parts[0].seq.DType.Size()
-	return parts, checkBytes(op, "workspace", r.Workspace, need)
+	send, recv := p.wireElements(tensors)
+	need := (send + recv) * tensors[0].seq.DType.Size()
+	return tensors, checkBytes(op, "workspace", r.Workspace, need)
 }
 
-// partsOf checks the tensors of a reshard and pairs them up.
-func (p *Plan) partsOf(op string, b *Batch, r *Reshard, back bool) ([]part, error) {
+// pairTensors checks the tensors of a reshard and pairs each seq with its heads.
+func (p *Plan) pairTensors(op string, b *Batch, r *Reshard, back bool) ([]reshardTensor, error) {
 	if err := p.checkBatch(op, b); err != nil {
 		return nil, err
 	}
 	if len(r.Seq) != len(r.Heads) || (r.Shared != nil && len(r.Shared) != len(r.Seq)) {
-		return nil, status.Errorf(status.InvalidArgument, "%s: %d seq tensors, %d heads tensors, %d shared flags: give as many of each",
+		return nil, status.Errorf(status.InvalidArgument, "%s: %d seq tensors, %d heads tensors, %d shared flags; give the same number of each",
 			op, len(r.Seq), len(r.Heads), len(r.Shared))
 	}
-	parts := p.parts[:0] // no allocation but the first time
+	tensors := p.tensors[:0] // allocates only in the first call
 	for i := range r.Seq {
-		t := part{seq: r.Seq[i], split: p.query, rows: b.queries.rows}
+		t := reshardTensor{seq: r.Seq[i], split: p.query, rows: b.queries.rows}
 		h, all, n := p.layer.Heads, b.queries.n, b.Rows()
 		shared := r.Shared != nil && r.Shared[i]
 		if shared {
@@ -307,7 +310,7 @@ func (p *Plan) partsOf(op string, b *Batch, r *Reshard, back bool) ([]part, erro
 		}
 		summed := p.dev.Info().Compute
 		if t.seq.DType != r.Seq[0].DType || r.Heads[i].DType != r.Seq[0].DType || (r.SumCopies && !slices.Contains(summed, t.seq.DType)) {
-			return nil, status.Errorf(status.InvalidArgument, "%s: tensor %d: %v and %v: all need one type, one of %v where copies are summed",
+			return nil, status.Errorf(status.InvalidArgument, "%s: tensor %d: %v and %v; give all tensors one type, one of %v with SumCopies",
 				op, i, t.seq, r.Heads[i], summed)
 		}
 		d := t.seq.Shape[3]
@@ -321,12 +324,12 @@ func (p *Plan) partsOf(op string, b *Batch, r *Reshard, back bool) ([]part, erro
 		switch {
 		case shared && back && r.SumCopies:
 			t.first = p.owned
-		case shared && back: // only the lowest holder sends
+		case shared && back: // only the lowest rank with the head sends it
 			t.heads = t.heads.Slice(0, p.owned[p.rank].lo-p.key[p.rank].lo, p.key[p.rank].n())
 			t.split = p.owned
 		}
-		parts = append(parts, t)
+		tensors = append(tensors, t)
 	}
-	p.parts = parts
-	return parts, nil
+	p.tensors = tensors
+	return tensors, nil
 }

@@ -174,7 +174,7 @@ func TestReshardOtherTypesAndRefusals(t *testing.T) {
 			r.Seq[0] = tensor.Tensor{}
 			refused(t, c, p.HeadsToSeq(b.stream, x, r), "one type")
 			r.Heads = nil
-			refused(t, c, p.HeadsToSeq(b.stream, x, r), "as many of each")
+			refused(t, c, p.HeadsToSeq(b.stream, x, r), "same number of each")
 			if c.Size() > 1 {
 				alone, err := newBatch(0, 1, BatchSpec{Batch: 1, Seq: 5})
 				must(err)

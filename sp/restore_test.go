@@ -19,11 +19,11 @@ func TestRestore(t *testing.T) {
 			return err
 		}
 		r := prepare(b, count, lc.layer, lc.batch, 0, 0)
-		saved, lse := r.p.Apart(r.x)
+		saved, lse := r.p.SeparateSizes(r.x)
 		if whole := r.p.Sizes(r.x).Saved; saved > whole || saved+lse+b.dev.Info().Align <= whole {
 			return fmt.Errorf("%d bytes and %d of LSE apart, %d together", saved, lse, whole)
 		}
-		if s, l, err := r.p.MaxApart(lc.batch.Batch, lc.batch.Seq, lc.batch.KVSeq); err != nil || s < saved && lc.batch.Rows == nil || l != lse {
+		if s, l, err := r.p.MaxSeparateSizes(lc.batch.Batch, lc.batch.Seq, lc.batch.KVSeq); err != nil || s < saved && lc.batch.Rows == nil || l != lse {
 			return fmt.Errorf("at most %d bytes and %d, of this batch %d and %d: %v", s, l, saved, lse, err)
 		}
 		r.a.Saved, r.a.SavedLSE = b.bytes(saved), b.bytes(lse)
@@ -58,7 +58,7 @@ func TestRestoreRefusals(t *testing.T) {
 	b := newBench()
 	defer b.close()
 	r := prepare(b, alone(), Layer{Heads: 4, KVHeads: 2, Dim: 8, VDim: 8, Causal: true}, BatchSpec{Batch: 1, Seq: 20}, 0, 0)
-	saved, lse := r.p.Apart(r.x)
+	saved, lse := r.p.SeparateSizes(r.x)
 	for name, a := range map[string][2]tensor.Tensor{
 		"no saved":        {{}, b.bytes(lse)},
 		"no saved_lse":    {b.bytes(saved), {}},

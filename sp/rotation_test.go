@@ -15,9 +15,9 @@ func angles(b *bench, x *Batch, half int64) (cos, sin tensor.Tensor) {
 	n := x.spec.Batch * x.Rows()
 	cos, sin = b.tensor(n, half), b.tensor(n, half)
 	for i := range n {
-		place := float64(x.Lo() + i%max(1, x.Rows()))
+		offset := float64(x.Lo() + i%max(1, x.Rows()))
 		for j := range half {
-			angle := place / math.Pow(100, float64(j)/float64(half))
+			angle := offset / math.Pow(100, float64(j)/float64(half))
 			cos.Float32s()[i*half+j], sin.Float32s()[i*half+j] = float32(math.Cos(angle)), float32(math.Sin(angle))
 		}
 	}

@@ -7,63 +7,65 @@ import (
 	"ulysses/tensor"
 )
 
-// Body is what is computed for each tile. Every tile of the plan comes, in order, empty ones too,
-// on every rank equally often: a body may be collective. An error ends the walk and is its result.
+// Body computes one tile. Its methods are called for every tile of the plan, in order, also for empty
+// ones, and equally often on every rank: a body may be collective. An error ends the computation and
+// is its result.
 type Body interface {
-	// Forward writes the cut outputs' rows and adds to sums and means. What it needs inside is
-	// memory that serves every tile in turn.
+	// Forward writes the rows of tiled outputs and adds to sums and means. Memory that it needs inside
+	// is reused for every tile.
 	Forward(t *Tile) error
-	// Backward computes again what it needs of forward, from t.In, writes t.DIn of cut inputs and
-	// adds to t.DIn of whole ones. A nil DIn is not wanted, a nil DOut is zero; neither t.Out nor
-	// what forward left inside is there.
+	// Backward recomputes from t.In what it needs of Forward, writes t.DIn of tiled inputs and adds to
+	// t.DIn of whole ones. A nil DIn is not needed. A nil DOut is zero. t.Out and the inner activations
+	// of Forward are not available.
 	Backward(t *Tile) error
-	// Complete comes once, after the last tile's Backward: the gradients of everything whole have
-	// all they will get, and may be sent off.
+	// Complete is called once, after Backward of the last tile. The gradients of whole inputs are
+	// complete then and may be sent.
 	Complete() error
 }
 
-// Tile is one tile under way: its rows [Lo, Hi) and its views of the operands. All of it lives for
-// the call alone.
+// Tile has the rows [Lo, Hi) of the current tile and its views of the operands. It is valid during the
+// call.
 type Tile struct {
 	Index, Count int64
 	Lo, Hi       int64
-	In, Out      []tensor.Tensor // Out in Forward alone
-	DOut, DIn    []tensor.Tensor // in Backward alone
-	Valid        []int64         // of each output: terms of a mean, to be added to in Forward
-	// of each output, in Backward: what a tile added to it has the gradient DOut·Scale (1 but for
-	// means)
+	In, Out      []tensor.Tensor // Out only in Forward
+	DOut, DIn    []tensor.Tensor // only in Backward
+	Valid        []int64         // by output: terms of a mean; Forward adds to it
+	// Scale, by output, in Backward: the gradient of a tile's contribution is DOut·Scale. It is 1
+	// except for means.
 	Scale []float64
-	// in Backward: there is no DOut; cut gradients are zeroed already, and a body has to do what is
-	// collective alone
+	// Zero, in Backward: all DOut are nil. The gradients of tiled inputs are set to zero already, and
+	// the body must only take part in collectives.
 	Zero bool
 }
 
-// Rows is Hi - Lo.
+// Rows returns Hi - Lo.
 func (t *Tile) Rows() int64 { return t.Hi - t.Lo }
 
-// Last reports the last tile, which may be empty.
+// Last reports whether this is the last tile, which may be empty.
 func (t *Tile) Last() bool { return t.Index == t.Count-1 }
 
-// Compute is a tiled computation. It is used again and again, and allocates nothing after the first
-// time. An output that is cut may be an input that is cut along the same axis, if the body reads a
-// tile before it writes it; so may a gradient and what it is the gradient of.
+// Compute is a tiled computation. It is reusable and allocates nothing after the first time. A tiled
+// output may use the memory of an input that is tiled along the same axis, if the body reads a tile
+// before it writes it. A gradient may use the memory of its tensor in the same way.
 type Compute struct {
 	Plan Plan
 	In   []Operand
 	Out  []Operand
 	Body Body
-	// Forward does the backward half too, gradients being outputs: Complete comes at its end, and
-	// there is no Backward
+	// Fused means that Body.Forward also computes the gradients, as outputs. Forward then calls
+	// Complete at its end, and Backward must not be called.
 	Fused  bool
-	Ranks  comm.Comm // nil: means are over this rank's rows, else over those of all ranks
+	Ranks  comm.Comm // nil: means are over this rank's rows, else over the rows of all ranks
 	Device device.Device
 	Stream device.Stream
 
 	tile    Tile
-	forward bool // has come to its end: means have counts
+	forward bool // Forward is complete: the counts of means are set
 }
 
-// Forward runs every tile forward.
+// Forward runs Body.Forward for every tile. It is collective over Ranks if there are means, and
+// whenever the body is.
 func (c *Compute) Forward() error {
 	c.forward = false
 	if err := c.check(); err != nil {
@@ -72,7 +74,7 @@ func (c *Compute) Forward() error {
 	t := &c.tile
 	t.DOut, t.DIn, t.Zero = t.DOut[:0], t.DIn[:0], false
 	for i := range c.Out {
-		if o := &c.Out[i]; o.kind != cut {
+		if o := &c.Out[i]; o.kind != tiled {
 			if err := c.Device.Fill(c.Stream, o.T, 0); err != nil {
 				return err
 			}
@@ -96,10 +98,10 @@ func (c *Compute) Forward() error {
 	return nil
 }
 
-// Backward runs every tile backward: from the gradients of the outputs, one for each, to those of
-// the inputs. A nil gradient of an output is zero, of an input not wanted. Cut ones are written,
-// whole ones added to. No gradient of an output is changed. Which of them are nil is the same on
-// all ranks.
+// Backward runs Body.Backward for every tile: from the gradients of the outputs, one for each, to the
+// gradients of the inputs. A nil gradient of an output is zero; a nil gradient of an input is not
+// needed. Gradients of tiled inputs are written; tiles add to those of whole inputs. Gradients of
+// outputs are not changed. The same gradients are nil on all ranks.
 func (c *Compute) Backward(dout, din []tensor.Tensor) error {
 	if err := c.check(); err != nil {
 		return err
@@ -113,7 +115,7 @@ func (c *Compute) Backward(dout, din []tensor.Tensor) error {
 		t.Zero = t.Zero && dout[i].IsNil()
 	}
 	for i := range din {
-		if t.Zero && c.In[i].kind == cut && !din[i].IsNil() {
+		if t.Zero && c.In[i].kind == tiled && !din[i].IsNil() {
 			if err := c.Device.Fill(c.Stream, din[i], 0); err != nil {
 				return err
 			}
@@ -129,7 +131,7 @@ func (c *Compute) Backward(dout, din []tensor.Tensor) error {
 	return c.Body.Complete()
 }
 
-// walk calls f for every tile with its inputs in view.
+// walk calls f for every tile, after it has set the views of the inputs.
 func (c *Compute) walk(f func(lo, hi int64) error) error {
 	t := &c.tile
 	t.Count = c.Plan.Count
@@ -143,8 +145,8 @@ func (c *Compute) walk(f func(lo, hi int64) error) error {
 	return nil
 }
 
-// views puts the tile's part of each operand, or of xs in their place, into memory that is used
-// again.
+// views returns the tile's view of each operand, or of xs instead of the operands' tensors, in the
+// memory of to.
 func views(to []tensor.Tensor, operands []Operand, xs []tensor.Tensor, lo, hi int64) []tensor.Tensor {
 	to = to[:0]
 	for i := range operands {
@@ -157,8 +159,8 @@ func views(to []tensor.Tensor, operands []Operand, xs []tensor.Tensor, lo, hi in
 	return to
 }
 
-// divide turns the sums of means into means. The counts stay for Backward: both halves weigh terms
-// alike.
+// divide converts sums into means. The counts are kept for Backward, which scales by them. Collective
+// over Ranks if there are means.
 func (c *Compute) divide() error {
 	t, any := &c.tile, false
 	for i := range c.Out {
@@ -191,19 +193,19 @@ func (c *Compute) divide() error {
 	return nil
 }
 
-// check looks at the operands and makes room for what is kept of them.
+// check checks the operands and allocates the memory for counts.
 func (c *Compute) check() error {
 	if c.Plan.Count < 1 || c.Plan.Rows < 0 || c.Body == nil {
-		return status.Errorf(status.InvalidArgument, "tile.Compute: %d rows in %d tiles, body %v: make the plan with NewPlan, and give a body",
+		return status.Errorf(status.InvalidArgument, "tile.Compute: %d rows in %d tiles, body %v; make the plan with NewPlan, and set Body",
 			c.Plan.Rows, c.Plan.Count, c.Body)
 	}
 	for i := range c.In {
-		if err := c.In[i].check("input", i, c.Plan.Rows, cut, whole); err != nil {
+		if err := c.In[i].check("input", i, c.Plan.Rows, tiled, whole); err != nil {
 			return err
 		}
 	}
 	for i := range c.Out {
-		if err := c.Out[i].check("output", i, c.Plan.Rows, cut, sum, mean); err != nil {
+		if err := c.Out[i].check("output", i, c.Plan.Rows, tiled, sum, mean); err != nil {
 			return err
 		}
 	}
@@ -215,10 +217,10 @@ func (c *Compute) check() error {
 
 func (c *Compute) checkBackward(dout, din []tensor.Tensor) error {
 	if c.Fused {
-		return status.Errorf(status.InvalidArgument, "tile.Compute: Backward of a fused computation: its Forward has done it")
+		return status.Errorf(status.InvalidArgument, "tile.Compute: Backward of a fused computation, whose Forward computes the gradients; do not call it")
 	}
 	if len(dout) != len(c.Out) || len(din) != len(c.In) {
-		return status.Errorf(status.InvalidArgument, "tile.Compute: %d gradients of %d outputs, %d of %d inputs: give one for each, nil where there is none",
+		return status.Errorf(status.InvalidArgument, "tile.Compute: %d gradients for %d outputs, %d for %d inputs; give one for each, nil for none",
 			len(dout), len(c.Out), len(din), len(c.In))
 	}
 	for i := range dout {
@@ -228,7 +230,7 @@ func (c *Compute) checkBackward(dout, din []tensor.Tensor) error {
 		if c.Out[i].kind != mean {
 			c.tile.Scale[i] = 1
 		} else if !c.forward {
-			return status.Errorf(status.InvalidArgument, "tile.Compute: Backward of a mean without its Forward, which counts the terms: call that first")
+			return status.Errorf(status.InvalidArgument, "tile.Compute: Backward of a mean before Forward, which counts the terms; call Forward first")
 		}
 	}
 	for i := range din {

@@ -187,8 +187,8 @@ func newProblem(t testing.TB, batch, all, lo, hi, tileRows, most int64) *problem
 		t.Fatal(err)
 	}
 	y := random(9, batch, hi-lo, m) // garbage, to be overwritten
-	p.Compute = &Compute{Plan: plan, In: []Operand{Cut(p.x, 1), Whole(p.w), Cut(p.mask, 1)},
-		Out: []Operand{Cut(y, 1), Sum(random(8, 1)), Mean(random(7, 1))}, Body: p.layer, Device: d, Stream: s}
+	p.Compute = &Compute{Plan: plan, In: []Operand{Tiled(p.x, 1), Whole(p.w), Tiled(p.mask, 1)},
+		Out: []Operand{Tiled(y, 1), Sum(random(8, 1)), Mean(random(7, 1))}, Body: p.layer, Device: d, Stream: s}
 	p.dout = []tensor.Tensor{random(3, batch, all, m).Slice(1, lo, hi), random(4, 1), random(5, 1)}
 	p.din = []tensor.Tensor{random(6, batch, hi-lo, n), zeros(n, m), {}}
 	return p

@@ -7,17 +7,17 @@ import (
 	"ulysses/tensor"
 )
 
-// kind says how a tensor meets the tiles.
+// kind says how tiles use a tensor.
 type kind uint8
 
 const (
-	cut kind = iota
+	tiled kind = iota
 	whole
 	sum
 	mean
 )
 
-var kindNames = [...]string{"cut", "whole", "a sum", "a mean"}
+var kindNames = [...]string{"tiled", "whole", "a sum", "a mean"}
 
 // Operand is a tensor of a computation.
 type Operand struct {
@@ -26,32 +26,31 @@ type Operand struct {
 	dim  int
 }
 
-// Cut is a tensor of which a tile sees its rows of an axis; the rows of an output are concatenated
-// along it. The extent of the axis is the plan's rows; the other axes are free, and so are strides.
-func Cut(t tensor.Tensor, axis int) Operand { return Operand{t, cut, axis} }
+// Tiled returns an operand of which each tile has its rows along an axis. The rows of an output are
+// concatenated. The axis has the plan's number of rows; other axes and all strides are arbitrary.
+func Tiled(t tensor.Tensor, axis int) Operand { return Operand{t, tiled, axis} }
 
-// Whole is an input that every tile sees whole, such as a weight. Tiles add to its gradient.
+// Whole returns an input that each tile reads completely, such as a weight. Tiles add to its gradient.
 func Whole(t tensor.Tensor) Operand { return Operand{T: t, kind: whole} }
 
-// Sum is an output that is zeroed before the first tile and that tiles add to.
+// Sum returns an output that is set to zero before the first tile and to which tiles add.
 func Sum(t tensor.Tensor) Operand { return Operand{T: t, kind: sum} }
 
-// Mean is a dense F32 output that is zeroed, to which tiles add a sum, and to Tile.Valid how many
-// terms it has. After the last tile it is divided by the count of all tiles (of all ranks', with
-// Compute.Ranks); nothing over nothing is 0. So it does not matter how long tiles are, nor where
-// ignored labels lie.
+// Mean returns a dense F32 output that is set to zero. Tiles add a sum to it, and the number of its
+// terms to Tile.Valid. After the last tile it is divided by the total number of terms (of all ranks,
+// with Compute.Ranks); 0 terms give 0. Therefore the result does not depend on the size of tiles or on
+// the positions of ignored labels.
 func Mean(t tensor.Tensor) Operand { return Operand{T: t, kind: mean} }
 
-// view is what a tile of rows [lo, hi) sees of x, which has the operand's shape, such as its
-// gradient.
+// view returns the rows [lo, hi) of x, which has the operand's shape, for example its gradient.
 func (o *Operand) view(x tensor.Tensor, lo, hi int64) tensor.Tensor {
-	if o.kind != cut || x.IsNil() {
+	if o.kind != tiled || x.IsNil() {
 		return x
 	}
 	return x.Slice(o.dim, lo, hi)
 }
 
-// check refuses what cannot be cut, or what an output or input cannot be.
+// check returns an error if the operand does not fit the plan, or has a kind that is not allowed.
 func (o *Operand) check(name string, i int, rows int64, allowed ...kind) error {
 	bad := func(format string, args ...any) error {
 		return status.Errorf(status.InvalidArgument, "tile.Compute: %s %d, %v: %s", name, i, o.T, fmt.Sprintf(format, args...))
@@ -62,23 +61,23 @@ func (o *Operand) check(name string, i int, rows int64, allowed ...kind) error {
 	}
 	switch {
 	case !fits:
-		return bad("it is %s: an input is cut or whole, an output is cut, a sum or a mean", kindNames[o.kind])
+		return bad("it is %s; an input must be Tiled or Whole, an output Tiled, Sum or Mean", kindNames[o.kind])
 	case o.T.IsNil():
-		return bad("there is none: leave it out of the list")
-	case o.kind == cut && (o.dim < 0 || o.dim >= int(o.T.NDim)):
-		return bad("it is cut along axis %d: give one that it has", o.dim)
-	case o.kind == cut && o.T.Shape[o.dim] != rows:
-		return bad("axis %d has %d rows and the plan %d: plan as many", o.dim, o.T.Shape[o.dim], rows)
+		return bad("it is absent; omit it from the list")
+	case o.kind == tiled && (o.dim < 0 || o.dim >= int(o.T.NDim)):
+		return bad("it has no axis %d; give an axis of the tensor", o.dim)
+	case o.kind == tiled && o.T.Shape[o.dim] != rows:
+		return bad("axis %d has %d rows, the plan has %d; make the plan for the rows of the tensor", o.dim, o.T.Shape[o.dim], rows)
 	case o.kind == mean && (o.T.DType != tensor.F32 || !o.T.Contiguous()):
-		return bad("a mean is dense F32")
+		return bad("a mean must be dense F32")
 	}
 	return nil
 }
 
-// like refuses a gradient of another shape than its operand's; nil is none.
+// like returns an error if a gradient does not have the shape of its operand; nil has no shape.
 func (o *Operand) like(name string, i int, g tensor.Tensor) error {
 	if g.IsNil() || g.NDim == o.T.NDim && g.Shape == o.T.Shape {
 		return nil
 	}
-	return status.Errorf(status.InvalidArgument, "tile.Compute: the gradient of %s %d is %v: give the shape of %v, or none", name, i, g, o.T)
+	return status.Errorf(status.InvalidArgument, "tile.Compute: the gradient of %s %d is %v; give the shape of %v, or nil", name, i, g, o.T)
 }

@@ -21,7 +21,7 @@ func TestBounds(t *testing.T) {
 				at := int64(0)
 				for i := range p.Count {
 					lo, hi := p.Bounds(i)
-					if lo != at || hi < lo || n > 0 && hi-lo > n || hi-lo > Room(rows, n) || hi-lo > p.Step() || hi > lo && i > 0 && lo != i*p.Step() {
+					if lo != at || hi < lo || n > 0 && hi-lo > n || hi-lo > MaxTileRows(rows, n) || hi-lo > p.Step() || hi > lo && i > 0 && lo != i*p.Step() {
 						t.Fatalf("%d rows of %d by %d: tile %d of %d is [%d, %d) behind %d", rows, most, n, i, p.Count, lo, hi, at)
 					}
 					at = hi
@@ -71,8 +71,8 @@ func TestKnownLengths(t *testing.T) {
 func TestRoom(t *testing.T) {
 	long, _ := NewPlan(1025, 1024, 0)
 	short, _ := NewPlan(1024, 1024, 0)
-	if long.Step() >= short.Step() || Room(1025, 1024) < short.Step() {
-		t.Errorf("steps %d and %d, room %d", long.Step(), short.Step(), Room(1025, 1024))
+	if long.Step() >= short.Step() || MaxTileRows(1025, 1024) < short.Step() {
+		t.Errorf("steps %d and %d, room %d", long.Step(), short.Step(), MaxTileRows(1025, 1024))
 	}
 }
 
