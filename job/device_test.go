@@ -77,7 +77,7 @@ func TestTrainingJobsOnALateDevice(t *testing.T) {
 				if dtype == "auto" {
 					dtype = "bf16"
 				}
-				for _, w := range []string{"device: fake the CPU, late, kernels", "computing in " + dtype + ": asked for", "communicator: fake: the only one"} {
+				for _, w := range []string{"device: fake test device, kernels", "computing in " + dtype + ": asked for", "communicator: fake: the only one"} {
 					if !strings.Contains(stderr, w) {
 						t.Errorf("the log does not say %q: %s", w, stderr)
 					}

@@ -245,7 +245,7 @@ func TestFolderFaults(t *testing.T) {
 			dir := writeFolder(t, m.Config, map[string][]tensor.Item{"a.safetensors": all})
 			os.WriteFile(filepath.Join(dir, indexFile), []byte(`{"weight_map": {"b": "a.safetensors"}}`), 0o600)
 			return dir
-		}, status.InvalidConfig, []string{"tensor b should be in a.safetensors and is not"}},
+		}, status.InvalidConfig, []string{"tensor b is not in a.safetensors"}},
 		"broken index": {cfg, func(t *testing.T, m *Model) string {
 			dir := writeFolder(t, m.Config, nil)
 			os.WriteFile(filepath.Join(dir, indexFile), []byte(`{"weight`), 0o600)

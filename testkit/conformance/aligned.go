@@ -2,18 +2,18 @@ package conformance
 
 import "testing"
 
-// wide is the elements to which an aligned layout rounds gaps and shifts: vectors of 16 bytes, of
-// any type from BF16 up.
+// wide is the number of elements to which an aligned layout rounds gaps: 16 bytes in BF16, more in
+// wider types.
 const wide = 8
 
-// aligned is the layout with memory and rows where arenas and models put them. Elsewhere in the
-// suite most arrays lie on odd addresses, where devices cannot use their widest loads.
+// aligned returns the layout with the alignment of memory in arenas and models. Most other arrays
+// in the suite are at odd addresses, where devices cannot use their widest loads.
 func (l layout) aligned() layout {
 	l.gap, l.shift = (l.gap+wide-1)/wide*wide, 0
 	return l
 }
 
-// testAligned repeats the operations that have a kernel of their own for such memory.
+// testAligned repeats the tests of operations that have a kernel for aligned memory.
 func testAligned(s *suite) {
 	for _, f := range []struct {
 		name string

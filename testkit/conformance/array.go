@@ -11,17 +11,17 @@ import (
 	"ulysses/tensor"
 )
 
-// sentinel fills all memory that is not a given value. As F32 it is a NaN, so that a result left
-// unwritten and a value read from outside an array both show; as I32 it is out of every range.
+// sentinel fills all memory that has no given value. As F32 it is a NaN, which makes unwritten
+// results and reads outside an array visible. As I32 it is out of every range.
 const sentinel = 0x7fc0beef
 
-// layout is how an array lies in memory.
+// layout is the order of axes and the strides of an array.
 type layout struct {
-	order []int // axes from the outermost to the innermost; nil = as they come
-	gap   int64 // elements between the rows of every axis but the innermost
+	order []int // axes from the outermost to the innermost; nil = 0, 1, ...
+	gap   int64 // elements between the indices of every axis but the innermost
 	inner int64 // stride of the innermost axis; 0 = 1
 	shift int64 // elements from an aligned address to the first
-	// the outermost axis has a stride beyond 2³¹ elements, in memory that is reserved, not used
+	// the outermost axis has a stride of more than 2³¹ elements, in address space without memory
 	far bool
 }
 
@@ -34,36 +34,37 @@ var (
 	farHeads  = layout{order: []int{1, 0, 2}, far: true}
 )
 
-// array is a tensor among sentinels.
+// array is a tensor surrounded by sentinels.
 type array struct {
 	tensor.Tensor
 	name    string
 	buffer  device.Buffer
-	host    []byte // the whole buffer; on the CPU its memory itself
-	before  []byte // as it was before the operation
-	base    int64  // byte of element 0
+	host    []byte // copy of the whole buffer; on the CPU the buffer itself
+	before  []byte // the buffer before the operation
+	base    int64  // offset of element 0 in bytes
 	written bool
 }
 
-// in places values that no operation may change, out a result, of poison; inout an array that is
-// both.
-func (b *bed) in(name string, d tensor.DType, l layout, values []float64, shape ...int64) *array {
-	return b.place(name, d, l, values, shape)
+// in allocates an array with values that operations must not change.
+func (b *bench) in(name string, d tensor.DType, l layout, values []float64, shape ...int64) *array {
+	return b.allocate(name, d, l, values, shape)
 }
 
-func (b *bed) out(name string, d tensor.DType, l layout, shape ...int64) *array {
-	a := b.place(name, d, l, nil, shape)
+// out allocates a result, filled with sentinels.
+func (b *bench) out(name string, d tensor.DType, l layout, shape ...int64) *array {
+	a := b.allocate(name, d, l, nil, shape)
 	a.written = true
 	return a
 }
 
-func (b *bed) inout(name string, d tensor.DType, l layout, values []float64, shape ...int64) *array {
-	a := b.place(name, d, l, values, shape)
+// inout allocates a result with initial values.
+func (b *bench) inout(name string, d tensor.DType, l layout, values []float64, shape ...int64) *array {
+	a := b.allocate(name, d, l, values, shape)
 	a.written = true
 	return a
 }
 
-func (b *bed) place(name string, d tensor.DType, l layout, values []float64, shape []int64) *array {
+func (b *bench) allocate(name string, d tensor.DType, l layout, values []float64, shape []int64) *array {
 	b.t.Helper()
 	t := tensor.Of(nil, d, shape...)
 	if b.aligned {
@@ -97,7 +98,7 @@ func (b *bed) place(name string, d tensor.DType, l layout, values []float64, sha
 	bytes := base + (last+1)*d.Size()
 	if !b.bare {
 		bytes = (bytes + guard + 3) / 4 * 4
-	} else if t.Numel() == 0 { // but operations may ask how it is aligned
+	} else if t.Numel() == 0 { // operations may check the alignment
 		bytes = b.dev.Info().Align
 	}
 	buffer, err := alloc(bytes)
@@ -132,7 +133,7 @@ func (b *bed) place(name string, d tensor.DType, l layout, values []float64, sha
 	return a
 }
 
-// each calls f with the row-major index of every element and its byte in host.
+// each calls f with the row-major index of every element and its offset in host.
 func (a *array) each(f func(i, at int64)) {
 	n := a.Numel()
 	var index [tensor.MaxDims]int64
@@ -151,14 +152,14 @@ func (a *array) each(f func(i, at int64)) {
 	}
 }
 
-// values are the elements in row-major order.
+// values returns the elements in row-major order.
 func (a *array) values() []float64 {
 	y := make([]float64, a.Numel())
 	a.each(func(i, at int64) { y[i] = decode(a.DType, a.host[at:]) })
 	return y
 }
 
-// bits are the bytes of the elements in row-major order.
+// bits returns the bytes of the elements in row-major order.
 func (a *array) bits() []byte {
 	size := a.DType.Size()
 	y := make([]byte, 0, a.Bytes())
@@ -166,7 +167,7 @@ func (a *array) bits() []byte {
 	return y
 }
 
-// checkUntouched compares everything that is not a result with what it was.
+// checkUntouched fails the test if any byte outside a result has changed.
 func (a *array) checkUntouched(t testing.TB) {
 	t.Helper()
 	if a.before == nil {
@@ -192,7 +193,7 @@ func encode(d tensor.DType, p []byte, v float64) {
 		le.PutUint32(p, math.Float32bits(float32(v)))
 	case tensor.BF16:
 		le.PutUint16(p, tensor.F32ToBF16(float32(v)))
-	case tensor.F16: // the bits themselves: there is no conversion to F16
+	case tensor.F16: // v is the bits: there is no conversion to F16
 		le.PutUint16(p, uint16(v))
 	case tensor.F64:
 		le.PutUint64(p, math.Float64bits(v))
@@ -228,16 +229,16 @@ func decode(d tensor.DType, p []byte) float64 {
 	panic(fmt.Sprintf("conformance: no decoding of %v", d))
 }
 
-// tensor views device memory.
-func (b *bed) tensor(p unsafe.Pointer, d tensor.DType, shape ...int64) tensor.Tensor {
+// tensor returns a tensor over device memory.
+func (b *bench) tensor(p unsafe.Pointer, d tensor.DType, shape ...int64) tensor.Tensor {
 	t := tensor.Of(p, d, shape...)
 	t.Where = b.dev.Info().Place
 	return t
 }
 
-// pull brings the buffer into host. On the CPU, and when it is reserved, host is the buffer from
-// then on.
-func (a *array) pull(b *bed) []byte {
+// pull copies the buffer to host. On the CPU, and in reserved address space, host becomes the
+// buffer itself.
+func (a *array) pull(b *bench) []byte {
 	n := a.buffer.Bytes()
 	if _, ok := a.buffer.(*reserved); ok || b.dev.Info().Place == tensor.Host {
 		a.host = unsafe.Slice((*byte)(a.buffer.Pointer()), n)
@@ -248,14 +249,14 @@ func (a *array) pull(b *bed) []byte {
 	return a.host
 }
 
-// push brings host into device memory.
-func (b *bed) push(view tensor.Tensor, host []byte) {
+// push copies host to device memory.
+func (b *bench) push(view tensor.Tensor, host []byte) {
 	if view.Where != tensor.Host {
 		b.transfer(view, tensor.Of(unsafe.Pointer(unsafe.SliceData(host)), tensor.U8, int64(len(host))))
 	}
 }
 
-func (b *bed) transfer(dst, src tensor.Tensor) {
+func (b *bench) transfer(dst, src tensor.Tensor) {
 	b.t.Helper()
 	err := b.dev.Copy(b.stream, dst, src)
 	if err == nil {

@@ -12,7 +12,7 @@ import (
 	"ulysses/testkit/ref"
 )
 
-// attentionInput are the values of one case, which type d holds.
+// attentionInput has the values of a case, rounded to type d.
 type attentionInput struct {
 	d             tensor.DType
 	q, k, v, dout []float64
@@ -23,9 +23,9 @@ func newAttentionInput(d tensor.DType, g *ref.Attention, r *rand.Rand) attention
 	return attentionInput{d, n(g.Tq() * g.Hq * g.D), n(g.Tk() * g.Hkv * g.D), n(g.Tk() * g.Hkv * g.Dv), n(g.Tq() * g.Hq * g.Dv)}
 }
 
-// attention runs forward and backward and returns out, lse, dq, dk, dv. Queries and keys may lie in
-// different layouts.
-func (b *bed) attention(g *ref.Attention, x attentionInput, lq, lk layout) ([]*array, error) {
+// attention runs forward and backward and returns out, lse, dq, dk and dv. lq is the layout of
+// queries, lk of keys and values.
+func (b *bench) attention(g *ref.Attention, x attentionInput, lq, lk layout) ([]*array, error) {
 	q := b.in("q", x.d, lq, x.q, g.Tq(), g.Hq, g.D)
 	k := b.in("k", x.d, lk, x.k, g.Tk(), g.Hkv, g.D)
 	v := b.in("v", x.d, lk, x.v, g.Tk(), g.Hkv, g.Dv)
@@ -58,7 +58,8 @@ func (b *bed) attention(g *ref.Attention, x attentionInput, lq, lk layout) ([]*a
 
 var attentionResults = []string{"out", "lse", "dq", "dk", "dv"}
 
-// attentionWants are the references by case: the same for every instruction set, and not cheap.
+// attentionWants caches the references by case. They take long and are the same for every
+// instruction set.
 var attentionWants sync.Map
 
 func attentionWant(name string, g *ref.Attention, x attentionInput) []want {
@@ -73,7 +74,7 @@ func attentionWant(name string, g *ref.Attention, x attentionInput) []want {
 		plain.Keep = func(v float64) float64 { return float64(tensor.BF16ToF32(tensor.F32ToBF16(float32(v)))) }
 	}
 	out32, lse32 := ref.AttentionForward(&plain, q, k, v)
-	// Backward is given out as forward leaves it: in the type of the case.
+	// Backward reads out as forward writes it, rounded to the type of the case.
 	dq, dk, dv := ref.AttentionBackward(g, x.q, x.k, x.v, rounded(x.d, out), lse, x.dout)
 	dq32, dk32, dv32 := ref.AttentionBackward(&plain, q, k, v, f(rounded(x.d, ref.Convert[float64](out32))), lse32, d)
 	w := []want{both("out", out, out32).as(x.d), both("lse", lse, lse32), both("dq", dq, dq32).as(x.d), both("dk", dk, dk32).as(x.d), both("dv", dv, dv32).as(x.d)}
@@ -88,10 +89,10 @@ func attentionWant(name string, g *ref.Attention, x attentionInput) []want {
 	return w
 }
 
-// one is a batch of one document.
+// one returns the boundaries of one document of n tokens.
 func one(n int64) []int64 { return []int64{0, n} }
 
-// bounds are the document bounds of lengths.
+// bounds returns the boundaries of documents of the given lengths.
 func bounds(lengths ...int64) []int64 {
 	c := []int64{0}
 	for _, n := range lengths {
@@ -100,7 +101,7 @@ func bounds(lengths ...int64) []int64 {
 	return c
 }
 
-// listed is the bounds for a name.
+// listed returns boundaries as text for the name of a case.
 func listed(cu []int64) string {
 	if n := len(cu) - 1; n > 20 {
 		return fmt.Sprintf("%d in %d documents", cu[n], n)
@@ -117,7 +118,7 @@ func testAttention(s *suite) {
 		add(ref.Attention{Hq: 1, Hkv: 1, D: d, Dv: []int64{2, 64, 7, 128, 33, 1, 70, 64}[i], CuQ: one(n), CuK: one(n), Causal: i%2 == 1})
 	}
 	sizes := len(cases)
-	// lengths; of several heads, so that no error is small by luck
+	// lengths, with several heads so that errors are not small by chance
 	for _, n := range []int64{1, 2, 3, 7, 17, 63, 64, 65, s.long(257, 193)} {
 		add(ref.Attention{Hq: 8, Hkv: 8, D: 16, Dv: 16, CuQ: one(n), CuK: one(n), Causal: true})
 		add(ref.Attention{Hq: 8, Hkv: 8, D: 16, Dv: 16, CuQ: one(n), CuK: one(n)})
@@ -161,7 +162,7 @@ func testAttention(s *suite) {
 		layouts := [][2]layout{{headMajor, headMajor}, {dense, padded}, {padded, headMajor}, {shifted, dense}}
 		l := layouts[i%4]
 		s.typed(func(d tensor.DType, suffix string) {
-			if !s.serves(d, g) {
+			if !s.selected(d, g) {
 				return
 			}
 			x := newAttentionInput(d, g, seeded(20, int64(i)))
@@ -170,14 +171,14 @@ func testAttention(s *suite) {
 				name += fmt.Sprintf(", window %d %d", w.Left, w.Right)
 			}
 			name += suffix
-			s.check(name, attentionWant(name, g, x), func(b *bed) ([]*array, error) { return b.attention(g, x, l[0], l[1]) })
+			s.check(name, attentionWant(name, g, x), func(b *bench) ([]*array, error) { return b.attention(g, x, l[0], l[1]) })
 		})
 	}
 	s.typed(s.attentionScores)
 }
 
-// windows are cases of windows: one side, both, a query's own key alone, wider than a tile and than
-// the document, beside a causal mask, with unequal lengths and with documents.
+// windows returns cases of windows: one side, both, only a query's own key, wider than a tile and
+// than the document, with a causal mask, with unequal lengths and with several documents.
 func (s *suite) windows() (cases []ref.Attention) {
 	add := func(q, k []int64, causal bool, left, right int64) {
 		cases = append(cases, ref.Attention{Hq: 2, Hkv: 1, D: 16, Dv: 12, CuQ: q, CuK: k, Causal: causal, Window: &ref.Window{Left: left, Right: right}})
@@ -188,7 +189,7 @@ func (s *suite) windows() (cases []ref.Attention) {
 	for _, w := range [][2]int64{{9, -1}, {0, -1}, {70, 4}, {150, 0}} {
 		add(one(300), one(300), true, w[0], w[1])
 	}
-	// queries before the first key see what the window reaches
+	// queries before the first key see the keys inside the window
 	for _, w := range [][2]int64{{5, 0}, {-1, 8}, {100, 100}, {0, 70}, {20, 20}} {
 		for _, n := range [][2]int64{{40, 130}, {130, 40}, {3, 200}, {200, 3}, {17, 0}} {
 			add(one(n[0]), one(n[1]), w[0] == 20, w[0], w[1])
@@ -205,14 +206,14 @@ func (s *suite) windows() (cases []ref.Attention) {
 	return cases
 }
 
-// attentionScores are steep and far from zero: the running maximum and its rescaling must hold.
-// Only the absolute bound does: the logsumexp is saved in f32, so at scores of 100 its rounding
-// alone is 4e-6 of every probability that backward makes from it. A plain implementation that keeps
-// the probabilities does not have this error.
+// attentionScores has scores that differ much and are far from zero, to test the running maximum
+// and its rescaling. Only the absolute bound applies: the logsumexp is saved in f32, and at scores
+// of 100 its rounding is 4e-6 of every probability that backward computes from it. A plain
+// implementation that saves the probabilities does not have this error.
 func (s *suite) attentionScores(d tensor.DType, suffix string) {
 	for _, causal := range []bool{true, false} {
 		g := &ref.Attention{Hq: 2, Hkv: 1, D: 4, Dv: 6, CuQ: bounds(257, 40), CuK: bounds(257, 40), Scale: 1, Causal: causal}
-		if !s.serves(d, g) {
+		if !s.selected(d, g) {
 			continue
 		}
 		x := newAttentionInput(d, g, seeded(21))
@@ -227,6 +228,6 @@ func (s *suite) attentionScores(d tensor.DType, suffix string) {
 		for i := range wants {
 			wants[i].plain = nil
 		}
-		s.check(name, wants, func(b *bed) ([]*array, error) { return b.attention(g, x, headMajor, headMajor) })
+		s.check(name, wants, func(b *bench) ([]*array, error) { return b.attention(g, x, headMajor, headMajor) })
 	}
 }

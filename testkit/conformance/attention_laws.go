@@ -10,7 +10,7 @@ import (
 	"ulysses/testkit/ref"
 )
 
-// testAttentionLaws compares runs with each other, bit for bit: no reference and no tolerance.
+// testAttentionLaws compares the bits of runs with each other, without a reference.
 func testAttentionLaws(s *suite) {
 	s.typed(func(d tensor.DType, suffix string) {
 		for name, law := range map[string]func(*testing.T, tensor.DType){
@@ -23,14 +23,14 @@ func testAttentionLaws(s *suite) {
 	})
 }
 
-// attentionWidths are the bytes of a token in out, lse, dq, dk and dv: rows of bits.
+// attentionWidths returns the bytes of a token in out, lse, dq, dk and dv.
 func attentionWidths(d tensor.DType, g *ref.Attention) []int64 {
 	n := d.Size()
 	return []int64{n * g.Hq * g.Dv, 4 * g.Hq, n * g.Hq * g.D, n * g.Hkv * g.D, n * g.Hkv * g.Dv}
 }
 
-// headsAlone runs all heads, then every group of query heads alone: what makes sequence parallelism
-// exact for any number of ranks.
+// headsAlone runs all heads, then each range of query heads alone. Because the bits are equal,
+// sequence parallelism is exact for any number of ranks.
 func (s *suite) headsAlone(t *testing.T, d tensor.DType) {
 	for _, g := range []ref.Attention{
 		{Hq: 6, Hkv: 4, D: 64, Dv: 64, CuQ: one(300), CuK: one(300), KVHead: []int64{0, 0, 1, 2, 2, 2}, Causal: true, Scale: 0.125},
@@ -39,16 +39,16 @@ func (s *suite) headsAlone(t *testing.T, d tensor.DType) {
 		{Hq: 6, Hkv: 4, D: 256, Dv: 128, CuQ: one(s.long(300, 70)), CuK: one(s.long(300, 70)), KVHead: []int64{0, 0, 1, 2, 2, 2}, Causal: true, Scale: 0.05},
 		{Hq: 6, Hkv: 4, D: 16, Dv: 16, CuQ: bounds(90, 210), CuK: bounds(90, 260), KVHead: []int64{0, 0, 1, 2, 2, 2}, Window: &ref.Window{Left: 40, Right: 9}, Scale: 0.2},
 	} {
-		if !s.serves(d, &g) {
+		if !s.selected(d, &g) {
 			continue
 		}
 		x := newAttentionInput(d, &g, seeded(22, g.D))
-		all := s.bits(t, func(b *bed) ([]*array, error) { return b.attention(&g, x, dense, dense) })
+		all := s.bits(t, func(b *bench) ([]*array, error) { return b.attention(&g, x, dense, dense) })
 		for kv, heads := range [][]int64{{0, 1}, {2}, {3, 4, 5}} {
 			lo, n := heads[0], int64(len(heads))
 			sub := g
 			sub.Hq, sub.Hkv, sub.KVHead = n, 1, nil
-			alone := s.bits(t, func(b *bed) ([]*array, error) {
+			alone := s.bits(t, func(b *bench) ([]*array, error) {
 				return b.attention(&sub, attentionInput{d,
 					columns(x.q, g.Hq*g.D, lo*g.D, n*g.D), columns(x.k, g.Hkv*g.D, int64(kv)*g.D, g.D),
 					columns(x.v, g.Hkv*g.Dv, int64(kv)*g.Dv, g.Dv), columns(x.dout, g.Hq*g.Dv, lo*g.Dv, n*g.Dv)}, headMajor, headMajor)
@@ -59,14 +59,14 @@ func (s *suite) headsAlone(t *testing.T, d tensor.DType) {
 					total, from, part = g.Hkv, int64(kv), 1
 				}
 				if width := row / total; !bytes.Equal(columns(all[i], row, from*width, part*width), alone[i]) {
-					t.Errorf("%s of query heads %v alone has other bits than among %d heads (D %d)", attentionResults[i], heads, g.Hq, g.D)
+					t.Errorf("%s of query heads %v alone differs in bits from the run of %d heads (D %d)", attentionResults[i], heads, g.Hq, g.D)
 				}
 			}
 		}
 	}
 }
 
-// columns is a range of the columns of rows of a width.
+// columns returns a range of the columns of lines of a width.
 func columns[T any](x []T, width, from, n int64) []T {
 	var y []T
 	for at := int64(0); at < int64(len(x)); at += width {
@@ -81,33 +81,33 @@ func (s *suite) layoutsAgree(t *testing.T, d tensor.DType) {
 		// whole vectors in some layouts
 		{Hq: 4, Hkv: 2, D: 48, Dv: 32, CuQ: bounds(130, 7, 40), CuK: bounds(130, 7, 40), Causal: true, Scale: 0.2},
 	} {
-		if !s.serves(d, g) {
+		if !s.selected(d, g) {
 			continue
 		}
 		x := newAttentionInput(d, g, seeded(23))
-		first := s.bits(t, func(b *bed) ([]*array, error) { return b.attention(g, x, dense, dense) })
+		first := s.bits(t, func(b *bench) ([]*array, error) { return b.attention(g, x, dense, dense) })
 		for _, l := range []layout{shifted, padded, headMajor} {
-			for i, bits := range s.bits(t, func(b *bed) ([]*array, error) { return b.attention(g, x, l, l) }) {
+			for i, bits := range s.bits(t, func(b *bench) ([]*array, error) { return b.attention(g, x, l, l) }) {
 				if !bytes.Equal(bits, first[i]) {
-					t.Errorf("%s of heads of %d and %d: other bits in layout %v", attentionResults[i], g.D, g.Dv, l)
+					t.Errorf("%s of heads of %d and %d differs in bits in layout %v", attentionResults[i], g.D, g.Dv, l)
 				}
 			}
 		}
 	}
 }
 
-// causality changes one token everywhere (q, k, v, dout), to values that would show. The results of
-// tokens that the change cannot reach must keep their bits: forward, a query that does not see the
-// token; backward, also keys that no changed query sees.
+// causality changes q, k, v and dout of one token to large values. Results that must not depend on
+// the token keep their bits: forward, results of queries that do not see the token; backward, also
+// gradients of keys that no changed query sees.
 func (s *suite) causality(t *testing.T, d tensor.DType) {
 	cu := bounds(70, 1, 230, 99)
 	for _, mask := range []ref.Attention{{Causal: true}, {}, {Window: &ref.Window{Left: 33, Right: 7}}} {
 		g := &ref.Attention{Hq: 2, Hkv: 1, D: 32, Dv: 32, CuQ: cu, CuK: cu, Causal: mask.Causal, Window: mask.Window, Scale: 0.2}
-		if !s.serves(d, g) {
+		if !s.selected(d, g) {
 			continue
 		}
 		x := newAttentionInput(d, g, seeded(24))
-		before := s.bits(t, func(b *bed) ([]*array, error) { return b.attention(g, x, headMajor, headMajor) })
+		before := s.bits(t, func(b *bench) ([]*array, error) { return b.attention(g, x, headMajor, headMajor) })
 		tokens := []int64{0, 69, 70, 71, 150, 300, 301, 399}
 		if s.emulated() {
 			tokens = []int64{69, 70, 150, 301}
@@ -122,7 +122,7 @@ func (s *suite) causality(t *testing.T, d tensor.DType) {
 					a.x[token*a.width+i] += 50
 				}
 			}
-			after := s.bits(t, func(b *bed) ([]*array, error) { return b.attention(g, y, headMajor, headMajor) })
+			after := s.bits(t, func(b *bench) ([]*array, error) { return b.attention(g, y, headMajor, headMajor) })
 			reaches := func(i int64) bool { lo, hi := g.Visible(i); return i == token || lo <= token && token < hi }
 			// The gradient of key j has a term from every query that sees it; those that see the
 			// token too have changed.
@@ -136,9 +136,9 @@ func (s *suite) causality(t *testing.T, d tensor.DType) {
 					if !same && !may {
 						t.Errorf("causal %v, window %v: token %d changes %s of token %d, which cannot see it", g.Causal, g.Window, token, attentionResults[i], j)
 					}
-					// these are 0 in a document of one token
+					// these gradients are 0 in a document of one token
 					if same && j == token && attentionResults[i] != "dq" && attentionResults[i] != "dk" {
-						t.Errorf("causal %v, window %v: token %d changed and its %s did not", g.Causal, g.Window, token, attentionResults[i])
+						t.Errorf("causal %v, window %v: token %d has changed, its %s has not", g.Causal, g.Window, token, attentionResults[i])
 					}
 				}
 			}
@@ -147,7 +147,7 @@ func (s *suite) causality(t *testing.T, d tensor.DType) {
 	}
 }
 
-// lastQuery changes dout of one query: keys behind it keep their gradients when it cannot see them.
+// lastQuery changes dout of one query. Keys that the query does not see keep their gradients.
 func (s *suite) lastQuery(t *testing.T, g *ref.Attention, x attentionInput, before [][]byte) {
 	const token = 150
 	y := x
@@ -155,7 +155,7 @@ func (s *suite) lastQuery(t *testing.T, g *ref.Attention, x attentionInput, befo
 	for i := range g.Hq * g.Dv {
 		y.dout[token*g.Hq*g.Dv+i] += 50
 	}
-	after := s.bits(t, func(b *bed) ([]*array, error) { return b.attention(g, y, headMajor, headMajor) })
+	after := s.bits(t, func(b *bench) ([]*array, error) { return b.attention(g, y, headMajor, headMajor) })
 	lo, hi := g.Visible(token)
 	for i, width := range attentionWidths(x.d, g) {
 		for j := range g.Tk() {
@@ -167,14 +167,15 @@ func (s *suite) lastQuery(t *testing.T, g *ref.Attention, x attentionInput, befo
 	}
 }
 
-// attentionNaN puts a NaN into each input in turn. Where the reference has a NaN there must be one;
-// it may spread within the document (a tile is multiplied whole), never into another.
+// attentionNaN sets an element of each input to NaN, one after the other. The results must have NaN
+// where the reference has it. NaN may spread within the document, because whole tiles are
+// multiplied, but not to other documents.
 func (s *suite) attentionNaN(t *testing.T, d tensor.DType) {
 	cu := bounds(40, 100, 30)
 	const token = 60
 	for _, causal := range []bool{true, false} {
 		g := &ref.Attention{Hq: 2, Hkv: 2, D: 16, Dv: 16, CuQ: cu, CuK: cu, Causal: causal, Scale: 0.25}
-		if !s.serves(d, g) {
+		if !s.selected(d, g) {
 			continue
 		}
 		for input, name := range []string{"q", "k", "v", "dout"} {
@@ -182,7 +183,7 @@ func (s *suite) attentionNaN(t *testing.T, d tensor.DType) {
 			[][]float64{x.q, x.k, x.v, x.dout}[input][token*2*16+16+3] = math.NaN()
 			out, lse := ref.AttentionForward(g, x.q, x.k, x.v)
 			dq, dk, dv := ref.AttentionBackward(g, x.q, x.k, x.v, out, lse, x.dout)
-			b := newBed(t, s.one)
+			b := newBench(t, s.one)
 			results, err := b.attention(g, x, headMajor, headMajor)
 			if err != nil {
 				t.Fatal(err)
@@ -204,8 +205,8 @@ func (s *suite) attentionNaN(t *testing.T, d tensor.DType) {
 	}
 }
 
-// attentionOverflow has a document whose scores are all below what F32 holds: they have no softmax,
-// and the mean of the values is not it.
+// attentionOverflow has a document whose scores are all -inf in F32. Their softmax is NaN, not the
+// mean of the values.
 func (s *suite) attentionOverflow(t *testing.T, d tensor.DType) {
 	cu := bounds(40, 100, 30)
 	for _, causal := range []bool{true, false} {
@@ -214,7 +215,7 @@ func (s *suite) attentionOverflow(t *testing.T, d tensor.DType) {
 		for at := cu[1] * 2 * 16; at < cu[2]*2*16; at++ {
 			x.q[at], x.k[at] = 0x1p100, -0x1p100
 		}
-		b := newBed(t, s.one)
+		b := newBench(t, s.one)
 		results, err := b.attention(g, x, headMajor, headMajor)
 		if err != nil {
 			t.Fatal(err)

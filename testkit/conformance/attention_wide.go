@@ -9,9 +9,9 @@ import (
 	"ulysses/testkit/ref"
 )
 
-// testAttentionWide is attention in BF16 in memory as models have it: rows of whole vectors of 16
-// bytes, which kernels on tensor cores ask for. Elsewhere in the suite few arrays lie so. Lengths
-// are those kernels' tiles; on other devices shorter ones will do.
+// testAttentionWide tests attention in BF16 with the memory layout of models: the tokens are
+// aligned to 16 bytes, which kernels on tensor cores need. Few other cases have it. The lengths are
+// around the tiles of these kernels; on other devices they are shorter.
 func testAttentionWide(s *suite) {
 	if !slices.Contains(s.one.Info().Compute, tensor.BF16) {
 		s.t.Skip("SKIPPED: no BF16")
@@ -30,7 +30,7 @@ func testAttentionWide(s *suite) {
 			add(hq, hkv, d, dv, n, n, causal, nil)
 		}
 	}
-	// lengths; with three heads statistics of no whole 16 bytes
+	// lengths; with three heads, statistics are not aligned to 16 bytes
 	for _, n := range []int64{1, 77, long(192, 96), long(1000, 130)} {
 		square(3, 1, d, d, one(n))
 	}
@@ -56,7 +56,7 @@ func testAttentionWide(s *suite) {
 		add(2, 1, d, d, one(long(500, 100)), one(long(700, 120)), causal, &ref.Window{Left: long(128, 31), Right: 0})
 		add(2, 1, d, d, one(long(500, 100)), one(long(500, 100)), causal, &ref.Window{Left: 0, Right: -1})
 	}
-	// heads of a rank whose share begins or ends within a group
+	// heads of a rank whose shard begins or ends within a group
 	for _, heads := range [][]int64{{0, 0, 0, 1}, {0, 1, 1, 1, 1, 2, 2}} {
 		hq, hkv, from := int64(len(heads)), heads[len(heads)-1]+1, len(cases)
 		square(hq, hkv, d, d, packed)
@@ -68,18 +68,18 @@ func testAttentionWide(s *suite) {
 	layouts := []layout{dense, padded, headMajor}
 	for i := range cases {
 		g := &cases[i]
-		if !s.serves(tensor.BF16, g) {
+		if !s.selected(tensor.BF16, g) {
 			continue
 		}
 		g.Scale = 1 / math.Sqrt(float64(g.D))
 		x := newAttentionInput(tensor.BF16, g, seeded(25, int64(i)))
 		name := fmt.Sprintf("%d of %d heads, D %d %d, q %v, k %v, kv %v, causal %v, window %v", g.Hq, g.Hkv, g.D, g.Dv, listed(g.CuQ), listed(g.CuK), g.KVHead, g.Causal, g.Window)
-		s.check(name, attentionWant(name, g, x), func(b *bed) ([]*array, error) { return b.attention(g, x, layouts[i/2%3], layouts[i/2%3]) })
+		s.check(name, attentionWant(name, g, x), func(b *bench) ([]*array, error) { return b.attention(g, x, layouts[i/2%3], layouts[i/2%3]) })
 	}
 	s.attentionFarBelow()
 }
 
-// tiles is n where kernels on tensor cores may serve, else few.
+// tiles returns n if the device may use kernels on tensor cores, otherwise few.
 func (s *suite) tiles(n, few int64) int64 {
 	if s.one.Info().Place == tensor.Host {
 		return few
@@ -87,9 +87,9 @@ func (s *suite) tiles(n, few int64) int64 {
 	return s.long(n, few)
 }
 
-// attentionFarBelow has queries of which all scores are near -100, as heads of trained models have.
-// Where a tile is not full, a kernel that takes what is beyond its end for scores of 0 makes
-// probabilities of exp(100) of them: infinite, and no numbers once they are multiplied by zeros.
+// attentionFarBelow has queries with all scores near -100, as in some heads of trained models. If a
+// kernel treats positions after the end of a partial tile as scores of 0, their probabilities are
+// exp(100): Inf, and NaN after a product with zero.
 func (s *suite) attentionFarBelow() {
 	for i, n := range [][2]int64{{64, 64}, {s.tiles(192, 66), s.tiles(192, 66)}, {s.tiles(1000, 70), s.tiles(1000, 70)}, {s.tiles(128, 32), 77}, {1, 128}, {1, 64}, {30, s.tiles(320, 96)}} {
 		for _, causal := range []bool{true, false} {
@@ -109,7 +109,7 @@ func (s *suite) attentionFarBelow() {
 			for i := range wants { // see attentionScores
 				wants[i].plain = nil
 			}
-			s.check(name, wants, func(b *bed) ([]*array, error) { return b.attention(g, x, dense, dense) })
+			s.check(name, wants, func(b *bench) ([]*array, error) { return b.attention(g, x, dense, dense) })
 		}
 	}
 }

@@ -1,13 +1,13 @@
-// Package conformance is what the tests of every device contain: each operation of device.Ops
-// against package ref.
+// Package conformance tests the operations of a device (device.Ops) against package ref. The tests
+// of every device call Run.
 //
-// A case places its arrays in device memory among sentinels, runs the operation on one worker,
-// holds the results against the float64 reference, looks whether anything but the results was
-// written, and runs again on three workers, twice: the bits must not change.
+// A case allocates its arrays in device memory, surrounded by sentinels. It runs the operation on
+// one worker, compares the results with the float64 reference, checks that only results were
+// written, and runs the operation twice more on three workers: the results must be bitwise equal.
 //
-// An emulated GPU takes thousands of times as long as others. There a case runs again once, in yet
-// another order of blocks and threads, and arrays that are long so that large tiles and many
-// workers have something to do are shorter (suite.long).
+// An emulated GPU is thousands of times slower. There a case runs only once more, in another order
+// of blocks and threads, and arrays that are long for the sake of large tiles and many workers are
+// shorter (suite.long).
 package conformance
 
 import (
@@ -25,50 +25,51 @@ import (
 )
 
 // Opener opens the device under test with a number of workers. Devices without workers may ignore
-// it.
+// the number.
 type Opener func(t testing.TB, workers int) device.Device
 
-// Run runs every case of every operation.
-func Run(t *testing.T, open Opener) { run(t, open, suite{repeatable: true}) }
+// Run runs all cases of all operations.
+func Run(t *testing.T, open Opener) { run(t, open, suite{reproducible: true}) }
 
-// RunSome runs every case of the operations named.
+// RunSome runs all cases of the named tests.
 func RunSome(t *testing.T, open Opener, names ...string) {
-	run(t, open, suite{repeatable: true}, names...)
+	run(t, open, suite{reproducible: true}, names...)
 }
 
-// RunAttentionFew runs a part of attention's cases: for kernels that differ in a constant from
-// those that run them all.
+// RunAttentionFew runs some of the cases of attention, for kernels that differ only in a constant
+// from kernels for which all cases run.
 func RunAttentionFew(t *testing.T, open Opener) {
-	run(t, open, suite{repeatable: true, few: true}, "Attention")
+	run(t, open, suite{reproducible: true, few: true}, "Attention")
 }
 
-// RunAttentionTiled runs attention's cases in BF16 whose heads are multiples of 16: for kernels on
-// tensor cores, which serve no others.
+// RunAttentionTiled runs the cases of attention in BF16 whose heads have multiples of 16 features,
+// for kernels on tensor cores, which support no others.
 func RunAttentionTiled(t *testing.T, open Opener) {
-	run(t, open, suite{repeatable: true, tiled: true}, "Attention", "AttentionWide", "AttentionLaws")
+	run(t, open, suite{reproducible: true, tiled: true}, "Attention", "AttentionWide", "AttentionLaws")
 }
 
-// RunChoosing runs them on a device that chooses attention's kernel by heads and layout: it repeats
-// a call to the bit, but the laws between different calls hold for each of its kernels alone.
+// RunChoosing is Run for a device that chooses attention's kernel by heads and layout. Its calls
+// are bitwise reproducible, but AttentionLaws, which compares different calls, is skipped: the
+// calls may run on different kernels.
 func RunChoosing(t *testing.T, open Opener) {
-	run(t, open, suite{repeatable: true, choosing: true})
+	run(t, open, suite{reproducible: true, choosing: true})
 }
 
-// RunUnrepeatable runs them on a device that was not asked for the same bits in every run, and
-// leaves out what compares bits of two runs.
+// RunUnrepeatable is Run for a device whose results are not bitwise reproducible. It skips tests
+// that compare two runs.
 func RunUnrepeatable(t *testing.T, open Opener) { run(t, open, suite{}) }
 
-// RunBare runs the operations named on arrays that are all of their allocation: where a device
-// stops at what lies outside, no case may reach it.
+// RunBare runs the named tests on arrays that fill their allocations, without sentinels. It is for
+// devices that detect accesses outside an allocation.
 func RunBare(t *testing.T, open Opener, names ...string) {
 	run(t, open, suite{bare: true}, names...)
 }
 
-// RunDigests runs the operations named, or all, and calls digest with the name of each case and a
-// hash of the bytes of its results: two builds of a device's kernels give equal bits if they give
-// equal digests.
+// RunDigests runs the named tests, or all, and calls digest with the name of each case and a hash
+// of the bytes of its results. The results of two builds are bitwise equal if the digests are
+// equal.
 func RunDigests(t *testing.T, open Opener, digest func(name string, hash uint64), names ...string) {
-	run(t, open, suite{repeatable: true, digest: digest}, names...)
+	run(t, open, suite{reproducible: true, digest: digest}, names...)
 }
 
 func run(t *testing.T, open Opener, how suite, names ...string) {
@@ -87,11 +88,11 @@ func run(t *testing.T, open Opener, how suite, names ...string) {
 			continue
 		}
 		t.Run(f.name, func(t *testing.T) {
-			if strings.HasSuffix(f.name, "Laws") && !how.repeatable {
-				t.Skip("SKIPPED: a law between the bits of two runs")
+			if strings.HasSuffix(f.name, "Laws") && !how.reproducible {
+				t.Skip("SKIPPED: compares the bits of two runs, which this device does not reproduce")
 			}
 			if f.name == "AttentionLaws" && how.choosing {
-				t.Skip("SKIPPED: a law between the bits of two calls, which different kernels may serve")
+				t.Skip("SKIPPED: compares the bits of two calls, which may run on different kernels")
 			}
 			s := how
 			s.t, s.one, s.three = t, open(t, 1), open(t, 3)
@@ -102,33 +103,33 @@ func run(t *testing.T, open Opener, how suite, names ...string) {
 	}
 }
 
-// suite is one operation's cases on one device, opened twice.
+// suite is a test of one operation on one device, opened with one and with three workers.
 type suite struct {
-	t          *testing.T
-	one, three device.Device
-	repeatable bool
-	aligned    bool // arrays lie as aligned says
-	bare       bool // nothing lies around arrays
-	few        bool // a part of attention's cases
-	tiled      bool // of attention's cases those in BF16 whose heads are multiples of 16
-	choosing   bool // attention's kernels are chosen by heads and layout
+	t            *testing.T
+	one, three   device.Device
+	reproducible bool
+	aligned      bool // arrays have the layout layout.aligned
+	bare         bool // arrays without sentinels around them
+	few          bool // only some of attention's cases
+	tiled        bool // only attention's cases in BF16 whose heads have multiples of 16 features
+	choosing     bool // the device chooses attention's kernel by heads and layout
 
 	digest func(name string, hash uint64) // called after each case if not nil
 }
 
-// emulated reports whether the host stands in for a GPU.
+// emulated reports whether the device is an emulated GPU.
 func (s *suite) emulated() bool {
 	shares, ok := s.one.(interface{ SharesHostMemory() bool })
 	return ok && s.one.Info().Place != tensor.Host && shares.SharesHostMemory()
 }
 
-// serves reports whether a case of attention is one of those to be run.
-func (s *suite) serves(d tensor.DType, g *ref.Attention) bool {
+// selected reports whether a case of attention runs in this suite.
+func (s *suite) selected(d tensor.DType, g *ref.Attention) bool {
 	return !s.tiled || d == tensor.BF16 && g.D%16 == 0 && g.Dv%16 == 0
 }
 
-// long is a length that is to be many tiles of any kernel; of an emulated GPU's, which are known to
-// be small, a shorter one will do.
+// long returns n, a length of many tiles of any kernel, or on an emulated GPU, whose tiles are
+// small, the shorter length emulated.
 func (s *suite) long(n, emulated int64) int64 {
 	if s.emulated() {
 		return emulated
@@ -136,30 +137,31 @@ func (s *suite) long(n, emulated int64) int64 {
 	return n
 }
 
-// body places arrays on a bed, runs operations and returns the results, in the order of the wants.
-type body func(b *bed) ([]*array, error)
+// body allocates arrays, runs operations and returns the results, in the order of the expected
+// results.
+type body func(b *bench) ([]*array, error)
 
-// check runs one case as the package comment says.
+// check runs one case, see the package comment.
 func (s *suite) check(name string, wants []want, f body) {
 	s.t.Run(name, func(t *testing.T) {
 		first := s.run(t, s.one, f, wants)
 		for range s.long(2, 1) {
 			again := s.run(t, s.three, f, nil)
 			for i := range first {
-				if s.repeatable && !bytes.Equal(first[i], again[i]) {
-					t.Errorf("%s: other bits on three workers, or in the next run", wants[i].name)
+				if s.reproducible && !bytes.Equal(first[i], again[i]) {
+					t.Errorf("%s: the bits differ on three workers, or in another run", wants[i].name)
 				}
 			}
 		}
 	})
 }
 
-// bits runs a case once and returns the memory of its results.
+// bits runs a case once and returns the bytes of its results.
 func (s *suite) bits(t *testing.T, f body) [][]byte { return s.run(t, s.one, f, nil) }
 
 func (s *suite) run(t *testing.T, d device.Device, f body, wants []want) [][]byte {
 	t.Helper()
-	b := newBed(t, d)
+	b := newBench(t, d)
 	b.aligned, b.bare = s.aligned, s.bare
 	defer b.close()
 	results, err := f(b)
@@ -172,7 +174,7 @@ func (s *suite) run(t *testing.T, d device.Device, f body, wants []want) [][]byt
 		out[i] = r.bits()
 	}
 	if wants != nil && len(wants) != len(results) {
-		t.Fatalf("the case has %d results for %d wants", len(results), len(wants))
+		t.Fatalf("the case has %d results, %d are expected", len(results), len(wants))
 	}
 	if s.digest != nil && d == s.one {
 		s.digest(t.Name(), crc64.Checksum(bytes.Join(out, nil), crc64.MakeTable(crc64.ECMA)))
@@ -186,26 +188,26 @@ func (s *suite) run(t *testing.T, d device.Device, f body, wants []want) [][]byt
 	return out
 }
 
-// bed is the memory and the stream of one execution.
-type bed struct {
+// bench is the memory and the stream of one run of a case.
+type bench struct {
 	t      testing.TB
 	dev    device.Device
 	stream device.Stream
 	arrays []*array
 
-	aligned, bare bool // as the suite's
+	aligned, bare bool // see suite
 }
 
-func newBed(t testing.TB, d device.Device) *bed {
+func newBench(t testing.TB, d device.Device) *bench {
 	s, err := d.NewStream()
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &bed{t: t, dev: d, stream: s}
+	return &bench{t: t, dev: d, stream: s}
 }
 
-// finish waits for the stream and looks for writes outside of results.
-func (b *bed) finish() {
+// finish waits for the stream and checks that only results were written.
+func (b *bench) finish() {
 	b.t.Helper()
 	if err := b.stream.Sync(); err != nil {
 		b.t.Fatal(err)
@@ -216,14 +218,14 @@ func (b *bed) finish() {
 	}
 }
 
-func (b *bed) close() {
+func (b *bench) close() {
 	for _, a := range b.arrays {
 		a.buffer.Free()
 	}
 	b.stream.Close()
 }
 
-// seeded is the random source of a case, the same in every run.
+// seeded returns the random source of a case, the same in every run.
 func seeded(parts ...int64) *rand.Rand {
 	h := uint64(14695981039346656037)
 	for _, p := range parts {
@@ -232,7 +234,7 @@ func seeded(parts ...int64) *rand.Rand {
 	return rand.New(rand.NewPCG(h, 1))
 }
 
-// normal is n float32 values of a normal distribution.
+// normal returns n float32 values of a normal distribution.
 func normal(r *rand.Rand, n int64) []float64 {
 	x := make([]float64, n)
 	for i := range x {
@@ -241,11 +243,11 @@ func normal(r *rand.Rand, n int64) []float64 {
 	return x
 }
 
-// normalAs is n values of a normal distribution that a type holds exactly.
+// normalAs returns n values of a normal distribution, rounded to a type.
 func normalAs(d tensor.DType, r *rand.Rand, n int64) []float64 { return rounded(d, normal(r, n)) }
 
-// typed calls f for each type that activations may have on the device; the suffix of names is empty
-// for F32.
+// typed calls f for each type that activations may have on the device, with a suffix for names that
+// is empty for F32.
 func (s *suite) typed(f func(d tensor.DType, suffix string)) {
 	for _, d := range s.one.Info().Compute {
 		suffix := ""
@@ -256,7 +258,7 @@ func (s *suite) typed(f func(d tensor.DType, suffix string)) {
 	}
 }
 
-// integers is n numbers of [0, limit).
+// integers returns n numbers in [0, limit).
 func integers(r *rand.Rand, n, limit int64) []int64 {
 	x := make([]int64, n)
 	for i := range x {
@@ -285,15 +287,15 @@ func testMemory(s *suite) {
 		if align := s.one.Info().Align; align < 1 || uintptr(b.Pointer())%uintptr(align) != 0 {
 			s.t.Errorf("Alloc(%d) is not aligned to %d", bytes, align)
 		}
-		bed := newBed(s.t, s.one)
-		x := &array{buffer: b, Tensor: bed.tensor(b.Pointer(), tensor.U8, bytes)}
-		for i, v := range x.pull(bed) {
+		bench := newBench(s.t, s.one)
+		x := &array{buffer: b, Tensor: bench.tensor(b.Pointer(), tensor.U8, bytes)}
+		for i, v := range x.pull(bench) {
 			if v != 0 {
 				s.t.Fatalf("Alloc(%d): byte %d is %d, not zero", bytes, i, v)
 			}
 		}
-		bed.arrays = append(bed.arrays, x)
-		bed.close()
+		bench.arrays = append(bench.arrays, x)
+		bench.close()
 	}
 	if b, err := s.one.Alloc(1 << 60); status.Of(err) != status.OutOfMemory {
 		s.t.Errorf("Alloc(2^60) = %v, %v: want OutOfMemory", b, err)

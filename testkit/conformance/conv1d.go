@@ -12,7 +12,7 @@ import (
 	"ulysses/testkit/ref"
 )
 
-// convInput are the values of one case, which type d holds.
+// convInput has the values of a case, rounded to type d.
 type convInput struct {
 	d                    tensor.DType
 	x, w, before, dy, dw []float64 // before nil = none
@@ -27,8 +27,9 @@ func newConvInput(d tensor.DType, g *ref.Conv1d, before bool) convInput {
 	return x
 }
 
-// convArgs are those of both directions.
-func (b *bed) convArgs(g *ref.Conv1d, x convInput, l layout) device.Conv1d {
+// convArgs returns the arguments of the forward operation, which the backward operation has as
+// well.
+func (b *bench) convArgs(g *ref.Conv1d, x convInput, l layout) device.Conv1d {
 	a := device.Conv1d{X: b.in("x", x.d, l, x.x, g.T(), g.C).Tensor, W: b.in("w", x.d, shifted, x.w, g.C, g.Width).Tensor, Cu: g.Cu}
 	if x.before != nil {
 		a.Before = b.in("before", x.d, padded, x.before, g.Width-1, g.C).Tensor
@@ -36,17 +37,17 @@ func (b *bed) convArgs(g *ref.Conv1d, x convInput, l layout) device.Conv1d {
 	return a
 }
 
-func (b *bed) conv(g *ref.Conv1d, x convInput, l layout) ([]*array, error) {
+func (b *bench) conv(g *ref.Conv1d, x convInput, l layout) ([]*array, error) {
 	a, y := b.convArgs(g, x, l), b.out("y", x.d, padded, g.T(), g.C)
 	a.Y = y.Tensor
 	return []*array{y}, b.dev.Conv1dForward(b.stream, &a)
 }
 
-// convGrad returns dx, dw and, if wanted, dbefore; dx over dy if in place.
-func (b *bed) convGrad(g *ref.Conv1d, x convInput, l layout, inPlace, wanted bool) ([]*array, error) {
+// convGrad runs backward and returns dx, dw and, if requested, dbefore. In place, dx overwrites dy.
+func (b *bench) convGrad(g *ref.Conv1d, x convInput, l layout, inPlace, wanted bool) ([]*array, error) {
 	a := device.Conv1dGrad{Conv1d: b.convArgs(g, x, l)}
 	dw := b.inout("dw", tensor.F32, shifted, x.dw, g.C, g.Width)
-	dy := b.place("dy", x.d, padded, x.dy, []int64{g.T(), g.C})
+	dy := b.allocate("dy", x.d, padded, x.dy, []int64{g.T(), g.C})
 	dx := dy
 	if inPlace {
 		dy.written = true
@@ -108,13 +109,13 @@ func (s *suite) convCase(d tensor.DType, suffix string, g *ref.Conv1d, l layout,
 	}
 	backward[1].chain *= growth(x.dw, dw)
 	name := fmt.Sprintf("%d channels, width %d, %v %v, before %v%s", g.C, g.Width, listed(g.Cu), l, before, suffix)
-	s.check(name, forward, func(b *bed) ([]*array, error) { return b.conv(g, x, l) })
-	s.check(name+" backward", backward, func(b *bed) ([]*array, error) { return b.convGrad(g, x, l, false, true) })
-	s.check(name+" backward in place", backward[:2], func(b *bed) ([]*array, error) { return b.convGrad(g, x, l, true, false) })
+	s.check(name, forward, func(b *bench) ([]*array, error) { return b.conv(g, x, l) })
+	s.check(name+" backward", backward, func(b *bench) ([]*array, error) { return b.convGrad(g, x, l, false, true) })
+	s.check(name+" backward in place", backward[:2], func(b *bench) ([]*array, error) { return b.convGrad(g, x, l, true, false) })
 }
 
-// growth is how much larger is what was added to, or what was added, than the sum: a rounding of
-// either counts so much more in it.
+// growth returns how many times larger than the sum its largest term is: the relative error of the
+// sum grows by this factor.
 func growth(was, sum []float64) float64 {
 	var parts, all float64
 	for i, s := range sum {
@@ -130,9 +131,9 @@ func growth(was, sum []float64) float64 {
 
 var convResults = []string{"y", "dx", "dw", "dbefore"}
 
-// convBits are the bits of y, dx, dw and dbefore.
+// convBits returns the bits of y, dx, dw and dbefore.
 func (s *suite) convBits(t *testing.T, g *ref.Conv1d, x convInput) [][]byte {
-	return s.bits(t, func(b *bed) ([]*array, error) {
+	return s.bits(t, func(b *bench) ([]*array, error) {
 		y, err := b.conv(g, x, padded)
 		if err != nil {
 			return nil, err
@@ -142,8 +143,8 @@ func (s *suite) convBits(t *testing.T, g *ref.Conv1d, x convInput) [][]byte {
 	})
 }
 
-// channelsAlone runs all channels, then ranges of them: a rank that holds some heads has the same
-// bits.
+// channelsAlone runs all channels, then ranges of them, as on a rank that has some of the heads.
+// The bits are equal.
 func (s *suite) channelsAlone(t *testing.T, d tensor.DType) {
 	for _, width := range []int64{3, 4, 5} {
 		g := &ref.Conv1d{C: 300, Width: width, Cu: bounds(1, 90, 2, 0, 107)}
@@ -156,15 +157,15 @@ func (s *suite) channelsAlone(t *testing.T, d tensor.DType) {
 			alone := s.convBits(t, sub, convInput{d, cut(x.x, 1), cut(x.w, width), cut(x.before, 1), cut(x.dy, 1), cut(x.dw, width)})
 			for i := range alone {
 				if !bytes.Equal(alone[i], columns(all[i], g.C*size[i], lo*size[i], n*size[i])) {
-					t.Errorf("width %d: %s of channels %v alone has other bits than among %d", width, convResults[i], part, g.C)
+					t.Errorf("width %d: %s of channels %v alone differs in bits from the run of %d channels", width, convResults[i], part, g.C)
 				}
 			}
 		}
 	}
 }
 
-// convDocuments runs packed documents, then each alone. In the first one the rows before it count,
-// in the others nothing does.
+// convDocuments runs packed documents, then each alone. Only the first document reads the tokens
+// before it.
 func (s *suite) convDocuments(t *testing.T, d tensor.DType) {
 	g := &ref.Conv1d{C: 33, Width: 4, Cu: bounds(5, 1, 70, 2, 64)}
 	x := newConvInput(d, g, true)
@@ -178,7 +179,7 @@ func (s *suite) convDocuments(t *testing.T, d tensor.DType) {
 		alone := s.convBits(t, &ref.Conv1d{C: g.C, Width: g.Width, Cu: one(g.Cu[i+1] - g.Cu[i])}, y)
 		for j, n := range []int64{d.Size(), d.Size()} {
 			if !bytes.Equal(alone[j], packed[j][lo*n:hi*n]) {
-				t.Errorf("%s of document %d alone has other bits than among the others", convResults[j], i)
+				t.Errorf("%s of document %d alone differs in bits from the packed run", convResults[j], i)
 			}
 		}
 	}

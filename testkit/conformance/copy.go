@@ -26,25 +26,25 @@ func testCopy(s *suite) {
 		}
 		s.copyCase(types[i%7], shape, randomLayout(r, len(shape)), randomLayout(r, len(shape)))
 	}
-	// What a reshard does, and transposes of matrices in both directions.
+	// Copies of a reshard, and transposes of matrices in both directions.
 	for _, d := range []tensor.DType{tensor.F32, tensor.BF16} {
 		for _, shape := range [][]int64{{4, 257, 64}, {257, 3, 33}, {2, 2100, 80}, {1, 17, 128}, {700, 1, 200}, {65, 9, 1}} {
 			s.copyCase(d, shape, dense, headMajor)
 			s.copyCase(d, shape, headMajor, dense)
 		}
 		for _, shape := range [][]int64{{1, 257}, {3, 100}, {16, 16}, {17, 65}, {257, 100}, {512, 384}} {
-			turned := layout{order: []int{1, 0}}
-			s.copyCase(d, shape, dense, turned)
-			s.copyCase(d, shape, turned, layout{gap: 3, shift: 1})
+			transposed := layout{order: []int{1, 0}}
+			s.copyCase(d, shape, dense, transposed)
+			s.copyCase(d, shape, transposed, layout{gap: 3, shift: 1})
 			s.copyCase(d, shape, layout{inner: 3}, layout{inner: 2, order: []int{1, 0}})
 		}
 	}
-	for _, d := range types { // longer than any piece of work
+	for _, d := range types { // longer than any block of work
 		s.copyCase(d, []int64{150001}, dense, shifted)
 		s.copyCase(d, []int64{2, 0, 3}, dense, dense)
 		s.copyCase(d, nil, dense, dense)
 	}
-	s.check("broadcast", []want{{name: "dst", ref: []float64{1, 2, 3, 1, 2, 3}, exact: true}}, func(b *bed) ([]*array, error) {
+	s.check("broadcast", []want{{name: "dst", ref: []float64{1, 2, 3, 1, 2, 3}, exact: true}}, func(b *bench) ([]*array, error) {
 		src, dst := b.in("src", tensor.F32, dense, []float64{1, 2, 3}, 1, 3), b.out("dst", tensor.F32, padded, 2, 3)
 		row := src.Tensor
 		row.Shape[0], row.Stride[0] = 2, 0
@@ -70,16 +70,16 @@ func (s *suite) copyCase(d tensor.DType, shape []int64, from, to layout) {
 		x = normal(seeded(n), n)
 	}
 	name := fmt.Sprintf("%v%v %v to %v", d, shape, from, to)
-	s.check(name, []want{{name: "dst", ref: x, exact: true}}, func(b *bed) ([]*array, error) {
+	s.check(name, []want{{name: "dst", ref: x, exact: true}}, func(b *bench) ([]*array, error) {
 		src, dst := b.in("src", d, from, x, shape...), b.out("dst", d, to, shape...)
 		return []*array{dst}, b.dev.Copy(b.stream, dst.Tensor, src.Tensor)
 	})
 }
 
-// testCast rounds and widens, with the values at which that goes wrong.
+// testCast converts types, with values that are difficult to round.
 func testCast(s *suite) {
 	special := []float64{0, math.Copysign(0, -1), 1, -1, math.NaN(), math.Inf(1), math.Inf(-1), 1e-40, -1e-45, 3.3e38, math.MaxFloat32,
-		// NaNs of all ones, which rounding up would carry away
+		// NaNs of all ones, which overflow if rounded up
 		math.Float64frombits(1<<63 - 1), math.Float64frombits(1<<64 - 1),
 		1 + 1.0/256, 1 + 3.0/256, 1 + 1.0/256 + ulp, -1 - 1.0/256, 1e-39, 65504, 1e30}
 	const f16Bits = 1 << 16
@@ -115,13 +115,13 @@ func testCast(s *suite) {
 					}
 				}
 				name := fmt.Sprintf("%v to %v %d %v", c.from, c.to, n, l)
-				s.check(name, []want{{name: "dst", ref: y, exact: true}}, func(b *bed) ([]*array, error) {
+				s.check(name, []want{{name: "dst", ref: y, exact: true}}, func(b *bench) ([]*array, error) {
 					src, dst := b.in("src", c.from, l, x, n), b.out("dst", c.to, l, n)
 					return []*array{dst}, b.dev.Copy(b.stream, dst.Tensor, src.Tensor)
 				})
 			}
 		}
-		// A cast that also moves: [T, H, D] to [H, T, D].
+		// A cast that also permutes axes: [T, H, D] to [H, T, D].
 		x := floats(integers(seeded(5), 5*7*33, 200))
 		y := x
 		if c.from == tensor.F16 {
@@ -130,7 +130,7 @@ func testCast(s *suite) {
 				y[i] = float64(tensor.F16ToF32(uint16(v)))
 			}
 		}
-		s.check(fmt.Sprintf("%v to %v, moved", c.from, c.to), []want{{name: "dst", ref: y, exact: true}}, func(b *bed) ([]*array, error) {
+		s.check(fmt.Sprintf("%v to %v, moved", c.from, c.to), []want{{name: "dst", ref: y, exact: true}}, func(b *bench) ([]*array, error) {
 			src, dst := b.in("src", c.from, padded, x, 5, 7, 33), b.out("dst", c.to, headMajor, 5, 7, 33)
 			return []*array{dst}, b.dev.Copy(b.stream, dst.Tensor, src.Tensor)
 		})

@@ -24,7 +24,7 @@ func testCrossEntropy(s *suite) {
 	s.typed(func(d tensor.DType, suffix string) { s.crossEntropyCase(d, suffix, 3, 100, 2, true, dense, padded) })
 }
 
-// crossEntropyCase has logits in F32 and their gradient in d.
+// crossEntropyCase tests logits in F32 with gradients of type d.
 func (s *suite) crossEntropyCase(d tensor.DType, suffix string, rows, vocab int64, spread float64, nan bool, layouts ...layout) {
 	const scale = 1.0 / 7
 	r := seeded(14, rows, vocab)
@@ -46,12 +46,12 @@ func (s *suite) crossEntropyCase(d tensor.DType, suffix string, rows, vocab int6
 	wants := []want{both("nll", nll, nll32), both("dlogits", g, g32).as(d)}
 	for _, l := range layouts {
 		name := fmt.Sprintf("%dx%d %v%s", rows, vocab, l, suffix)
-		args := func(b *bed, x *array) (*device.CrossEntropy, *array) {
+		args := func(b *bench, x *array) (*device.CrossEntropy, *array) {
 			out := b.out("nll", tensor.F32, shifted, rows)
 			return &device.CrossEntropy{Logits: x.Tensor, NLL: out.Tensor, GradScale: scale,
 				Targets: b.in("targets", tensor.I32, shifted, floats(targets), rows).Tensor}, out
 		}
-		s.check(name, wants, func(b *bed) ([]*array, error) {
+		s.check(name, wants, func(b *bench) ([]*array, error) {
 			a, out := args(b, b.in("logits", tensor.F32, l, logits, rows, vocab))
 			g := b.out("dlogits", d, l, rows, vocab)
 			a.DLogits = g.Tensor
@@ -60,11 +60,11 @@ func (s *suite) crossEntropyCase(d tensor.DType, suffix string, rows, vocab int6
 		if d != tensor.F32 {
 			continue
 		}
-		s.check(name+" forward", wants[:1], func(b *bed) ([]*array, error) {
+		s.check(name+" forward", wants[:1], func(b *bench) ([]*array, error) {
 			a, out := args(b, b.in("logits", tensor.F32, l, logits, rows, vocab))
 			return []*array{out}, b.dev.CrossEntropy(b.stream, a)
 		})
-		s.check(name+" in place", wants, func(b *bed) ([]*array, error) {
+		s.check(name+" in place", wants, func(b *bench) ([]*array, error) {
 			g := b.inout("logits", tensor.F32, l, logits, rows, vocab)
 			a, out := args(b, g)
 			a.DLogits = g.Tensor

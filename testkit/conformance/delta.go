@@ -11,7 +11,7 @@ import (
 	"ulysses/testkit/ref"
 )
 
-// deltaCase is a call of the gated delta rule: its geometry is the reference's.
+// deltaCase is a call of the gated delta rule, with the shapes of the reference.
 type deltaCase struct {
 	ref.GatedDelta
 	chunk   int64
@@ -20,9 +20,9 @@ type deltaCase struct {
 	beta    int // of betaKinds
 }
 
-// decayKinds are kinds of logarithms of decays: as in layers, none, some strong, all strong, strong
-// among weak (cumulative sums are large where differences are small), and every other head with a
-// decay of 24 to 25 a token.
+// decayKinds are distributions of the logarithms of decays: as in trained layers, none, some
+// strong, all strong, strong between weak (differences of large cumulative sums are small), and a
+// decay of 24 to 25 per token in every other head.
 var decayKinds = []struct {
 	name string
 	g    func(r *rand.Rand, head int64) float64
@@ -67,14 +67,14 @@ func (c *deltaCase) String() string {
 	return s
 }
 
-// deltaInput are the values of one case: activations as type d holds them.
+// deltaInput has the values of a case, activations rounded to type d.
 type deltaInput struct {
 	d                                 tensor.DType
 	q, k, v, g, beta, in, dout, dlast []float64
 }
 
-// newDeltaInput has keys of length 1 at most where the call does not make them so: the recurrence
-// would grow without bound.
+// newDeltaInput returns random values. Keys have at most length 1 if the call does not normalize
+// them: otherwise states would grow without bound.
 func newDeltaInput(d tensor.DType, c *deltaCase, r *rand.Rand) deltaInput {
 	n, states := c.T(), c.Hv*c.Dk*c.Dv
 	x := deltaInput{d: d, q: normalAs(d, r, n*c.Hk*c.Dk), k: normal(r, n*c.Hk*c.Dk), v: normalAs(d, r, n*c.Hv*c.Dv), g: make([]float64, n*c.Hv), beta: make([]float64, n*c.Hv),
@@ -93,19 +93,19 @@ func newDeltaInput(d tensor.DType, c *deltaCase, r *rand.Rand) deltaInput {
 	return x
 }
 
-// deltaLayouts are how a case's activations lie; decays and betas, which may have any strides, have
-// some.
+// deltaLayouts are the layouts of a case's activations. Decays and betas always have other strides
+// than dense ones.
 type deltaLayouts struct{ q, k, v layout }
 
 var tokensLast = layout{order: []int{1, 0}, gap: 1, shift: 1} // [T, H] as [H, T]
 
-// deltaArgs places what both directions read, and memory for a backward pass if there will be one.
-func (b *bed) deltaArgs(c *deltaCase, x deltaInput, l deltaLayouts, saved bool) *device.GatedDelta {
+// deltaArgs allocates what both directions read, and Saved if a backward call follows.
+func (b *bench) deltaArgs(c *deltaCase, x deltaInput, l deltaLayouts, saved bool) *device.GatedDelta {
 	n := c.T()
 	a := &device.GatedDelta{Q: b.in("q", x.d, l.q, x.q, n, c.Hk, c.Dk).Tensor, K: b.in("k", x.d, l.k, x.k, n, c.Hk, c.Dk).Tensor, V: b.in("v", x.d, l.v, x.v, n, c.Hv, c.Dv).Tensor,
 		G: b.in("g", tensor.F32, tokensLast, x.g, n, c.Hv).Tensor, Beta: b.in("beta", tensor.F32, layout{inner: 2, gap: 3}, x.beta, n, c.Hv).Tensor,
 		Cu: c.Cu, KeyHead: c.KeyHead, L2Norm: c.L2Norm, Scale: c.Scale, Chunk: c.chunk}
-	if c.In > 0 || c.perHead { // none is as good as nil
+	if c.In > 0 || c.perHead { // a state of 0 documents is the same as nil
 		a.StateIn = b.in("state in", tensor.F32, dense, x.in, c.In, c.Hv, c.Dk, c.Dv).Tensor
 	}
 	if saved {
@@ -114,9 +114,10 @@ func (b *bed) deltaArgs(c *deltaCase, x deltaInput, l deltaLayouts, saved bool) 
 	return a
 }
 
-// deltaGrad places what a call writes, and what backward reads besides: results are out and, if
-// wanted, the states, then dq, dk, dv, dg, dbeta and, if there are states, their gradient.
-func (b *bed) deltaGrad(a *device.GatedDelta, c *deltaCase, x deltaInput, l deltaLayouts) (forward []*array, y *device.GatedDeltaGrad, backward []*array) {
+// deltaGrad allocates the results, and what only backward reads. The results are, forward, out and
+// the states if there are any; backward, dq, dk, dv, dg, dbeta and the states' gradients if there
+// are any.
+func (b *bench) deltaGrad(a *device.GatedDelta, c *deltaCase, x deltaInput, l deltaLayouts) (forward []*array, y *device.GatedDeltaGrad, backward []*array) {
 	n, keys := c.T(), c.Hk
 	if c.perHead {
 		keys = c.Hv
@@ -142,7 +143,7 @@ func (b *bed) deltaGrad(a *device.GatedDelta, c *deltaCase, x deltaInput, l delt
 }
 
 // delta runs forward and backward and returns the results of both.
-func (b *bed) delta(c *deltaCase, x deltaInput, l deltaLayouts) ([]*array, error) {
+func (b *bench) delta(c *deltaCase, x deltaInput, l deltaLayouts) ([]*array, error) {
 	forward, y, backward := b.deltaGrad(b.deltaArgs(c, x, l, true), c, x, l)
 	sizes := b.dev.GatedDeltaSizes(&y.GatedDelta)
 	y.Workspace = b.out("workspace", tensor.U8, dense, sizes.Forward).Tensor
@@ -153,7 +154,7 @@ func (b *bed) delta(c *deltaCase, x deltaInput, l deltaLayouts) ([]*array, error
 	return append(forward, backward...), b.dev.GatedDeltaBackward(b.stream, y)
 }
 
-// names are those of delta's results.
+// names returns the names of delta's results.
 func (c *deltaCase) names() []string {
 	names := []string{"out"}
 	if c.Out > 0 {
@@ -165,16 +166,16 @@ func (c *deltaCase) names() []string {
 	return names
 }
 
-// largestSplit is for results in F32 of inputs in BF16: devices may have the factors between them
-// as sums of two numbers in BF16, of 2⁻¹⁷ each.
+// largestSplit is the largest error of F32 results from BF16 inputs: devices may represent
+// intermediate factors as sums of two BF16 numbers, with an error of 2⁻¹⁷ each.
 const largestSplit = 1e-4
 
-// deltaChain allows for sum of decays, its exponential, product with the state, difference, beta,
-// those of the chunk before it, product with a key, decay of the state, product with a query,
-// scale, sum over values, sum over heads.
+// deltaChain is the error of a chain of 12 roundings: sum of decays, its exponential, product with
+// the state, difference, beta, the previous tokens of the chunk, product with a key, decay of the
+// state, product with a query, scale, sum over values, sum over heads.
 const deltaChain = 12 * ulp
 
-// deltaWants are the references by case: the same for every device, and not cheap.
+// deltaWants caches the references by case. They take long and are the same for every device.
 var deltaWants sync.Map
 
 func deltaWant(name string, c *deltaCase, x deltaInput) []want {
@@ -210,7 +211,7 @@ func deltaWant(name string, c *deltaCase, x deltaInput) []want {
 	return w
 }
 
-// deltaCases are those of testGatedDelta.
+// deltaCases are the cases of testGatedDelta.
 func deltaCases() []deltaCase {
 	var cases []deltaCase
 	add := func(c deltaCase) { cases = append(cases, c) }
@@ -223,7 +224,7 @@ func deltaCases() []deltaCase {
 	small := func(cu []int64, in, out int64) ref.GatedDelta {
 		return ref.GatedDelta{Hk: 1, Hv: 2, Dk: 16, Dv: 16, Cu: cu, L2Norm: true, In: in, Out: out}
 	}
-	// lengths beside those of chunks
+	// lengths around the lengths of chunks
 	for i, n := range []int64{1, 2, 3, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 200} {
 		add(deltaCase{GatedDelta: small(one(n), int64(i%2), int64(1-i%2)), chunk: []int64{0, 16, 64}[i%3]})
 	}
@@ -274,5 +275,5 @@ func testGatedDelta(s *suite) {
 
 func (s *suite) deltaCase(d tensor.DType, name string, c *deltaCase, l deltaLayouts) {
 	x := newDeltaInput(d, c, seeded(50, c.T(), c.Hv, c.Dk, c.Dv))
-	s.check(name, deltaWant(name, c, x), func(b *bed) ([]*array, error) { return b.delta(c, x, l) })
+	s.check(name, deltaWant(name, c, x), func(b *bench) ([]*array, error) { return b.delta(c, x, l) })
 }

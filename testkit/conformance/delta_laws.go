@@ -10,7 +10,7 @@ import (
 	"ulysses/testkit/ref"
 )
 
-// testDeltaLaws compares runs with each other, bit for bit: no reference and no tolerance.
+// testDeltaLaws compares the bits of runs with each other, without a reference.
 func testDeltaLaws(s *suite) {
 	s.typed(func(d tensor.DType, suffix string) {
 		for _, law := range []struct {
@@ -28,7 +28,7 @@ func testDeltaLaws(s *suite) {
 	})
 }
 
-// lawCases have value heads in uneven groups, and documents.
+// lawCases have value heads in uneven groups, and several documents.
 func lawCases() []deltaCase {
 	return []deltaCase{
 		{GatedDelta: ref.GatedDelta{Hk: 3, Hv: 5, Dk: 16, Dv: 33, Cu: bounds(20, 0, 1, 70), KeyHead: []int64{0, 0, 1, 2, 2}, L2Norm: true, Scale: 0.3, In: 2, Out: 3}},
@@ -37,11 +37,11 @@ func lawCases() []deltaCase {
 }
 
 func (s *suite) deltaBits(t *testing.T, c *deltaCase, x deltaInput, l layout) [][]byte {
-	return s.bits(t, func(b *bed) ([]*array, error) { return b.delta(c, x, deltaLayouts{l, l, l}) })
+	return s.bits(t, func(b *bench) ([]*array, error) { return b.delta(c, x, deltaLayouts{l, l, l}) })
 }
 
-// heads are the bits of a range of value heads (axis 1) in a result of `outer` rows; bytes are
-// those of a row of one head.
+// heads returns the bits of a range of value heads (axis 1) in a result with outer indices of axis
+// 0. bytes is the size of one head at one index.
 func (c *deltaCase) heads(bits []byte, result string, d tensor.DType, lo, n int64) []byte {
 	width := map[string]int64{"out": d.Size() * c.Dv, "dv": d.Size() * c.Dv, "dq": d.Size() * c.Dk, "dk": d.Size() * c.Dk, "dg": 4, "dbeta": 4}[result]
 	if width == 0 { // states
@@ -50,8 +50,8 @@ func (c *deltaCase) heads(bits []byte, result string, d tensor.DType, lo, n int6
 	return columns(bits, c.Hv*width, lo*width, n*width)
 }
 
-// valueHeadsAlone runs all heads, then some alone with their key head: what makes the rule exact
-// for any number of ranks.
+// valueHeadsAlone runs all heads, then some of them with their key head. Because the bits are
+// equal, the rule is exact for any number of ranks.
 func (s *suite) valueHeadsAlone(t *testing.T, d tensor.DType) {
 	for _, c := range lawCases() {
 		c.perHead = true
@@ -70,20 +70,21 @@ func (s *suite) valueHeadsAlone(t *testing.T, d tensor.DType) {
 				values(x.in, c.Dk*c.Dv), values(x.dout, c.Dv), values(x.dlast, c.Dk*c.Dv)}, dense)
 			for i, name := range c.names() {
 				if !bytes.Equal(c.heads(all[i], name, d, h, n), alone[i]) {
-					t.Errorf("%s of %d value heads from %d alone has other bits than among %d (D %d %d)", name, n, h, c.Hv, c.Dk, c.Dv)
+					t.Errorf("%s of %d value heads from %d alone differs in bits from the run of %d heads (D %d %d)", name, n, h, c.Hv, c.Dk, c.Dv)
 				}
 			}
 		}
 	}
 }
 
-// keyHeadSums adds up what value heads give, each rounded, in index order.
+// keyHeadSums checks that dq and dk of a key head are the sums over its value heads, each rounded,
+// in index order.
 func (s *suite) keyHeadSums(t *testing.T, d tensor.DType) {
 	for _, c := range lawCases() {
 		x := newDeltaInput(d, &c, seeded(54, c.Dk))
 		run := func(perHead bool) (dq, dk []float64) {
 			c.perHead = perHead
-			b := newBed(t, s.one)
+			b := newBench(t, s.one)
 			defer b.close()
 			results, err := b.delta(&c, x, deltaLayouts{headMajor, headMajor, headMajor})
 			try(t, err)
@@ -96,7 +97,7 @@ func (s *suite) keyHeadSums(t *testing.T, d tensor.DType) {
 		for name, pair := range map[string][2][]float64{"dq": {dq, each}, "dk": {dk, eachK}} {
 			sum := rounded(d, ref.Convert[float64](ref.KeySum(&c.GatedDelta, ref.Convert[float32](pair[1]))))
 			if !slices.Equal(pair[0], sum) {
-				t.Errorf("%s is not the sum of its value heads' (D %d %d)", name, c.Dk, c.Dv)
+				t.Errorf("%s is not the sum over its value heads (D %d %d)", name, c.Dk, c.Dv)
 			}
 		}
 	}
@@ -123,7 +124,7 @@ func (s *suite) deltaDocuments(t *testing.T, d tensor.DType) {
 					from, to = n/c.Documents()*i, n/c.Documents()*(i+1)
 				}
 				if !bytes.Equal(packed[j][from:to], alone[j]) {
-					t.Errorf("%s of document %d of %v alone has other bits than among the others", name, i, c.Cu)
+					t.Errorf("%s of document %d of %v alone differs in bits from the packed run", name, i, c.Cu)
 				}
 			}
 		}
@@ -137,12 +138,12 @@ func (s *suite) deltaLayoutsAgree(t *testing.T, d tensor.DType) {
 		for _, l := range []layout{shifted, padded, headMajor} {
 			for i, bits := range s.deltaBits(t, &c, x, l) {
 				if !bytes.Equal(bits, first[i]) {
-					t.Errorf("%s: other bits in layout %v", c.names()[i], l)
+					t.Errorf("%s differs in bits in layout %v", c.names()[i], l)
 				}
 			}
 		}
-		// Nor does it change a bit of out that there will be no backward pass.
-		alone := s.bits(t, func(b *bed) ([]*array, error) {
+		// The output has the same bits without Saved.
+		alone := s.bits(t, func(b *bench) ([]*array, error) {
 			l := deltaLayouts{dense, dense, dense}
 			forward, y, _ := b.deltaGrad(b.deltaArgs(&c, x, l, false), &c, x, l)
 			y.Workspace = b.out("workspace", tensor.U8, dense, b.dev.GatedDeltaSizes(&y.GatedDelta).Forward).Tensor
@@ -150,14 +151,14 @@ func (s *suite) deltaLayoutsAgree(t *testing.T, d tensor.DType) {
 		})
 		for i, bits := range alone {
 			if !bytes.Equal(bits, first[i]) {
-				t.Errorf("%s: other bits when nothing is saved", c.names()[i])
+				t.Errorf("%s differs in bits if nothing is saved", c.names()[i])
 			}
 		}
 	}
 }
 
-// deltaCausality changes a token's query, key and value: what is before it keeps the bits of out.
-// It changes the gradient of a token's output: what is behind it, and all of forward, keeps its
+// deltaCausality changes q, k and v of a token: out of earlier tokens keeps its bits. Then it
+// changes dout of a token: the gradients of later tokens, and all results of forward, keep their
 // bits.
 func (s *suite) deltaCausality(t *testing.T, d tensor.DType) {
 	for _, c := range lawCases() {
@@ -183,7 +184,7 @@ func (s *suite) deltaCausality(t *testing.T, d tensor.DType) {
 			forward, backward := s.deltaBits(t, &c, y, headMajor), s.deltaBits(t, &c, z, headMajor)
 			row := int64(len(before[0])) / n
 			if !bytes.Equal(before[0][:token*row], forward[0][:token*row]) {
-				t.Errorf("token %d changes out of tokens before it", token)
+				t.Errorf("token %d changes out of earlier tokens", token)
 			}
 			if bytes.Equal(before[0][token*row:(token+1)*row], forward[0][token*row:(token+1)*row]) {
 				t.Errorf("token %d does not change its out", token)
@@ -194,16 +195,16 @@ func (s *suite) deltaCausality(t *testing.T, d tensor.DType) {
 					from = 0
 				}
 				if name != "dstate in" && !bytes.Equal(before[i][from:], backward[i][from:]) {
-					t.Errorf("dout of token %d changes %s of tokens behind it", token, name)
+					t.Errorf("dout of token %d changes %s of later tokens", token, name)
 				}
 			}
 		}
 	}
 }
 
-// deltaNaN puts a NaN into each input in turn. Where the reference has a NaN there must be one; it
-// may spread within the document and the value heads of its key head (a chunk is multiplied whole),
-// no further.
+// deltaNaN sets an element of each input to NaN, one after the other. The results must have NaN
+// where the reference has it. NaN may spread within the document and the value heads of a key head,
+// because whole chunks are multiplied, but no further.
 func (s *suite) deltaNaN(t *testing.T, d tensor.DType) {
 	c := deltaCase{GatedDelta: ref.GatedDelta{Hk: 2, Hv: 4, Dk: 16, Dv: 16, Cu: bounds(20, 70, 5), L2Norm: true, Scale: 0.3, In: 3, Out: 3}, perHead: true}
 	g := &c.GatedDelta
@@ -216,7 +217,7 @@ func (s *suite) deltaNaN(t *testing.T, d tensor.DType) {
 			(token*4+2)*16 + 5, state + 2*c.Dk*c.Dv + 7, state + 2*c.Dk*c.Dv + 7}[input]] = math.NaN()
 		out, last := ref.GatedDeltaForward(g, x.q, x.k, x.v, x.g, x.beta, x.in)
 		y := ref.GatedDeltaBackward(g, x.q, x.k, x.v, x.g, x.beta, x.in, x.dout, x.dlast)
-		b := newBed(t, s.one)
+		b := newBench(t, s.one)
 		results, err := b.delta(&c, x, deltaLayouts{headMajor, headMajor, headMajor})
 		try(t, err)
 		b.finish()
@@ -230,7 +231,7 @@ func (s *suite) deltaNaN(t *testing.T, d tensor.DType) {
 			for at, v := range want {
 				row, head := int64(at)/width, int64(at)%width/(width/c.Hv)
 				if math.IsNaN(v) && !math.IsNaN(got[at]) || math.IsNaN(got[at]) && !(of(row) && head >= 2) {
-					t.Errorf("NaN in %s: row %d, head %d of %s is %v, want %v", name, row, head, c.names()[i], got[at], v)
+					t.Errorf("NaN in %s: token %d, head %d of %s is %v, want %v", name, row, head, c.names()[i], got[at], v)
 					break
 				}
 			}
@@ -239,9 +240,9 @@ func (s *suite) deltaNaN(t *testing.T, d tensor.DType) {
 	}
 }
 
-// deltaSizes holds the sizes of any documents to those of some.
+// deltaSizes checks that the sizes for any documents are at least the sizes for given documents.
 func (s *suite) deltaSizes(t *testing.T, d tensor.DType) {
-	b := newBed(t, s.one)
+	b := newBench(t, s.one)
 	defer b.close()
 	for _, cu := range [][]int64{one(130), bounds(65, 65), bounds(1, 0, 64, 65, 0), bounds(slices.Repeat([]int64{1, 1, 0}, 44)[:130]...), one(0)} {
 		for _, chunk := range []int64{0, 16, 64} {
@@ -252,7 +253,7 @@ func (s *suite) deltaSizes(t *testing.T, d tensor.DType) {
 			a.Cu = nil
 			any := b.dev.GatedDeltaSizes(a)
 			if any.Saved < some.Saved || any.Forward < some.Forward || any.Backward < some.Backward || any.State < some.State {
-				t.Errorf("%v, chunk %d: sizes %+v of any documents, %+v of these", cu, chunk, any, some)
+				t.Errorf("%v, chunk %d: the sizes for any documents are %+v, for these %+v", cu, chunk, any, some)
 			}
 		}
 	}

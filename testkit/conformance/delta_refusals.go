@@ -8,10 +8,9 @@ import (
 	"ulysses/tensor"
 )
 
-// testDeltaRefusals hands the operations of linear attention what would lead them out of their
-// memory. Each must be an error, and the device go on.
+// testDeltaRefusals is testRefusals for the operations of linear attention.
 func testDeltaRefusals(s *suite) {
-	b := newBed(s.t, s.one)
+	b := newBench(s.t, s.one)
 	defer b.close()
 	as := func(d tensor.DType, shape ...int64) tensor.Tensor {
 		return b.inout("x", d, dense, nil, shape...).Tensor
@@ -104,11 +103,11 @@ func testDeltaRefusals(s *suite) {
 	for name, try := range tries {
 		s.t.Run(name, func(t *testing.T) {
 			if c := status.Of(b.settle(try())); c == status.OK || c == status.Internal {
-				t.Errorf("status %v: want a refusal", c)
+				t.Errorf("status %v, want an error other than Internal", c)
 			}
 		})
 	}
-	// else they may all have been refused for another reason
+	// Valid arguments succeed: the errors above are not about something else.
 	s.t.Run("none of these", func(t *testing.T) {
 		y := rule()
 		try(t, b.dev.GatedDeltaForward(b.stream, &y.GatedDelta), b.dev.GatedDeltaBackward(b.stream, y))
@@ -121,7 +120,7 @@ type (
 	makerAs func(d tensor.DType, shape ...int64) tensor.Tensor
 )
 
-func (b *bed) stateRefusals(tries map[string]func() error, f maker, as makerAs, strided maker) {
+func (b *bench) stateRefusals(tries map[string]func() error, f maker, as makerAs, strided maker) {
 	const tokens, heads, dk, dv = 5, 2, 4, 6
 	args := func() (*device.DeltaState, *device.DeltaStateGrad) {
 		q, k, v, g, beta := f(tokens, 1, dk), f(tokens, 1, dk), f(tokens, heads, dv), f(tokens, heads), f(tokens, heads)
@@ -168,7 +167,7 @@ func (b *bed) stateRefusals(tries map[string]func() error, f maker, as makerAs, 
 	}
 }
 
-func (b *bed) convRefusals(tries map[string]func() error, f maker, as makerAs, strided maker) {
+func (b *bench) convRefusals(tries map[string]func() error, f maker, as makerAs, strided maker) {
 	const tokens, channels, width = 5, 6, 4
 	for name, c := range map[string]func(y *device.Conv1dGrad){
 		"documents that do not end":   func(y *device.Conv1dGrad) { y.Cu = []int64{0, 4} },
@@ -198,7 +197,7 @@ func (b *bed) convRefusals(tries map[string]func() error, f maker, as makerAs, s
 	}
 }
 
-func (b *bed) gateRefusals(tries map[string]func() error, f maker, as makerAs, strided maker) {
+func (b *bench) gateRefusals(tries map[string]func() error, f maker, as makerAs, strided maker) {
 	x, wide, other, n5, n3, n7 := f(3, 5), as(tensor.BF16, 3, 5), f(3, 7), f(5), f(3), f(7)
 	for name, try := range map[string]func() error{
 		"GatedRMSNorm of another gate": func() error {

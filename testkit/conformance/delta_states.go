@@ -10,9 +10,9 @@ import (
 	"ulysses/testkit/ref"
 )
 
-// testDeltaStates is about states across stretches of a document, which are cut anywhere. Keys have
-// enough dimensions for a transition that is not the small difference of large numbers: what the
-// sum of a long stretch does to a state is for the cases that are cut.
+// testDeltaStates tests states that are passed between parts of a document, as between ranks. The
+// keys have so many features that the transition matrix is not a small difference of large numbers.
+// The cases of a divided document test long parts.
 func testDeltaStates(s *suite) {
 	for i, c := range []deltaCase{
 		{GatedDelta: ref.GatedDelta{Hk: 1, Hv: 1, Dk: 1, Dv: 1, Cu: one(5)}},
@@ -43,12 +43,12 @@ func testDeltaStates(s *suite) {
 			if i == 1 {
 				c.Hk, c.Hv, c.KeyHead, c.L2Norm = 3, 3, []int64{0, 0, 2}, false
 			}
-			s.typed(func(d tensor.DType, suffix string) { s.stretches(d, suffix, c, cut[0]) })
+			s.typed(func(d tensor.DType, suffix string) { s.dividedCase(d, suffix, c, cut[0]) })
 		}
 	}
 }
 
-// stateWant is that of a result in F32 which is computed of activations of type d.
+// stateWant returns the want of a result in F32 that is computed from activations of type d.
 func stateWant(d tensor.DType, name string, r []float64, p []float32) want {
 	w := both(name, r, p)
 	if w.chain = deltaChain; d != tensor.F32 {
@@ -62,7 +62,7 @@ func (s *suite) stateCase(d tensor.DType, suffix string, c *deltaCase, l deltaLa
 	f := ref.Convert[float32, float64]
 	g, n := &c.GatedDelta, c.T()
 	state, transition := ref.DeltaState(g, x.k, x.v, x.g, x.beta)
-	// what is left of the unit matrix before anything is taken from it
+	// the unit matrix, before terms are subtracted from it
 	decayed := make([]float64, len(transition))
 	for i, m := range transition {
 		transition[i] = float64(float32(m)) // beyond F32 a product of decays is 0
@@ -79,7 +79,7 @@ func (s *suite) stateCase(d tensor.DType, suffix string, c *deltaCase, l deltaLa
 		if whole {
 			results = 2
 		}
-		s.check(fmt.Sprint(c, suffix, ", transition ", whole), wants[:results], func(b *bed) ([]*array, error) {
+		s.check(fmt.Sprint(c, suffix, ", transition ", whole), wants[:results], func(b *bench) ([]*array, error) {
 			a := b.deltaArgs(c, x, l, false)
 			state := b.out("state", tensor.F32, dense, c.Hv, c.Dk, c.Dv)
 			y := &device.DeltaState{K: a.K, V: a.V, G: a.G, Beta: a.Beta, KeyHead: a.KeyHead, L2Norm: a.L2Norm, Chunk: a.Chunk, State: state.Tensor,
@@ -92,7 +92,7 @@ func (s *suite) stateCase(d tensor.DType, suffix string, c *deltaCase, l deltaLa
 			return []*array{state, transition}, b.dev.DeltaState(b.stream, y)
 		})
 	}
-	s.check(fmt.Sprint(c, suffix, ", gradient"), []want{stateWant(d, "dstate", dstate, dstate32)}, func(b *bed) ([]*array, error) {
+	s.check(fmt.Sprint(c, suffix, ", gradient"), []want{stateWant(d, "dstate", dstate, dstate32)}, func(b *bench) ([]*array, error) {
 		a := b.deltaArgs(c, x, l, false)
 		dstate := b.out("dstate", tensor.F32, dense, c.Hv, c.Dk, c.Dv)
 		return []*array{dstate}, b.dev.DeltaStateGrad(b.stream, &device.DeltaStateGrad{Q: a.Q, K: a.K, G: a.G, Beta: a.Beta,
@@ -101,7 +101,7 @@ func (s *suite) stateCase(d tensor.DType, suffix string, c *deltaCase, l deltaLa
 	})
 }
 
-// foldCase writes y elsewhere, and over e.
+// foldCase writes y to memory of its own, and over e.
 func (s *suite) foldCase(heads, k, n int64, nan bool) {
 	r := seeded(52, heads, k, n)
 	m, x, e := normal(r, heads*k*k), normal(r, heads*k*n), normal(r, heads*k*n)
@@ -113,41 +113,41 @@ func (s *suite) foldCase(heads, k, n int64, nan bool) {
 		with := []want{both("y", ref.DeltaFold(heads, k, n, m, x, e, transpose), ref.DeltaFold(heads, k, n, f(m), f(x), f(e), transpose))}
 		without := []want{both("y", ref.DeltaFold(heads, k, n, m, x, nil, transpose), ref.DeltaFold(heads, k, n, f(m), f(x), nil, transpose))}
 		name := fmt.Sprintf("fold of %d heads, %dx%d, transpose %v", heads, k, n, transpose)
-		run := func(b *bed, e tensor.Tensor, y *array) ([]*array, error) {
+		run := func(b *bench, e tensor.Tensor, y *array) ([]*array, error) {
 			return []*array{y}, b.dev.DeltaFold(b.stream, &device.DeltaFold{M: b.in("m", tensor.F32, dense, m, heads, k, k).Tensor,
 				X: b.in("x", tensor.F32, shifted, x, heads, k, n).Tensor, E: e, Y: y.Tensor, Transpose: transpose})
 		}
-		s.check(name, with, func(b *bed) ([]*array, error) {
+		s.check(name, with, func(b *bench) ([]*array, error) {
 			return run(b, b.in("e", tensor.F32, dense, e, heads, k, n).Tensor, b.out("y", tensor.F32, shifted, heads, k, n))
 		})
-		s.check(name+", over e", with, func(b *bed) ([]*array, error) {
+		s.check(name+", over e", with, func(b *bench) ([]*array, error) {
 			y := b.inout("e", tensor.F32, dense, e, heads, k, n)
 			return run(b, y.Tensor, y)
 		})
-		s.check(name+" alone", without, func(b *bed) ([]*array, error) {
+		s.check(name+" alone", without, func(b *bench) ([]*array, error) {
 			return run(b, tensor.Tensor{}, b.out("y", tensor.F32, dense, heads, k, n))
 		})
 	}
 }
 
-// stretches cuts one document in two, as ranks do: the first part's state and transition make the
-// state that the second begins with, and the second's make the gradient that the first ends with.
-// Results are those of the document in one.
-func (s *suite) stretches(d tensor.DType, suffix string, c *deltaCase, at int64) {
+// dividedCase divides one document at a token, as ranks do. The map of the first half gives the
+// state before the second half, and the map of the second half gives the gradient of the state
+// after the first half. The results are the results of the whole document.
+func (s *suite) dividedCase(d tensor.DType, suffix string, c *deltaCase, at int64) {
 	x := newDeltaInput(d, c, seeded(53, c.T(), c.Hv, c.Dk, c.Dv))
 	name := fmt.Sprint(c, suffix, ", cut at ", at)
 	wants := slices.Clone(deltaWant(name, c, x))
 	for i := range wants { // there are more roundings than in a plain implementation of the whole
 		wants[i].plain = nil
 	}
-	s.check(name, wants, func(b *bed) ([]*array, error) { return b.stretches(c, x, at) })
+	s.check(name, wants, func(b *bench) ([]*array, error) { return b.divided(c, x, at) })
 }
 
-func (b *bed) stretches(c *deltaCase, x deltaInput, at int64) ([]*array, error) {
+func (b *bench) divided(c *deltaCase, x deltaInput, at int64) ([]*array, error) {
 	l := deltaLayouts{headMajor, padded, headMajor}
 	a := b.deltaArgs(c, x, l, false)
 	out, y, results := b.deltaGrad(a, c, x, l)
-	first, second := part(*y, 0, at), part(*y, at, c.T())
+	first, second := half(*y, 0, at), half(*y, at, c.T())
 	states := func(name string) tensor.Tensor { return b.out(name, tensor.F32, dense, c.Hv, c.Dk, c.Dv).Tensor }
 	list := func(t tensor.Tensor) tensor.Tensor { return t.View(1, c.Hv, c.Dk, c.Dv) }
 	between, dbetween := states("state between"), states("dstate between")
@@ -162,14 +162,14 @@ func (b *bed) stretches(c *deltaCase, x deltaInput, at int64) ([]*array, error) 
 	}
 	scratch := func(bytes int64) tensor.Tensor { return b.out("workspace", tensor.U8, dense, bytes).Tensor }
 	summary := func(y *device.GatedDeltaGrad) (state, transition tensor.Tensor) {
-		state, transition = states("state of a stretch"), b.out("transition", tensor.F32, dense, c.Hv, c.Dk, c.Dk).Tensor
+		state, transition = states("state of a half"), b.out("transition", tensor.F32, dense, c.Hv, c.Dk, c.Dk).Tensor
 		try(b.dev.DeltaState(b.stream, &device.DeltaState{K: y.K, V: y.V, G: y.G, Beta: y.Beta, KeyHead: y.KeyHead, L2Norm: y.L2Norm, Chunk: y.Chunk,
 			State: state, Transition: transition, Workspace: scratch(b.dev.GatedDeltaSizes(&y.GatedDelta).State)}))
 		return state, transition
 	}
 	state, transition := summary(&first)
 	try(b.dev.DeltaFold(b.stream, &device.DeltaFold{M: transition, X: a.StateIn.Select(0, 0), E: state, Y: between}))
-	dstate := states("dstate of a stretch")
+	dstate := states("dstate of a half")
 	try(b.dev.DeltaStateGrad(b.stream, &device.DeltaStateGrad{Q: second.Q, K: second.K, G: second.G, Beta: second.Beta, DOut: second.DOut, KeyHead: second.KeyHead,
 		L2Norm: second.L2Norm, Scale: second.Scale, Chunk: second.Chunk, DState: dstate, Workspace: scratch(b.dev.GatedDeltaSizes(&second.GatedDelta).State)}))
 	_, transition = summary(&second)
@@ -183,8 +183,8 @@ func (b *bed) stretches(c *deltaCase, x deltaInput, at int64) ([]*array, error) 
 	return append(out, results...), err
 }
 
-// part is a call on tokens [lo, hi) of another's, as one document.
-func part(y device.GatedDeltaGrad, lo, hi int64) device.GatedDeltaGrad {
+// half returns the arguments of a call on the tokens [lo, hi) of another call, as one document.
+func half(y device.GatedDeltaGrad, lo, hi int64) device.GatedDeltaGrad {
 	for _, t := range []*tensor.Tensor{&y.Q, &y.K, &y.V, &y.Out, &y.G, &y.Beta, &y.DOut, &y.DQ, &y.DK, &y.DV, &y.DG, &y.DBeta} {
 		*t = t.Slice(0, lo, hi)
 	}

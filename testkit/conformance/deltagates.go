@@ -11,7 +11,7 @@ import (
 	"ulysses/testkit/ref"
 )
 
-// gatesInput are the values of one case: a, b, dg and dbeta [rows, heads], the parameters and their
+// gatesInput has the values of a case: a, b, dg and dbeta [tokens, heads], the parameters and their
 // gradients [heads].
 type gatesInput struct {
 	rows, heads              int64
@@ -19,7 +19,7 @@ type gatesInput struct {
 	alog, bias, dalog, dbias []float64
 }
 
-// newGatesInput has a and b in type d, parameters in type p.
+// newGatesInput returns random values: a and b of type d, parameters of type p.
 func newGatesInput(d, p tensor.DType, rows, heads int64) gatesInput {
 	r := seeded(42, rows, heads)
 	n := rows * heads
@@ -31,7 +31,7 @@ func newGatesInput(d, p tensor.DType, rows, heads int64) gatesInput {
 	return x
 }
 
-func (b *bed) gates(d, p tensor.DType, l layout, x gatesInput) ([]*array, error) {
+func (b *bench) gates(d, p tensor.DType, l layout, x gatesInput) ([]*array, error) {
 	rows, heads := x.rows, x.heads
 	g, beta := b.out("g", tensor.F32, l, rows, heads), b.out("beta", tensor.F32, padded, rows, heads)
 	return []*array{g, beta}, b.dev.DeltaGatesForward(b.stream, &device.DeltaGates{
@@ -39,8 +39,8 @@ func (b *bed) gates(d, p tensor.DType, l layout, x gatesInput) ([]*array, error)
 		ALog: b.in("alog", p, shifted, x.alog, heads).Tensor, DtBias: b.in("dtbias", p, dense, x.bias, heads).Tensor, G: g.Tensor, Beta: beta.Tensor})
 }
 
-// gatesGrad writes da and db over a and b if in place.
-func (b *bed) gatesGrad(d, p tensor.DType, l layout, x gatesInput, inPlace bool) ([]*array, error) {
+// gatesGrad runs backward. In place, da and db overwrite a and b.
+func (b *bench) gatesGrad(d, p tensor.DType, l layout, x gatesInput, inPlace bool) ([]*array, error) {
 	rows, heads := x.rows, x.heads
 	y := &device.DeltaGatesGrad{ALog: b.in("alog", p, shifted, x.alog, heads).Tensor, DtBias: b.in("dtbias", p, dense, x.bias, heads).Tensor,
 		DG: b.in("dg", tensor.F32, padded, x.dg, rows, heads).Tensor, DBeta: b.in("dbeta", tensor.F32, l, x.dbeta, rows, heads).Tensor}
@@ -101,18 +101,19 @@ func (s *suite) gatesCase(d, p tensor.DType, suffix string, rows, heads int64, l
 	}
 	wants[4].sizes, wants[5].sizes = sizeA, sizeBias
 	name := fmt.Sprintf("%dx%d %v%s", rows, heads, l, suffix)
-	s.check(name, wants[:2], func(b *bed) ([]*array, error) { return b.gates(d, p, l, x) })
+	s.check(name, wants[:2], func(b *bench) ([]*array, error) { return b.gates(d, p, l, x) })
 	for _, inPlace := range []bool{false, true} {
-		s.check(fmt.Sprint(name, " backward, in place ", inPlace), wants[2:], func(b *bed) ([]*array, error) { return b.gatesGrad(d, p, l, x, inPlace) })
+		s.check(fmt.Sprint(name, " backward, in place ", inPlace), wants[2:], func(b *bench) ([]*array, error) { return b.gatesGrad(d, p, l, x, inPlace) })
 	}
 }
 
-// gatesAlone runs all heads, then each group alone: a rank that holds some heads has the same bits.
+// gatesAlone runs all heads, then ranges of them, as on a rank that has some of the heads. The bits
+// are equal.
 func (s *suite) gatesAlone(t *testing.T, d tensor.DType) {
 	const rows, heads = 1100, 7
 	x := newGatesInput(d, d, rows, heads)
 	run := func(x gatesInput) [][]byte {
-		return s.bits(t, func(b *bed) ([]*array, error) {
+		return s.bits(t, func(b *bench) ([]*array, error) {
 			forward, err := b.gates(d, d, padded, x)
 			if err != nil {
 				return nil, err
@@ -129,7 +130,7 @@ func (s *suite) gatesAlone(t *testing.T, d tensor.DType) {
 		alone := run(gatesInput{rows, n, cut(x.a), cut(x.b), cut(x.dg), cut(x.dbeta), cut(x.alog), cut(x.bias), cut(x.dalog), cut(x.dbias)})
 		for i := range alone {
 			if !bytes.Equal(alone[i], columns(all[i], heads*size[i], lo*size[i], n*size[i])) {
-				t.Errorf("%s of heads %v alone has other bits than among %d", names[i], part, heads)
+				t.Errorf("%s of heads %v alone differs in bits from the run of %d heads", names[i], part, heads)
 			}
 		}
 	}

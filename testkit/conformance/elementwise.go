@@ -16,14 +16,14 @@ func testFill(s *suite) {
 				for i := range x {
 					x[i] = 7
 				}
-				s.check(fmt.Sprintf("%v%v %v", d, shape, l), []want{{name: "dst", ref: x, exact: true}}, func(b *bed) ([]*array, error) {
+				s.check(fmt.Sprintf("%v%v %v", d, shape, l), []want{{name: "dst", ref: x, exact: true}}, func(b *bench) ([]*array, error) {
 					dst := b.out("dst", d, l, shape...)
 					return []*array{dst}, b.dev.Fill(b.stream, dst.Tensor, 7)
 				})
 			}
 		}
 	}
-	s.check("-inf", []want{{name: "dst", ref: []float64{math.Inf(-1), math.Inf(-1)}, exact: true}}, func(b *bed) ([]*array, error) {
+	s.check("-inf", []want{{name: "dst", ref: []float64{math.Inf(-1), math.Inf(-1)}, exact: true}}, func(b *bench) ([]*array, error) {
 		dst := b.out("dst", tensor.F32, dense, 2)
 		return []*array{dst}, b.dev.Fill(b.stream, dst.Tensor, math.Inf(-1))
 	})
@@ -48,15 +48,15 @@ func (s *suite) addCases(d tensor.DType, suffix string) {
 		if i%2 == 1 {
 			la, lb = padded, shifted
 		}
-		s.check(name, wants, func(b *bed) ([]*array, error) {
+		s.check(name, wants, func(b *bench) ([]*array, error) {
 			a, c, dst := b.in("a", d, la, x, shape...), b.in("b", d, lb, y, shape...), b.out("dst", d, lb, shape...)
 			return []*array{dst}, b.dev.Add(b.stream, dst.Tensor, a.Tensor, c.Tensor)
 		})
-		s.check(name+" into a", wants, func(b *bed) ([]*array, error) {
+		s.check(name+" into a", wants, func(b *bench) ([]*array, error) {
 			a, c := b.inout("a", d, la, x, shape...), b.in("b", d, lb, y, shape...)
 			return []*array{a}, b.dev.Add(b.stream, a.Tensor, a.Tensor, c.Tensor)
 		})
-		s.check(name+" into b", wants, func(b *bed) ([]*array, error) {
+		s.check(name+" into b", wants, func(b *bench) ([]*array, error) {
 			a, c := b.in("a", d, la, x, shape...), b.inout("b", d, lb, y, shape...)
 			return []*array{c}, b.dev.Add(b.stream, c.Tensor, a.Tensor, c.Tensor)
 		})
@@ -72,7 +72,7 @@ func (s *suite) scaleCases(d tensor.DType, suffix string) {
 		for i := range y {
 			y[i] = float64(float32(x[i]) * float32(0.3))
 		}
-		s.check(fmt.Sprint(n, suffix), []want{want{name: "x", ref: y, exact: true}.as(d)}, func(b *bed) ([]*array, error) {
+		s.check(fmt.Sprint(n, suffix), []want{want{name: "x", ref: y, exact: true}.as(d)}, func(b *bench) ([]*array, error) {
 			a := b.inout("x", d, shifted, x, n)
 			return []*array{a}, b.dev.Scale(b.stream, a.Tensor, 0.3)
 		})

@@ -16,7 +16,7 @@ func testEmbedding(s *suite) {
 		}
 	}
 	for _, id := range []float64{-1, 4, 1 << 30} {
-		b := newBed(s.t, s.one)
+		b := newBench(s.t, s.one)
 		y := b.out("y", tensor.F32, dense, 2, 3)
 		ids := b.in("ids", tensor.I32, dense, []float64{0, id}, 2)
 		table := b.inout("table", tensor.F32, dense, make([]float64, 12), 4, 3)
@@ -25,7 +25,7 @@ func testEmbedding(s *suite) {
 			"backward": b.settle(b.dev.EmbeddingBackward(b.stream, &device.EmbeddingGrad{IDs: ids.Tensor, DY: y.Tensor, DTable: table.Tensor})),
 		} {
 			if status.Of(err) != status.Internal {
-				s.t.Errorf("%s: id %v of 4 gives %v, want an error of kind Internal", name, id, err)
+				s.t.Errorf("%s: id %v of 4 gives %v, want status Internal", name, id, err)
 			}
 		}
 		b.close()
@@ -43,13 +43,13 @@ func (s *suite) embeddingCase(d tensor.DType, suffix string, vocab, n, tokens in
 	plain := both("dtable", sum, sum32)
 	plain.exact, plain.ref = true, plain.plain // the order of additions is part of the contract
 	name := fmt.Sprint(vocab, n, tokens, l, suffix)
-	s.check(name, []want{{name: "y", ref: ref.Embedding(n, table, ids), exact: true}}, func(b *bed) ([]*array, error) {
+	s.check(name, []want{{name: "y", ref: ref.Embedding(n, table, ids), exact: true}}, func(b *bench) ([]*array, error) {
 		y := b.out("y", d, l, tokens, n)
 		return []*array{y}, b.dev.EmbeddingForward(b.stream, &device.Embedding{
 			Table: b.in("table", d, l, table, vocab, n).Tensor,
 			IDs:   b.in("ids", tensor.I32, shifted, floats(ids), tokens).Tensor, Y: y.Tensor})
 	})
-	s.check(name+" backward", []want{plain}, func(b *bed) ([]*array, error) {
+	s.check(name+" backward", []want{plain}, func(b *bench) ([]*array, error) {
 		dtable := b.inout("dtable", tensor.F32, l, was, vocab, n)
 		return []*array{dtable}, b.dev.EmbeddingBackward(b.stream, &device.EmbeddingGrad{
 			IDs: b.in("ids", tensor.I32, dense, floats(ids), tokens).Tensor,
@@ -57,8 +57,8 @@ func (s *suite) embeddingCase(d tensor.DType, suffix string, vocab, n, tokens in
 	})
 }
 
-// settle is the error of an operation, or of the stream when the operation was only enqueued.
-func (b *bed) settle(err error) error {
+// settle returns the error of an operation, or of the stream if the operation was enqueued.
+func (b *bench) settle(err error) error {
 	if err != nil {
 		return err
 	}

@@ -10,13 +10,13 @@ import (
 	"ulysses/testkit/ref"
 )
 
-// reserved is address space of which only the touched pages exist.
+// reserved is address space in which only accessed pages have memory.
 type reserved struct{ memory []byte }
 
 func (r *reserved) Pointer() unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData(r.memory)) }
 func (r *reserved) Bytes() int64            { return int64(len(r.memory)) }
 
-// fails only for memory that is not mapped
+// Munmap fails only for memory that is not mapped
 func (r *reserved) Free() { _ = syscall.Munmap(r.memory) }
 
 func reserve(bytes int64) (device.Buffer, error) {
@@ -28,11 +28,11 @@ func reserve(bytes int64) (device.Buffer, error) {
 	return &reserved{m}, nil
 }
 
-// testFar has strides beyond 2³¹ elements, where an offset in 32 bits ends elsewhere: a gigabyte of
-// activations has them.
+// testFar has strides of more than 2³¹ elements, for which a 32-bit offset overflows. Activations
+// of some gigabytes have such strides.
 func testFar(s *suite) {
 	if s.one.Info().Place != tensor.Host && !s.emulated() {
-		s.t.Skipf("SKIPPED: strides beyond 2^31 need sparse memory, which %s has not", s.one.Info().Name)
+		s.t.Skipf("SKIPPED: strides beyond 2^31 need sparse memory, which %s does not have", s.one.Info().Name)
 	}
 	s.t.Setenv("ULYSSES_EMULATED_HOST", "1") // the emulated GPU refuses host memory otherwise
 	b, err := reserve(40 << 30)
@@ -70,7 +70,7 @@ func testFar(s *suite) {
 		s.typed(func(d tensor.DType, suffix string) {
 			s.deltaCase(d, fmt.Sprint("gated delta ", i, suffix), c, deltaLayouts{l, l, l})
 			x := newAttentionInput(d, g, seeded(30))
-			s.check(fmt.Sprint("attention ", i, suffix), attentionWant("far"+suffix, g, x), func(b *bed) ([]*array, error) { return b.attention(g, x, l, l) })
+			s.check(fmt.Sprint("attention ", i, suffix), attentionWant("far"+suffix, g, x), func(b *bench) ([]*array, error) { return b.attention(g, x, l, l) })
 		})
 	}
 }

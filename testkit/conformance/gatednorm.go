@@ -23,7 +23,7 @@ func testGatedRMSNorm(s *suite) {
 	}
 }
 
-// gates are values of a gate: far out on both sides, too.
+// gates returns values of a gate, with large ones of both signs.
 func gates(d tensor.DType, x []float64) []float64 {
 	for i := range x {
 		x[i] *= 3
@@ -53,28 +53,28 @@ func (s *suite) gatedNormCase(d tensor.DType, suffix string, shape []int64, lx, 
 	forward := []want{both("y", y, y32).as(d), both("rstd", rstd, rstd32)}
 	backward := []want{both("dx", dx, dx32).as(d), both("dgate", dgate, dgate32).as(d), both("dw", dw64, dw32)}
 	name := fmt.Sprint(shape, lx, ly, suffix)
-	run := func(b *bed, x, y *array) ([]*array, error) {
+	run := func(b *bench, x, y *array) ([]*array, error) {
 		saved := b.out("rstd", tensor.F32, shifted, rows)
 		return []*array{y, saved}, b.dev.GatedRMSNormForward(b.stream, &device.GatedRMSNorm{X: x.Tensor, Y: y.Tensor, RStd: saved.Tensor, Eps: eps,
 			Gate: b.in("gate", d, ly, gate, shape...).Tensor, W: b.in("w", d, shifted, w, n).Tensor})
 	}
-	s.check(name, forward, func(b *bed) ([]*array, error) {
+	s.check(name, forward, func(b *bench) ([]*array, error) {
 		return run(b, b.in("x", d, lx, x, shape...), b.out("y", d, ly, shape...))
 	})
-	s.check(name+" in place", forward, func(b *bed) ([]*array, error) {
+	s.check(name+" in place", forward, func(b *bench) ([]*array, error) {
 		y := b.inout("x", d, lx, x, shape...)
 		return run(b, y, y)
 	})
-	back := func(b *bed, gate, dy, dx, dgate *array) ([]*array, error) {
+	back := func(b *bench, gate, dy, dx, dgate *array) ([]*array, error) {
 		weights := b.inout("dw", tensor.F32, shifted, dw, n)
 		return []*array{dx, dgate, weights}, b.dev.GatedRMSNormBackward(b.stream, &device.GatedRMSNormGrad{
 			X: b.in("x", d, lx, x, shape...).Tensor, W: b.in("w", d, dense, w, n).Tensor, RStd: b.in("rstd", tensor.F32, dense, rstd, rows).Tensor,
 			Gate: gate.Tensor, DY: dy.Tensor, DX: dx.Tensor, DGate: dgate.Tensor, DW: weights.Tensor})
 	}
-	s.check(name+" backward", backward, func(b *bed) ([]*array, error) {
+	s.check(name+" backward", backward, func(b *bench) ([]*array, error) {
 		return back(b, b.in("gate", d, ly, gate, shape...), b.in("dy", d, lx, dy, shape...), b.out("dx", d, ly, shape...), b.out("dgate", d, lx, shape...))
 	})
-	s.check(name+" backward in place", backward, func(b *bed) ([]*array, error) {
+	s.check(name+" backward in place", backward, func(b *bench) ([]*array, error) {
 		gate, dy := b.inout("gate", d, lx, gate, shape...), b.inout("dy", d, ly, dy, shape...)
 		return back(b, gate, dy, dy, gate)
 	})
@@ -107,24 +107,24 @@ func (s *suite) sigmoidGateCase(d tensor.DType, suffix string, shape []int64, lx
 	forward := []want{both("y", ref.SigmoidGate(x, gate), ref.SigmoidGate(f(x), f(gate))).as(d)}
 	backward := []want{both("dx", dx, dx32).as(d), both("dgate", dgate, dgate32).as(d)}
 	name := fmt.Sprint(shape, lx, ly, suffix)
-	s.check(name, forward, func(b *bed) ([]*array, error) {
+	s.check(name, forward, func(b *bench) ([]*array, error) {
 		y := b.out("y", d, ly, shape...)
 		return []*array{y}, b.dev.SigmoidGateForward(b.stream, &device.SigmoidGate{
 			X: b.in("x", d, lx, x, shape...).Tensor, Gate: b.in("gate", d, ly, gate, shape...).Tensor, Y: y.Tensor})
 	})
-	s.check(name+" in place", forward, func(b *bed) ([]*array, error) {
+	s.check(name+" in place", forward, func(b *bench) ([]*array, error) {
 		y := b.inout("x", d, lx, x, shape...)
 		return []*array{y}, b.dev.SigmoidGateForward(b.stream, &device.SigmoidGate{
 			X: y.Tensor, Gate: b.in("gate", d, ly, gate, shape...).Tensor, Y: y.Tensor})
 	})
-	back := func(b *bed, gate, dy, dx, dgate *array) ([]*array, error) {
+	back := func(b *bench, gate, dy, dx, dgate *array) ([]*array, error) {
 		return []*array{dx, dgate}, b.dev.SigmoidGateBackward(b.stream, &device.SigmoidGateGrad{X: b.in("x", d, lx, x, shape...).Tensor,
 			Gate: gate.Tensor, DY: dy.Tensor, DX: dx.Tensor, DGate: dgate.Tensor})
 	}
-	s.check(name+" backward", backward, func(b *bed) ([]*array, error) {
+	s.check(name+" backward", backward, func(b *bench) ([]*array, error) {
 		return back(b, b.in("gate", d, ly, gate, shape...), b.in("dy", d, lx, dy, shape...), b.out("dx", d, ly, shape...), b.out("dgate", d, lx, shape...))
 	})
-	s.check(name+" backward in place", backward, func(b *bed) ([]*array, error) {
+	s.check(name+" backward in place", backward, func(b *bench) ([]*array, error) {
 		gate, dy := b.inout("gate", d, lx, gate, shape...), b.inout("dy", d, ly, dy, shape...)
 		return back(b, gate, dy, dy, gate)
 	})

@@ -24,7 +24,7 @@ func testGemm(s *suite) {
 					p := newGemm(d, c, z[0], z[1], z[2], mode)
 					s.gemmCase(p, shifted, turned)
 					for j, la := range layouts { // all nine pairs, three with each mode
-						// half of them, which are others for the next size
+						// half of the cases, a different half for the next size
 						if s.emulated() && (i+j+mode)%2 == 0 {
 							continue
 						}
@@ -37,7 +37,7 @@ func testGemm(s *suite) {
 	})
 }
 
-// outputs are the types of a product of matrices of type d.
+// outputs returns the result types of a product of matrices of type d.
 func outputs(d tensor.DType) []tensor.DType {
 	if d == tensor.F32 {
 		return []tensor.DType{d}
@@ -45,7 +45,8 @@ func outputs(d tensor.DType) []tensor.DType {
 	return []tensor.DType{d, tensor.F32}
 }
 
-// gemm is a product with its result; mode is 0 for no addend, 1 for a bias, 2 to accumulate.
+// gemm is a matrix product and its expected result. mode 0 adds nothing, 1 adds a bias, 2
+// accumulates.
 type gemm struct {
 	d, to         tensor.DType // of a, b and bias, and of c
 	m, n, k       int64
@@ -72,7 +73,7 @@ func newGemm(d, to tensor.DType, m, n, k int64, mode int) *gemm {
 }
 
 func (s *suite) gemmCase(p *gemm, la, lb layout) {
-	s.check(fmt.Sprintf("%dx%dx%d %v %v %d %v to %v", p.m, p.n, p.k, la, lb, p.mode, p.d, p.to), []want{p.want}, func(b *bed) ([]*array, error) {
+	s.check(fmt.Sprintf("%dx%dx%d %v %v %d %v to %v", p.m, p.n, p.k, la, lb, p.mode, p.d, p.to), []want{p.want}, func(b *bench) ([]*array, error) {
 		g := &device.Gemm{
 			A: b.in("a", p.d, la, p.a, p.m, p.k).Tensor,
 			B: b.in("b", p.d, lb, p.b, p.k, p.n).Tensor,
@@ -93,7 +94,7 @@ func (s *suite) gemmNaN(d tensor.DType) {
 	a[7*k+29] = math.NaN()
 	x[3*n+69] = math.Inf(1)
 	w := want{name: "c", ref: ref.Gemm(m, n, k, a, x, nil, nil)}.as(d)
-	s.check("NaN and infinity "+d.String(), []want{w}, func(b *bed) ([]*array, error) {
+	s.check("NaN and infinity "+d.String(), []want{w}, func(b *bench) ([]*array, error) {
 		out := b.out("c", d, dense, m, n)
 		return []*array{out}, b.dev.Gemm(b.stream, &device.Gemm{
 			A: b.in("a", d, dense, a, m, k).Tensor, B: b.in("b", d, dense, x, k, n).Tensor, C: out.Tensor})

@@ -2,7 +2,7 @@ package conformance
 
 import "testing"
 
-// fails counts the errors of a comparison.
+// fails counts the failures of a comparison.
 type fails struct {
 	testing.TB
 	n int
@@ -11,8 +11,8 @@ type fails struct {
 func (f *fails) Helper()               {}
 func (f *fails) Errorf(string, ...any) { f.n++ }
 
-// TestAHeadOfItsOwnSize: an error that is 1e-7 of a tensor and all of one head's gradient fails by
-// heads, and by heads alone.
+// An error of 1e-7 of a tensor that is as large as one head's gradient fails only if heads are
+// compared separately.
 func TestAHeadOfItsOwnSize(t *testing.T) {
 	ref := []float64{1, 1e-7, -2, 2e-7} // [tokens, heads]
 	plain := append([]float64{}, ref...)

@@ -8,8 +8,8 @@ import (
 	"ulysses/tensor"
 )
 
-// testHost copies between the host and the device: host memory is dense, the device's any view.
-// Types may differ as in testCast.
+// testHost copies between host and device. Host tensors are dense, device tensors have any strides.
+// Types may differ, see testCast.
 func testHost(s *suite) {
 	type pair struct{ host, dev tensor.DType }
 	pairs := []pair{{tensor.F32, tensor.BF16}, {tensor.BF16, tensor.F32}}
@@ -38,12 +38,12 @@ func (s *suite) hostCase(host, dev tensor.DType, l layout, shape []int64) {
 		}
 	}
 	name := fmt.Sprintf("%v%v %v as %v", host, shape, l, dev)
-	s.check(name+" in", []want{want{name: "dst", ref: x, exact: true}.as(dev)}, func(b *bed) ([]*array, error) {
+	s.check(name+" in", []want{want{name: "dst", ref: x, exact: true}.as(dev)}, func(b *bench) ([]*array, error) {
 		dst := b.out("dst", dev, l, shape...)
 		return []*array{dst}, b.dev.Copy(b.stream, dst.Tensor, hostTensor(host, x, shape))
 	})
 	from := rounded(dev, x)
-	s.check(name+" out", []want{want{name: "dst", ref: rounded(host, from), exact: true}}, func(b *bed) ([]*array, error) {
+	s.check(name+" out", []want{want{name: "dst", ref: rounded(host, from), exact: true}}, func(b *bench) ([]*array, error) {
 		src, memory := b.in("src", dev, l, from, shape...), hostTensor(host, make([]float64, n), shape)
 		if err := b.dev.Copy(b.stream, memory, src.Tensor); err != nil {
 			return nil, err
@@ -56,7 +56,7 @@ func (s *suite) hostCase(host, dev tensor.DType, l layout, shape []int64) {
 	})
 }
 
-// hostTensor is values in Go memory.
+// hostTensor returns a tensor of values in Go memory.
 func hostTensor(d tensor.DType, x []float64, shape []int64) tensor.Tensor {
 	memory := make([]byte, int64(len(x))*d.Size()+8)
 	for i, v := range x {

@@ -40,13 +40,13 @@ func (s *suite) normCase(d tensor.DType, suffix string, shape []int64, lx, ly la
 	y32, rstd32 := ref.RMSNorm(n, f(x), f(w), float32(centre), eps)
 	name := fmt.Sprint(shape, lx, ly, " centre ", centre, suffix)
 	forward := []want{both("y", y, y32).as(d), both("rstd", rstd, rstd32)}
-	s.check(name, forward, func(b *bed) ([]*array, error) {
+	s.check(name, forward, func(b *bench) ([]*array, error) {
 		out, saved := b.out("y", d, ly, shape...), b.out("rstd", tensor.F32, shifted, rows)
 		return []*array{out, saved}, b.dev.RMSNormForward(b.stream, &device.RMSNorm{
 			X: b.in("x", d, lx, x, shape...).Tensor, W: b.in("w", d, shifted, w, n).Tensor,
 			Y: out.Tensor, RStd: saved.Tensor, Eps: eps, Centre: centre})
 	})
-	s.check(name+" in place", forward, func(b *bed) ([]*array, error) {
+	s.check(name+" in place", forward, func(b *bench) ([]*array, error) {
 		out, saved := b.inout("x", d, lx, x, shape...), b.out("rstd", tensor.F32, dense, rows)
 		return []*array{out, saved}, b.dev.RMSNormForward(b.stream, &device.RMSNorm{
 			X: out.Tensor, W: b.in("w", d, dense, w, n).Tensor, Y: out.Tensor, RStd: saved.Tensor, Eps: eps, Centre: centre})
@@ -60,20 +60,20 @@ func (s *suite) normCase(d tensor.DType, suffix string, shape []int64, lx, ly la
 		}
 	}
 	backward := []want{both("dx", dx, dx32).as(d), both("dw", dw64, dw32)}
-	grad := func(b *bed, dyl layout) (*device.RMSNormGrad, *array) {
+	grad := func(b *bench, dyl layout) (*device.RMSNormGrad, *array) {
 		weights := b.inout("dw", tensor.F32, shifted, dw, n)
 		return &device.RMSNormGrad{
 			X: b.in("x", d, lx, x, shape...).Tensor, W: b.in("w", d, dense, w, n).Tensor,
 			RStd: b.in("rstd", tensor.F32, dense, rstd, rows).Tensor, DW: weights.Tensor, AddDX: add, Centre: centre}, weights
 	}
-	s.check(name+" backward", backward, func(b *bed) ([]*array, error) {
+	s.check(name+" backward", backward, func(b *bench) ([]*array, error) {
 		a, weights := grad(b, ly)
 		out := b.inout("dx", d, lx, was, shape...)
 		a.DY, a.DX = b.in("dy", d, ly, dy, shape...).Tensor, out.Tensor
 		return []*array{out, weights}, b.dev.RMSNormBackward(b.stream, a)
 	})
 	if !add {
-		s.check(name+" backward in place", backward, func(b *bed) ([]*array, error) {
+		s.check(name+" backward in place", backward, func(b *bench) ([]*array, error) {
 			a, weights := grad(b, ly)
 			out := b.inout("dy", d, ly, dy, shape...)
 			a.DY, a.DX = out.Tensor, out.Tensor

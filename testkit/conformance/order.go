@@ -11,19 +11,19 @@ import (
 	"ulysses/testkit/ref"
 )
 
-// testOrder is about time: what streams and events promise, and what a caller may do once a call
-// has returned. A device that is done when it returns passes without effort.
+// testOrder tests the order of streams and events, and that a caller may change arguments after a
+// call has returned. A device whose operations are complete when the call returns passes trivially.
 func testOrder(s *suite) {
 	s.t.Run("a stream runs in order", s.streamOrder)
 	s.t.Run("events order two streams", s.eventOrder)
-	s.t.Run("a wait is for the last mark before it", s.lastMark)
-	s.t.Run("an event without a mark holds nobody up", s.noMark)
-	s.t.Run("the host waits for a mark", s.hostWaits)
+	s.t.Run("a wait is for the last recording before it", s.lastMark)
+	s.t.Run("an event that was never recorded does not block", s.noMark)
+	s.t.Run("the host waits for a recording", s.hostWaits)
 	s.t.Run("arguments are the caller's again", s.argumentsReturn)
 }
 
 // streams opens n more streams and events on the device of b.
-func (b *bed) streams(t *testing.T, n int) (streams []device.Stream, events []device.Event) {
+func (b *bench) streams(t *testing.T, n int) (streams []device.Stream, events []device.Event) {
 	for range n {
 		s, err := b.dev.NewStream()
 		if err != nil {
@@ -40,8 +40,8 @@ func (b *bed) streams(t *testing.T, n int) (streams []device.Stream, events []de
 	return streams, events
 }
 
-// value is the one number that x holds, as stream s brings it.
-func (b *bed) value(t *testing.T, s device.Stream, x tensor.Tensor) float64 {
+// value returns the first element of x, copied to the host on stream s.
+func (b *bench) value(t *testing.T, s device.Stream, x tensor.Tensor) float64 {
 	host := []float32{float32(math.NaN())}
 	try(t, b.dev.Copy(s, tensor.OfFloat32(host, 1), x.Slice(0, 0, 1)), s.Sync())
 	return float64(host[0])
@@ -58,23 +58,24 @@ func try(t *testing.T, errs ...error) {
 
 const (
 	rounds = 12
-	length = 70000 // of the tensor that the operations work on: long enough to be seen unfinished
+	length = 70000 // elements of tensors: long enough that an unfinished operation is visible
 )
 
-// zeros and ones are the tensors that the operations work on.
-func (b *bed) zeros() tensor.Tensor {
+// zeros returns the tensor on which operations run.
+func (b *bench) zeros() tensor.Tensor {
 	return b.inout("x", tensor.F32, dense, make([]float64, length), length).Tensor
 }
 
-// twiceAndOne is x ← 2x + 1, in two operations on one stream or on two: done out of order it gives
-// another number.
-func (b *bed) twiceAndOne(t *testing.T, double, add device.Stream, x, one tensor.Tensor, between func()) {
+// twiceAndOne computes x ← 2x + 1, in two operations on one stream or on two. In another order they
+// give another number.
+func (b *bench) twiceAndOne(t *testing.T, double, add device.Stream, x, one tensor.Tensor, between func()) {
 	try(t, b.dev.Scale(double, x, 2))
 	between()
 	try(t, b.dev.Add(add, x, x, one))
 }
 
-func (b *bed) ones() tensor.Tensor {
+// ones returns a tensor of ones.
+func (b *bench) ones() tensor.Tensor {
 	x := make([]float64, length)
 	for i := range x {
 		x[i] = 1
@@ -85,7 +86,7 @@ func (b *bed) ones() tensor.Tensor {
 const afterRounds = 1<<rounds - 1
 
 func (s *suite) streamOrder(t *testing.T) {
-	b := newBed(t, s.one)
+	b := newBench(t, s.one)
 	defer b.close()
 	x, one := b.zeros(), b.ones()
 	for range rounds {
@@ -96,9 +97,9 @@ func (s *suite) streamOrder(t *testing.T) {
 	}
 }
 
-// eventOrder passes x back and forth between two streams, each operation after a mark of the other.
+// eventOrder runs operations on x in turn on two streams, each after an event of the other.
 func (s *suite) eventOrder(t *testing.T) {
-	b := newBed(t, s.one)
+	b := newBench(t, s.one)
 	defer b.close()
 	x, one := b.zeros(), b.ones()
 	streams, events := b.streams(t, 2)
@@ -106,17 +107,17 @@ func (s *suite) eventOrder(t *testing.T) {
 		b.twiceAndOne(t, streams[0], streams[1], x, one, func() { try(t, streams[0].Record(events[0]), streams[1].Wait(events[0])) })
 		try(t, streams[1].Record(events[1]), streams[0].Wait(events[1]))
 	}
-	// streams[1] is never waited for by the host
+	// the host has not waited for streams[1]
 	if got := b.value(t, streams[0], x); got != afterRounds {
 		t.Errorf("x = %v, want %v: the streams did not wait for each other", got, afterRounds)
 	}
 	try(t, streams[1].Sync())
 }
 
-// lastMark records an event again behind what waits for it: were the wait for that mark, nothing
-// could go on.
+// lastMark records an event again after the operation that waits for it. If Wait waited for the
+// second recording, the streams would block each other.
 func (s *suite) lastMark(t *testing.T) {
-	b := newBed(t, s.one)
+	b := newBench(t, s.one)
 	defer b.close()
 	x, one := b.zeros(), b.ones()
 	streams, events := b.streams(t, 2)
@@ -132,7 +133,7 @@ func (s *suite) lastMark(t *testing.T) {
 }
 
 func (s *suite) noMark(t *testing.T) {
-	b := newBed(t, s.one)
+	b := newBench(t, s.one)
 	defer b.close()
 	x, one := b.zeros(), b.ones()
 	_, events := b.streams(t, 1)
@@ -144,7 +145,7 @@ func (s *suite) noMark(t *testing.T) {
 
 // hostWaits waits for a mark behind a copy to the host, not for the stream.
 func (s *suite) hostWaits(t *testing.T) {
-	b := newBed(t, s.one)
+	b := newBench(t, s.one)
 	defer b.close()
 	x, one := b.zeros(), b.ones()
 	_, events := b.streams(t, 1)
@@ -157,13 +158,13 @@ func (s *suite) hostWaits(t *testing.T) {
 	}
 }
 
-// argumentsReturn spoils structs and the slices in them as soon as each call has returned, before
-// anything needs to have run.
+// argumentsReturn overwrites argument structs and their slices after each call, before the
+// operation must have run.
 func (s *suite) argumentsReturn(t *testing.T) {
 	g := &ref.Attention{Hq: 4, Hkv: 2, D: 16, Dv: 16, CuQ: bounds(30, 0, 41), CuK: bounds(30, 5, 50), KVHead: []int64{0, 1, 1, 1}, Causal: true, Scale: 0.25}
 	in := newAttentionInput(tensor.F32, g, seeded(31))
-	wanted := s.bits(t, func(b *bed) ([]*array, error) { return b.attention(g, in, dense, dense) })
-	spoiled := s.bits(t, func(b *bed) ([]*array, error) {
+	wanted := s.bits(t, func(b *bench) ([]*array, error) { return b.attention(g, in, dense, dense) })
+	spoiled := s.bits(t, func(b *bench) ([]*array, error) {
 		c := *g
 		c.CuQ, c.CuK, c.KVHead = slices.Clone(g.CuQ), slices.Clone(g.CuK), slices.Clone(g.KVHead)
 		results, err := b.attention(&c, in, dense, dense)
@@ -176,11 +177,11 @@ func (s *suite) argumentsReturn(t *testing.T) {
 	})
 	for i := range wanted {
 		if !bytes.Equal(wanted[i], spoiled[i]) {
-			t.Errorf("%s: other bits when the documents are overwritten after the call", attentionResults[i])
+			t.Errorf("%s: the bits change if the documents are overwritten after the call", attentionResults[i])
 		}
 	}
 
-	b := newBed(t, s.one)
+	b := newBench(t, s.one)
 	defer b.close()
 	x, one := b.zeros(), b.ones()
 	for i := range 5 {
@@ -188,7 +189,7 @@ func (s *suite) argumentsReturn(t *testing.T) {
 		try(t, b.dev.Fill(b.stream, x, float64(i)), b.dev.SGD(b.stream, a))
 		*a = device.SGD{}
 		if got, want := b.value(t, b.stream, x), float64(i-10); got != want {
-			t.Errorf("x = %v, want %v: a struct was read after the call", got, want)
+			t.Errorf("x = %v, want %v: the device read the argument struct after the call", got, want)
 		}
 	}
 }

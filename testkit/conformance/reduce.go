@@ -25,14 +25,14 @@ func (s *suite) columnSumCase(d tensor.DType, suffix string, t, n int64, l layou
 	sum, plain := append([]float64{}, was...), ref.Convert[float32](was)
 	ref.ColumnSum(sum, x)
 	ref.ColumnSum(plain, ref.Convert[float32](x))
-	s.check(fmt.Sprint(t, n, l, suffix), []want{both("dst", sum, plain)}, func(b *bed) ([]*array, error) {
+	s.check(fmt.Sprint(t, n, l, suffix), []want{both("dst", sum, plain)}, func(b *bench) ([]*array, error) {
 		a, dst := b.in("x", d, l, x, t, n), b.inout("dst", tensor.F32, shifted, was, n)
 		return []*array{dst}, b.dev.ColumnSum(b.stream, dst.Tensor, a.Tensor)
 	})
 }
 
-// testSum wants sums in float64, for gradient norms over 10⁹ elements. The bound is that of the
-// reference, which adds one by one.
+// testSum tests sums in float64, as needed for gradient norms over 10⁹ elements. The bound is the
+// error of the reference, which adds one element after the other.
 func testSum(s *suite) {
 	for _, n := range []int64{0, 1, 2, 3, 17, 65, 257, 40000, 300001} {
 		x := normal(seeded(6, n), n)
@@ -44,7 +44,7 @@ func testSum(s *suite) {
 		}
 		sum := want{name: "Σx", ref: []float64{ref.Sum(x)}, bound: 1e-12}
 		squares := want{name: "Σx²", ref: []float64{ref.SumSquares(x) + 2.5}, bound: 1e-12}
-		s.check(fmt.Sprint(n), []want{sum, squares}, func(b *bed) ([]*array, error) {
+		s.check(fmt.Sprint(n), []want{sum, squares}, func(b *bench) ([]*array, error) {
 			a := b.in("x", tensor.F32, shifted, x, n)
 			out := b.out("sum", tensor.F64, dense, 1)
 			out2 := b.inout("squares", tensor.F64, dense, []float64{2.5}, 1)

@@ -8,10 +8,10 @@ import (
 	"ulysses/tensor"
 )
 
-// testRefusals hands operations what would lead them out of their memory. Each must be an error,
-// and the device go on.
+// testRefusals calls operations with arguments that would make them access memory outside their
+// tensors. Each call must return an error, and the device must work afterwards.
 func testRefusals(s *suite) {
-	b := newBed(s.t, s.one)
+	b := newBench(s.t, s.one)
 	defer b.close()
 	f := func(shape ...int64) tensor.Tensor { return b.inout("x", tensor.F32, dense, nil, shape...).Tensor }
 	ids := b.in("ids", tensor.I32, dense, []float64{0, 1, 2}, 3).Tensor
@@ -116,7 +116,7 @@ func testRefusals(s *suite) {
 	} {
 		s.t.Run(name, func(t *testing.T) {
 			if c := status.Of(b.settle(try())); c == status.OK || c == status.Internal {
-				t.Errorf("status %v: want a refusal", c)
+				t.Errorf("status %v, want an error other than Internal", c)
 			}
 		})
 	}

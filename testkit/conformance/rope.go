@@ -21,7 +21,7 @@ func testRope(s *suite) {
 	}
 }
 
-// angles are positions, and frequencies as the operation is given them, in F32.
+// angles returns positions, and frequencies rounded to F32.
 func angles(tokens, rotary int64) (positions []int64, freq []float64) {
 	freq = ref.RopeFrequencies(5e5, rotary)
 	for i, f := range freq {
@@ -36,7 +36,7 @@ func (s *suite) ropeTableCase(tokens, rotary int64) {
 	for _, scale := range []float64{0, 1.25} {
 		cos, sin := ref.RopeTable[float64](positions, freq, scale)
 		cos32, sin32 := ref.RopeTable[float32](positions, freq, scale)
-		s.check(fmt.Sprintf("table %dx%d times %v", tokens, half, scale), []want{both("cos", cos, cos32), both("sin", sin, sin32)}, func(b *bed) ([]*array, error) {
+		s.check(fmt.Sprintf("table %dx%d times %v", tokens, half, scale), []want{both("cos", cos, cos32), both("sin", sin, sin32)}, func(b *bench) ([]*array, error) {
 			c, z := b.out("cos", tensor.F32, dense, tokens, half), b.out("sin", tensor.F32, shifted, tokens, half)
 			return []*array{c, z}, b.dev.RopeTable(b.stream, &device.RopeTable{
 				Positions: b.in("positions", tensor.I32, shifted, floats(positions), tokens).Tensor,
@@ -57,16 +57,16 @@ func (s *suite) ropeCase(d tensor.DType, suffix string, tokens, heads, dim, rota
 	f := ref.Convert[float32, float64]
 	for _, inverse := range []bool{false, true} {
 		w := []want{both("y", ref.Rope(tokens, heads, dim, x, cos, sin, inverse), ref.Rope(tokens, heads, dim, f(x), f(cos), f(sin), inverse)).as(d)}
-		args := func(b *bed, x, y *array) *device.Rope {
+		args := func(b *bench, x, y *array) *device.Rope {
 			return &device.Rope{X: x.Tensor, Y: y.Tensor, Inverse: inverse,
 				Cos: b.in("cos", tensor.F32, dense, cos, tokens, half).Tensor, Sin: b.in("sin", tensor.F32, dense, sin, tokens, half).Tensor}
 		}
 		for _, l := range from {
-			s.check(fmt.Sprint(name, l, inverse), w, func(b *bed) ([]*array, error) {
+			s.check(fmt.Sprint(name, l, inverse), w, func(b *bench) ([]*array, error) {
 				in, out := b.in("x", d, l, x, tokens, heads, dim), b.out("y", d, to, tokens, heads, dim)
 				return []*array{out}, b.dev.Rope(b.stream, args(b, in, out))
 			})
-			s.check(fmt.Sprint(name, l, inverse, " in place"), w, func(b *bed) ([]*array, error) {
+			s.check(fmt.Sprint(name, l, inverse, " in place"), w, func(b *bench) ([]*array, error) {
 				in := b.inout("x", d, l, x, tokens, heads, dim)
 				return []*array{in}, b.dev.Rope(b.stream, args(b, in, in))
 			})
@@ -74,8 +74,8 @@ func (s *suite) ropeCase(d tensor.DType, suffix string, tokens, heads, dim, rota
 	}
 }
 
-// normedRopeCase holds a norm on the way into the rotation to the two in turn, rounded between them
-// as each alone would be.
+// normedRopeCase compares a rotation with a norm to the two operations one after the other, with
+// the same rounding between them.
 func (s *suite) normedRopeCase(d tensor.DType, suffix string, tokens, heads, dim, rotary int64, to layout, from ...layout) {
 	positions, freq := angles(tokens, rotary)
 	half := rotary / 2
@@ -92,16 +92,16 @@ func (s *suite) normedRopeCase(d tensor.DType, suffix string, tokens, heads, dim
 		y32, rstd32 := ref.RMSNorm(dim, f(x), f(w), float32(centre), eps)
 		y32 = f(rounded(d, ref.Convert[float64](y32))) // as the norm by itself leaves it
 		want := []want{both("y", ref.Rope(tokens, heads, dim, y, cos, sin, false), ref.Rope(tokens, heads, dim, y32, f(cos), f(sin), false)).as(d), both("rstd", rstd, rstd32)}
-		args := func(b *bed, x, y, r *array) *device.Rope {
+		args := func(b *bench, x, y, r *array) *device.Rope {
 			return &device.Rope{X: x.Tensor, Y: y.Tensor, W: b.in("w", d, shifted, w, dim).Tensor, RStd: r.Tensor, Eps: eps, Centre: centre,
 				Cos: b.in("cos", tensor.F32, dense, cos, tokens, half).Tensor, Sin: b.in("sin", tensor.F32, dense, sin, tokens, half).Tensor}
 		}
 		for _, l := range from {
-			s.check(fmt.Sprint(name, l), want, func(b *bed) ([]*array, error) {
+			s.check(fmt.Sprint(name, l), want, func(b *bench) ([]*array, error) {
 				in, out, r := b.in("x", d, l, x, tokens, heads, dim), b.out("y", d, to, tokens, heads, dim), b.out("rstd", tensor.F32, padded, tokens, heads)
 				return []*array{out, r}, b.dev.Rope(b.stream, args(b, in, out, r))
 			})
-			s.check(fmt.Sprint(name, l, " in place"), want, func(b *bed) ([]*array, error) {
+			s.check(fmt.Sprint(name, l, " in place"), want, func(b *bench) ([]*array, error) {
 				in, r := b.inout("x", d, l, x, tokens, heads, dim), b.out("rstd", tensor.F32, dense, tokens, heads)
 				return []*array{in, r}, b.dev.Rope(b.stream, args(b, in, in, r))
 			})

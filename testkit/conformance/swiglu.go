@@ -34,23 +34,23 @@ func (s *suite) swigluCase(d tensor.DType, suffix string, t, n int64, l layout) 
 	forward := []want{both("y", ref.SwiGLU(gate, up), ref.SwiGLU(f(gate), f(up))).as(d)}
 	backward := []want{both("dgate", dgate, dgate32).as(d), both("dup", dup, dup32).as(d)}
 	name := fmt.Sprintf("%dx%d %v%s", t, n, l, suffix)
-	s.check(name, forward, func(b *bed) ([]*array, error) {
+	s.check(name, forward, func(b *bench) ([]*array, error) {
 		y := b.out("y", d, padded, t, n)
 		return []*array{y}, b.dev.SwiGLUForward(b.stream, &device.SwiGLU{
 			Gate: b.in("gate", d, l, gate, t, n).Tensor, Up: b.in("up", d, l, up, t, n).Tensor, Y: y.Tensor})
 	})
-	s.check(name+" backward", backward, func(b *bed) ([]*array, error) {
+	s.check(name+" backward", backward, func(b *bench) ([]*array, error) {
 		dg, du := b.out("dgate", d, dense, t, n), b.out("dup", d, l, t, n)
 		return []*array{dg, du}, b.dev.SwiGLUBackward(b.stream, &device.SwiGLUGrad{
 			Gate: b.in("gate", d, l, gate, t, n).Tensor, Up: b.in("up", d, l, up, t, n).Tensor,
 			DY: b.in("dy", d, shifted, dy, t, n).Tensor, DGate: dg.Tensor, DUp: du.Tensor})
 	})
-	s.check(name+" backward in place", backward, func(b *bed) ([]*array, error) {
+	s.check(name+" backward in place", backward, func(b *bench) ([]*array, error) {
 		dg, du := b.inout("gate", d, l, gate, t, n), b.inout("up", d, l, up, t, n)
 		return []*array{dg, du}, b.dev.SwiGLUBackward(b.stream, &device.SwiGLUGrad{
 			Gate: dg.Tensor, Up: du.Tensor, DY: b.in("dy", d, l, dy, t, n).Tensor, DGate: dg.Tensor, DUp: du.Tensor})
 	})
-	s.check(name+" backward, restored", append(backward, forward...), func(b *bed) ([]*array, error) {
+	s.check(name+" backward, restored", append(backward, forward...), func(b *bench) ([]*array, error) {
 		dg, du, y := b.inout("gate", d, l, gate, t, n), b.inout("up", d, l, up, t, n), b.inout("dy", d, l, dy, t, n)
 		return []*array{dg, du, y}, b.dev.SwiGLUBackward(b.stream, &device.SwiGLUGrad{
 			Gate: dg.Tensor, Up: du.Tensor, DY: y.Tensor, DGate: dg.Tensor, DUp: du.Tensor, Restore: true})

@@ -11,47 +11,46 @@ import (
 )
 
 const (
-	largest = 2e-5 // of max|Δ|/max|ref| in f32, for anything
+	largest = 2e-5 // largest max|Δ|/max|ref| of any result in f32
 	ulp     = 1.0 / (1 << 23)
-	// A plain implementation of a few elements may be exact by luck; the roundings in the longest
-	// chain of operations are always allowed.
+	// always allowed: the roundings of the longest chain of operations, as a plain implementation
+	// of a few elements may be exact by chance
 	resolution = 4 * ulp
 
-	// The same of results in BF16, whose last rounding is all that should be seen of it: inputs are
-	// exact, sums are in f32.
+	// The same for results in BF16. Only the last rounding is to BF16: inputs are exact, sums are
+	// in f32.
 	largestBF16    = 1.0 / (1 << 7)
 	resolutionBF16 = 1.0 / (1 << 9)
 )
 
-// want is what a result must be.
+// want is an expected result and its tolerance.
 type want struct {
 	name string
 	ref  []float64 // the reference
-	// a plain f32 implementation's result, whose error may be doubled; nil = only the absolute
-	// bound holds
+	// result of a plain f32 implementation: twice its error is allowed; nil = only the absolute
+	// bound applies
 	plain []float64
 	bf16  bool    // the result is in BF16
-	exact bool    // equal: for moves and casts
-	bound float64 // for results better than f32; 0 = as above
-	gate  float64 // in BF16, of results whose factors are rounded on the way; 0 = as above
-	chain float64 // rounding errors in a row that are always allowed; 0 = resolution
-	// the result is [rows, heads], and each head is also measured by its own largest value; 0 =
-	// measured only as a whole
+	exact bool    // the result must be equal: copies and casts
+	bound float64 // largest error, for results more exact than f32; 0 = largest or largestBF16
+	gate  float64 // largest error in BF16 of results with rounded factors; 0 = largestBF16
+	chain float64 // error that is always allowed, by a chain of roundings; 0 = resolution
+	// the result is [tokens, heads], and each head is also compared relative to its own largest
+	// value; 0 = only the whole result is compared
 	heads int64
-	// the result is [heads], sums of terms of these sizes in all, and each head is also measured by
-	// its own
+	// the result is [heads], and each head is also compared relative to this size, the sum of the
+	// magnitudes of its terms
 	sizes []float64
-	// the place among the results, from 1, of the array of which this one must be the rounding; 0 =
-	// of none
+	// number, from 1, of the result of which this one must be the rounding to BF16; 0 = none
 	low int
 }
 
-// both makes a want of the reference in two precisions.
+// both returns a want from the reference in two precisions.
 func both(name string, ref64 []float64, ref32 []float32) want {
 	return want{name: name, ref: ref64, plain: ref.Convert[float64](ref32)}
 }
 
-// as is the want of a result of type d: a plain implementation rounds once, at the end.
+// as returns the want for a result of type d. The plain implementation rounds once, at the end.
 func (w want) as(d tensor.DType) want {
 	if d != tensor.BF16 {
 		return w
@@ -63,7 +62,7 @@ func (w want) as(d tensor.DType) want {
 	return w
 }
 
-// rounded is x as a type holds it.
+// rounded returns x rounded to a type.
 func rounded(d tensor.DType, x []float64) []float64 {
 	if d != tensor.BF16 || x == nil {
 		return x
@@ -75,7 +74,7 @@ func rounded(d tensor.DType, x []float64) []float64 {
 	return y
 }
 
-// compare fails the test unless got is what is wanted.
+// compare fails the test unless got is within the tolerance.
 func (w want) compare(t testing.TB, got []float64) {
 	t.Helper()
 	if len(got) != len(w.ref) {
@@ -106,15 +105,15 @@ func (w want) compare(t testing.TB, got []float64) {
 	w.compareHeads(t, got)
 }
 
-// compareHeads measures each head separately. If decays of heads differ by orders of magnitude,
-// gradients of gates do as well, and an error as large as one head's gradient may be 1e-7 of the
-// tensor's largest value.
+// compareHeads compares each head separately. If the decays of heads differ by orders of magnitude,
+// the gradients of gates do as well. Then an error as large as one head's gradient may be only 1e-7
+// of the tensor's largest value.
 func (w want) compareHeads(t testing.TB, got []float64) {
 	t.Helper()
 	for h := range w.heads {
 		one := want{name: fmt.Sprintf("%s of head %d", w.name, h), ref: columns(w.ref, w.heads, h, 1), bf16: w.bf16, bound: w.bound, gate: w.gate,
-			// a head's largest value is less than the tensor's, and its roundings are of the same
-			// sums
+			// the roundings are relative to the tensor's largest value, which may be larger than
+			// the head's
 			chain: 2 * w.chain}
 		if w.plain != nil {
 			one.plain = columns(w.plain, w.heads, h, 1)
@@ -132,8 +131,8 @@ func (w want) compareHeads(t testing.TB, got []float64) {
 	}
 }
 
-// deviation is max|got-ref|/max|ref| over the finite elements of ref; the others must be equal in
-// kind, or there is a fault.
+// deviation returns max|got-ref|/max|ref| over the finite elements of ref, and a fault if an
+// element that is NaN or Inf in one slice is not the same in the other.
 func deviation(got, ref []float64) (e float64, fault string) {
 	var delta, size float64
 	for i, r := range ref {

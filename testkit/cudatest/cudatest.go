@@ -1,5 +1,5 @@
-// Package cudatest gives tests a CUDA plug-in: the one that ULYSSES_CUDA_PLUGIN names, on a machine
-// with a GPU, else the one that is built from the same sources for the host.
+// Package cudatest provides a CUDA plug-in to tests: the file that ULYSSES_CUDA_PLUGIN names, on a
+// machine with a GPU, otherwise the emulated plug-in, built from the same sources for the CPU.
 package cudatest
 
 import (
@@ -15,8 +15,8 @@ import (
 
 const variable = "ULYSSES_CUDA_PLUGIN"
 
-// Use makes cuda.Open find a plug-in for the rest of the test, and returns its path. Programs that
-// the test starts find it too.
+// Use sets ULYSSES_CUDA_PLUGIN for the rest of the test, so that cuda.Open and programs that the
+// test starts find a plug-in, and returns its path.
 func Use(t testing.TB) string {
 	t.Helper()
 	path := os.Getenv(variable)
@@ -31,11 +31,11 @@ func Use(t testing.TB) string {
 	return path
 }
 
-// Emulated reports whether the plug-in that Use found is the one for the host, on which a step of
-// training takes seconds.
+// Emulated reports whether the plug-in of Use is the emulated one, on which a training step takes
+// seconds.
 func Emulated() bool { return strings.HasSuffix(os.Getenv(variable), "_emulated.so") }
 
-// emulated builds the plug-in in which the host stands in for a GPU, if it is not up to date.
+// emulated builds the emulated plug-in if it is not up to date, and returns its path.
 var emulated = sync.OnceValues(func() (string, error) {
 	root, err := Root()
 	if err != nil {
@@ -48,8 +48,8 @@ var emulated = sync.OnceValues(func() (string, error) {
 	return filepath.Join(root, "build", "cuda", "libulysses_cuda_emulated.so"), nil
 })
 
-// Root is the folder of the sources: around this file or, where the build has taken its path away
-// (-trimpath), around the working directory.
+// Root returns the root folder of the sources: a parent of this file or, if the path of this file
+// is not in the binary (-trimpath), of the working directory.
 func Root() (string, error) {
 	_, file, _, _ := runtime.Caller(0)
 	here, err := os.Getwd()
@@ -63,5 +63,5 @@ func Root() (string, error) {
 			}
 		}
 	}
-	return "", fmt.Errorf("%s names no plug-in, and the sources to build one are neither at %s nor around %s", variable, file, here)
+	return "", fmt.Errorf("%s is not set, and the sources to build a plug-in are in no parent folder of %s or %s", variable, file, here)
 }

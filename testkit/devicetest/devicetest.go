@@ -1,5 +1,5 @@
-// Package devicetest opens devices for tests of what stands above the device: the fake, which runs
-// late and in random order, the CUDA plug-in, real or emulated, and the host's own.
+// Package devicetest opens devices for tests of packages that use a device: the test device, whose
+// operations run late and in random order, the CUDA plug-in, real or emulated, and the CPU.
 package devicetest
 
 import (
@@ -12,15 +12,15 @@ import (
 	"ulysses/testkit/fake"
 )
 
-// Kind is a way to open a device for a rank, and the communicator that serves its tensors on top of
-// one for the host. done gives the communicator up, but the host's: all ranks call it, before
-// memory that was exchanged is freed, and when nothing has failed.
+// Kind opens a device for a rank, and a communicator for tensors of the device on top of one for
+// host tensors. done closes the communicator for device tensors. All ranks call it, if no test has
+// failed, before they free memory that was communicated.
 type Kind struct {
 	Name string
 	Open func(host comm.Comm) (d device.Device, c comm.Comm, done func() error, err error)
 }
 
-// Fake is a fake device; ranks run in different orders.
+// Fake is the test device. Each rank has another order of streams.
 func Fake(name string, o fake.Options) Kind {
 	return Kind{name, func(host comm.Comm) (device.Device, comm.Comm, func() error, error) {
 		o := o
@@ -33,7 +33,7 @@ func Fake(name string, o fake.Options) Kind {
 	}}
 }
 
-// CPU is the host's own device, of one worker.
+// CPU is the CPU with one worker.
 func CPU() Kind {
 	return Kind{"cpu", func(host comm.Comm) (device.Device, comm.Comm, func() error, error) {
 		d, _, err := backends.Open(backends.Choice{Backend: "cpu", Threads: 1})
@@ -41,7 +41,8 @@ func CPU() Kind {
 	}}
 }
 
-// CUDA is the plug-in. Through the host, or by what is chosen otherwise.
+// CUDA is the CUDA plug-in. With throughHost, communication is staged through host memory,
+// otherwise the transport is chosen automatically.
 func CUDA(t testing.TB, name string, throughHost bool) Kind {
 	cudatest.Use(t)
 	return Kind{name, func(host comm.Comm) (device.Device, comm.Comm, func() error, error) {
@@ -49,15 +50,15 @@ func CUDA(t testing.TB, name string, throughHost bool) Kind {
 		if err != nil {
 			return nil, nil, nil, err
 		}
-		part, err := host.Split(0, host.Rank()) // which goes with the communicator
+		sub, err := host.Split(0, host.Rank()) // closed with the communicator
 		if err != nil {
 			return nil, nil, nil, err
 		}
 		policy := "auto"
 		if throughHost {
-			policy = part.Kind()
+			policy = sub.Kind()
 		}
-		c, _, err := backends.OpenComm(d, part, policy)
+		c, _, err := backends.OpenComm(d, sub, policy)
 		if err != nil {
 			return nil, nil, nil, err
 		}

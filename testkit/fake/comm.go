@@ -20,15 +20,15 @@ func Communicator(d *Device, host comm.Comm) comm.Comm { return &Comm{host, d} }
 func (c *Comm) Kind() string { return "fake" }
 
 func (c *Comm) Split(color, key int) (comm.Comm, error) {
-	part, err := c.Comm.Split(color, key)
-	if err != nil || part == nil {
+	sub, err := c.Comm.Split(color, key)
+	if err != nil || sub == nil {
 		return nil, err
 	}
-	return &Comm{part, c.d}, nil
+	return &Comm{sub, c.d}, nil
 }
 
-// real waits for the stream and finds the tensors' memory. Without tensors of the device nothing is
-// waited for here.
+// real waits for the stream and replaces tensors of the device by their host memory. Without
+// tensors of the device, it does not wait.
 func (c *Comm) real(op string, s device.Stream, ts ...*tensor.Tensor) (device.Stream, error) {
 	for _, t := range ts {
 		if t.IsNil() || t.Where == tensor.Host {

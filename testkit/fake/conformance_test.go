@@ -7,7 +7,7 @@ import (
 	"ulysses/testkit/conformance"
 )
 
-// TestConformance is what stands between these operations and the CPU's: types, lists and order.
+// The test device runs the CPU's operations. This checks what it adds: types, lists and order.
 func TestConformance(t *testing.T) {
 	conformance.RunSome(t, func(t testing.TB, workers int) device.Device {
 		d, err := Open(Options{Seed: uint64(workers)})

@@ -57,7 +57,7 @@ func Open(o Options) (*Device, error) {
 
 // Info describes the device.
 func (d *Device) Info() device.Info {
-	return device.Info{Kind: "fake", Name: "the CPU, late", Kernels: "fake " + d.inner.Info().Kernels, Workers: 1, Align: 256, Place: tensor.CUDA,
+	return device.Info{Kind: "fake", Name: "test device", Kernels: "fake " + d.inner.Info().Kernels, Workers: 1, Align: 256, Place: tensor.CUDA,
 		Compute: d.options.Compute, TokenMajor: !d.options.HeadMajor, Memory: d.options.Memory}
 }
 
@@ -77,7 +77,7 @@ func (d *Device) drain() {
 func (d *Device) step() bool {
 	var ready []*stream
 	for _, s := range d.streams {
-		if len(s.queue) > 0 && (s.queue[0].after == nil || s.queue[0].after.come) {
+		if len(s.queue) > 0 && (s.queue[0].after == nil || s.queue[0].after.passed) {
 			ready = append(ready, s)
 		}
 	}
@@ -96,7 +96,7 @@ func (d *Device) step() bool {
 	t := s.queue[0]
 	s.queue = s.queue[1:]
 	if t.mark != nil {
-		t.mark.come = true
+		t.mark.passed = true
 	}
 	if t.run != nil && d.err == nil {
 		d.err = t.run()
@@ -104,24 +104,24 @@ func (d *Device) step() bool {
 	return true
 }
 
-// until runs tasks of random streams until come returns true.
-func (d *Device) until(come func() bool) error {
-	for !come() {
+// until runs tasks of random streams until done returns true.
+func (d *Device) until(done func() bool) error {
+	for !done() {
 		if !d.step() {
-			return status.Errorf(status.Internal, "fake: the streams wait for each other")
+			return status.Errorf(status.Internal, "fake: deadlock: the streams wait for each other")
 		}
 	}
 	return d.err
 }
 
-// mark is one recording of an event.
-type mark struct{ come bool }
+// mark is one recording of an event. passed: the stream has run up to it.
+type mark struct{ passed bool }
 
-// task is one thing in a stream.
+// task is an operation in a stream, a recording, or a wait.
 type task struct {
 	run   func() error
-	mark  *mark // comes here
-	after *mark // waits for it
+	mark  *mark // recorded here
+	after *mark // the task waits for this recording
 }
 
 type stream struct {
@@ -173,7 +173,7 @@ type event struct {
 func (d *Device) NewEvent() (device.Event, error) { return &event{d: d}, nil }
 
 func (e *event) Sync() error {
-	return e.d.until(func() bool { return e.last == nil || e.last.come })
+	return e.d.until(func() bool { return e.last == nil || e.last.passed })
 }
 func (e *event) Close() {}
 

@@ -31,8 +31,8 @@ func (d *Device) tensor(dtype tensor.DType, shape ...int64) tensor.Tensor {
 	return x
 }
 
-// Streams run in any order, and in the order of their events: over many seeds both happen, and only
-// one.
+// Streams run in any order unless events order them: over many seeds, both orders occur without an
+// event, and one with it.
 func TestOrderIsRandomButForEvents(t *testing.T) {
 	for _, ordered := range []bool{false, true} {
 		seen := map[float32]int{}
@@ -53,7 +53,7 @@ func TestOrderIsRandomButForEvents(t *testing.T) {
 			got := make([]float32, 1)
 			_ = d.Copy(b, tensor.OfFloat32(got, 1), x)
 			if !math.IsNaN(float64(got[0])) {
-				t.Fatalf("a copy to the host was there before Sync: %v", got[0])
+				t.Fatalf("a copy to the host was complete before Sync: %v", got[0])
 			}
 			if err := b.Sync(); err != nil {
 				t.Fatal(err)
@@ -66,7 +66,7 @@ func TestOrderIsRandomButForEvents(t *testing.T) {
 	}
 }
 
-// Lists and structs may be used again after the call; the memory of the host may not.
+// Argument structs and their lists may be changed after the call, host tensors may not.
 func TestArgumentsAreTheCallers(t *testing.T) {
 	d := open(t, Options{})
 	s := must(d.NewStream())
@@ -84,7 +84,7 @@ func TestArgumentsAreTheCallers(t *testing.T) {
 	}
 }
 
-// BF16 is widened, computed and rounded once.
+// Operations on BF16 compute in F32 and round once.
 func TestBF16(t *testing.T) {
 	d := open(t, Options{})
 	s := must(d.NewStream())
@@ -104,7 +104,7 @@ func TestBF16(t *testing.T) {
 	}
 }
 
-// What a GPU would not survive is refused, or fails.
+// Calls that would crash a GPU return errors.
 func TestRefusals(t *testing.T) {
 	d := open(t, Options{Memory: 1 << 20, Compute: []tensor.DType{tensor.F32}})
 	s := must(d.NewStream())
@@ -122,10 +122,10 @@ func TestRefusals(t *testing.T) {
 		}
 	}
 	if _, err := d.Alloc(1 << 20); status.Of(err) != status.OutOfMemory {
-		t.Errorf("more than there is: %v", err)
+		t.Errorf("an allocation above the limit: %v", err)
 	}
 	_ = d.Add(s, x, x, d.tensor(tensor.F32, 3))
 	if err := s.Sync(); err == nil || s.Sync() == nil {
-		t.Error("an operation that failed does not show at Sync, and for good")
+		t.Error("Sync does not return the error of a failed operation, or not every time")
 	}
 }

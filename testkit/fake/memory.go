@@ -10,18 +10,19 @@ import (
 	"ulysses/tensor"
 )
 
-// buffer has an address range that nobody can read or write, and real memory elsewhere.
+// buffer has an address range without access, which tensors point to, and the real memory at
+// another address.
 type buffer struct {
 	d     *Device
-	shown []byte        // the address range, without access
-	real  device.Buffer // what operations work on
+	shown []byte        // the address range without access
+	real  device.Buffer // the memory that operations use
 	bytes int64
 }
 
 // Alloc returns zeroed memory.
 func (d *Device) Alloc(bytes int64) (device.Buffer, error) {
 	if limit := d.options.Memory; limit > 0 && d.used+bytes > limit {
-		return nil, status.Errorf(status.OutOfMemory, "fake.Alloc: %d bytes: %d of %d are free", bytes, limit-d.used, limit)
+		return nil, status.Errorf(status.OutOfMemory, "fake.Alloc: %d bytes, but only %d of %d are free", bytes, limit-d.used, limit)
 	}
 	real, err := d.inner.Alloc(bytes)
 	if err != nil {
@@ -38,8 +39,8 @@ func (d *Device) Alloc(bytes int64) (device.Buffer, error) {
 	return b, nil
 }
 
-// AllocHost returns zeroed memory of the host. It stands for pinned memory: operations other than
-// Copy refuse it.
+// AllocHost returns zeroed host memory, in place of pinned memory. Operations other than Copy
+// return an error for it.
 func (d *Device) AllocHost(bytes int64) (device.Buffer, error) { return d.inner.Alloc(bytes) }
 
 func (b *buffer) Pointer() unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData(b.shown)) }
@@ -58,14 +59,14 @@ func (b *buffer) Free() {
 	b.shown = nil
 }
 
-// real is the tensor in memory that can be used. A tensor of the host, or one that leaves its
-// allocation, is refused.
+// real returns a tensor over the real memory of t. It returns an error for a host tensor, and for a
+// tensor that is not inside one allocation.
 func (d *Device) real(t tensor.Tensor) (tensor.Tensor, error) {
 	if t.IsNil() {
 		return t, nil
 	}
 	if t.Where != tensor.CUDA {
-		return t, status.Errorf(status.InvalidArgument, "%v lies in host memory", t)
+		return t, status.Errorf(status.InvalidArgument, "%v is in host memory", t)
 	}
 	lo, hi := int64(0), int64(0) // bytes from Data
 	if t.Numel() > 0 {
@@ -87,5 +88,5 @@ func (d *Device) real(t tensor.Tensor) (tensor.Tensor, error) {
 			return t, nil
 		}
 	}
-	return t, status.Errorf(status.InvalidArgument, "%v at %p does not lie inside one allocation", t, t.Data)
+	return t, status.Errorf(status.InvalidArgument, "%v at %p is not inside one allocation", t, t.Data)
 }

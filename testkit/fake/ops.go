@@ -9,9 +9,9 @@ import (
 	"ulysses/tensor"
 )
 
-// enqueue puts an operation into a stream: device.Calls. Tensors are checked at once, as a device's
-// argument checks would. When the stream comes to the operation, its tensors are given the memory
-// that the CPU can read, and the CPU runs it.
+// enqueue enqueues an operation; device.Calls calls it. Tensors are checked immediately, as by a
+// GPU's argument checks. When the stream runs the operation, its tensors are replaced by tensors
+// over the real memory, and the CPU runs it.
 func (d *Device) enqueue(s device.Stream, op device.Op, args unsafe.Pointer) error {
 	o := &device.Operations[op]
 	x, ok := s.(*stream)
@@ -26,11 +26,10 @@ func (d *Device) enqueue(s device.Stream, op device.Op, args unsafe.Pointer) err
 		case p.Unused:
 			*t = tensor.Tensor{}
 		case p.Host && t.Where == tensor.Host && !t.Contiguous():
-			return status.Errorf(status.InvalidArgument, "fake.%s: %s is %v: memory of the host must be dense", o.Name, p.Name, *t)
+			return status.Errorf(status.InvalidArgument, "fake.%s: %s is %v; a host tensor must be dense", o.Name, p.Name, *t)
 		case p.Host && t.Where == tensor.Host:
 			if p.Out && t.Numel() > 0 {
-				// Until the stream comes to the operation, the destination holds values that must
-				// not be read.
+				// Until the operation has run, the destination has values that must not be read.
 				for i, raw := 0, t.RawBytes(); i < len(raw); i++ {
 					raw[i] = 0xff
 				}
@@ -40,7 +39,7 @@ func (d *Device) enqueue(s device.Stream, op device.Op, args unsafe.Pointer) err
 				return status.Errorf(status.Of(err), "fake.%s: %s: %w", o.Name, p.Name, err)
 			}
 			if t.DType == tensor.BF16 && !slices.Contains(d.options.Compute, tensor.BF16) {
-				return status.Errorf(status.Unsupported, "fake.%s: %s is %v: this device computes in %v", o.Name, p.Name, *t, d.options.Compute)
+				return status.Errorf(status.Unsupported, "fake.%s: %s is %v; this device computes in %v", o.Name, p.Name, *t, d.options.Compute)
 			}
 		}
 	}
@@ -57,7 +56,7 @@ func (d *Device) enqueue(s device.Stream, op device.Op, args unsafe.Pointer) err
 	return nil
 }
 
-// onHost replaces the tensors of a call that lie on the device.
+// onHost replaces the device tensors of a call by the results of by.
 func (d *Device) onHost(o *device.Operation, args unsafe.Pointer, by func(tensor.Tensor) (tensor.Tensor, error)) (err error) {
 	for i := range o.Operands {
 		if t := o.Operands[i].Tensor(args); err == nil && t.Where != tensor.Host {
@@ -67,7 +66,7 @@ func (d *Device) onHost(o *device.Operation, args unsafe.Pointer, by func(tensor
 	return err
 }
 
-// shape is a tensor of the device as the CPU expects it in a question for sizes.
+// shape marks a device tensor as a host tensor, for calls of the CPU that return sizes.
 func shape(t tensor.Tensor) (tensor.Tensor, error) {
 	t.Where = tensor.Host
 	return t, nil

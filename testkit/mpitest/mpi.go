@@ -16,7 +16,7 @@ import (
 
 var world comm.Comm
 
-// Main runs the tests of a package; its result is the exit code.
+// Main runs the tests of a package and returns the exit code.
 func Main(m *testing.M) int {
 	if os.Getenv("OMPI_COMM_WORLD_SIZE") == "" && os.Getenv("PMI_SIZE") == "" && os.Getenv("SLURM_STEP_NUM_TASKS") == "" {
 		for _, n := range []int{2, 3, 4} {
@@ -44,7 +44,7 @@ func Main(m *testing.M) int {
 func launch(n int) int {
 	args := []string{"--oversubscribe", "--bind-to", "none", "--timeout", "300", "-n", strconv.Itoa(n), os.Args[0]}
 	for _, a := range os.Args[1:] {
-		// Files of the go command that every rank would write.
+		// Without flags for files of the go command: every rank would write them.
 		if !strings.HasPrefix(a, "-test.testlogfile") && !strings.HasPrefix(a, "-test.coverprofile") {
 			args = append(args, a)
 		}
@@ -60,12 +60,12 @@ func launch(n int) int {
 	return 0
 }
 
-// Sizes are the numbers of ranks to test on.
+// Sizes returns the numbers of ranks on which tests run.
 func Sizes() []int { return []int{world.Size()} }
 
 func run(n int, f func(c comm.Comm) error) error {
 	if n != world.Size() {
-		return fmt.Errorf("%d ranks are here, not %d: take the number from Sizes", world.Size(), n)
+		return fmt.Errorf("this job has %d ranks, not %d; call Ranks with the numbers of Sizes", world.Size(), n)
 	}
 	return f(world)
 }

@@ -1,9 +1,9 @@
 // Package mpitest runs the same tests on goroutine ranks and, built with the tag mpi, on processes
 // under mpirun.
 //
-// A package's TestMain calls Main, and its tests call Ranks for each of Sizes. Without the tag that
-// is 1 to 8 goroutines. With it the test binary starts itself anew under mpirun, once for each
-// number of ranks, and every process runs all tests.
+// A package's TestMain calls Main, and its tests call Ranks for each number of Sizes. Without the
+// tag these are 1 to 8 goroutines. With the tag, the test binary starts itself under mpirun, once
+// for each number of ranks, and every process runs all tests.
 package mpitest
 
 import (
@@ -12,7 +12,7 @@ import (
 	"ulysses/comm"
 )
 
-// Ranks runs f on n ranks and fails the test with the first error of any.
+// Ranks runs f on n ranks and fails the test if a rank returns an error.
 func Ranks(t testing.TB, n int, f func(c comm.Comm) error) {
 	t.Helper()
 	if err := run(n, f); err != nil {

@@ -2,7 +2,7 @@
 //
 // Value compares two numbers and Slice two slices, both with a tolerance for the absolute
 // difference. Relative compares two slices with a tolerance for max|got-want| / max|want|, the
-// measure of the project's bounds on errors. A test whose values lie in strided tensors adds them
+// measure of the project's bounds on errors. A test whose values are in strided tensors adds them
 // one at a time to a Difference and checks that.
 //
 // NaN and Inf always fail, on either side. Slices of different lengths fail. A comparison such as
@@ -19,10 +19,10 @@ import (
 	"testing"
 )
 
-// Float is the type of the values compared.
+// Float is the type of the compared values.
 type Float interface{ ~float32 | ~float64 }
 
-// Difference is the largest difference between pairs of values. The zero value has seen no pair.
+// Difference is the largest difference between pairs of values. The zero value has no pairs.
 // It is not safe for concurrent use.
 type Difference struct {
 	// Max is the largest |got-want| so far, +Inf after a NaN or Inf.
@@ -35,7 +35,7 @@ type Difference struct {
 	pairs     int64
 }
 
-// Add takes the pair at an index, which has one number for a slice and one for each dimension for a
+// Add adds the pair at an index, which has one number for a slice and one for each axis of a
 // tensor.
 func (d *Difference) Add(got, want float64, index ...int64) {
 	delta := math.Abs(got - want)

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// recorder keeps the failures of the comparisons under test.
+// recorder records the failures of the comparisons under test.
 type recorder struct {
 	testing.TB
 	said []string

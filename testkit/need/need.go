@@ -1,9 +1,8 @@
-// Package need is for tests that need a tool or a file which a machine may lack.
+// Package need is for tests that need a tool or a file that may be missing on a machine.
 //
-// Such a test is skipped where the tool is missing, and fails where the environment variable CI is
-// "true": CI installs everything, so there a skip would hide that nothing was tested. A test that
-// cannot apply to a machine, for example one that needs a machine without a GPU, calls t.Skip
-// itself.
+// Such a test is skipped if the tool is missing. If the environment variable CI is "true", it
+// fails: CI installs all tools, and a skip would hide that nothing was tested. A test that cannot
+// apply to a machine, for example one that needs a machine without a GPU, calls t.Skip itself.
 package need
 
 import (

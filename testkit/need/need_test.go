@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// recorder keeps how the test under test ended.
+// recorder records how the test under test ended.
 type recorder struct {
 	testing.TB
 	said string

@@ -5,16 +5,18 @@ import (
 	"slices"
 )
 
-// Attention is the geometry of softmax(scale·q·kᵀ)·v over packed documents, see device.Attention.
+// Attention has the shapes and masks of softmax(scale·q·kᵀ)·v over packed documents, see
+// device.Attention.
 type Attention struct {
 	Hq, Hkv, D, Dv int64
-	CuQ, CuK       []int64 // [documents+1] token bounds of queries and of keys
-	KVHead         []int64 // [Hq]; nil = h/(Hq/Hkv)
-	Causal         bool    // bottom-right aligned in each document
-	Window         *Window // nil = unbounded
-	Scale          float64
-	// Keep is what scores, probabilities and the gradients of both become in a plain implementation
-	// that keeps them in a narrow type; nil = what they are.
+	// [documents+1] boundaries of the documents in tokens, of queries and of keys
+	CuQ, CuK []int64
+	KVHead   []int64 // [Hq]; nil = h/(Hq/Hkv)
+	Causal   bool    // bottom-right aligned in each document
+	Window   *Window // nil = unbounded
+	Scale    float64
+	// Keep rounds scores, probabilities and their gradients, as a plain implementation in a narrow
+	// type does; nil = no rounding.
 	Keep func(float64) float64
 }
 
@@ -25,17 +27,17 @@ func keep[T Float](a *Attention, x T) T {
 	return T(a.Keep(float64(x)))
 }
 
-// Window leaves the keys i+sk-sq-Left <= j <= i+sk-sq+Right of query i, in a document of sq queries
-// and sk keys; a negative side is unbounded.
+// Window limits query i to the keys i+sk-sq-Left <= j <= i+sk-sq+Right, in a document of sq queries
+// and sk keys. A negative side is unlimited.
 type Window struct{ Left, Right int64 }
 
-// Tq is the number of queries.
+// Tq returns the number of queries.
 func (a *Attention) Tq() int64 { return a.CuQ[len(a.CuQ)-1] }
 
-// Tk is the number of keys.
+// Tk returns the number of keys.
 func (a *Attention) Tk() int64 { return a.CuK[len(a.CuK)-1] }
 
-// Head is the key head of query head h.
+// Head returns the key head of query head h.
 func (a *Attention) Head(h int64) int64 {
 	if a.KVHead != nil {
 		return a.KVHead[h]
@@ -43,7 +45,7 @@ func (a *Attention) Head(h int64) int64 {
 	return h / (a.Hq / a.Hkv)
 }
 
-// Document is the one that query i belongs to.
+// Document returns the document of query i.
 func (a *Attention) Document(i int64) int {
 	d := 0
 	for a.CuQ[d+1] <= i {
@@ -52,11 +54,11 @@ func (a *Attention) Document(i int64) int {
 	return d
 }
 
-// Visible is the range [lo, hi) of keys that query i sees; empty when hi <= lo.
+// Visible returns the range [lo, hi) of keys that query i sees. It is empty if hi <= lo.
 func (a *Attention) Visible(i int64) (lo, hi int64) {
 	d := a.Document(i)
 	lo, hi = a.CuK[d], a.CuK[d+1]
-	// the last query of a document stands at its last key
+	// the last query of a document is aligned with its last key
 	first, end, at := lo, hi, hi-(a.CuQ[d+1]-i)
 	if a.Causal {
 		hi = min(hi, at+1)
@@ -70,7 +72,7 @@ func (a *Attention) Visible(i int64) (lo, hi int64) {
 	return lo, max(lo, hi)
 }
 
-// scores is row i of head h of scale·q·kᵀ, over the keys [lo, hi) that it sees.
+// scores returns line i of scale·q·kᵀ for head h, over the keys [lo, hi) that query i sees.
 func scores[T Float](a *Attention, q, k []T, i, h int64) (lo, hi int64, s []T) {
 	lo, hi = a.Visible(i)
 	s = make([]T, hi-lo)
@@ -116,7 +118,7 @@ func AttentionForward[T Float](a *Attention, q, k, v []T) (out, lse []T) {
 }
 
 // AttentionBackward returns the gradients for dout [Tq, Hq, Dv], in the shapes of q, k and v, from
-// what forward left: out and lse. With P = exp(S - lse) the softmax of the scores S, and dP =
+// forward's out and lse. With P = exp(S - lse) the softmax of the scores S, and dP =
 // dout·vᵀ (Dao 2023):
 //
 //	dS = P·(dP - Σ dout·out),  dq = scale·dS·k,  dk = scale·dSᵀ·q,  dv = Pᵀ·dout

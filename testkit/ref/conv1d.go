@@ -1,17 +1,17 @@
 package ref
 
-// Conv1d is the geometry of a causal depthwise convolution over packed documents, see
+// Conv1d has the shapes of a causal depthwise convolution over packed documents, see
 // device.Conv1d.
 type Conv1d struct {
 	C, Width int64
-	Cu       []int64 // [documents+1] token bounds
+	Cu       []int64 // [documents+1] boundaries of the documents in tokens
 }
 
-// T is the number of tokens.
+// T returns the number of tokens.
 func (a *Conv1d) T() int64 { return a.Cu[len(a.Cu)-1] }
 
-// taps calls f with the factors of sum [t, c]: the weight and where x has the other, or where
-// before [Width-1, C] has it.
+// taps calls f for each term of the sum at [t, c], with the index of its weight and its index in x,
+// or in before [Width-1, C].
 func (a *Conv1d) taps(f func(t, c, weight, x, before int64)) {
 	for document := range int64(len(a.Cu) - 1) {
 		lo := a.Cu[document]
@@ -30,8 +30,8 @@ func (a *Conv1d) taps(f func(t, c, weight, x, before int64)) {
 	}
 }
 
-// convSum is the convolution of x [T, C] with w [C, Width], before its activation. before is nil
-// for zero.
+// convSum returns the convolution of x [T, C] with w [C, Width], before its activation. A nil
+// before is zero.
 func convSum[T Float](a *Conv1d, x, w, before []T) []T {
 	y := make([]T, len(x))
 	a.taps(func(t, c, weight, at, early int64) {
@@ -45,7 +45,7 @@ func convSum[T Float](a *Conv1d, x, w, before []T) []T {
 	return y
 }
 
-// Conv1dForward is silu of the convolution, silu(x) = x/(1 + e^-x): y [T, C].
+// Conv1dForward returns y [T, C], silu of the convolution, with silu(x) = x/(1 + e^-x).
 func Conv1dForward[T Float](a *Conv1d, x, w, before []T) []T {
 	y := convSum(a, x, w, before)
 	for i, s := range y {

@@ -2,12 +2,12 @@ package ref
 
 import "slices"
 
-// Ignored is the target that takes no part in a loss.
+// Ignored is the target of a position without loss.
 const Ignored = -100
 
-// CrossEntropy is nll [T] = logsumexp(logits) - logits[target] for each row of logits [T, vocab],
-// and the gradient of Σnll times scale, (softmax - onehot)·scale. Ignored rows have nll 0 and
-// gradient 0.
+// CrossEntropy returns nll [T] = logsumexp(logits) - logits[target] for each line of logits [T,
+// vocab], and the gradient of scale·Σnll, (softmax - onehot)·scale. Lines whose target is Ignored
+// have nll 0 and gradient 0.
 func CrossEntropy[T Float](vocab int64, logits []T, targets []int64, scale float64) (nll, dlogits []T) {
 	nll, dlogits = make([]T, len(targets)), make([]T, len(logits))
 	for t, target := range targets {

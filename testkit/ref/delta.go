@@ -2,25 +2,25 @@ package ref
 
 import "slices"
 
-// GatedDelta is the geometry of linear attention by the gated delta rule over packed documents, see
+// GatedDelta has the shapes of linear attention by the gated delta rule over packed documents, see
 // device.GatedDelta.
 type GatedDelta struct {
 	Hk, Hv, Dk, Dv int64
-	Cu             []int64 // [documents+1] token bounds
+	Cu             []int64 // [documents+1] boundaries of the documents in tokens
 	KeyHead        []int64 // [Hv]; nil = h/(Hv/Hk)
 	L2Norm         bool
 	Scale          float64
-	// the first In documents begin with a state that is given; that behind the last Out is returned
+	// the first In documents begin with a given state; the states after the last Out are returned
 	In, Out int64
 }
 
-// T is the number of tokens.
+// T returns the number of tokens.
 func (a *GatedDelta) T() int64 { return a.Cu[len(a.Cu)-1] }
 
-// Documents is their number.
+// Documents returns the number of documents.
 func (a *GatedDelta) Documents() int64 { return int64(len(a.Cu) - 1) }
 
-// Key is the key head of value head h.
+// Key returns the key head of value head h.
 func (a *GatedDelta) Key(h int64) int64 {
 	if a.KeyHead != nil {
 		return a.KeyHead[h]
@@ -28,8 +28,8 @@ func (a *GatedDelta) Key(h int64) int64 {
 	return h / (a.Hv / a.Hk)
 }
 
-// KeySum is the sum of x [T, Hv, Dk] over the value heads of each key head, in index order: [T, Hk,
-// Dk].
+// KeySum returns the sum [T, Hk, Dk] of x [T, Hv, Dk] over the value heads of each key head, in
+// index order.
 func KeySum[T Float](a *GatedDelta, x []T) []T {
 	y := make([]T, a.T()*a.Hk*a.Dk)
 	for t := range a.T() {
@@ -42,10 +42,10 @@ func KeySum[T Float](a *GatedDelta, x []T) []T {
 	return y
 }
 
-// row is that of token t and head h in x [T, heads, d].
+// row returns the d elements of token t and head h in x [T, heads, d].
 func row[T any](x []T, t, heads, h, d int64) []T { return x[(t*heads+h)*d:][:d] }
 
-// unit is x/sqrt(Σx² + 1e-6), and that factor; without L2Norm x and 1.
+// unit returns x/sqrt(Σx² + 1e-6) and the factor 1/sqrt(Σx² + 1e-6); without L2Norm x and 1.
 func unit[T Float](a *GatedDelta, x []T) (y []T, by T) {
 	if !a.L2Norm {
 		return x, 1
@@ -57,7 +57,7 @@ func unit[T Float](a *GatedDelta, x []T) (y []T, by T) {
 	return y, by
 }
 
-// unitGrad is the gradient of x for that of y = unit(x).
+// unitGrad returns the gradient of x for a gradient of y = unit(x).
 func unitGrad[T Float](a *GatedDelta, y []T, by T, dy []T) []T {
 	if !a.L2Norm {
 		return dy
@@ -72,12 +72,12 @@ func unitGrad[T Float](a *GatedDelta, y []T, by T, dy []T) []T {
 	return dx
 }
 
-// GatedDeltaGrad are gradients in the shapes of what they belong to, but dq and dk of each value
-// head: [T, Hv, Dk].
+// GatedDeltaGrad has gradients in the shapes of the inputs, except dq and dk, which have a head for
+// each value head: [T, Hv, Dk].
 type GatedDeltaGrad[T Float] struct{ DQ, DK, DV, DG, DBeta, DState []T }
 
-// deltaStep takes the state s [Dk, N] over one token with v [N]: s ← e^g·s; u = beta·(v - sᵀk); s ←
-// s + k·uᵀ.
+// deltaStep updates the state s [Dk, N] for one token with v [N]: s ← e^g·s; u = beta·(v - sᵀk); s
+// ← s + k·uᵀ.
 func deltaStep[T Float](s, k, v []T, g, beta T) {
 	n, decay, u := len(v), exp(g), slices.Clone(v)
 	for i := range s {
@@ -95,8 +95,8 @@ func deltaStep[T Float](s, k, v []T, g, beta T) {
 	}
 }
 
-// deltaStepGrad is its derivative: s is the state before the token, d the gradient of the one
-// behind it, which becomes that of s.
+// deltaStepGrad is the derivative of deltaStep. s is the state before the token. d is the gradient
+// of the state after the token, and becomes the gradient of s.
 func deltaStepGrad[T Float](s, d, k, v []T, g, beta T) (dk, dv []T, dg, dbeta T) {
 	n, decay, e := len(v), exp(g), slices.Clone(v)
 	decayed := make([]T, len(s))
@@ -125,8 +125,8 @@ func deltaStepGrad[T Float](s, d, k, v []T, g, beta T) (dk, dv []T, dg, dbeta T)
 	return dk, dv, dg, dbeta
 }
 
-// given is the state of head h of a document in states [In, Hv, Dk, Dv], a copy; zero where there
-// is none.
+// given returns a copy of the state of head h of a document in states [In, Hv, Dk, Dv], or zero if
+// the document has none.
 func given[T Float](a *GatedDelta, states []T, document, h int64) []T {
 	if s := make([]T, a.Dk*a.Dv); document >= a.In {
 		return s
@@ -134,8 +134,8 @@ func given[T Float](a *GatedDelta, states []T, document, h int64) []T {
 	return slices.Clone(row(states, document, a.Hv, h, a.Dk*a.Dv))
 }
 
-// GatedDeltaForward is the recurrence, token after token: q, k [T, Hk, Dk], v [T, Hv, Dv], g, beta
-// [T, Hv], in [In, Hv, Dk, Dv]. It returns out [T, Hv, Dv] and last [Out, Hv, Dk, Dv].
+// GatedDeltaForward computes the recurrence token by token, from q, k [T, Hk, Dk], v [T, Hv, Dv],
+// g, beta [T, Hv], in [In, Hv, Dk, Dv]. It returns out [T, Hv, Dv] and last [Out, Hv, Dk, Dv].
 func GatedDeltaForward[T Float](a *GatedDelta, q, k, v, g, beta, in []T) (out, last []T) {
 	out, last = make([]T, len(v)), make([]T, a.Out*a.Hv*a.Dk*a.Dv)
 	for h := range a.Hv {
@@ -161,13 +161,13 @@ func GatedDeltaForward[T Float](a *GatedDelta, q, k, v, g, beta, in []T) (out, l
 }
 
 // GatedDeltaBackward returns the gradients for dout [T, Hv, Dv] and dlast [Out, Hv, Dk, Dv], by the
-// recurrence run backwards from the states that it left. dlast nil is zero.
+// recurrence in the opposite order. A nil dlast is zero.
 func GatedDeltaBackward[T Float](a *GatedDelta, q, k, v, g, beta, in, dout, dlast []T) GatedDeltaGrad[T] {
 	y := GatedDeltaGrad[T]{make([]T, a.T()*a.Hv*a.Dk), make([]T, a.T()*a.Hv*a.Dk), make([]T, len(v)), make([]T, len(g)), make([]T, len(g)), make([]T, a.In*a.Hv*a.Dk*a.Dv)}
 	for h := range a.Hv {
 		for document := range a.Documents() {
 			lo, hi := a.Cu[document], a.Cu[document+1]
-			states := [][]T{given(a, in, document, h)} // states[i] is that before token lo + i
+			states := [][]T{given(a, in, document, h)} // states[i] is the state before token lo + i
 			for t := lo; t < hi; t++ {
 				s := slices.Clone(states[t-lo])
 				key, _ := unit(a, row(k, t, a.Hk, a.Key(h), a.Dk))
@@ -203,9 +203,9 @@ func GatedDeltaBackward[T Float](a *GatedDelta, q, k, v, g, beta, in, dout, dlas
 	return y
 }
 
-// DeltaState sums up all tokens as one document: the state behind it is transition·S + state,
-// whatever the state S before it. Both are what the recurrence makes: state [Hv, Dk, Dv] of zero,
-// transition [Hv, Dk, Dk] of the identity when v is zero.
+// DeltaState returns the map of all tokens as one document: for a state S before the document, the
+// state after it is transition·S + state. The recurrence gives state [Hv, Dk, Dv] from zero, and
+// transition [Hv, Dk, Dk] from the identity with v = 0.
 func DeltaState[T Float](a *GatedDelta, k, v, g, beta []T) (state, transition []T) {
 	state, transition = make([]T, a.Hv*a.Dk*a.Dv), make([]T, a.Hv*a.Dk*a.Dk)
 	for h := range a.Hv {
@@ -222,8 +222,8 @@ func DeltaState[T Float](a *GatedDelta, k, v, g, beta []T) (state, transition []
 	return state, transition
 }
 
-// DeltaStateGrad is the way back: dstate [Hv, Dk, Dv], the gradient of the state before the tokens
-// when that behind them is zero.
+// DeltaStateGrad returns dstate [Hv, Dk, Dv], the gradient of the state before the tokens if the
+// gradient of the state after them is zero.
 func DeltaStateGrad[T Float](a *GatedDelta, q, k, g, beta, dout []T) (dstate []T) {
 	dstate = make([]T, a.Hv*a.Dk*a.Dv)
 	for h := range a.Hv {
@@ -236,14 +236,15 @@ func DeltaStateGrad[T Float](a *GatedDelta, q, k, g, beta, dout []T) (dstate []T
 					d[int64(i)*a.Dv+int64(j)] += T(a.Scale) * x * o
 				}
 			}
-			// Neither the state nor v has a part in this gradient.
+			// This gradient does not depend on the state and on v.
 			deltaStepGrad(make([]T, len(d)), d, key, make([]T, a.Dv), g[t*a.Hv+h], beta[t*a.Hv+h])
 		}
 	}
 	return dstate
 }
 
-// DeltaFold is m·x + e head by head, or mᵀ·x + e: m [H, K, K], x [H, K, N], e likewise or nil.
+// DeltaFold returns m·x + e for each head, or mᵀ·x + e: m [H, K, K], x [H, K, N], e [H, K, N] or
+// nil.
 func DeltaFold[T Float](heads, k, n int64, m, x, e []T, transpose bool) []T {
 	y := make([]T, len(x))
 	for h := range heads {

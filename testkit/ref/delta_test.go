@@ -14,7 +14,7 @@ func bounds(lengths ...int64) []int64 {
 	return cu
 }
 
-// decays are logarithms of decays, betas in [0, 1).
+// decays returns logarithms of decays, and betas in [0, 1).
 func decays(r *rand.Rand, n int64) (g, beta []float64) {
 	g, beta = normal(r, n), make([]float64, n)
 	for i := range g {
@@ -52,7 +52,7 @@ func TestGatedDeltaGradient(t *testing.T) {
 	}
 }
 
-// A stretch summed up does to a state, and to a gradient, what its tokens do.
+// The map of a range of tokens gives the same state, and the same gradient, as its tokens.
 func TestDeltaState(t *testing.T) {
 	a := &GatedDelta{Hk: 1, Hv: 2, Dk: 3, Dv: 2, Cu: bounds(7), Scale: 0.6, L2Norm: true, In: 1, Out: 1}
 	r := rand.New(rand.NewPCG(3, 100))
@@ -121,8 +121,7 @@ func TestSigmoidGateGradient(t *testing.T) {
 	sameSlope(t, "dgate", gate, dgate, loss)
 }
 
-// The numbers are torch_recurrent_gated_delta_rule's of transformers 5.23, which computes in
-// float32.
+// The expected values are from torch_recurrent_gated_delta_rule of transformers 5.23, in float32.
 func TestGatedDeltaKnown(t *testing.T) {
 	q, k := []float64{0.1, -0.4, 0.7, 0.2, -0.3, 0.5}, []float64{0.3, 0.5, -0.2, 0.9, 0.8, -0.1}
 	v, g, beta := []float64{1, -2, 0.5, 0.25, -1, 3}, []float64{-0.5, -0.1, -2}, []float64{0.9, 0.3, 1}
@@ -140,7 +139,7 @@ func TestGatedDeltaKnown(t *testing.T) {
 	}
 }
 
-// The numbers are silu of conv1d's of PyTorch 2.15 in float64.
+// The expected values are from silu of conv1d of PyTorch 2.15 in float64.
 func TestConv1dKnown(t *testing.T) {
 	a := &Conv1d{C: 2, Width: 3, Cu: bounds(3)}
 	y := Conv1dForward(a, []float64{1, -2, 0.5, 0.25, -1, 3}, []float64{0.1, 0.2, 0.3, -0.4, 0.5, -0.6}, nil)

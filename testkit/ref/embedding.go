@@ -1,6 +1,6 @@
 package ref
 
-// Embedding is y[t] = table[ids[t]]: table [V, n], y [T, n].
+// Embedding returns y [T, n], y[t] = table[ids[t]], from table [V, n].
 func Embedding[T Float](n int64, table []T, ids []int64) []T {
 	y := make([]T, 0, int64(len(ids))*n)
 	for _, id := range ids {

@@ -2,8 +2,7 @@ package ref
 
 import "math"
 
-// softplus is log(1 + e^x) and its derivative, as PyTorch has it: x where that is the same, above
-// 20.
+// softplus returns log(1 + e^x) and its derivative. As in PyTorch, it is x above 20.
 func softplus[T Float](x T) (y, slope T) {
 	if x > 20 {
 		return x, 1
@@ -11,8 +10,8 @@ func softplus[T Float](x T) (y, slope T) {
 	return T(math.Log1p(math.Exp(float64(x)))), 1 / (1 + exp(-x))
 }
 
-// DeltaGates is g = -e^alog·softplus(a + bias), beta = 1/(1 + e^-b): a, b [T, H], alog and bias
-// [H].
+// DeltaGates returns g = -e^alog·softplus(a + bias), beta = 1/(1 + e^-b): a, b [T, H], alog and
+// bias [H].
 func DeltaGates[T Float](a, b, alog, bias []T) (g, beta []T) {
 	g, beta = make([]T, len(a)), make([]T, len(a))
 	for i := range a {
@@ -23,7 +22,7 @@ func DeltaGates[T Float](a, b, alog, bias []T) (g, beta []T) {
 	return g, beta
 }
 
-// DeltaGatesGrad is its derivative; it adds to dalog and dbias [H].
+// DeltaGatesGrad is the derivative of DeltaGates. It adds to dalog and dbias [H].
 func DeltaGatesGrad[T Float](a, b, alog, bias, dg, dbeta, dalog, dbias []T) (da, db []T) {
 	da, db = make([]T, len(a)), make([]T, len(a))
 	for i := range a {
@@ -37,7 +36,7 @@ func DeltaGatesGrad[T Float](a, b, alog, bias, dg, dbeta, dalog, dbias []T) (da,
 	return da, db
 }
 
-// SigmoidGate is y = x/(1 + e^-gate), element by element.
+// SigmoidGate returns y = x/(1 + e^-gate), element by element.
 func SigmoidGate[T Float](x, gate []T) []T {
 	y := make([]T, len(x))
 	for i, g := range gate {
@@ -46,7 +45,7 @@ func SigmoidGate[T Float](x, gate []T) []T {
 	return y
 }
 
-// SigmoidGateGrad is its derivative.
+// SigmoidGateGrad is the derivative of SigmoidGate.
 func SigmoidGateGrad[T Float](x, gate, dy []T) (dx, dgate []T) {
 	dx, dgate = make([]T, len(x)), make([]T, len(x))
 	for i, g := range gate {
@@ -56,7 +55,8 @@ func SigmoidGateGrad[T Float](x, gate, dy []T) (dx, dgate []T) {
 	return dx, dgate
 }
 
-// GatedRMSNorm is y = RMSNorm(x)·silu(gate) on rows of n: x, gate, y [rows, n]; w [n]; rstd [rows].
+// GatedRMSNorm returns y = RMSNorm(x)·silu(gate) over lines of n: x, gate, y [rows, n]; w [n]; rstd
+// [rows].
 func GatedRMSNorm[T Float](n int64, x, gate, w []T, eps float64) (y, rstd []T) {
 	y, rstd = RMSNorm(n, x, w, 0, eps)
 	return SwiGLU(gate, y), rstd

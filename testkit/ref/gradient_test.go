@@ -24,8 +24,8 @@ func dot(x, y []float64) (s float64) {
 	return s
 }
 
-// sameSlope holds a gradient against central differences of loss in every element of x. The step
-// 1e-5 leaves errors near 1e-10.
+// sameSlope compares a gradient with central differences of loss in every element of x. With the
+// step 1e-5, their errors are near 1e-10.
 func sameSlope(t *testing.T, name string, x, gradient []float64, loss func() float64) {
 	t.Helper()
 	const step = 1e-5

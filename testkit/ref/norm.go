@@ -1,7 +1,7 @@
 package ref
 
-// RMSNorm is y = x·rstd·(w + centre), rstd = 1/sqrt(mean(x²) + eps), on rows of n: x, y [rows, n];
-// w [n]; rstd [rows] (Zhang & Sennrich 2019, without the optional bias).
+// RMSNorm returns y = x·rstd·(w + centre), rstd = 1/sqrt(mean(x²) + eps), on rows of n: x, y [rows,
+// n]; w [n]; rstd [rows] (Zhang & Sennrich 2019, without the optional bias).
 func RMSNorm[T Float](n int64, x, w []T, centre T, eps float64) (y, rstd []T) {
 	rows := int64(len(x)) / n
 	y, rstd = make([]T, len(x)), make([]T, rows)

@@ -2,14 +2,14 @@ package ref
 
 import "math"
 
-// AdamW are the settings of one step of Loshchilov & Hutter 2019, in PyTorch's form. Step counts
-// from 1.
+// AdamW has the settings of one step of Loshchilov & Hutter 2019, as in PyTorch. Step counts from
+// 1.
 type AdamW struct {
 	LR, Beta1, Beta2, Eps, WeightDecay, GradScale float64
 	Step                                          int64
 }
 
-// Update changes w and the moments m, v in place for the gradient g·GradScale:
+// Update updates w and the moments m and v in place with the gradient g·GradScale:
 //
 //	w ← w·(1 - lr·wd)
 //	m ← m + (1-β₁)(g - m),  v ← β₂v + (1-β₂)g²
@@ -26,7 +26,7 @@ func Update[T Float](a AdamW, w, g, m, v []T) {
 	}
 }
 
-// SGD changes w in place: w ← w·(1 - lr·wd) - lr·scale·g.
+// SGD updates w in place: w ← w·(1 - lr·wd) - lr·scale·g.
 func SGD[T Float](w, g []T, lr, wd, scale float64) {
 	for i := range w {
 		w[i] = w[i]*T(1-lr*wd) - T(lr*scale)*g[i]

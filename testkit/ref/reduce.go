@@ -8,7 +8,7 @@ func ColumnSum[T Float](dst, x []T) {
 	}
 }
 
-// Sum is Σx.
+// Sum returns Σx.
 func Sum[T Float](x []T) (s T) {
 	for _, v := range x {
 		s += v
@@ -16,7 +16,7 @@ func Sum[T Float](x []T) (s T) {
 	return s
 }
 
-// SumSquares is Σx².
+// SumSquares returns Σx².
 func SumSquares[T Float](x []T) (s T) {
 	for _, v := range x {
 		s += v * v

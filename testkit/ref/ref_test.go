@@ -19,8 +19,8 @@ func each(t *testing.T, name string, got, want []float64, tolerance float64) {
 	}
 }
 
-// The numbers are scaled_dot_product_attention's of PyTorch 2.15 in float64, with a mask aligned
-// bottom-right.
+// The expected values are from scaled_dot_product_attention of PyTorch 2.15 in float64, with a mask
+// aligned bottom-right.
 func TestAttentionKnown(t *testing.T) {
 	a := &Attention{Hq: 1, Hkv: 1, D: 2, Dv: 1, CuQ: []int64{0, 2}, CuK: []int64{0, 3}, Causal: true, Scale: 0.5}
 	q, k, v := []float64{0.1, -0.4, 0.7, 0.2}, []float64{0.3, 0.5, -0.2, 0.9, 0.8, -0.1}, []float64{1, -2, 0.5}
@@ -42,7 +42,7 @@ func TestAttentionSeesNothing(t *testing.T) {
 	}
 }
 
-// Which keys a query sees, by the definition: key by key.
+// The keys that a query sees, compared with the definition for each key.
 func TestVisible(t *testing.T) {
 	sides := []int64{-1, 0, 1, 2, 5, math.MaxInt64}
 	for sq := range int64(6) {
@@ -71,8 +71,8 @@ func TestVisible(t *testing.T) {
 	}
 }
 
-// The numbers are torch.optim.AdamW's of PyTorch 2.15 in float64: three steps with the gradient
-// (0.3, -1, 2)·step. The formula of Update is that of torch/optim/adamw.py.
+// The expected values are from torch.optim.AdamW of PyTorch 2.15 in float64: three steps with the
+// gradient (0.3, -1, 2)·step. The formula of Update is that of torch/optim/adamw.py.
 func TestAdamWKnown(t *testing.T) {
 	w, m, v := []float64{1, -2, 0.5}, make([]float64, 3), make([]float64, 3)
 	for step := int64(1); step <= 3; step++ {
@@ -90,8 +90,8 @@ func TestSGD(t *testing.T) {
 	each(t, "w", w, []float64{0.95 - 0.5, -1.9 - 1}, 1e-15)
 }
 
-// The numbers are transformers' 5.23 for rope_type llama3, theta 500000, head_dim 16, factor 8, 1,
-// 4, 8192; it computes in float32.
+// The expected values are from transformers 5.23 for rope_type llama3, theta 500000, head_dim 16,
+// factor 8, 1, 4, 8192; it computes in float32.
 func TestLlama3Frequencies(t *testing.T) {
 	f := Llama3{Factor: 8, LowFreqFactor: 1, HighFreqFactor: 4, OriginalLength: 8192}.Scale(RopeFrequencies(500000, 16))
 	each(t, "frequency", f, knownLlama3, 1e-6)
@@ -119,7 +119,7 @@ func TestCrossEntropyKnown(t *testing.T) {
 	each(t, "nll", nll[:1], []float64{math.Log(4)}, 1e-15)
 	each(t, "dlogits", d[:2], []float64{-1.5, 1.5}, 1e-15)
 	if nll[1] != 0 || d[2] != 0 || d[3] != 0 {
-		t.Errorf("a certain row has nll %v, gradient %v", nll[1], d[2:])
+		t.Errorf("a token with probability 1 has nll %v, gradient %v", nll[1], d[2:])
 	}
 }
 

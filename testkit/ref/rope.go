@@ -2,8 +2,8 @@ package ref
 
 import "math"
 
-// RopeFrequencies is theta^(-2i/rotary) for i in [0, rotary/2): the angle of pair i per position
-// (Su et al. 2021).
+// RopeFrequencies returns theta^(-2i/rotary) for i in [0, rotary/2): the angle of pair i per
+// position (Su et al. 2021).
 func RopeFrequencies(theta float64, rotary int64) []float64 {
 	f := make([]float64, rotary/2)
 	for i := range f {
@@ -12,15 +12,15 @@ func RopeFrequencies(theta float64, rotary int64) []float64 {
 	return f
 }
 
-// Llama3 are the parameters of the frequency scaling of Llama 3.1, as config.json names them.
+// Llama3 has the parameters of the frequency scaling of Llama 3.1, see config.json.
 type Llama3 struct {
 	Factor, LowFreqFactor, HighFreqFactor float64
 	OriginalLength                        float64 // original_max_position_embeddings
 }
 
-// Scale slows the pairs that turn less than LowFreqFactor times within the original length by
-// Factor, leaves those that turn more than HighFreqFactor times, and blends linearly in the number
-// of turns between them.
+// Scale divides the frequencies of pairs with less than LowFreqFactor turns over the original
+// length by Factor, keeps frequencies with more than HighFreqFactor turns, and interpolates
+// linearly in the number of turns between them.
 func (l Llama3) Scale(freq []float64) []float64 {
 	y := make([]float64, len(freq))
 	for i, f := range freq {
@@ -32,7 +32,7 @@ func (l Llama3) Scale(freq []float64) []float64 {
 	return y
 }
 
-// RopeTable is cos and sin of positions[t]·freq[i], times scale (1 when 0): [T, R/2]. The angle is
+// RopeTable returns cos and sin [T, R/2] of positions[t]·freq[i], times scale (0 = 1). The angle is
 // always in float64: at position 10⁶ a float32 angle is wrong by 0.06.
 func RopeTable[T Float](positions []int64, freq []float64, scale float64) (cos, sin []T) {
 	if scale == 0 {
@@ -47,9 +47,8 @@ func RopeTable[T Float](positions []int64, freq []float64, scale float64) (cos, 
 	return cos, sin
 }
 
-// Rope turns pair (i, i+R/2) of every head of x [T, H, D] by the angle whose cos and sin are the
-// table's [T, R/2]; features from R on are copied. The transpose (inverse) turns back and is the
-// derivative.
+// Rope rotates the pair (i, i+R/2) of every head of x [T, H, D] by the angle with the given cos and
+// sin [T, R/2], and copies the features from R on. The inverse rotation is the derivative.
 func Rope[T Float](tokens, heads, dim int64, x, cos, sin []T, inverse bool) []T {
 	y := append([]T(nil), x...)
 	if tokens == 0 {

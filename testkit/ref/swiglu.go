@@ -1,6 +1,6 @@
 package ref
 
-// SwiGLU is y = silu(gate)·up, silu(x) = x/(1 + e^-x), element by element (Shazeer 2020).
+// SwiGLU returns y = silu(gate)·up, silu(x) = x/(1 + e^-x), element by element (Shazeer 2020).
 func SwiGLU[T Float](gate, up []T) []T {
 	y := make([]T, len(gate))
 	for i, g := range gate {
@@ -9,7 +9,7 @@ func SwiGLU[T Float](gate, up []T) []T {
 	return y
 }
 
-// SwiGLUGrad is its derivative. With σ = 1/(1 + e^-gate), silu' = σ·(1 + gate·(1 - σ)).
+// SwiGLUGrad is the derivative of SwiGLU. With σ = 1/(1 + e^-gate), silu' = σ·(1 + gate·(1 - σ)).
 func SwiGLUGrad[T Float](gate, up, dy []T) (dgate, dup []T) {
 	dgate, dup = make([]T, len(gate)), make([]T, len(gate))
 	for i, g := range gate {

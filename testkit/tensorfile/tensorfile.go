@@ -30,8 +30,8 @@ func Read(t *testing.T, path, name string) ([]float32, []int64) {
 	return x, e.Shape
 }
 
-// Relative returns max|got-want| / max|want|. Infinities must agree, and NaN on either side gives
-// NaN.
+// Relative returns max|got-want| / max|want|. Equal infinities are skipped. NaN in either slice
+// gives NaN.
 func Relative(got, want []float32) float64 {
 	delta, largest := 0.0, 0.0
 	for i, w := range want {
@@ -47,7 +47,8 @@ func Relative(got, want []float32) float64 {
 	return delta / largest
 }
 
-// Small writes a file of tensors with small numbers and returns its path; ints are added as I64.
+// Small writes a file of F32 tensors with small numbers, and of I64 tensors with ints, and returns
+// its path.
 func Small(t *testing.T, shapes map[string][]int64, ints map[string][]int64) string {
 	t.Helper()
 	var items []tensor.Item
@@ -69,8 +70,8 @@ func Small(t *testing.T, shapes map[string][]int64, ints map[string][]int64) str
 	return path
 }
 
-// Filled writes a file of tensors with one value throughout, which spoil may change in places, and
-// returns its path.
+// Filled writes a file of F32 tensors, each filled with its value and then changed by its function
+// in spoil, and returns its path.
 func Filled(t *testing.T, shapes map[string][]int64, value map[string]float32, spoil map[string]func(x []float32)) string {
 	t.Helper()
 	var items []tensor.Item
