@@ -10,8 +10,8 @@
     gpu_host       the time in which the host enqueues a layer, compared with the layer's time
 
 Ours and the peer run in turn as separate processes, so that both run at the same clocks. The
-results are medians over the rounds and ratios (time of the peer / ours; above 1 we are faster). They
-are written to results/<name of the GPU>.{md,json} after each suite. A round starts only if
+results are medians over the rounds and ratios (time of the peer / ours; above 1 we are faster).
+They are written to results/<name of the GPU>.{md,json} after each suite. A round starts only if
 --minutes allow another one; the first always runs. A program that exceeds --minutes is ended, and
 the lines that it has printed count. If a program fails, the others continue, and the exit status is
 1. Without a GPU, the exit status is 77.

@@ -10,8 +10,8 @@
 `longest` uses the plan of a job: a job that does not fit is refused before it allocates memory. The
 longest sequence that fits trains one step, and the largest resident size of each process is
 compared with the plan. `cost` runs all settings in turn for several rounds, each one directly after
-a plain run. Its figures are the median over the rounds of (least step of the setting / least step of
-this plain run). No result decides a test.
+a plain run. Its figures are the median over the rounds of (least step of the setting / least step
+of this plain run). No result decides a test.
 """
 
 import argparse

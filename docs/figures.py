@@ -2,7 +2,7 @@
 """Writes docs/figures.json, docs/quickstart.svg and docs/report.png, and copies the figures into
 the documents.
 
-    make figures    # some minutes; needs matplotlib and Pillow, and chromium for the report
+    make figures    # takes some minutes; needs matplotlib, Pillow and chromium
 
 The program trains examples/hybrid.toml (as `make run` does) and examples/quickstart.toml on four
 ranks, and counts tables of n-grams on the same text. README.md, examples/ and the picture quote
@@ -34,20 +34,20 @@ SMOOTHING = 0.05  # added to every count
 TABLES = ("bytes alone", "bigrams", "trigrams", "4-grams")
 
 
-def ngrams(text, cut, n):
-    """Returns the nats a byte of text[cut:] by a table of n-grams counted on text[:cut]."""
-    counted = text[:cut]
-    whole = Counter(counted[i : i + n] for i in range(cut - n + 1))
-    context = Counter(counted[i : i + n - 1] for i in range(cut - n + 1))
+def ngrams(text, split, n):
+    """Returns the loss on text[split:] of a table of n-grams on text[:split], in nats a byte."""
+    training = text[:split]
+    whole = Counter(training[i : i + n] for i in range(split - n + 1))
+    context = Counter(training[i : i + n - 1] for i in range(split - n + 1))
     nats = 0.0
-    for i in range(cut, len(text)):
+    for i in range(split, len(text)):
         gram = text[i - n + 1 : i + 1]
         nats -= math.log((whole[gram] + SMOOTHING) / (context[gram[:-1]] + 256 * SMOOTHING))
-    return nats / (len(text) - cut)
+    return nats / (len(text) - split)
 
 
 def train(example, launcher):
-    """Runs an example, and returns its steps and the figures that the documents quote."""
+    """Trains an example, and returns its steps and the figures that the documents quote."""
     out = OUT / example
     command = [
         *launcher,
@@ -71,15 +71,15 @@ def train(example, launcher):
     }
 
 
-def photograph(report):
-    """Takes the picture of a report's first page."""
+def screenshot(report):
+    """Writes docs/report.png, a picture of the top of a report."""
     browser = (
         shutil.which("chromium")
         or shutil.which("chromium-browser")
         or shutil.which("google-chrome")
     )
     if not browser:
-        sys.exit("docs/report.png: no chromium found: install it, or leave the picture as it is")
+        sys.exit("docs/report.png: chromium was not found; install it, or keep the old picture")
     picture = ROOT / "docs/report.png"
     subprocess.run(
         [
@@ -100,6 +100,7 @@ def photograph(report):
 
 
 def draw(figures, curves):
+    """Draws docs/quickstart.svg: the losses of both examples and of the tables."""
     fig, ax = plt.subplots(figsize=(7, 3.2))
     for name, colour, what in (
         ("quickstart", "#c7cdd4", "softmax attention alone"),
@@ -151,8 +152,10 @@ def draw(figures, curves):
 
 
 def quote(old, new):
-    """Replaces the old figures in the documents by the new ones. The test finds figures that
-    remain."""
+    """Replaces the old figures in the documents by the new ones.
+
+    `go test ./job -run Figures` finds old figures that remain.
+    """
     block = lambda figures: "\n".join(
         "    " + line if line else "" for line in figures["hybrid"]["output"]
     )
@@ -179,16 +182,16 @@ def quote(old, new):
 
 def main():
     text = (ROOT / TEXT).read_bytes()
-    cut = int(len(text) * (1 - HELD_OUT))
+    split = int(len(text) * (1 - HELD_OUT))
     figures = {
         "text": {
             "file": TEXT,
             "bytes": len(text),
             "sha256": hashlib.sha256(text).hexdigest(),
-            "held_out_bytes": len(text) - cut,
+            "held_out_bytes": len(text) - split,
             "smoothing": SMOOTHING,
         },
-        "ngrams": {table: round(ngrams(text, cut, n + 1), 4) for n, table in enumerate(TABLES)},
+        "ngrams": {table: round(ngrams(text, split, n + 1), 4) for n, table in enumerate(TABLES)},
     }
     curves, launcher = {}, sys.argv[1:]
     shutil.rmtree(OUT, ignore_errors=True)
@@ -198,7 +201,7 @@ def main():
     quote(json.loads(quoted.read_text()), figures)
     quoted.write_text(json.dumps(figures, indent=2, ensure_ascii=False) + "\n")
     draw(figures, curves)
-    photograph(OUT / "hybrid/report.html")
+    screenshot(OUT / "hybrid/report.html")
 
 
 if __name__ == "__main__":

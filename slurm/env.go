@@ -1,5 +1,8 @@
-// Package slurm reads what a launcher (Slurm, Open MPI, MPICH) tells its processes in the
-// environment: the number of processes, the rank of this process, and its node.
+// Package slurm reads the environment variables that a launcher (Slurm, Open MPI, MPICH) sets for
+// its processes: the number of processes, the rank of this process, and its node.
+//
+// Env returns an Environment. Ready checks it before MPI starts, and Check compares it with the
+// number of ranks that MPI has found.
 package slurm
 
 import (
@@ -11,27 +14,28 @@ import (
 	"ulysses/internal/status"
 )
 
-// Environment is one process as its launcher sees it. Zero means that the launcher does not say.
+// Environment describes a process as its launcher does. Zero means that the launcher does not set
+// the value.
 type Environment struct {
-	// "mpirun (Open MPI)", "mpiexec (MPICH)", "srun", or "" for a process started alone
+	// "mpirun (Open MPI)", "mpiexec (MPICH)", "srun", or "" for a process without a launcher
 	Launcher  string
 	Tasks     int // processes launched together
 	Rank      int
-	LocalRank int // among those of this node
-	LocalSize int
+	LocalRank int // index of this process on its node
+	LocalSize int // processes on this node
 	Nodes     int
 	Node      int    // index of this node
-	Host      string // as the launcher names it, else as the system does
-	JobID     string // of Slurm; also set in a shell inside an allocation
+	Host      string // the launcher's name of this node, else the system's
+	JobID     string // Slurm's; also set in a shell inside an allocation
 	StepID    string
 	Restarts  int       // how often Slurm has requeued the job
-	End       time.Time // when Slurm ends the job; zero where it does not say
-	// the launcher left something by which an MPI library can find its peers: PMIx, PMI, Open MPI's
-	// own
+	End       time.Time // when Slurm ends the job
+	// Wired: the launcher has set variables of PMIx, PMI or Open MPI, by which an MPI library finds
+	// the other processes.
 	Wired bool
 }
 
-// Env reads the environment of this process.
+// Env returns the environment of this process. Host is always set.
 func Env() Environment {
 	e := read(os.Getenv)
 	if e.Host == "" {
@@ -40,8 +44,9 @@ func Env() Environment {
 	return e
 }
 
-// launchers are asked in this order. Open MPI's and MPICH's own variables come first: under mpirun
-// inside an allocation Slurm's step counts the launcher's daemons, not the processes.
+// launchers are the launchers with their variables, in the order of search. Open MPI's and MPICH's
+// variables come first: for mpirun inside an allocation, Slurm's step counts the daemons of mpirun,
+// not the processes.
 var launchers = []struct{ name, size, rank, localRank, localSize string }{
 	{"mpirun (Open MPI)", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"},
 	{"mpiexec (MPICH)", "PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
@@ -68,8 +73,8 @@ func read(get func(string) string) Environment {
 			break
 		}
 	}
-	// srun --mpi=pmi2 sets PMI_SIZE as mpiexec does; Slurm's own variables tell them apart and know
-	// the node.
+	// srun --mpi=pmi2 and mpiexec both set PMI_SIZE. If Slurm's variables have the same number of
+	// tasks, the launcher is srun.
 	if e.Launcher == "mpiexec (MPICH)" && number("SLURM_STEP_NUM_TASKS") == e.Tasks {
 		e.Launcher, e.LocalRank = "srun", number("SLURM_LOCALID")
 	}
@@ -79,11 +84,12 @@ func read(get func(string) string) Environment {
 	return e
 }
 
-// tasksOn reads Slurm's list of tasks by node, such as "4(x2),3": four on each of the first two
-// nodes, three on the third.
+// tasksOn returns the number of tasks on a node, from Slurm's list of tasks by node. In "4(x2),3"
+// there are four tasks on each of the first two nodes, and three on the third. An invalid list
+// gives 0.
 func tasksOn(list string, node int) int {
-	for _, part := range strings.Split(list, ",") {
-		count, times, repeated := strings.Cut(part, "(x")
+	for _, entry := range strings.Split(list, ",") {
+		count, times, repeated := strings.Cut(entry, "(x")
 		n, err := strconv.Atoi(count)
 		if err != nil {
 			return 0
@@ -102,32 +108,33 @@ func tasksOn(list string, node int) int {
 	return 0
 }
 
-// Ready refuses what can be told before MPI starts: without a way to its peers Open MPI ends the
-// process in MPI_Init with a page about its own build, and MPICH makes it rank 0 of 1.
+// Ready returns an error if MPI would not find the other processes. It is called before MPI starts:
+// there, Open MPI would end the process with a long message about its build, and MPICH would make
+// each process rank 0 of 1. mpiBuilt says whether the program was built with MPI.
 func (e Environment) Ready(mpiBuilt bool) error {
 	if !mpiBuilt {
 		return e.Check(1, false)
 	}
 	if e.Tasks > 1 && !e.Wired {
-		return status.Errorf(status.InvalidArgument, "launch: %s started %d tasks without PMIx or PMI, so they cannot find each other: use srun --mpi=pmix (Open MPI) or --mpi=pmi2 (MPICH)",
+		return status.Errorf(status.InvalidArgument, "launch: %s started %d tasks without PMIx or PMI, so they cannot find each other; use srun --mpi=pmix (Open MPI) or --mpi=pmi2 (MPICH)",
 			e.Launcher, e.Tasks)
 	}
 	return nil
 }
 
-// Check holds what the launcher says against the size of the world that this program found. A
-// launcher that this program cannot talk to would otherwise start copies that all believe to be the
-// only rank, and write the same files. worldSize is 1 without MPI.
+// Check returns an error if the launcher has started another number of processes than worldSize,
+// the number of ranks in MPI_COMM_WORLD (1 without MPI). Otherwise, with a launcher of another MPI
+// library, each process would run the whole job as the only rank, and write the same files.
 func (e Environment) Check(worldSize int, mpiBuilt bool) error {
 	switch {
 	case e.Tasks <= 1 || worldSize == e.Tasks:
 		return nil
 	case !mpiBuilt:
-		return status.Errorf(status.InvalidArgument, "launch: %s started %d tasks, but this program was built without MPI and each would run the whole job: build it with -tags mpi, or start one process with --ranks %d",
+		return status.Errorf(status.InvalidArgument, "launch: %s started %d tasks, but this program was built without MPI and each would run the whole job; build it with -tags mpi, or start one process with --ranks %d",
 			e.Launcher, e.Tasks, e.Tasks)
 	case worldSize == 1:
-		return status.Errorf(status.InvalidArgument, "launch: %s launched %d tasks but MPI sees 1: wrong --mpi or wrong mpirun: use the mpirun of the MPI library this program is linked with, or srun --mpi=pmix (Open MPI), --mpi=pmi2 (MPICH)",
+		return status.Errorf(status.InvalidArgument, "launch: %s started %d tasks, but MPI found 1 rank (wrong --mpi or wrong mpirun); use the mpirun of the MPI library that this program is linked with, or srun --mpi=pmix (Open MPI), --mpi=pmi2 (MPICH)",
 			e.Launcher, e.Tasks)
 	}
-	return status.Errorf(status.InvalidArgument, "launch: %s launched %d tasks but MPI sees %d: start all ranks with one launcher", e.Launcher, e.Tasks, worldSize)
+	return status.Errorf(status.InvalidArgument, "launch: %s started %d tasks, but MPI found %d ranks; start all ranks with one launcher", e.Launcher, e.Tasks, worldSize)
 }

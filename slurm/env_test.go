@@ -54,8 +54,8 @@ func TestCheck(t *testing.T) {
 	}{
 		{0, 1, true, ""}, {0, 1, false, ""}, {1, 1, false, ""}, {4, 4, true, ""},
 		{4, 1, false, "mpirun (Open MPI) started 4 tasks, but this program was built without MPI"},
-		{4, 1, true, "launched 4 tasks but MPI sees 1: wrong --mpi or wrong mpirun"},
-		{4, 2, true, "launched 4 tasks but MPI sees 2"},
+		{4, 1, true, "started 4 tasks, but MPI found 1 rank (wrong --mpi or wrong mpirun)"},
+		{4, 2, true, "started 4 tasks, but MPI found 2 ranks"},
 	} {
 		err := Environment{Launcher: "mpirun (Open MPI)", Tasks: c.tasks}.Check(c.world, c.mpi)
 		if c.text == "" && err != nil || c.text != "" && (status.Of(err) != status.InvalidArgument || !strings.Contains(err.Error(), c.text)) {

@@ -45,15 +45,7 @@ def make(c: dict, dtype: torch.dtype):
         lengths = [b - a for a, b in docs]
         return torch.cat([attend(*x) for x in zip(*(y.split(lengths, 2) for y in (q, k, v)))], 2)
 
-    def both():
-        q.grad = k.grad = v.grad = None
-        forward().backward(dout)
-
-    def forward_only():
-        with torch.no_grad():
-            forward()
-
-    return forward_only, both
+    return common.passes(forward, [q, k, v], dout)
 
 
 def main() -> None:
@@ -64,27 +56,20 @@ def main() -> None:
     for name, c in common.cases("attention", a.cases).items():
         forward, both = make(c, common.dtype(a))
         n = flops(c)
+        timed = [("forward+backward", both, 3.5 * n)]
         if a.forward:
-            m = common.measure(forward, a.repeat)
+            timed.insert(0, ("forward", forward, n))
+        for op, f, operations in timed:
+            m = common.measure(f, a.repeat)
             common.emit(
                 "torch sdpa",
                 name,
-                op="forward",
+                op=op,
                 threads=a.threads,
                 dtype=a.dtype,
-                gflops=n / m["min_s"] / 1e9,
+                gflops=operations / m["min_s"] / 1e9,
                 **m,
             )
-        m = common.measure(both, a.repeat)
-        common.emit(
-            "torch sdpa",
-            name,
-            op="forward+backward",
-            threads=a.threads,
-            dtype=a.dtype,
-            gflops=3.5 * n / m["min_s"] / 1e9,
-            **m,
-        )
 
 
 if __name__ == "__main__":

@@ -79,6 +79,25 @@ def measure(f: Callable[[], object], repeat: int) -> dict:
     return summary(seconds(f, repeat))
 
 
+def passes(forward: Callable, inputs: list, dout) -> tuple[Callable, Callable]:
+    """Returns two functions to time: forward without a graph, and forward and backward.
+
+    inputs are the tensors that get gradients, and dout is the gradient of the output.
+    """
+    import torch
+
+    def forward_only():
+        with torch.no_grad():
+            forward()
+
+    def both():
+        for x in inputs:
+            x.grad = None
+        forward().backward(dout)
+
+    return forward_only, both
+
+
 def emit_plain(peer: str, case: str, **figures) -> None:
     """Prints the JSON line of a case."""
     print(json.dumps(dict(peer=peer, case=case, **figures)), flush=True)

@@ -34,16 +34,7 @@ def make(c: dict):
             1,
         )
 
-    def both():
-        for x in inputs:
-            x.grad = None
-        forward().backward(dout)
-
-    def forward_only():
-        with torch.no_grad():
-            forward()
-
-    return forward_only, both
+    return common.passes(forward, inputs, dout)
 
 
 def main() -> None:

@@ -76,7 +76,6 @@ var pending = []string{
 	"job/operator",
 	"model",
 	"scripts",
-	"slurm",
 	"sp",
 	"tensor",
 	"testkit/conformance",

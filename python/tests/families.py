@@ -9,13 +9,16 @@ import torch
 import transformers
 
 VOCAB = 31
-COMMON = dict(
+TINY = dict(
     vocab_size=VOCAB,
     hidden_size=32,
     intermediate_size=48,
     num_hidden_layers=2,
     num_attention_heads=4,
     num_key_value_heads=2,
+)
+COMMON = dict(
+    TINY,
     max_position_embeddings=64,
     head_dim=8,
     pad_token_id=None,

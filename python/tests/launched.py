@@ -40,7 +40,7 @@ def faults(ctx):
     heads = np.ones((1, 6, 2 + last, 4), np.float32)  # the last rank has one head more
     refused(
         lambda: ulysses.gather_heads_scatter_seq(heads, 2, 1, padded=True, context=ctx),
-        "heads on the ranks",
+        "heads, its shard of",
     )
     # Heads that are not a multiple of the ranks need no heads=.
     uneven = np.ones((1, 2 * ctx.size, 1 + (ctx.rank == 0), 4), np.float32)

@@ -47,32 +47,12 @@ class Attention(unittest.TestCase):
             draw(4, b, s, h, dv),
         )
 
+        options = dict(causal=causal, window=window, scale=scale, seq=s, kv_seq=sk, cu_seqlens=cu)
+
         def body(ctx):
-            out, lse, call = ulysses.attention_forward(
-                local(q, ctx),
-                local(k, ctx),
-                local(v, ctx),
-                lse=True,
-                causal=causal,
-                window=window,
-                scale=scale,
-                seq=s,
-                kv_seq=sk,
-                cu_seqlens=cu,
-                context=ctx,
-            )
-            again = ulysses.attention(
-                local(q, ctx),
-                local(k, ctx),
-                local(v, ctx),
-                causal=causal,
-                window=window,
-                scale=scale,
-                seq=s,
-                kv_seq=sk,
-                cu_seqlens=cu,
-                context=ctx,
-            )
+            shards = [local(x, ctx) for x in (q, k, v)]
+            out, lse, call = ulysses.attention_forward(*shards, lse=True, context=ctx, **options)
+            again = ulysses.attention(*shards, context=ctx, **options)
             np.testing.assert_array_equal(out, again)
             return out, lse, *ulysses.attention_backward(call, local(dout, ctx))
 

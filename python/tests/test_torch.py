@@ -18,6 +18,7 @@ except ImportError:
     torch = None
 try:
     import transformers
+    from families import TINY, VOCAB
 except ImportError:
     transformers = None
 
@@ -201,25 +202,15 @@ class Torch(unittest.TestCase):
 
 @need_torch
 class Transformers(unittest.TestCase):
-    def model(self, attention, **more):
+    def model(self, attention):
         torch.manual_seed(1)
-        config = transformers.LlamaConfig(
-            vocab_size=31,
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            max_position_embeddings=64,
-            attn_implementation=attention,
-            **more,
-        )
+        config = transformers.LlamaConfig(**TINY, attn_implementation=attention)
         return transformers.LlamaForCausalLM(config).train()
 
     def test_llama(self):
         """Loss and all gradients of a Llama on sequences sharded by `shard`, compared with SDPA."""
         ulysses.register_transformers()
-        x = torch.randint(0, 31, (2, 21), generator=torch.Generator().manual_seed(2))
+        x = torch.randint(0, VOCAB, (2, 21), generator=torch.Generator().manual_seed(2))
         whole = self.model("sdpa")
         out = whole(input_ids=x, labels=x)
         out.loss.backward()

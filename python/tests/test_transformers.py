@@ -17,7 +17,7 @@ try:
 except ImportError:
     torch = transformers = None
 if transformers is not None:
-    from families import FAMILIES, VOCAB, build, float64, loss_of, own_recurrence, reference
+    from families import FAMILIES, TINY, VOCAB, build, float64, loss_of, own_recurrence, reference
 
 
 def inputs(kind):
@@ -297,14 +297,6 @@ class Calls(unittest.TestCase):
 
         The message names the layer, which would compute on the tokens of its rank only.
         """
-        tiny = dict(
-            vocab_size=VOCAB,
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-        )
         for config, model, more, words in (
             (
                 "Lfm2Config",
@@ -344,7 +336,7 @@ class Calls(unittest.TestCase):
             ),
         ):
             made = getattr(transformers, model)(
-                getattr(transformers, config)(**{**tiny, **more}, pad_token_id=None)
+                getattr(transformers, config)(**{**TINY, **more}, pad_token_id=None)
             )
             with self.subTest(model):
                 self.both(
@@ -361,14 +353,7 @@ class Calls(unittest.TestCase):
 
     def test_options_of_the_interface(self):
         """An option that is not implemented is refused on every rank."""
-        config = transformers.LlamaConfig(
-            vocab_size=VOCAB,
-            hidden_size=32,
-            intermediate_size=48,
-            num_hidden_layers=1,
-            num_attention_heads=4,
-            attention_dropout=0.1,
-        )
+        config = transformers.LlamaConfig(**TINY, attention_dropout=0.1)
         self.both(
             transformers.LlamaForCausalLM(config).train(),
             lambda ctx: {"input_ids": torch.ones(1, 4, dtype=torch.long)},

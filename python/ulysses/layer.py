@@ -11,7 +11,7 @@ import numpy as np
 
 from . import _struct
 from .agreement import describe
-from .attention import LAYOUTS, check_gradient, plan_and_batch
+from .attention import LAYOUTS, Call, check_gradient, plan_and_batch
 from .context import Context, current
 from .errors import InvalidArgument, Unsupported
 from .plan import Batch, Lengths, Plan
@@ -391,22 +391,11 @@ def _call_local(
     plan.context.agree(name, prepare)
 
 
-@dataclass
-class LocalCall:
+class LocalCall(Call):
     """The result of `local_attention_forward` that the backward pass needs.
 
-    Attributes:
-        plan, batch: the plan and the batch of the call
-        layout: the order of the axes
-        saved: saved activations as plain bytes; None if the forward pass had save=False
-        shapes: the shapes of q, k and v
+    It has the attributes of `Call`.
     """
-
-    plan: Plan
-    batch: Batch
-    layout: str
-    saved: Any
-    shapes: tuple[tuple[int, ...], ...]
 
 
 def local_attention_forward(

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from .errors import InvalidArgument, Unsupported
-from .plan import Sequences, shard_rows
+from .plan import Sequences, check_shards
 
 
 @dataclass
@@ -87,18 +87,14 @@ def sequences_of(
         known: the lengths that Context.use has set, or None. If they fit, their documents are added
     """
     size, seq = len(counts), sum(counts)
-    for rank, n in enumerate(counts):
-        lo, hi = shard_rows(seq, size, rank)
-        if n != hi - lo:
-            raise InvalidArgument(
-                f"ulysses: rank {rank} of {size} has {n} tokens of each sequence, its shard of "
-                f"{seq} has {hi - lo}; shard the batch with ulysses.shard"
-            )
-        if n == 0:
-            raise InvalidArgument(
-                f"ulysses: sequences of {seq} tokens on {size} ranks, but a model needs a token on "
-                "each rank; use fewer ranks, or longer sequences"
-            )
+    check_shards(
+        "ulysses", "tokens of each sequence", counts, seq, "shard the batch with ulysses.shard"
+    )
+    if seq < size:
+        raise InvalidArgument(
+            f"ulysses: sequences of {seq} tokens on {size} ranks, but a model needs a token on "
+            "each rank; use fewer ranks, or longer sequences"
+        )
     known = (
         known
         if known is not None and (known.batch, known.seq) == (batch, seq) and known.kv_seq is None

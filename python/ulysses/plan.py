@@ -426,19 +426,9 @@ class Lengths:
             if kv_seq is None and kv_rows != rows:
                 kv_seq = sum(kv_rows)
             found = Sequences(self.batch, seq, kv_seq, self.cu_seqlens, self.kv_cu_seqlens)
-        size = len(counts)
-        for what, total, each in (
-            ("rows", found.seq, rows),
-            ("rows of keys", found.kv_seq or found.seq, kv_rows),
-        ):
-            for rank, n in enumerate(each):
-                lo, hi = shard_rows(total, size, rank)
-                if n != hi - lo:
-                    raise InvalidArgument(
-                        f"{operation}: rank {rank} of {size} has {n} {what}, its shard of {total} "
-                        f"has {hi - lo}; shard sequences with ulysses.shard_rows, and give another "
-                        "total length as seq="
-                    )
+        fix = "shard sequences with ulysses.shard_rows, and give another total length as seq="
+        check_shards(operation, "rows", rows, found.seq, fix)
+        check_shards(operation, "rows of keys", kv_rows, found.kv_seq or found.seq, fix)
         return found
 
 
@@ -468,3 +458,21 @@ def shard_rows(n: int, size: int, rank: int) -> tuple[int, int]:
     rows, more = divmod(n, size)
     lo = rank * rows + min(rank, more)
     return lo, lo + rows + (rank < more)
+
+
+def check_shards(operation: str, what: str, each: Sequence[int], total: int, fix: str) -> None:
+    """Raises InvalidArgument if the ranks do not hold the shards of `total` elements.
+
+    Args:
+        operation, what: names of the call and of the elements, for the message
+        each: how many elements each rank holds
+        total: how many there are
+        fix: what the caller should do
+    """
+    for rank, n in enumerate(each):
+        lo, hi = shard_rows(total, len(each), rank)
+        if n != hi - lo:
+            raise InvalidArgument(
+                f"{operation}: rank {rank} of {len(each)} has {n} {what}, its shard of {total} has "
+                f"{hi - lo}; {fix}"
+            )

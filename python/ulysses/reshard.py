@@ -16,7 +16,7 @@ from . import _struct
 from .agreement import describe
 from .context import Context, current
 from .errors import InvalidArgument
-from .plan import Batch, Plan, Sequences, shard_rows
+from .plan import Batch, Plan, Sequences, check_shards
 from .tensors import block, dense, dtype_of, empty, is_torch, stream_of, view
 
 
@@ -238,17 +238,6 @@ def _axes(operation: str, x: Any, seq_dim: int, head_dim: int) -> tuple[int, int
     return seq, head
 
 
-def _check_shards(operation: str, what: str, each: list[int], total: int) -> None:
-    """Raises InvalidArgument if the ranks do not hold the shards of `total` tokens or heads."""
-    size = len(each)
-    want = [hi - lo for lo, hi in (shard_rows(total, size, rank) for rank in range(size))]
-    if each != want:
-        raise InvalidArgument(
-            f"{operation}: {each} {what} on the ranks; give {want}, the shards of {total} "
-            f"(ulysses.shard_rows)"
-        )
-
-
 def gather_seq_scatter_heads(
     x: Any,
     seq_dim: int,
@@ -319,7 +308,7 @@ def gather_seq_scatter_heads(
             f"ceil({unpadded} / {ctx.size}) = {_ceil(unpadded, ctx.size)} tokens on each rank, or "
             "padded=False without padding"
         )
-    _check_shards(operation, "tokens", each, seq)
+    check_shards(operation, "tokens", each, seq, "shard tokens with ulysses.shard_rows")
     return _run(
         x, Reshard(ctx, True, seq_dim, head_dim, x.shape[head_dim], seq, unpadded), async_op
     )
@@ -377,7 +366,7 @@ def gather_heads_scatter_seq(
     (seq_dim, head_dim), counts = ctx.agree(operation, prepare)
     each = [count for (count,) in counts]
     total = heads or sum(each)
-    _check_shards(operation, "heads", each, total)
+    check_shards(operation, "heads", each, total, "shard heads with ulysses.shard_rows")
     n = x.shape[seq_dim]
     seq = _ceil(n, ctx.size) * ctx.size if padded else n
     return _run(x, Reshard(ctx, False, seq_dim, head_dim, total, seq, n), async_op)

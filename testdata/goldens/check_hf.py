@@ -1,11 +1,14 @@
 """Checks that transformers loads a Hugging Face folder that our program wrote.
 
-    check_hf.py FOLDER                      loads without missing or unexpected tensors; logits are finite
-    check_hf.py FOLDER REFERENCE [--tol T]  weights and logits also equal those of another folder, or of a
-                                            .safetensors file of weights: max|difference| / max|reference|
-                                            of each tensor is at most T (2e-5 by default)
+    check_hf.py FOLDER                      loads without missing or unexpected tensors; logits are
+    finite check_hf.py FOLDER REFERENCE [--tol T]  weights and logits also equal those of another
+    folder, or of a
+                                            .safetensors file of weights: max|difference| /
+                                            max|reference| of each tensor is at most T (2e-5 by
+                                            default)
 
-Prints one line for each tensor out of tolerance, and a summary. The exit code is 1 if a check fails.
+Prints one line for each tensor out of tolerance, and a summary. The exit code is 1 if a check
+fails.
 """
 
 import argparse
@@ -18,6 +21,7 @@ from safetensors.torch import load_file
 
 
 def load(folder: str):
+    """Returns the model of a folder, and what is missing or unexpected in its files."""
     model, info = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, output_loading_info=True
     )
@@ -30,6 +34,7 @@ def load(folder: str):
 
 
 def reference(path: str, model):
+    """Returns the model of another folder, or a copy of `model` with weights of a file."""
     if not path.endswith(".safetensors"):
         return load(path)
     want = load_file(path)
@@ -41,12 +46,14 @@ def reference(path: str, model):
 
 
 def error(got: torch.Tensor, want: torch.Tensor) -> float:
+    """Returns max|got - want| / max|want|, or infinity for another shape, NaN or Inf."""
     if got.shape != want.shape or not torch.isfinite(got).all():
         return float("inf")
     return ((got - want).abs().max() / want.abs().max().clamp_min(1e-30)).item()
 
 
 def logits(model) -> torch.Tensor:
+    """Returns the logits of random tokens, which are the same for every model."""
     ids = torch.randint(
         0, model.config.vocab_size, (2, 97), generator=torch.Generator().manual_seed(0)
     )
@@ -86,7 +93,8 @@ def main() -> int:
         print(f"{a.folder}: {f}")
     n = sum(w.numel() for w in model.parameters())
     print(
-        f"{a.folder}: {type(model).__name__}, {n} parameters, worst error {worst:.2e}: {'WRONG' if faults else 'ok'}"
+        f"{a.folder}: {type(model).__name__}, {n} parameters, worst error {worst:.2e}: "
+        f"{'WRONG' if faults else 'ok'}"
     )
     return 1 if faults else 0
 

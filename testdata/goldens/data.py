@@ -23,24 +23,26 @@ TEXTS = [
 ] * 2
 
 
-def tokens(rows: int, n: int, seed: int) -> torch.Tensor:
-    """Returns random ids of uneven frequency. Many ids are the successor of the previous one, so five
-    steps can reduce the loss."""
+def tokens(sequences: int, n: int, seed: int) -> torch.Tensor:
+    """Returns random ids [sequences, n] with unequal frequencies.
+
+    Many ids are the previous id plus 7, so five steps can reduce the loss.
+    """
     g = torch.Generator().manual_seed(seed)
-    x = (torch.rand(rows, n, generator=g, dtype=torch.float64) ** 2 * 256).long()
-    follow = torch.rand(rows, n, generator=g) < 0.4
+    x = (torch.rand(sequences, n, generator=g, dtype=torch.float64) ** 2 * 256).long()
+    follow = torch.rand(sequences, n, generator=g) < 0.4
     for t in range(1, n):
         x[:, t] = torch.where(follow[:, t], (x[:, t - 1] + 7) % 256, x[:, t])
     return x
 
 
 def write_data(root: pathlib.Path) -> None:
+    """Writes the data sets to a folder, and deletes its old files."""
     root.mkdir(parents=True, exist_ok=True)
     for old in root.iterdir():
         old.unlink()
-    save_file(
-        {"input_ids": tokens(7, 64, 1)}, root / "plain64.safetensors"
-    )  # I64; 7 sequences: with two a step, an epoch ends inside a step
+    # I64; 7 sequences: with two sequences a step, an epoch ends inside a step.
+    save_file({"input_ids": tokens(7, 64, 1)}, root / "plain64.safetensors")
 
     # Labels (I32): some are ignored at random, unevenly between sequences; all of sequence 3 are
     # ignored; some differ from the inputs.
@@ -92,8 +94,10 @@ def write_data(root: pathlib.Path) -> None:
 def documents(
     ids: torch.Tensor, labels: torch.Tensor, pos: torch.Tensor, starts: list[int]
 ) -> list[Document]:
-    """Splits one sequence [n] into its documents. The target of position i is the label of i+1, if
-    both are in the same document."""
+    """Splits one sequence [n] into its documents.
+
+    The target of position i is the label of i+1, if both are in the same document.
+    """
     out = []
     for a, b in zip(starts, starts[1:] + [len(ids)]):
         targets = torch.full((b - a,), IGNORED)
@@ -102,9 +106,10 @@ def documents(
     return out
 
 
-def rows_of(path: pathlib.Path, sequence: int, pack: bool) -> list[list[Document]]:
+def sequences_of(path: pathlib.Path, sequence: int, pack: bool) -> list[list[Document]]:
+    """Returns the sequences of a file, each as its documents."""
     if path.suffix == ".jsonl":
-        return text_rows(
+        return text_sequences(
             [json.loads(line)["text"].encode() for line in path.read_text().splitlines()],
             sequence,
             pack,
@@ -122,20 +127,23 @@ def rows_of(path: pathlib.Path, sequence: int, pack: bool) -> list[list[Document
     ]
 
 
-def text_rows(texts: list[bytes], sequence: int, pack: bool) -> list[list[Document]]:
-    """Returns sequences. pack: the documents back to back, split at the sequence length. Otherwise each
-    document is a sequence of its own, cut off at the sequence length."""
+def text_sequences(texts: list[bytes], sequence: int, pack: bool) -> list[list[Document]]:
+    """Returns the sequences of texts, each as its documents.
+
+    With pack, the texts are concatenated, and the result is split at the sequence length. Without
+    pack, each text is one sequence, truncated to the sequence length.
+    """
     if not pack:
-        cut = [torch.tensor(list(t[:sequence])) for t in texts]
-        return [documents(x, x, torch.arange(len(x)), [0]) for x in cut]
+        truncated = [torch.tensor(list(t[:sequence])) for t in texts]
+        return [documents(x, x, torch.arange(len(x)), [0]) for x in truncated]
     x = torch.tensor(list(b"".join(texts)))
     first = {0}
     for t in texts:
         first.add(max(first) + len(t))
-    rows = []
+    sequences = []
     for a in range(0, len(x), sequence):
-        row = x[a : a + sequence]
-        starts = [0] + [f - a for f in sorted(first) if a < f < a + len(row)]
-        pos = torch.cat([torch.arange(e - s) for s, e in zip(starts, starts[1:] + [len(row)])])
-        rows.append(documents(row, row, pos, starts))
-    return rows
+        ids = x[a : a + sequence]
+        starts = [0] + [f - a for f in sorted(first) if a < f < a + len(ids)]
+        pos = torch.cat([torch.arange(e - s) for s, e in zip(starts, starts[1:] + [len(ids)])])
+        sequences.append(documents(ids, ids, pos, starts))
+    return sequences

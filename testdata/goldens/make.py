@@ -45,6 +45,7 @@ DP2 = dict(file="packed64.safetensors", sequence=64, batch=1, accumulate=2, ulys
 
 
 def cases() -> dict:
+    """Returns the training cases by name: the model, the optimizer and the data set of each."""
     out = {}
     for m in ("llama", "qwen2", "qwen3"):
         for o in (SGD, ADAMW):
@@ -81,6 +82,7 @@ def toml(v) -> str:
 
 
 def job_text(c: dict) -> str:
+    """Returns the text of job.toml for a training case."""
     tables = dict(
         parallel=dict(ulysses=c.get("ulysses", 4)),
         device=dict(backend="cpu"),
@@ -129,7 +131,7 @@ def write_json(path: pathlib.Path, x) -> None:
 
 
 def final(model, start) -> dict:
-    """For each tensor: the norm, the sum, and the norm of the change since the start, in float64."""
+    """Returns for each tensor its norm, its sum, and the norm of its change, in float64."""
     first = dict(start.named_parameters())
     out = {}
     for n, p in model.named_parameters():
@@ -139,14 +141,15 @@ def final(model, start) -> dict:
 
 
 def train_case(name: str, c: dict) -> None:
+    """Trains a case in float64 and in float32, and writes its folder."""
     folder = ROOT / name
     folder.mkdir()
     (folder / "job.toml").write_text(job_text(c))
     ranks, path, model = 4, ROOT / "data" / c["file"], ROOT / "models" / c["model"]
     dp = ranks // c.get("ulysses", 4)
     batch = c.get("global_batch", dp * c["batch"] * c.get("accumulate", 1))
-    rows = data.rows_of(path, c["sequence"], c.get("pack", True))
-    steps = [[rows[(s * batch + i) % len(rows)] for i in range(batch)] for s in range(STEPS)]
+    found = data.sequences_of(path, c["sequence"], c.get("pack", True))
+    steps = [[found[(s * batch + i) % len(found)] for i in range(batch)] for s in range(STEPS)]
     exact = reference.train(model, c["optimizer"], steps, torch.float64)
     plain = reference.train(model, c["optimizer"], steps, torch.float32)
     dloss = max(abs(a - b) for a, b in zip(exact["losses"], plain["losses"]))
@@ -183,7 +186,7 @@ def train_case(name: str, c: dict) -> None:
     )
 
 
-def saved_case(kind: str, name: str, c: dict, seed: int) -> None:
+def operator_case(kind: str, name: str, c: dict, seed: int) -> None:
     """Writes an operator job: a job of kind attention or gdn."""
     folder = ROOT / name
     folder.mkdir()
@@ -217,9 +220,9 @@ def main() -> None:
     vocabularies.make()
     megatron.write_all(ROOT / "megatron")
     for i, (name, c) in enumerate(attention.CASES.items()):
-        saved_case("attention", name, c, 50 + i)
+        operator_case("attention", name, c, 50 + i)
     for i, (name, c) in enumerate(gdn.CASES.items()):
-        saved_case("gdn", name, c, 60 + i)
+        operator_case("gdn", name, c, 60 + i)
     for name, c in cases().items():
         train_case(name, c)
 

@@ -33,7 +33,8 @@ MODELS = {
         ),
     ),
     # bf16 weights in two files with an index, RoPE scaled as in Llama 3, config.json with the keys
-    # of transformers 4. With theta 500 and head_dim 16 the wavelengths fall on both sides of, and between, 32/4 and 32/1.
+    # of transformers 4. With theta 500 and head_dim 16, there are wavelengths below 32/4, above
+    # 32/1 and between them.
     "llama3": dict(
         config=transformers.LlamaConfig,
         fields=dict(
@@ -126,8 +127,11 @@ MODELS = {
 
 
 def randomize(model: torch.nn.Module, seed: int) -> None:
-    """Draws weights so large that attention is far from uniform and every bias and norm matters. The
-    library's own initialization is too small for that."""
+    """Sets random weights.
+
+    They are so large that attention is far from uniform, and every bias and norm matters. The
+    initial weights of transformers are too small for that.
+    """
     g = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, p in sorted(model.named_parameters()):
@@ -148,6 +152,7 @@ def randomize(model: torch.nn.Module, seed: int) -> None:
 
 
 def write_models(root: pathlib.Path) -> None:
+    """Writes the models to a folder."""
     for i, (name, m) in enumerate(MODELS.items()):
         folder = root / name
         folder.mkdir(parents=True, exist_ok=True)
@@ -160,7 +165,7 @@ def write_models(root: pathlib.Path) -> None:
         model.save_pretrained(folder, max_shard_size=m.get("shard", "1GB"))
         (folder / "generation_config.json").unlink(missing_ok=True)
         if "rope_scaling" in m:
-            in_words_of_transformers_4(folder / "config.json", m)
+            use_keys_of_transformers_4(folder / "config.json", m)
         if "at_the_top" in m:
             path = folder / "config.json"
             c = json.loads(path.read_text()) | m["at_the_top"]
@@ -168,7 +173,8 @@ def write_models(root: pathlib.Path) -> None:
             path.write_text(json.dumps(c, indent=2, sort_keys=True) + "\n")
 
 
-def in_words_of_transformers_4(path: pathlib.Path, m: dict) -> None:
+def use_keys_of_transformers_4(path: pathlib.Path, m: dict) -> None:
+    """Changes a config.json to the keys of transformers 4."""
     c = json.loads(path.read_text())
     c.pop("rope_parameters", None)
     c["rope_theta"], c["rope_scaling"] = m["rope_theta"], m["rope_scaling"]

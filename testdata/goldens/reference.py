@@ -26,7 +26,7 @@ class Document:
 
 
 def learning_rate(o: dict, step: int, steps: int) -> float:
-    """Returns the learning rate of step s (from 0): warmup, then constant, linear or cosine."""
+    """Returns the learning rate of a step, from 0: warmup, then constant, linear or cosine."""
     if step < o["warmup"]:
         return o["lr"] * (step + 1) / o["warmup"]
     span = steps - 1 - o["warmup"]
@@ -44,8 +44,10 @@ def rms(x: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def gated_delta_net(m: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
-    """Computes the layer by its recurrence, token after token (Yang, Kautz & Hatamizadeh 2024), with
-    the convolution and the gates of Qwen3.5."""
+    """Computes the layer by its recurrence, with the convolution and the gates of Qwen3.5.
+
+    Source: Yang, Kautz & Hatamizadeh 2024, arXiv:2412.06464.
+    """
     n, width, hk, hv = x.shape[1], m.conv_kernel_size, m.num_k_heads, m.num_v_heads
     mixed = torch.nn.functional.pad(m.in_proj_qkv(x[0]), (0, 0, width - 1, 0))  # [width - 1 + n, C]
     mixed = torch.nn.functional.silu(
@@ -99,6 +101,7 @@ def exact(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def nll_sum(model: torch.nn.Module, d: Document) -> torch.Tensor:
+    """Returns the sum of the negative log-likelihoods of a document's targets."""
     n = len(d.ids)
     # The mask is given. Otherwise the library treats jumps of the positions as document starts.
     mask = torch.ones(n, n, dtype=torch.bool).tril()[None, None]
@@ -111,6 +114,7 @@ def nll_sum(model: torch.nn.Module, d: Document) -> torch.Tensor:
 
 
 def optimizer(model: torch.nn.Module, o: dict) -> torch.optim.Optimizer:
+    """Returns torch's SGD or AdamW. Weight decay applies to matrices only."""
     groups = [
         dict(
             params=[p for p in model.parameters() if p.dim() >= 2], weight_decay=o["weight_decay"]
@@ -125,6 +129,7 @@ def optimizer(model: torch.nn.Module, o: dict) -> torch.optim.Optimizer:
 
 
 def load(folder, dtype: torch.dtype) -> torch.nn.Module:
+    """Returns a model in float32, or in float64 with all arithmetic in float64."""
     model = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="sdpa"
     )
@@ -132,13 +137,15 @@ def load(folder, dtype: torch.dtype) -> torch.nn.Module:
 
 
 def train(folder, o: dict, batches: list[list[list[Document]]], dtype: torch.dtype) -> dict:
-    """Trains on batches: for each step, the sequences of the global batch as documents. Returns the
-    results of the run and the trained model."""
+    """Trains a model, and returns the results of the run and the model.
+
+    batches has for each step the sequences of the global batch, each as its documents.
+    """
     model = load(folder, dtype).train()
     opt = optimizer(model, o)
     out = dict(losses=[], grad_norms=[], lr=[], target_tokens=[], tokens=[], model=model)
-    for step, rows in enumerate(batches):
-        docs = [d for row in rows for d in row]
+    for step, sequences in enumerate(batches):
+        docs = [d for sequence in sequences for d in sequence]
         valid = sum(int((d.targets != IGNORED).sum()) for d in docs)
         lr = learning_rate(o, step, len(batches))
         for g in opt.param_groups:

@@ -14,7 +14,7 @@ from tokenizers import Regex
 from tokenizers import normalizers as norm
 from tokenizers import pre_tokenizers as pre
 
-HERE = pathlib.Path(__file__).resolve().parents[2] / "internal" / "tokenizer"
+FOLDER = pathlib.Path(__file__).resolve().parents[2] / "data" / "tokenizer"
 POINTS = [c for c in range(0x110000) if not 0xD800 <= c < 0xE000]
 TEXT = "".join(map(chr, POINTS))
 CATEGORIES = (
@@ -48,23 +48,27 @@ def removed(splitter) -> list[int]:
 
 
 def pattern(p: str) -> list[int]:
+    """Returns the code points that match a regular expression."""
     return removed(pre.Split(Regex(p), "removed"))
 
 
 def words() -> list[int]:
-    """\\w of the package's second regex engine, in which added tokens find the edges of words."""
+    """Returns the code points of \\w in the package's second regex engine.
+
+    Added tokens find the boundaries of words with this engine.
+    """
     w = pre.Whitespace()
     return [c for c in POINTS if [x for x, _ in w.pre_tokenize_str("a" + chr(c))] == ["a" + chr(c)]]
 
 
 def classes() -> None:
+    """Writes classes.txt: the code points of each category, script and class of the package."""
     lines = [f"# of tokenizers {tokenizers.__version__}, by testdata/goldens/unicode.py"]
     for k in CATEGORIES:
         lines.append(f"{k} {ranges(pattern(PROPERTY % k))}")
     lines.append("regex_word " + ranges(pattern(r"\w+")))
-    lines.append(
-        "regex_set_word " + ranges(pattern(r"[\w]+"))
-    )  # without ², ½ and the like: inside brackets the engine uses another table
+    # Without ², ½ and similar characters: inside brackets, the engine uses another table.
+    lines.append("regex_set_word " + ranges(pattern(r"[\w]+")))
     for k in SCRIPTS:
         lines.append(f"{k} {ranges(pattern(PROPERTY % k))}")
     lines.append(f"word {ranges(words())}")
@@ -74,16 +78,18 @@ def classes() -> None:
     lines.append(
         f"numeric {ranges(c for c in POINTS if len(digits.pre_tokenize_str('a' + chr(c))) == 2)}"
     )
-    (HERE / "classes.txt").write_text("\n".join(lines) + "\n")
+    (FOLDER / "classes.txt").write_text("\n".join(lines) + "\n")
 
 
 def mapped(table: dict[int, str]) -> str:
+    """Formats a table from code points to strings."""
     return " ".join(
         f"{c:x}:" + "+".join(f"{ord(x):x}" for x in s) for c, s in sorted(table.items())
     )
 
 
 def normal() -> None:
+    """Writes normal.txt: decompositions, compositions, lower case and accents of the package."""
     low, nfd, nfkd, nfc = norm.Lowercase(), norm.NFD(), norm.NFKD(), norm.NFC()
     lower, accents, canonical, compatible, compose, ccc = {}, [], {}, {}, {}, {}
     strip = norm.StripAccents()
@@ -103,7 +109,8 @@ def normal() -> None:
                 compose[c] = chr(int(a, 16)) + chr(int(b, 16))
         if k != d:
             compatible[c] = k
-        # A mark moves before a lower class and after a higher one. Classes are stable over versions.
+        # A mark moves before a lower class and after a higher one. Classes are stable over
+        # versions.
         if d == x and (
             nfd.normalize_str("a" + x + "\u0334") != "a" + x + "\u0334"
             or nfd.normalize_str("a\u0301" + x) != "a\u0301" + x
@@ -114,9 +121,7 @@ def normal() -> None:
     lines = [f"# of tokenizers {tokenizers.__version__}, by testdata/goldens/unicode.py"]
     for k, v in sorted(ccc.items()):
         if k == 0:
-            raise SystemExit(
-                f"no combining class is known for {ranges(v)}: a newer Python is needed"
-            )
+            raise SystemExit(f"unicode.py: no combining class of {ranges(v)}; use a newer Python")
         lines.append(f"ccc{k} {ranges(set(v))}")
     lines += [
         f"canonical {mapped(canonical)}",
@@ -125,7 +130,7 @@ def normal() -> None:
         f"lower {mapped(lower)}",
         f"accent {ranges(accents)}",
     ]
-    (HERE / "normal.txt").write_text("\n".join(lines) + "\n")
+    (FOLDER / "normal.txt").write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

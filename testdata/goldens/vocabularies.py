@@ -1,9 +1,9 @@
 """Small tokenizers of the common families, and the ids of difficult texts.
 
 The package `tokenizers` trains each tokenizer and gives the ids. Each is a folder in tokenizers/
-with tokenizer.json and expected.json: the ids of each text of tokenizers/texts.json, and the text that
-they decode to. make.py runs this program. With a folder and a number as arguments, it writes that
-many random texts and their ids into the folder, for
+with tokenizer.json and expected.json: the ids of each text of tokenizers/texts.json, and the text
+that they decode to. make.py runs this program. With a folder and a number as arguments, it writes
+that many random texts and their ids into the folder, for
 ULYSSES_TOKENIZER_GOLDENS=folder go test ./data/tokenizer -run Goldens.
 """
 
@@ -40,7 +40,7 @@ O200K = (
 CL100K = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?+\p{L}++|\p{N}{1,3}+| ?[^\s\p{L}\p{N}]++[\r\n]*+|\s++$|\s*[\r\n]|\s+(?!\S)|\s"
 DEEPSEEK = r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
-PARTS = [
+TEXTS = [
     "",
     " ",
     "a",
@@ -251,9 +251,9 @@ BROKEN = [
 
 
 def trained(tok: Tokenizer, size: int, special=(), alphabet=(), **kw) -> Tokenizer:
-    """Trains on all texts and on a range of the book."""
+    """Trains a tokenizer on all texts and on the first 150,000 characters of the book."""
     texts = (
-        [p for p in PARTS if p]
+        [p for p in TEXTS if p]
         + [s * 5 for s, _ in LONG_TEXTS]
         + (ROOT.parents[1] / "examples" / "data" / "opticks.txt")
         .read_text()[:150000]
@@ -284,7 +284,8 @@ def byte_level(
     return json.loads(tok.to_str())
 
 
-def cut(*patterns, byte=True):
+def splitter(*patterns, byte=True):
+    """Returns a pre-tokenizer that splits by patterns, and then converts to bytes."""
     steps = [pre_tokenizers.Split(Regex(p), "isolated") for p in patterns]
     return pre_tokenizers.Sequence(
         steps
@@ -293,8 +294,10 @@ def cut(*patterns, byte=True):
 
 
 def sentence_piece(size=1600, special=("<unk>", "<s>", "</s>"), trim=None) -> dict:
-    """Returns a tokenizer like those converted from SentencePiece: bytes for unknown characters, and
-    words that begin with ▁."""
+    """Returns a tokenizer as if converted from SentencePiece.
+
+    It has bytes for unknown characters, and words that begin with ▁.
+    """
     tok = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     tok.pre_tokenizer = pre_tokenizers.Metaspace()
     trained(tok, size, list(special) + [f"<0x{b:02X}>" for b in range(256)], limit_alphabet=200)
@@ -314,31 +317,31 @@ def sentence_piece(size=1600, special=("<unk>", "<s>", "</s>"), trim=None) -> di
 
 
 def tokenizers() -> dict:
+    """Returns the tokenizers by name, each as the object of its tokenizer.json."""
     out = {}
     out["gpt2"] = byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False))
     out["llama3"] = f = byte_level(
-        cut(LLAMA3), special=("<|begin_of_text|>", "<|end_of_text|>", "<|endoftext|>")
+        splitter(LLAMA3), special=("<|begin_of_text|>", "<|end_of_text|>", "<|endoftext|>")
     )
-    f["model"]["ignore_merges"] = (
-        True  # a token that no merge produces is still found as a whole word
-    )
+    # A word that is a token is found, even if no merge produces it.
+    f["model"]["ignore_merges"] = True
     f["model"]["merges"] = [m for i, m in enumerate(f["model"]["merges"]) if i % 7 != 6]
     out["qwen2"] = byte_level(
-        cut(QWEN2),
+        splitter(QWEN2),
         normalizer=normalizers.NFC(),
         special=("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
         added=[AddedToken("<think>", normalized=False), AddedToken("</think>", normalized=False)],
     )
     out["qwen3_5"] = f = byte_level(
-        cut(QWEN3_5),
+        splitter(QWEN3_5),
         normalizer=normalizers.NFC(),
         special=("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
     )
     f["model"]["merges"] = [" ".join(m) for m in f["model"]["merges"]]
-    out["o200k"] = byte_level(cut(O200K))
-    out["cl100k"] = byte_level(cut(CL100K))
+    out["o200k"] = byte_level(splitter(O200K))
+    out["cl100k"] = byte_level(splitter(CL100K))
     out["deepseek"] = byte_level(
-        cut(r"\p{N}{1,3}", r"[一-龥぀-ゟ゠-ヿ]+", DEEPSEEK),
+        splitter(r"\p{N}{1,3}", r"[一-龥぀-ゟ゠-ヿ]+", DEEPSEEK),
         special=("<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"),
         added=[AddedToken("<｜User｜>", normalized=False)],
     )
@@ -366,9 +369,8 @@ def tokenizers() -> dict:
         dict(id=len(f["model"]["vocab"]) + i, content=c, **plain)
         for i, c in enumerate(["\n\n", "\n\n\n", "▁▁", "▁▁▁", "[multimodal]"])
     ]
-    out["unknown"] = f = (
-        sentence_piece()
-    )  # some bytes are missing, so unknown characters are emitted after bytes
+    # Some bytes are missing, so unknown characters follow bytes.
+    out["unknown"] = f = sentence_piece()
     f["model"]["vocab"] = {
         k: v
         for k, v in f["model"]["vocab"].items()
@@ -379,30 +381,30 @@ def tokenizers() -> dict:
         type="Metaspace", replacement="▁", prepend_scheme="always", split=True
     )
     f["decoder"] = dict(type="Metaspace", replacement="▁", prepend_scheme="always", split=True)
-    out["odd"] = odd()
+    out["odd"] = all_steps()
     out["affixes"] = affixes()
     quotes = r"'(?i:[sdmt]|ll|ve|re)|\s++$|\d{1,3}+|.??x"
-    out["pieces1"] = pieces([split(r"[\w]+|(?<=\s)\S{1,2}?|\p{N}", "Isolated")])
-    out["pieces2"] = pieces([split(quotes, "MergedWithPrevious")])
-    out["pieces3"] = pieces(
+    out["pieces1"] = character_tokenizer([split(r"[\w]+|(?<=\s)\S{1,2}?|\p{N}", "Isolated")])
+    out["pieces2"] = character_tokenizer([split(quotes, "MergedWithPrevious")])
+    out["pieces3"] = character_tokenizer(
         [
             split(r"a|\p{^L}\P{N}", "MergedWithNext"),
             split(r"(?>ab|a)b*?$|(?<!\d\d|l)\s", "MergedWithNext", True),
         ]
     )
-    out["pieces4"] = pieces(
+    out["pieces4"] = character_tokenizer(
         [split(r"[^\W_]+(?!\S)|^\p{Lu}", "Contiguous"), split(r"[b-dx-z]", "Contiguous", True)]
     )
-    out["pieces5"] = pieces([split("", "Isolated")])
+    out["pieces5"] = character_tokenizer([split("", "Isolated")])
     begins = dict(type="Metaspace", replacement="▁", prepend_scheme="first", split=True)
     steps = [
         dict(type="Strip", strip_left=True, strip_right=False),
         dict(type="Replace", pattern=dict(Regex="[Hh]+"), content="(("),
     ]
-    out["first1"] = pieces(
+    out["first1"] = character_tokenizer(
         [split(r"\(|e", "Isolated"), begins], [*steps, dict(type="Prepend", prepend="(a")]
     )
-    out["first2"] = pieces(
+    out["first2"] = character_tokenizer(
         [split(r"\p{M}|i", "Isolated"), begins],
         [
             *steps[1:],
@@ -415,6 +417,7 @@ def tokenizers() -> dict:
 
 
 def split(regex: str, behavior: str, invert: bool = False) -> dict:
+    """Returns a pre-tokenizer for tokenizer.json. An empty regex means the string "e"."""
     return dict(
         type="Split",
         pattern=dict(Regex=regex) if regex else dict(String="e"),
@@ -423,14 +426,14 @@ def split(regex: str, behavior: str, invert: bool = False) -> dict:
     )
 
 
-def pieces(steps: list, normalizer=()) -> dict:
+def character_tokenizer(steps: list, normalizer=()) -> dict:
     """Returns a tokenizer of characters whose words begin with ▁. Its ids show where it splits."""
     if steps[-1]["type"] == "Split":
         steps = [
             *steps,
             dict(type="Metaspace", replacement="▁", prepend_scheme="always", split=False),
         ]
-    letters = sorted({c for p in PARTS for c in p if len(p) < 60} - {"▁"})[:260]
+    letters = sorted({c for p in TEXTS for c in p if len(p) < 60} - {"▁"})[:260]
     return dict(
         version="1.0",
         truncation=None,
@@ -455,7 +458,8 @@ def pieces(steps: list, normalizer=()) -> dict:
     )
 
 
-def odd() -> dict:
+def all_steps() -> dict:
+    """Returns a tokenizer with many normalizers, pre-tokenizers and kinds of added tokens."""
     tok = Tokenizer(models.BPE(unk_token="<unk>"))
     tok.normalizer = normalizers.Sequence(
         [
@@ -497,6 +501,7 @@ def odd() -> dict:
 
 
 def affixes() -> dict:
+    """Returns a tokenizer with a prefix for subwords and a suffix for words."""
     tok = Tokenizer(
         models.BPE(
             unk_token="<unk>",
@@ -517,7 +522,7 @@ def affixes() -> dict:
     return json.loads(tok.to_str())
 
 
-def answer(tok: Tokenizer, text: str) -> dict:
+def expected(tok: Tokenizer, text: str) -> dict:
     """Returns ids (or their count and hash), and the decoded text if it differs from the text."""
     ids = tok.encode(text, add_special_tokens=False).ids
     shown = tok.decode(ids, skip_special_tokens=False) if ids else ""
@@ -532,23 +537,24 @@ def answer(tok: Tokenizer, text: str) -> dict:
     )
 
 
-def dump(path: pathlib.Path, x) -> None:
+def write_json(path: pathlib.Path, x) -> None:
     path.write_text(json.dumps(x, ensure_ascii=False, separators=(",", ":")) + "\n")
 
 
 def write(folder: pathlib.Path, files: dict, texts: list[dict]) -> None:
+    """Writes texts.json, and tokenizer.json and expected.json of each tokenizer."""
     folder.mkdir(parents=True, exist_ok=True)
-    dump(folder / "texts.json", texts)
+    write_json(folder / "texts.json", texts)
     for name, f in files.items():
         to = folder / name
         to.mkdir(exist_ok=True)
         text = json.dumps(f, ensure_ascii=False, separators=(",", ":"))
         (to / "tokenizer.json").write_text(text + "\n")
         tok = Tokenizer.from_str(text)
-        dump(
+        write_json(
             to / "expected.json",
             [
-                answer(
+                expected(
                     tok, base64.b64decode(t["bytes"]).decode(errors="replace") * t.get("times", 1)
                 )
                 for t in texts
@@ -557,23 +563,25 @@ def write(folder: pathlib.Path, files: dict, texts: list[dict]) -> None:
 
 
 def entry(text: bytes, times: int = 1) -> dict:
+    """Returns an entry of texts.json: a text, and how often it is repeated."""
     return dict(bytes=base64.b64encode(text).decode()) | (dict(times=times) if times > 1 else {})
 
 
 def make() -> None:
+    """Writes the folder tokenizers/."""
     texts = (
-        [entry(p.encode()) for p in PARTS]
+        [entry(p.encode()) for p in TEXTS]
         + [entry(p.encode(), n) for p, n in LONG_TEXTS]
         + [entry(b) for b in BROKEN]
     )
     rng = random.Random(1)
-    texts += [entry("".join(rng.choices(PARTS, k=rng.randint(2, 8))).encode()) for _ in range(150)]
+    texts += [entry("".join(rng.choices(TEXTS, k=rng.randint(2, 8))).encode()) for _ in range(150)]
     texts += [entry(random_text(rng).encode()) for _ in range(300)]
     write(ROOT / "tokenizers", tokenizers(), texts)
 
 
 def random_text(rng: random.Random) -> str:
-    """Returns random characters of all ranges, with runs, and excerpts of the texts above."""
+    """Returns a text of random characters of all ranges, of repeated strings and of TEXTS."""
     blocks = [
         (0x20, 0x7F),
         (0, 0x20),
@@ -602,7 +610,7 @@ def random_text(rng: random.Random) -> str:
     out = []
     for _ in range(rng.randint(1, 20)):
         if rng.random() < 0.25:
-            out.append(rng.choice(PARTS))
+            out.append(rng.choice(TEXTS))
         elif rng.random() < 0.3:
             out.append(
                 rng.choice(
