@@ -1,9 +1,13 @@
-// Package checkpoint writes and reads training states. A checkpoint is a folder, which is complete
-// or absent.
+// Package checkpoint writes and reads checkpoints: training states in files. A checkpoint is a
+// folder, which is complete or absent.
+//
+// Dir is the folder in which a run keeps checkpoints. To write one, one rank calls Begin, each rank
+// calls Write with its shards, one rank calls WriteModel and, after all files are written, Finish.
+// To read one, Open reads the manifest, Check compares checksums and Read returns elements.
 //
 // Each rank writes rank-NNNNN.safetensors with the elements of every parameter that it owns, in
 // F32: the weights under the parameter's name, and the optimizer's moments under name + ".exp_avg"
-// and ".exp_avg_sq", as flat slices. The slices of a name, concatenated in rank order, are the
+// and ".exp_avg_sq", as flat shards. The shards of a name, concatenated in rank order, are the
 // tensor.
 //
 // manifest.json describes the run, the elements of each file, and the length and CRC-32C of each
@@ -30,25 +34,18 @@ import (
 	"ulysses/tensor"
 )
 
-const (
-	producer = "ulysses"
-	// ManifestFile is the name of the manifest in a checkpoint's folder.
-	ManifestFile = "manifest.json"
-	modelFolder  = "model"
-	prefix       = "step-"
-)
+// prefix is the start of the name of a checkpoint's folder.
+const prefix = "step-"
 
-// Parts are what is kept of each element: its weight, and the optimizer's moments.
-var Parts = []string{"", ".exp_avg", ".exp_avg_sq"}
-
-// Dir is the folder in which a run keeps its states.
+// Dir is the path of the folder in which a run keeps its checkpoints.
 type Dir string
 
-// Path is the folder of a state.
+// Path returns the path of the checkpoint of a step.
 func (d Dir) Path(step int64) string {
 	return filepath.Join(string(d), fmt.Sprintf("%s%08d", prefix, step))
 }
 
+// temp returns the path of the checkpoint of a step until it is complete.
 func (d Dir) temp(step int64) string {
 	return filepath.Join(string(d), fmt.Sprintf(".%s%08d.part", prefix, step))
 }
@@ -64,16 +61,13 @@ func stepOf(name string) (step int64, ok bool) {
 	return n, err == nil && name == filepath.Base(Dir("").Path(n))
 }
 
-// FileName is the name of a rank's file.
-func FileName(rank int) string { return fmt.Sprintf("rank-%05d.safetensors", rank) }
-
-// Steps lists the states that are whole, the newest last.
+// Steps returns the steps of the complete checkpoints in increasing order.
 func (d Dir) Steps() ([]int64, error) {
 	entries, err := os.ReadDir(string(d))
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
 	} else if err != nil {
-		return nil, status.Errorf(status.IO, "checkpoints: %w: choose another output.dir, or checkpoint.dir in it", err)
+		return nil, status.Errorf(status.IO, "checkpoint.dir: %w; choose another output.dir", err)
 	}
 	var steps []int64
 	for _, e := range entries {
@@ -85,11 +79,11 @@ func (d Dir) Steps() ([]int64, error) {
 	return steps, nil
 }
 
-// Ready looks whether states can be written here, and takes away what runs that were ended have
-// left. Where there is no folder yet none stays.
+// Ready returns an error if checkpoints cannot be written. It removes the unfinished files of ended
+// runs. If the folder does not exist, Ready does not leave one.
 func (d Dir) Ready() error {
 	fail := func(err error) error {
-		return status.Errorf(status.IO, "checkpoints: %w: choose an output.dir, or checkpoint.dir in it, that can be written", err)
+		return status.Errorf(status.IO, "checkpoint.dir: %w; choose an output.dir that can be written", err)
 	}
 	_, err := os.Stat(string(d))
 	fresh := errors.Is(err, os.ErrNotExist)
@@ -112,14 +106,14 @@ func (d Dir) Ready() error {
 	return d.Clean()
 }
 
-// Begin makes room for a state, and takes away what runs that were killed have left. One rank calls
-// it before the others write.
+// Begin makes the folder for the files of a checkpoint, and removes the unfinished files of ended
+// runs. One rank calls it before the other ranks write.
 func (d Dir) Begin(step int64) error {
 	if err := d.Clean(); err != nil {
 		return err
 	}
 	if err := os.MkdirAll(d.temp(step), 0o777); err != nil {
-		return status.Errorf(status.IO, "checkpoint of step %d: %w: choose an output.dir that can be written", step, err)
+		return status.Errorf(status.IO, "checkpoint of step %d: %w; choose an output.dir that can be written", step, err)
 	}
 	return nil
 }
@@ -137,21 +131,22 @@ func (d Dir) Clean() error {
 		}
 	}
 	if err != nil {
-		return status.Errorf(status.IO, "checkpoints: what an ended run left cannot be removed: %w: remove it by hand, or choose another output.dir", err)
+		return status.Errorf(status.IO, "checkpoint.dir: the unfinished files of an ended run cannot be removed: %w; choose another output.dir", err)
 	}
 	return nil
 }
 
-// Piece is a named list of numbers of a file.
-type Piece struct {
+// Shard is the elements of one tensor that a rank writes.
+type Shard struct {
 	Name   string
 	Numel  int64
-	Values []float32 // all of them; nil = Read brings them, in order
-	Read   func(at int64, dst []float32) error
+	Values []float32 // nil = Read returns the elements
+	// Read stores elements [at, at+len(dst)) in dst. Write calls it with increasing at.
+	Read func(at int64, dst []float32) error
 }
 
-// item is the piece as safetensors takes it; buffer is memory to read into.
-func (p *Piece) item(buffer []float32) tensor.Item {
+// item returns the shard for tensor.WriteSafetensors. buffer is memory for Read.
+func (p *Shard) item(buffer []float32) tensor.Item {
 	if p.Values != nil {
 		return tensor.Item{Name: p.Name, Tensor: tensor.OfFloat32(p.Values, p.Numel)}
 	}
@@ -169,12 +164,12 @@ func (p *Piece) item(buffer []float32) tensor.Item {
 	}}
 }
 
-// Write writes a rank's file of a state that was begun. The file is on disk when it returns.
-func (d Dir) Write(step int64, rank int, pieces []Piece) (File, error) {
-	items := make([]tensor.Item, len(pieces))
+// Write writes the file of a rank, after Begin. When it returns, the file is on disk.
+func (d Dir) Write(step int64, rank int, shards []Shard) (File, error) {
+	items := make([]tensor.Item, len(shards))
 	buffer := make([]float32, 1<<18)
-	for i := range pieces {
-		items[i] = pieces[i].item(buffer)
+	for i := range shards {
+		items[i] = shards[i].item(buffer)
 	}
 	path := filepath.Join(d.temp(step), FileName(rank))
 	if err := tensor.WriteSafetensors(path, map[string]string{"producer": producer}, items); err != nil {
@@ -187,8 +182,8 @@ func (d Dir) Write(step int64, rank int, pieces []Piece) (File, error) {
 	return f, nil
 }
 
-// WriteModel writes the files of a state that was begun which a model's folder has beside the
-// weights. They are on disk when it returns.
+// WriteModel makes the folder model in a checkpoint, after Begin. write writes the files of a model
+// folder except the weights. When WriteModel returns, the files are on disk.
 func (d Dir) WriteModel(step int64, write func(dir string) error) (files []File, err error) {
 	dir := filepath.Join(d.temp(step), modelFolder)
 	var entries []os.DirEntry
@@ -214,7 +209,7 @@ func (d Dir) WriteModel(step int64, write func(dir string) error) (files []File,
 	return files, nil
 }
 
-// sum reads a file's length and checksum.
+// sum returns the length and the checksum of a file.
 func sum(path string) (File, error) {
 	f, _, err := input.Open(path)
 	if err != nil {
@@ -226,9 +221,9 @@ func sum(path string) (File, error) {
 	return File{filepath.Base(path), n, h.Sum32()}, err
 }
 
-// Finish gives a checkpoint that every rank has written its final name. It then removes older
-// checkpoints except the newest keep, and removes damaged ones among these, so they do not count.
-// One rank calls it.
+// Finish writes the manifest of a checkpoint whose files all ranks have written, and renames the
+// folder to its final name. It then removes all checkpoints except the newest keep. The damaged
+// checkpoints are removed and do not count. One rank calls it.
 func (d Dir) Finish(m *Manifest, keep int, damaged []int64) error {
 	m.Format, m.Producer = Format, producer
 	temp := d.temp(m.Step)
@@ -240,9 +235,9 @@ func (d Dir) Finish(m *Manifest, keep int, damaged []int64) error {
 		err = syncDir(temp)
 	}
 	if err == nil {
-		// of an earlier run, which took the same step
+		// An earlier run may have written a checkpoint of the same step.
 		if err = os.Rename(temp, d.Path(m.Step)); errors.Is(err, os.ErrExist) {
-			if err = hide(d.Path(m.Step)); err == nil {
+			if err = removeFolder(d.Path(m.Step)); err == nil {
 				err = os.Rename(temp, d.Path(m.Step))
 			}
 		}
@@ -251,14 +246,14 @@ func (d Dir) Finish(m *Manifest, keep int, damaged []int64) error {
 		err = syncDir(string(d))
 	}
 	if err != nil {
-		return status.Errorf(status.IO, "checkpoint of step %d: %w: the older ones are as they were", m.Step, err)
+		return status.Errorf(status.IO, "checkpoint of step %d: %w; run the job again to resume from the last complete checkpoint", m.Step, err)
 	}
 	return d.prune(m.Step, keep, damaged)
 }
 
-// prune leaves the newest up to the step just written. Later ones are of a run that was given up
-// for this one: left there, they would count as the newest, push out what this run writes, and be
-// resumed in its place.
+// prune keeps the newest checkpoints up to the given step, which was just written. Later
+// checkpoints are of a run that was abandoned: they would count as the newest ones, replace the
+// checkpoints of this run, and be resumed instead.
 func (d Dir) prune(step int64, keep int, damaged []int64) error {
 	steps, err := d.Steps()
 	kept := 0
@@ -266,17 +261,17 @@ func (d Dir) prune(step int64, keep int, damaged []int64) error {
 		if s <= step && (s == step || !slices.Contains(damaged, s)) && kept < keep {
 			kept++
 		} else if err == nil {
-			err = hide(d.Path(s))
+			err = removeFolder(d.Path(s))
 		}
 	}
 	if err != nil {
-		return status.Errorf(status.IO, "checkpoints: an old one cannot be taken away: %w", err)
+		return status.Errorf(status.IO, "checkpoint.dir: an old checkpoint cannot be removed: %w; remove it", err)
 	}
 	return nil
 }
 
-// hide removes a folder; until it is gone it has a name that nobody takes for a state.
-func hide(path string) error {
+// removeFolder renames a folder to a name that is not a checkpoint, and then removes it.
+func removeFolder(path string) error {
 	hidden := filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".old")
 	if err := os.Rename(path, hidden); err != nil {
 		return err
@@ -284,6 +279,7 @@ func hide(path string) error {
 	return os.RemoveAll(hidden)
 }
 
+// syncDir waits until the entries of a folder are on disk.
 func syncDir(path string) error {
 	f, err := os.Open(path)
 	if err != nil {

@@ -13,13 +13,26 @@ import (
 	"ulysses/tensor"
 )
 
-// Format is the version that is written; newer versions are refused. Version 1 had no checksum of
-// manifest.json and no settings of the optimizer.
-const Format = 2
+const (
+	// Format is the version of the format that this program writes. It reads versions up to this
+	// one. Version 1 had no checksum of manifest.json and no settings of the optimizer.
+	Format = 2
+	// ManifestFile is the name of the manifest in a checkpoint's folder.
+	ManifestFile = "manifest.json"
 
-// maxManifest is the largest manifest.json, in bytes: 4096 ranks and 1000 groups take about 100
-// MiB.
-const maxManifest = 256 << 20
+	producer    = "ulysses"
+	modelFolder = "model"
+	// maxManifest is the largest manifest.json, in bytes: 4096 ranks and 1000 groups need about 100
+	// MiB.
+	maxManifest = 256 << 20
+)
+
+// Kinds are the values that a checkpoint has of each element of a parameter: the weight and the two
+// moments of AdamW. Kind k of a parameter is stored as a tensor of the parameter's name + Kinds[k].
+var Kinds = []string{"", ".exp_avg", ".exp_avg_sq"}
+
+// FileName returns the name of the file that a rank writes.
+func FileName(rank int) string { return fmt.Sprintf("rank-%05d.safetensors", rank) }
 
 // Manifest is the content of manifest.json.
 type Manifest struct {
@@ -28,16 +41,16 @@ type Manifest struct {
 	Step     int64  `json:"step"` // steps done
 	// steps in which the optimizer updated the weights
 	Updates int64             `json:"updates"`
-	Run     map[string]string `json:"run"` // values that a resumed run must share
+	Run     map[string]string `json:"run"` // values that a resumed run must have in common
 	// keys of the job file that checkpoint.accept lets change
 	Settings map[string]string `json:"settings"`
 	// folder of the base model, which an export never overwrites; none for a new model
 	Base   string  `json:"base,omitempty"`
-	Mesh   string  `json:"mesh"`   // mesh of the run that wrote it, for people
-	Parts  int     `json:"parts"`  // number of parts
-	Groups []Group `json:"groups"` //
+	Mesh   string  `json:"mesh"`   // mesh of the run that wrote it; programs do not read it
+	Kinds  int     `json:"parts"`  // number of Kinds that the checkpoint has
+	Groups []Group `json:"groups"` // layer groups, which cover all parameters
 	Files  []File  `json:"files"`  // of each rank
-	// in the folder model; none in checkpoints of older programs
+	// files in the folder model; none in checkpoints of older programs
 	Model []File `json:"model,omitempty"`
 }
 
@@ -45,14 +58,14 @@ type Manifest struct {
 type Group struct {
 	Name    string    `json:"name"`
 	Tensors []Tensor  `json:"tensors"`
-	Cut     [][]int64 `json:"cut"` // [lo, hi) of the group's elements in each file
+	Ranges  [][]int64 `json:"cut"` // for each file, the elements [lo, hi) of the group in it
 }
 
-// Tensor is a parameter.
+// Tensor is the name and shape of a parameter.
 type Tensor struct {
 	Name  string  `json:"name"`
 	Shape []int64 `json:"shape"`
-	DType string  `json:"dtype,omitempty"` // in a model's folder, as safetensors has it
+	DType string  `json:"dtype,omitempty"` // in the model folder, as a type name of safetensors
 }
 
 // numel returns the number of elements; false if the shape is invalid.
@@ -70,15 +83,15 @@ func (t Tensor) numel() (n int64, ok bool) {
 	return n, true
 }
 
-// File is a file's length and checksum.
+// File is the length and checksum of a file.
 type File struct {
 	Name   string `json:"name"`
 	Bytes  int64  `json:"bytes"`
 	CRC32C uint32 `json:"crc32c"`
 }
 
-// seal appends the SHA-256 of the preceding text to a manifest, as its last field. Only the exact
-// bytes that seal returns are accepted; other spellings of the same JSON are not.
+// seal appends the SHA-256 of the preceding text to a manifest, as its last field. checkSeal
+// accepts only these exact bytes, not another spelling of the same JSON.
 func seal(body []byte) []byte {
 	open := bytes.TrimSuffix(body, []byte("}"))
 	return fmt.Appendf(slices.Clone(open), sealed, sha256.Sum256(open))
@@ -90,7 +103,7 @@ const sealed = ",\"sha256\":\"%x\"}\n"
 func checkSeal(text []byte) error {
 	n := len(text) - len(fmt.Sprintf(sealed, [sha256.Size]byte{}))
 	if n < 0 || !bytes.Equal(seal(text[:n]), text) {
-		return fmt.Errorf("its sha256 does not fit its text: a byte of it was changed after it was written")
+		return fmt.Errorf("its sha256 differs from the checksum of its text")
 	}
 	return nil
 }
@@ -132,10 +145,10 @@ func (e *newerError) Error() string {
 	return fmt.Sprintf("%s has format %d, this program reads up to %d", ManifestFile, e.format, Format)
 }
 
-// check returns an error for inconsistent values.
+// check returns an error if values contradict each other.
 func (m *Manifest) check() error {
-	if len(m.Files) == 0 || m.Parts < 1 || m.Parts > len(Parts) || m.Step < 0 || m.Updates < 0 || m.Updates > m.Step {
-		return fmt.Errorf("%d files, %d parts, step %d, %d updates", len(m.Files), m.Parts, m.Step, m.Updates)
+	if len(m.Files) == 0 || m.Kinds < 1 || m.Kinds > len(Kinds) || m.Step < 0 || m.Updates < 0 || m.Updates > m.Step {
+		return fmt.Errorf("%d files, %d parts, step %d, %d updates", len(m.Files), m.Kinds, m.Step, m.Updates)
 	}
 	for i, f := range m.Files {
 		if f.Name != FileName(i) {
@@ -145,7 +158,7 @@ func (m *Manifest) check() error {
 	seen := map[string]bool{}
 	for _, f := range m.Model {
 		if f.Name != filepath.Base(f.Name) || !filepath.IsLocal(f.Name) || f.Name == "." || seen[f.Name] {
-			return fmt.Errorf("%s is no name of a file of %s, or there twice", input.Quote(f.Name), modelFolder)
+			return fmt.Errorf("%s is not a name of a file in %s, or is there twice", input.Quote(f.Name), modelFolder)
 		}
 		seen[f.Name] = true
 	}
@@ -164,14 +177,14 @@ func (m *Manifest) check() error {
 			n += own
 		}
 		at := int64(0)
-		for _, cut := range group.Cut {
-			if len(cut) != 2 || cut[0] != at || cut[1] < at {
-				return fmt.Errorf("group %s is cut at %s", input.Quote(group.Name), input.Short(fmt.Sprint(cut)))
+		for _, r := range group.Ranges {
+			if len(r) != 2 || r[0] != at || r[1] < at {
+				return fmt.Errorf("group %s has the range %s of elements in a file, which must begin at %d", input.Quote(group.Name), input.Short(fmt.Sprint(r)), at)
 			}
-			at = cut[1]
+			at = r[1]
 		}
-		if at != n || len(group.Cut) != len(m.Files) {
-			return fmt.Errorf("group %s has %d elements of %d in %d of %d files", input.Quote(group.Name), at, n, len(group.Cut), len(m.Files))
+		if at != n || len(group.Ranges) != len(m.Files) {
+			return fmt.Errorf("group %s has %d elements of %d in %d of %d files", input.Quote(group.Name), at, n, len(group.Ranges), len(m.Files))
 		}
 	}
 	return nil

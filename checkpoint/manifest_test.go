@@ -13,19 +13,19 @@ import (
 	"ulysses/internal/status"
 )
 
-// small writes a checkpoint of two parameters.
+// small writes a checkpoint of two parameters and returns its path.
 func small(t *testing.T) (dir Dir, path string) {
 	t.Helper()
 	dir = Dir(t.TempDir())
 	if err := dir.Begin(8); err != nil {
 		t.Fatal(err)
 	}
-	f, err := dir.Write(8, 0, []Piece{{Name: "a", Numel: 2, Values: []float32{1, 2}}, {Name: "b", Numel: 1, Values: []float32{3}}})
+	f, err := dir.Write(8, 0, []Shard{{Name: "a", Numel: 2, Values: []float32{1, 2}}, {Name: "b", Numel: 1, Values: []float32{3}}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := &Manifest{Step: 8, Updates: 8, Run: map[string]string{"seed": "1"}, Settings: map[string]string{"optimizer.lr": "0.001"}, Parts: 1, Files: []File{f},
-		Groups: []Group{{Name: "all", Tensors: []Tensor{{Name: "a", Shape: []int64{2}}, {Name: "b", Shape: []int64{1}}}, Cut: [][]int64{{0, 3}}}}}
+	m := &Manifest{Step: 8, Updates: 8, Run: map[string]string{"seed": "1"}, Settings: map[string]string{"optimizer.lr": "0.001"}, Kinds: 1, Files: []File{f},
+		Groups: []Group{{Name: "all", Tensors: []Tensor{{Name: "a", Shape: []int64{2}}, {Name: "b", Shape: []int64{1}}}, Ranges: [][]int64{{0, 3}}}}}
 	if err := dir.Finish(m, 2, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -46,10 +46,10 @@ func TestEveryByteOfAManifest(t *testing.T) {
 		t.Fatal(err)
 	}
 	n := 0
-	try := func(what string, at int, spoilt []byte) {
+	try := func(what string, at int, changed []byte) {
 		t.Helper()
 		n++
-		if err := os.WriteFile(file, spoilt, 0o600); err != nil {
+		if err := os.WriteFile(file, changed, 0o600); err != nil {
 			t.Fatal(err)
 		}
 		if c, err := Open(path); err == nil {
@@ -59,17 +59,17 @@ func TestEveryByteOfAManifest(t *testing.T) {
 	}
 	for at := range text {
 		for bit := range 8 {
-			spoilt := bytes.Clone(text)
-			spoilt[at] ^= 1 << bit
-			try(fmt.Sprintf("bit %d", bit), at, spoilt)
+			changed := bytes.Clone(text)
+			changed[at] ^= 1 << bit
+			try(fmt.Sprintf("bit %d", bit), at, changed)
 		}
 		try("removed", at, slices.Delete(bytes.Clone(text), at, at+1))
 		try("a space before it", at, slices.Insert(bytes.Clone(text), at, ' '))
-		try("cut", at, text[:at])
+		try("truncated", at, text[:at])
 	}
-	try("more behind it", len(text), append(bytes.Clone(text), '\n'))
+	try("one byte appended", len(text), append(bytes.Clone(text), '\n'))
 	if n < 3000 {
-		t.Errorf("%d manifests were tried", n)
+		t.Errorf("only %d manifests were tested", n)
 	}
 }
 
@@ -95,13 +95,13 @@ func TestImpossibleManifests(t *testing.T) {
 		{`"step":8,"updates":8`, `"step":9,"updates":8`, "its name says step 8, its manifest.json step 9"},
 		{`"cut":[[0,3]]`, `"cut":[[0,2]]`, `group "all" has 2 elements of 3`},
 		{`"name":"rank-00000.safetensors"`, `"name":"../x"`, `file 0 is "../x", it must be rank-00000.safetensors`},
-		{`{"format":2`, `{"format":2,"model":[{"name":"../x","bytes":1,"crc32c":1}]`, `"../x" is no name of a file of model`},
+		{`{"format":2`, `{"format":2,"model":[{"name":"../x","bytes":1,"crc32c":1}]`, `"../x" is not a name of a file in model`},
 	} {
-		spoilt := bytes.Replace(body, []byte(x.old), []byte(x.new), 1)
-		if bytes.Equal(spoilt, body) {
+		changed := bytes.Replace(body, []byte(x.old), []byte(x.new), 1)
+		if bytes.Equal(changed, body) {
 			t.Fatalf("%s is not in %s", x.old, body)
 		}
-		if err := os.WriteFile(file, seal(append(spoilt, '}')), 0o600); err != nil {
+		if err := os.WriteFile(file, seal(append(changed, '}')), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		_, err := Open(path)

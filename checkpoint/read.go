@@ -14,21 +14,22 @@ import (
 	"ulysses/tensor"
 )
 
-// Checkpoint is a state on disk, to be read.
+// Checkpoint is a checkpoint that Open has opened. It is for one goroutine.
 type Checkpoint struct {
 	Manifest
-	Path  string
-	files map[int]*tensor.Safetensors
-	where map[string]place
+	Path   string
+	files  map[int]*tensor.Safetensors // open files, by rank
+	params map[string]elements         // by name of the parameter
 }
 
-// place is where a parameter lies in its group.
-type place struct {
+// elements are the elements [lo, hi) of a group, which a parameter has.
+type elements struct {
 	group  int
 	lo, hi int64
 }
 
-// Find lists the checkpoints of a path, the newest first: path itself, or the checkpoints in it.
+// Find returns the paths of the checkpoints at a path, the newest first: the path itself, or the
+// checkpoints in this folder.
 func Find(path string) ([]string, error) {
 	if _, err := os.Lstat(filepath.Join(path, ManifestFile)); err == nil {
 		return []string{path}, nil
@@ -38,7 +39,7 @@ func Find(path string) ([]string, error) {
 		return nil, err
 	}
 	if len(steps) == 0 {
-		return nil, status.Errorf(status.IO, "checkpoint %s: there is neither a %s nor a folder %sNNNNNNNN here: name a checkpoint, or the folder that a run keeps them in",
+		return nil, status.Errorf(status.IO, "checkpoint %s: there is neither a %s nor a folder %sNNNNNNNN; name a checkpoint, or the folder in which a run keeps checkpoints",
 			path, ManifestFile, prefix)
 	}
 	paths := make([]string, 0, len(steps))
@@ -48,18 +49,18 @@ func Find(path string) ([]string, error) {
 	return paths, nil
 }
 
-// Open reads a manifest and makes the checks that need no file contents: the files exist, have the
-// recorded lengths, and hold every element once. The code of the error is Unsupported for a
-// checkpoint of a newer program.
+// Open reads the manifest of a checkpoint. It checks everything that needs no file contents: the
+// files exist, have the recorded lengths, and have every element once. The code of the error is
+// Unsupported for a checkpoint of a newer program.
 func Open(path string) (*Checkpoint, error) {
 	bad := func(code status.Code, err error) error {
-		return status.Errorf(code, "checkpoint %s: %w: remove it, or name another with checkpoint.resume", path, err)
+		return status.Errorf(code, "checkpoint %s: %w; name another checkpoint with checkpoint.resume", path, err)
 	}
 	text, err := input.Read(filepath.Join(path, ManifestFile), maxManifest)
 	if err != nil {
-		return nil, status.Errorf(status.IO, "checkpoint %s: %w: it must be a folder that a run of this program wrote", path, err)
+		return nil, status.Errorf(status.IO, "checkpoint %s: %w; name a folder that a run of this program wrote", path, err)
 	}
-	c := &Checkpoint{Path: path, files: map[int]*tensor.Safetensors{}, where: map[string]place{}}
+	c := &Checkpoint{Path: path, files: map[int]*tensor.Safetensors{}, params: map[string]elements{}}
 	m := &c.Manifest
 	if err := m.parse(text); err != nil {
 		code := status.InvalidConfig
@@ -75,7 +76,7 @@ func Open(path string) (*Checkpoint, error) {
 		n := int64(0)
 		for _, t := range group.Tensors {
 			own, _ := t.numel()
-			c.where[t.Name] = place{g, n, n + own}
+			c.params[t.Name] = elements{g, n, n + own}
 			n += own
 		}
 	}
@@ -99,20 +100,20 @@ func folderName(path string) string {
 	return filepath.Base(path)
 }
 
-// listed is a file of the manifest.
-type listed struct {
+// listedFile is a file that the manifest lists.
+type listedFile struct {
 	File
 	path string
 }
 
-// all is the files that the manifest lists.
-func (c *Checkpoint) all() []listed {
-	all := make([]listed, 0, len(c.Files)+len(c.Model))
+// all returns the files that the manifest lists.
+func (c *Checkpoint) all() []listedFile {
+	all := make([]listedFile, 0, len(c.Files)+len(c.Model))
 	for _, f := range c.Files {
-		all = append(all, listed{f, filepath.Join(c.Path, filepath.Base(f.Name))})
+		all = append(all, listedFile{f, filepath.Join(c.Path, filepath.Base(f.Name))})
 	}
 	for _, f := range c.Model {
-		all = append(all, listed{f, filepath.Join(c.ModelPath(), filepath.Base(f.Name))})
+		all = append(all, listedFile{f, filepath.Join(c.ModelPath(), filepath.Base(f.Name))})
 	}
 	return all
 }
@@ -120,11 +121,11 @@ func (c *Checkpoint) all() []listed {
 // ManifestPath returns the path of the manifest.
 func (c *Checkpoint) ManifestPath() string { return filepath.Join(c.Path, ManifestFile) }
 
-// ModelPath is the folder with the files that a model's folder has beside the weights.
+// ModelPath returns the path of the folder model, which has the files of a model folder except the
+// weights.
 func (c *Checkpoint) ModelPath() string { return filepath.Join(c.Path, modelFolder) }
 
-// ModelFiles returns the names of the files in the folder model that the manifest lists, with their
-// checksums.
+// ModelFiles returns the names of the files in the folder model that the manifest lists.
 func (c *Checkpoint) ModelFiles() (names []string) {
 	for _, f := range c.Model {
 		names = append(names, f.Name)
@@ -140,8 +141,8 @@ func (c *Checkpoint) Close() {
 	clear(c.files)
 }
 
-// Check reads the files i with i mod ranks = rank and compares their checksums: all of them are
-// read once when every rank calls it.
+// Check compares the checksums of files rank, rank + ranks, rank + 2·ranks and so on with the
+// manifest. If ranks processes call it, each file is read once.
 func (c *Checkpoint) Check(rank, ranks int) error {
 	files := c.all()
 	for i := rank; i < len(files); i += ranks {
@@ -151,45 +152,45 @@ func (c *Checkpoint) Check(rank, ranks int) error {
 			return status.Errorf(status.IO, "checkpoint: %w", err)
 		}
 		if got.Bytes != want.Bytes || got.CRC32C != want.CRC32C {
-			return status.Errorf(status.InvalidConfig, "checkpoint %s: %s is damaged: its checksum is %08x, %08x was written: remove the checkpoint, or name another with checkpoint.resume",
+			return status.Errorf(status.InvalidConfig, "checkpoint %s: %s is damaged: its checksum is %08x, %08x was written; name another checkpoint with checkpoint.resume",
 				c.Path, want.Name, got.CRC32C, want.CRC32C)
 		}
 	}
 	return nil
 }
 
-// Differences compares the checkpoint's run values and parameters with a run. It returns a line for
-// each difference.
-func (c *Checkpoint) Differences(run map[string]string, groups []Group, parts int) (faults []string) {
+// Differences compares the run values and the parameters of the checkpoint with a run, whose
+// optimizer needs the given number of kinds. It returns a sentence for each difference.
+func (c *Checkpoint) Differences(run map[string]string, groups []Group, kinds int) (faults []string) {
 	for _, key := range slices.Sorted(maps.Keys(run)) {
 		if c.Run[key] != run[key] {
 			faults = append(faults, fmt.Sprintf("%s is %s, it was %s", key, run[key], c.Run[key]))
 		}
 	}
-	if parts > c.Parts {
-		faults = append(faults, "the optimizer's moments are not in it")
+	if kinds > c.Kinds {
+		faults = append(faults, "it does not have the optimizer's moments")
 	}
 	n := 0
 	for _, g := range groups {
 		for _, t := range g.Tensors {
 			n++
-			at, ok := c.where[t.Name]
+			at, ok := c.params[t.Name]
 			if !ok {
-				faults = append(faults, t.Name+" is not in it")
+				faults = append(faults, "it does not have "+t.Name)
 			} else if own := c.shape(at, t.Name); !slices.Equal(own, t.Shape) {
 				faults = append(faults, fmt.Sprintf("%s is %v, in it %v", t.Name, t.Shape, own))
 			}
 		}
 	}
-	if len(faults) == 0 && n != len(c.where) {
-		faults = append(faults, fmt.Sprintf("it has %d parameters, the model %d", len(c.where), n))
+	if len(faults) == 0 && n != len(c.params) {
+		faults = append(faults, fmt.Sprintf("it has %d parameters, the model %d", len(c.params), n))
 	}
 	return faults
 }
 
-// Foreign returns an error with the differences for a checkpoint of another run; nil if there are
-// none.
-func (c *Checkpoint) Foreign(faults []string) error {
+// MismatchError returns the error for a checkpoint of another run, with the differences; nil if
+// there are none.
+func (c *Checkpoint) MismatchError(faults []string) error {
 	const most = 20
 	for i := range faults {
 		faults[i] = input.Words(faults[i])
@@ -200,11 +201,12 @@ func (c *Checkpoint) Foreign(faults []string) error {
 	if more := len(faults) - most; more > 0 {
 		faults = append(faults[:most:most], fmt.Sprintf("and %d more", more))
 	}
-	return status.Errorf(status.InvalidConfig, "checkpoint %s is of another run: %s: use another output.dir, or set checkpoint.resume = \"off\" and output.overwrite = true to start afresh",
+	return status.Errorf(status.InvalidConfig, "checkpoint %s is of another run: %s; use another output.dir, or set checkpoint.resume = \"off\" and output.overwrite = true to start afresh",
 		c.Path, strings.Join(faults, "; "))
 }
 
-func (c *Checkpoint) shape(at place, name string) []int64 {
+// shape returns the shape of a parameter.
+func (c *Checkpoint) shape(at elements, name string) []int64 {
 	for _, t := range c.Groups[at.group].Tensors {
 		if t.Name == name {
 			return t.Shape
@@ -213,15 +215,16 @@ func (c *Checkpoint) shape(at place, name string) []int64 {
 	return nil
 }
 
-// Read fills values with a parameter's elements from start on, of a part.
-func (c *Checkpoint) Read(name string, part int, start int64, values []float32) error {
-	at, ok := c.where[name]
+// Read stores elements [start, start+len(values)) of a parameter in values. kind selects the
+// weights or a moment, as in Kinds. The file may have been written by any number of ranks.
+func (c *Checkpoint) Read(name string, kind int, start int64, values []float32) error {
+	at, ok := c.params[name]
 	if !ok || start < 0 || at.lo+start+int64(len(values)) > at.hi {
-		return status.Errorf(status.Internal, "checkpoint: elements %d to %d of %s", start, start+int64(len(values)), name)
+		return status.Errorf(status.Internal, "checkpoint: there are no elements %d to %d of %s", start, start+int64(len(values)), name)
 	}
 	lo := at.lo + start
-	for i, cut := range c.Groups[at.group].Cut {
-		from, to := max(lo, cut[0]), min(lo+int64(len(values)), cut[1])
+	for i, r := range c.Groups[at.group].Ranges {
+		from, to := max(lo, r[0]), min(lo+int64(len(values)), r[1])
 		if from >= to {
 			continue
 		}
@@ -229,11 +232,11 @@ func (c *Checkpoint) Read(name string, part int, start int64, values []float32) 
 		if err != nil {
 			return err
 		}
-		e, ok := f.Entry(name + Parts[part])
-		first := max(at.lo, cut[0]) // of the parameter's elements in this file
-		if !ok || e.DType != tensor.F32 || e.Numel() != min(at.hi, cut[1])-first {
-			return status.Errorf(status.InvalidConfig, "checkpoint %s: %s does not hold the %d elements of %s that the manifest says", c.Path, c.Files[i].Name,
-				min(at.hi, cut[1])-first, name+Parts[part])
+		e, ok := f.Entry(name + Kinds[kind])
+		first := max(at.lo, r[0]) // the first of the parameter's elements in this file
+		if !ok || e.DType != tensor.F32 || e.Numel() != min(at.hi, r[1])-first {
+			return status.Errorf(status.InvalidConfig, "checkpoint %s: %s does not have the %d elements of %s that the manifest lists; name another checkpoint with checkpoint.resume", c.Path, c.Files[i].Name,
+				min(at.hi, r[1])-first, name+Kinds[kind])
 		}
 		if err := f.ReadFloat32(e, from-first, values[from-lo:to-lo]); err != nil {
 			return err
@@ -242,6 +245,7 @@ func (c *Checkpoint) Read(name string, part int, start int64, values []float32) 
 	return nil
 }
 
+// file opens the file of a rank.
 func (c *Checkpoint) file(i int) (*tensor.Safetensors, error) {
 	if f := c.files[i]; f != nil {
 		return f, nil

@@ -8,33 +8,13 @@ import (
 	"slices"
 	"testing"
 
-	"ulysses/tensor"
+	"ulysses/testkit/tensorfile"
 )
 
 func file(t testing.TB, dir, name, content string) string {
 	t.Helper()
 	path := filepath.Join(dir, name)
 	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	return path
-}
-
-func tokensFile(t testing.TB, dir, name string, sequences, width int64, items map[string][]int64) string {
-	t.Helper()
-	path := filepath.Join(dir, name)
-	var list []tensor.Item
-	for _, n := range []string{"input_ids", "labels", "position_ids"} {
-		if items[n] == nil {
-			continue
-		}
-		x := make([]int32, len(items[n]))
-		for i, v := range items[n] {
-			x[i] = int32(v)
-		}
-		list = append(list, tensor.Item{Name: n, Tensor: tensor.OfInt32(x, sequences, width)})
-	}
-	if err := tensor.WriteSafetensors(path, nil, list); err != nil {
 		t.Fatal(err)
 	}
 	return path
@@ -101,7 +81,7 @@ func TestPacking(t *testing.T) {
 // This is the example of DeepSpeed's own test: targets are shifted once, over the whole sequence,
 // before it is sharded.
 func TestShiftFixture(t *testing.T) {
-	path := tokensFile(t, t.TempDir(), "t.safetensors", 1, 6, map[string][]int64{"input_ids": {1, 10, 10, 10, 2, 2}})
+	path := tensorfile.WriteTokens(t, filepath.Join(t.TempDir(), "t.safetensors"), 1, 6, map[string][]int64{"input_ids": {1, 10, 10, 10, 2, 2}})
 	m := whole(t, open(t, config(6, path), EvalConfig{}, 11).Train())[0]
 	for rank, want := range [][2][]int32{{{1, 10, 10}, {10, 10, 10}}, {{10, 2, 2}, {2, 2, -100}}} {
 		lo, hi := 3*rank, 3*rank+3
@@ -112,7 +92,7 @@ func TestShiftFixture(t *testing.T) {
 }
 
 func TestTokens(t *testing.T) {
-	path := tokensFile(t, t.TempDir(), "t.safetensors", 2, 5, map[string][]int64{
+	path := tensorfile.WriteTokens(t, filepath.Join(t.TempDir(), "t.safetensors"), 2, 5, map[string][]int64{
 		"input_ids":    {1, 2, 3, 4, 5, 6, 7, 8, 9, 10},
 		"labels":       {1, -100, 3, 4, 11, 6, 7, 8, -100, -100},
 		"position_ids": {7, 8, 0, 1, 5, 0, 0, 3, 4, 0}})
@@ -214,8 +194,8 @@ func TestEvalSplit(t *testing.T) {
 	dir := t.TempDir()
 	lines := file(t, dir, "l.jsonl", "{\"text\":\"aa\"}\n{\"text\":\"bb\"}\n{\"text\":\"cc\"}\n")
 	book := file(t, dir, "book.txt", "0123456789")
-	toks := tokensFile(t, dir, "t.safetensors", 3, 2, map[string][]int64{"input_ids": {1, 2, 3, 4, 5, 6}})
-	one := tokensFile(t, dir, "one.safetensors", 1, 2, map[string][]int64{"input_ids": {1, 2}})
+	toks := tensorfile.WriteTokens(t, filepath.Join(dir, "t.safetensors"), 3, 2, map[string][]int64{"input_ids": {1, 2, 3, 4, 5, 6}})
+	one := tensorfile.WriteTokens(t, filepath.Join(dir, "one.safetensors"), 1, 2, map[string][]int64{"input_ids": {1, 2}})
 	for _, c := range []struct {
 		paths       []string
 		split       float64

@@ -12,11 +12,14 @@ import (
 
 	"ulysses/internal/status"
 	"ulysses/tensor"
+	"ulysses/testkit/tensorfile"
 )
 
 func TestDataFaults(t *testing.T) {
 	dir := t.TempDir()
-	toks := func(name string, items map[string][]int64) string { return tokensFile(t, dir, name, 2, 3, items) }
+	toks := func(name string, items map[string][]int64) string {
+		return tensorfile.WriteTokens(t, filepath.Join(dir, name), 2, 3, items)
+	}
 	ids := []int64{1, 2, 3, 4, 5, 6}
 	floats := filepath.Join(dir, "floats.safetensors")
 	odd := filepath.Join(dir, "odd.safetensors")
@@ -87,7 +90,7 @@ func TestDataFaults(t *testing.T) {
 	if _, err := Open(config(4, wide), EvalConfig{}, Options{Vocab: 9, Seed: 1}); err == nil || !strings.Contains(err.Error(), "have 3 tokens, data.sequence is 4; set data.sequence = 3") {
 		t.Error(err)
 	}
-	for _, single := range []string{tokensFile(t, dir, "single.safetensors", 1, 3, map[string][]int64{"input_ids": {1, 2, 3}}), file(t, dir, "byte.txt", "x")} {
+	for _, single := range []string{tensorfile.WriteTokens(t, filepath.Join(dir, "single.safetensors"), 1, 3, map[string][]int64{"input_ids": {1, 2, 3}}), file(t, dir, "byte.txt", "x")} {
 		if _, err := Open(config(3, single), EvalConfig{Split: 0.5}, Options{Vocab: 256, Seed: 1}); err == nil || !strings.Contains(err.Error(), "eval.split") {
 			t.Error(err)
 		}
@@ -99,7 +102,7 @@ func TestDataFaults(t *testing.T) {
 
 // An id outside the vocabulary is refused also if the file changed after it was opened.
 func TestTokenFileChanged(t *testing.T) {
-	path := tokensFile(t, t.TempDir(), "t.safetensors", 1, 2, map[string][]int64{"input_ids": {1, 2}})
+	path := tensorfile.WriteTokens(t, filepath.Join(t.TempDir(), "t.safetensors"), 1, 2, map[string][]int64{"input_ids": {1, 2}})
 	s := open(t, config(2, path), EvalConfig{}, 3).Train()
 	f, err := os.OpenFile(path, os.O_RDWR, 0)
 	if err != nil {

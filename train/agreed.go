@@ -5,8 +5,8 @@ import (
 	"ulysses/tensor"
 )
 
-// agreed is what all ranks know of each other after a step: the maximum of each field over the
-// ranks.
+// agreed has values that all ranks compare after a step. After reduce, each field is the maximum
+// over the ranks.
 type agreed struct {
 	peakBytes int64 // the largest use of device memory so far
 	stop      int64 // 1 = a rank must stop
@@ -15,8 +15,8 @@ type agreed struct {
 	finite    int64 // 1 + the last rank whose loss and gradient norm are finite; 0 = no rank
 }
 
-// exchange takes the maxima. Collective.
-func (a *agreed) exchange(world comm.Comm) error {
+// reduce replaces each field by its maximum over the ranks. Collective.
+func (a *agreed) reduce(world comm.Comm) error {
 	fields := []*int64{&a.peakBytes, &a.stop, &a.writing, &a.notFinite, &a.finite}
 	values := make([]int64, len(fields))
 	for i, f := range fields {

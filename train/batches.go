@@ -7,14 +7,14 @@ import (
 	"ulysses/data"
 )
 
-// read fetches this replica's micro-batches of a step. It returns the valid targets and the tokens
-// of the global batch. pairs is the sum of length²/2 over the documents of the global batch, which
-// is estimated from this replica's micro-batches. Collective.
+// read reads this replica's micro-batches of step s. It returns the valid targets and the tokens of
+// the global batch. pairs is the sum of length²/2 over the documents of the global batch, which is
+// estimated from this replica's micro-batches. Collective.
 func (t *Trainer) read(s int64) (valid, tokens int64, pairs float64, err error) {
 	t.Clock.Push("data")
 	defer t.Clock.Pop()
 	if t.Data.Config.Budget > 0 {
-		err = t.readDealt(s)
+		err = t.readBalanced(s)
 	} else {
 		for a := range t.microBatches {
 			t.microBatches[a], err = t.Data.Train.MicroBatch(s, int64(a), int64(t.Mesh.Replica), int64(t.Mesh.Replicas),
@@ -44,10 +44,10 @@ func (t *Trainer) read(s int64) (valid, tokens int64, pairs float64, err error) 
 	return c[0], c[1], pairs * float64(c[1]) / float64(max(1, own)), nil
 }
 
-// readDealt fetches this replica's micro-batches of a step whose sequences are dealt by length
-// (data.budget). Each replica measures some of the sequences, which may need reading, and the
-// replicas exchange the lengths. Collective.
-func (t *Trainer) readDealt(s int64) (err error) {
+// readBalanced reads this replica's micro-batches of step s if data.budget is set. Each replica
+// determines the lengths of some of the sequences, which may require reading them. The replicas sum
+// the lengths, and data.Balance assigns the sequences to micro-batches. Collective.
+func (t *Trainer) readBalanced(s int64) (err error) {
 	lengths, first := t.lengths.Int64s(), s*t.globalBatch()
 	clear(lengths)
 	for i := t.Mesh.Replica; i < len(lengths); i += t.Mesh.Replicas {
@@ -59,9 +59,9 @@ func (t *Trainer) readDealt(s int64) (err error) {
 		return err
 	}
 	cost := func(n int64) float64 { return t.Model.Config.Flops(n, float64(n)*float64(n)/2) }
-	dealt := data.Balance(lengths, t.Mesh.Replicas, t.Data.Config.Budget, cost)
-	t.microBatches = slices.Grow(t.microBatches[:0], len(dealt))[:len(dealt)]
-	for a, replicas := range dealt {
+	assigned := data.Balance(lengths, t.Mesh.Replicas, t.Data.Config.Budget, cost)
+	t.microBatches = slices.Grow(t.microBatches[:0], len(assigned))[:len(assigned)]
+	for a, replicas := range assigned {
 		numbers := replicas[t.Mesh.Replica]
 		for i := range numbers {
 			numbers[i] += first

@@ -16,8 +16,8 @@ import (
 	"ulysses/tensor"
 )
 
-// dealt, a step has the loss and the gradient that it has with a row a micro step, on every mesh;
-// and no micro step more tokens than it may.
+// With data.budget, a step has the same loss and gradient as with one sequence in each micro-batch,
+// on every mesh.
 func TestBudget(t *testing.T) {
 	var lines strings.Builder
 	r := rand.New(rand.NewSource(3))
@@ -61,8 +61,9 @@ func TestBudget(t *testing.T) {
 	}
 }
 
-// Memory is planned for the budget, not for batch rows of the longest.
-func TestBudgetRows(t *testing.T) {
+// Memory is planned for the tokens of data.budget, not for data.batch sequences of the longest
+// length.
+func TestBudgetTokens(t *testing.T) {
 	path := file(t, t.TempDir(), "a.jsonl", strings.Repeat("{\"text\":\"abcdefgh\"}\n", 40))
 	d := config(10, path)
 	d.Pack, d.Batch, d.Accumulate, d.Budget = false, 2, 3, 33

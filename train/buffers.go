@@ -18,6 +18,7 @@ type planned struct {
 	tensor *tensor.Tensor
 }
 
+// components lists the buffers for the memory plan.
 func components(plan []planned) (c []model.Component) {
 	for _, b := range plan {
 		c = append(c, model.Component{Name: b.name, Bytes: b.numel * b.dtype.Size()})
@@ -58,8 +59,8 @@ func addRange(all []device.Range, r device.Range) []device.Range {
 	return append(all, r)
 }
 
-// readiness counts how often each gradient was reported complete in a step. A report that is
-// missing, double or early would make a sharded reduction wrong without an error.
+// readiness counts how often GradReady was called for each parameter in a step. A missing, repeated
+// or early call would make the reduction of a shard wrong without an error.
 type readiness struct {
 	params       []*model.Param
 	index        map[*model.Param]int
@@ -92,19 +93,19 @@ func (r *readiness) note(p *model.Param) error {
 func (r *readiness) check() error {
 	for i, n := range r.count {
 		if n != r.microBatches {
-			return status.Errorf(status.Internal, "train: gradient of %s: reported complete %d times in %d micro-batches", r.params[i].Name, n, r.microBatches)
+			return status.Errorf(status.Internal, "train: gradient of %s: GradReady was called %d times in %d micro-batches", r.params[i].Name, n, r.microBatches)
 		}
 	}
 	return nil
 }
 
-// squares is the sum of the squared gradients, on the device and on the host: F64 [1].
+// squares is the sum of the squared gradients, F64 [1] on the device and on the host.
 type squares struct{ sum, hostSum tensor.Tensor }
 
 func newSquares() squares { return squares{hostSum: tensor.OfFloat64(make([]float64, 1), 1)} }
 
-// fetchSum copies the sum to the host. The ranks meet first, so that no rank waits for its device
-// while another has yet to enqueue its part of a collective. Collective.
+// fetchSum copies the sum to the host. The ranks synchronize first, so that no rank waits for its
+// device before the other ranks have enqueued their collectives. Collective.
 func (x *squares) fetchSum(s device.Stream, d device.Device, world comm.Comm) error {
 	if err := d.Copy(s, x.hostSum, x.sum); err != nil {
 		return err

@@ -13,13 +13,13 @@ import (
 type Checkpoints struct {
 	Dir   string
 	Every int64             // optimizer steps; 0 = only when the run is stopped
-	Keep  int64             // how many of the newest stay
-	Run   map[string]string // the settings that a resumed run must have in common
+	Keep  int64             // number of checkpoints that are kept
+	Run   map[string]string // settings that a resumed run must have in common
 	Base  string            // absolute path of the base model's folder; "" = a new model
 	// Model writes the files of a model folder except the weights, for an export. It is called
 	// while steps run.
 	Model func(dir string) error
-	// Check returns an error if the folder must not be written any more. Rank 0 calls it before
+	// Check returns an error if the run may no longer write to the folder. Rank 0 calls it before
 	// each checkpoint; nil = no check.
 	Check func() error
 	// Accept lists the keys, such as optimizer.lr, that a resumed run may have changed.
@@ -28,7 +28,7 @@ type Checkpoints struct {
 	skipped []int64 // steps of damaged checkpoints; the next checkpoint replaces them
 }
 
-// groupsOf describes the parameters for a manifest, sharded over the given number of ranks.
+// groupsOf returns the groups for a manifest, sharded over the given number of ranks.
 func groupsOf(groups []*model.Group, ranks int) []checkpoint.Group {
 	all := make([]checkpoint.Group, len(groups))
 	for i, g := range groups {
@@ -38,21 +38,22 @@ func groupsOf(groups []*model.Group, ranks int) []checkpoint.Group {
 		}
 		for r := range ranks {
 			lo, hi := comm.Shard(g.Numel(), ranks, r)
-			all[i].Cut = append(all[i].Cut, []int64{lo, hi})
+			all[i].Ranges = append(all[i].Ranges, []int64{lo, hi})
 		}
 	}
 	return all
 }
 
-// Steps returns the steps of the checkpoints in the folder, the newest last.
+// Steps returns the steps of the checkpoints in the folder in increasing order.
 func (c *Checkpoints) Steps() ([]int64, error) { return checkpoint.Dir(c.Dir).Steps() }
 
-// Ready returns an error if checkpoints cannot be written, before any step is run. It removes what
-// aborted runs have left. One rank calls it.
+// Ready returns an error if checkpoints cannot be written. It removes unfinished files of aborted
+// runs. One rank calls it before the first step.
 func (c *Checkpoints) Ready() error { return checkpoint.Dir(c.Dir).Ready() }
 
-// fill reads the elements that this rank owns from a checkpoint.
-func fill(from *checkpoint.Checkpoint, d device.Device, w Weights, groups []*model.Group, parts int) error {
+// fill reads the elements that this rank owns from a checkpoint: the first kinds of
+// checkpoint.Kinds.
+func fill(from *checkpoint.Checkpoint, d device.Device, w Weights, groups []*model.Group, kinds int) error {
 	s, err := d.NewStream()
 	if err != nil {
 		return err
@@ -63,16 +64,16 @@ func fill(from *checkpoint.Checkpoint, d device.Device, w Weights, groups []*mod
 		state, first := w.State(i), int64(0)
 		for _, p := range g.Params {
 			lo, hi := max(state.Lo, first), min(state.Hi, first+p.Numel())
-			for part := range parts {
+			for kind := range kinds {
 				for at := lo; at < hi; at += int64(len(buffer)) {
 					values := buffer[:min(int64(len(buffer)), hi-at)]
-					if err := from.Read(p.Name, part, at-first, values); err != nil {
+					if err := from.Read(p.Name, kind, at-first, values); err != nil {
 						return err
 					}
-					if err := d.Copy(s, state.slice(part, at, at+int64(len(values))), tensor.OfFloat32(values, int64(len(values)))); err != nil {
+					if err := d.Copy(s, state.slice(kind, at, at+int64(len(values))), tensor.OfFloat32(values, int64(len(values)))); err != nil {
 						return err
 					}
-					if err := s.Sync(); err != nil { // before the buffer is filled again
+					if err := s.Sync(); err != nil { // the next read overwrites the buffer
 						return err
 					}
 				}

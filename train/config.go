@@ -1,12 +1,13 @@
 package train
 
-// The tables of the job file that this package reads. The tags are explained in data/config.go.
+// This file has the tables of the job file that this package reads. data/config.go explains the
+// tags.
 
 // OptimizerConfig is [optimizer].
 type OptimizerConfig struct {
 	Name string  `toml:"name" enum:"adamw sgd"`
 	LR   float64 `toml:"lr" min:"0"`
-	// at the last step of a linear or cosine schedule
+	// learning rate at the last step of a linear or cosine schedule
 	MinLR       float64    `toml:"min_lr" min:"0"`
 	Betas       [2]float64 `toml:"betas" min:"0" below:"1"`
 	Eps         float64    `toml:"eps" above:"0"`

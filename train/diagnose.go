@@ -11,10 +11,10 @@ import (
 	"ulysses/tensor"
 )
 
-// All ranks know alike that a loss or a gradient norm is NaN or Inf, but not where it comes from.
-// They then search together: the weights, the tensors of the passes, which are run once more, in
-// order of execution, and the reduced gradients. Each rank keeps its first tensor that is not
-// finite, and the earliest of all ranks is reported. Steps whose values are finite cost nothing.
+// If a loss or a gradient norm is NaN or Inf, all ranks detect it, but they do not know its origin.
+// They search together: the weights, then the tensors of the passes, which are run again, in order
+// of execution, then the reduced gradients. Each rank records its first tensor with NaN or Inf. The
+// earliest one of all ranks is reported. The search has no cost in steps with finite values.
 
 // finding is a rank's first tensor with a value that is NaN or Inf.
 type finding struct {
@@ -24,29 +24,29 @@ type finding struct {
 	Host  string
 }
 
-// diagnosis is a search.
+// diagnosis is the state of a search.
 type diagnosis struct {
 	*Trainer
 	scanner scanner
-	seen    int64
+	seen    int64  // tensors searched so far
 	within  string // "micro-batch 2 of 3, ", or ""
 	first   *finding
 }
 
-// diagnose searches, and returns where NaN or Inf was first seen and the fix. again runs the passes
-// once more. gradients says that the passes computed gradients, which are then searched too. An
-// error is one of the search itself. Collective.
+// diagnose returns in which tensor NaN or Inf was first seen, and the fix. again runs the passes
+// again. If gradients is set, the passes compute gradients, which are searched as well. An error is
+// an error of the search. Collective.
 func (t *Trainer) diagnose(again func(x *diagnosis) error, gradients bool) (seen, fix string, err error) {
 	t.Clock.Push("diagnosis")
 	defer t.Clock.Pop()
-	x := &diagnosis{Trainer: t, scanner: scanner{dev: t.Device, stream: t.stream, meet: func() error { return comm.BarrierBeforeSync(t.Mesh.Seq) }}}
+	x := &diagnosis{Trainer: t, scanner: scanner{dev: t.Device, stream: t.stream, barrier: func() error { return comm.BarrierBeforeSync(t.Mesh.Seq) }}}
 	defer func() { t.inspect = nil }()
 	for _, area := range []struct {
 		search func() error
 		fix    string
 		needed bool
 	}{
-		{x.weights, "the weights were bad before this step: resume from an older checkpoint, with a lower optimizer.lr", true},
+		{x.weights, "resume from an older checkpoint, with a lower optimizer.lr", true},
 		{func() error { t.inspect = x.look; return again(x) }, "lower optimizer.lr, check the data, or set train.on_nan = \"skip\"", true},
 		{x.sums, "lower optimizer.lr, check the data, or set train.on_nan = \"skip\"", gradients},
 	} {
@@ -64,7 +64,7 @@ func (t *Trainer) diagnose(again func(x *diagnosis) error, gradients bool) (seen
 		"check the hardware of the ranks, and resume from a checkpoint", nil
 }
 
-// look searches a tensor of a pass. model.Ctx.Inspect calls it.
+// look searches a tensor of a pass. It is the model's Inspect function.
 func (x *diagnosis) look(at string, v tensor.Tensor) error {
 	x.seen++
 	bad, err := x.scanner.scan(v, x.first == nil)
@@ -105,7 +105,7 @@ func (x *diagnosis) weights() error {
 	return nil
 }
 
-// sums searches the gradients after they are reduced over the ranks. They were finite on each rank.
+// sums reduces the gradients over the ranks, and searches the sums.
 func (x *diagnosis) sums() error {
 	if _, err := x.Weights.Reduce(x.stream); err != nil {
 		return err
@@ -130,8 +130,9 @@ func (x *diagnosis) sums() error {
 	return nil
 }
 
-// agree returns a sentence about the earliest finding of all ranks, of the lowest rank if several
-// have one for that tensor. It returns "" if no rank has a finding. Collective.
+// agree returns a description of the earliest finding of all ranks. If several ranks have a finding
+// for this tensor, it describes the finding of the lowest rank. It returns "" if no rank has one.
+// Collective.
 func (x *diagnosis) agree() (string, error) {
 	mine, err := json.Marshal(x.first)
 	if err != nil {
@@ -159,6 +160,6 @@ func (x *diagnosis) agree() (string, error) {
 	if earliest == nil {
 		return "", nil
 	}
-	return fmt.Sprintf("first seen in %s, on rank %d (host %s): %s; there on %d of %d ranks",
+	return fmt.Sprintf("first seen in %s, on rank %d (host %s): %s; found on %d of %d ranks",
 		earliest.Where, rank, earliest.Host, earliest.What, ranks, len(all)), nil
 }

@@ -21,18 +21,19 @@ import (
 	"ulysses/testkit/fake"
 )
 
-// faulty is a device that spoils what two operations write: backward has one SwiGLU a layer, the
-// last layer's first, and one embedding a pass.
+// faulty is a device that overwrites results of two operations. A backward pass has one SwiGLU for
+// each layer, in reverse order, and one embedding.
 type faulty struct {
 	device.Device
 	swiglu, embeds int
 	spoil          spoil
 }
 
-// spoil says what to write in the place of some values, and in which call; nil spoils nothing.
+// spoil has the values to write. swiglu and embedding return the value for a call, counted from 1;
+// here = false and nil overwrite nothing.
 type spoil struct {
 	swiglu, embedding func(call int) (value float64, here bool)
-	norm              bool // what the rank makes of the gradients' sum
+	norm              bool // the sum of the squared gradients is NaN
 }
 
 func (d *faulty) SumSquares(s device.Stream, out, x tensor.Tensor) error {
@@ -61,8 +62,8 @@ func (d *faulty) write(s device.Stream, f func(int) (float64, bool), call int, t
 	return nil
 }
 
-// sick is a run that meets a value that is not finite.
-type sick struct {
+// faultyRun is a run in which a value becomes NaN or Inf.
+type faultyRun struct {
 	run
 	onNaN   string
 	weights func(put func(name string, at int64, value float64))
@@ -70,8 +71,8 @@ type sick struct {
 	eval    bool
 }
 
-// result is what came of it on a rank: the error, the records, what was said of skipped steps, and
-// the steps taken.
+// result is the result of a run on a rank. why has the messages about skipped steps; updates is the
+// number of updates.
 type result struct {
 	err     error
 	records []Record
@@ -79,9 +80,9 @@ type result struct {
 	updates int64
 }
 
-// start runs three steps of two micro steps a replica, in which the letter Q stands in the last
-// rank's tokens alone.
-func (x sick) start(t *testing.T) (o result) {
+// start runs three steps with two micro-batches for each replica. Only the tokens of the last rank
+// have the letter Q.
+func (x faultyRun) start(t *testing.T) (o result) {
 	t.Helper()
 	dir := t.TempDir()
 	text := strings.Repeat(strings.Repeat("abcdefghijk ", 4)[:44]+"Qabc", 5)
@@ -98,13 +99,13 @@ func (x sick) start(t *testing.T) (o result) {
 	}
 	for _, r := range results[1:] {
 		if fmt.Sprint(r.err, r.why) != fmt.Sprint(results[0].err, results[0].why) {
-			t.Errorf("%+v: ranks say %v %q and %v %q", x.run, results[0].err, results[0].why, r.err, r.why)
+			t.Errorf("%+v: the ranks return %v %q and %v %q", x.run, results[0].err, results[0].why, r.err, r.why)
 		}
 	}
 	return results[0]
 }
 
-func (x sick) rank(host comm.Comm, dataset *data.Config, o *result) error {
+func (x faultyRun) rank(host comm.Comm, dataset *data.Config, o *result) error {
 	d, c, err := device.Device(nil), host, error(nil)
 	if x.on != nil {
 		d, c, _, err = x.on.Open(host)
@@ -188,34 +189,34 @@ func (x sick) rank(host comm.Comm, dataset *data.Config, o *result) error {
 	}
 	err = t.Run()
 	o.updates = t.updates
-	if err == nil { // what the search sent is in the formulas
-		err = heldAgainst(ledger, t.Traffic())
+	if err == nil { // the formulas include the search
+		err = checkTraffic(ledger, t.Traffic())
 	}
 	return err
 }
 
-// Wherever it comes from, a value that is no number is named: the first tensor in the order of the
-// work, on the rank that has it.
-func TestNotANumber(t *testing.T) {
+// The error for a loss or gradient norm that is NaN or Inf names the first tensor with such a
+// value, in order of execution, and a rank that has it.
+func TestNotFinite(t *testing.T) {
 	late := devicetest.Fake("late", fake.Options{})
 	host, _ := os.Hostname()
 	inf := func(here bool) (float64, bool) { return math.Inf(1), here }
 	for _, x := range []struct {
 		name string
-		sick
-		rank  func(ranks, ulysses int) int // who has it; -1 = anyone
-		want  string                       // before the rank; without one it is of no rank
-		what  string                       // behind it
-		count func(ranks, ulysses int) int // how many have it
+		faultyRun
+		rank  func(ranks, ulysses int) int // rank with the value; nil = any rank
+		want  string                       // text before the rank; "" = no rank is named
+		what  string                       // text after the rank
+		count func(ranks, ulysses int) int // number of ranks with such values
 	}{
-		{name: "a weight", sick: sick{weights: func(put func(string, int64, float64)) {
+		{name: "a weight", faultyRun: faultyRun{weights: func(put func(string, int64, float64)) {
 			put("model.layers.1.mlp.up_proj.weight", 3*32+5, math.NaN())
 		}}, want: "layer 1, weight model.layers.1.mlp.up_proj.weight, before the step", what: "NaN at [3 5], 1 of this rank's "},
-		{name: "an infinite weight", sick: sick{weights: func(put func(string, int64, float64)) {
+		{name: "an infinite weight", faultyRun: faultyRun{weights: func(put func(string, int64, float64)) {
 			put("model.embed_tokens.weight", 'a'*32+31, math.Inf(-1))
 		}}, want: "embed, weight model.embed_tokens.weight, before the step", what: "-Inf at [97 31], 1 of this rank's "},
-		// feature 9 is Q's alone, and overflows when gate meets up
-		{name: "one rank's tokens", sick: sick{weights: func(put func(string, int64, float64)) {
+		// only the embedding of Q has feature 9, and gate · up overflows
+		{name: "one rank's tokens", faultyRun: faultyRun{weights: func(put func(string, int64, float64)) {
 			for i := range int64(256) {
 				put("model.embed_tokens.weight", i*32+9, 0)
 			}
@@ -227,20 +228,20 @@ func TestNotANumber(t *testing.T) {
 			put("model.layers.0.mlp.up_proj.weight", 9, 1e30)
 		}}, rank: func(_, ulysses int) int { return ulysses - 1 }, want: "micro-batch 1 of 2, layer 0, mlp output",
 			count: func(ranks, ulysses int) int { return ranks / ulysses }},
-		// the second call of each pass is the first layer's
-		{name: "backward", sick: sick{spoil: func(rank int) spoil {
+		// the second call of each pass is for the first layer
+		{name: "backward", faultyRun: faultyRun{spoil: func(rank int) spoil {
 			return spoil{swiglu: func(call int) (float64, bool) { return inf(rank == 0 && call%4 == 2) }}
 		}}, rank: func(int, int) int { return 0 }, want: "micro-batch 1 of 2, layer 0, gradient of model.layers.0.mlp.gate_proj.weight",
 			count: func(int, int) int { return 1 }},
-		{name: "the second micro step", sick: sick{spoil: func(rank int) spoil {
+		{name: "the second micro-batch", faultyRun: faultyRun{spoil: func(rank int) spoil {
 			return spoil{swiglu: func(call int) (float64, bool) { return inf(rank == 0 && call%4 == 3) }}
 		}}, rank: func(int, int) int { return 0 }, want: "micro-batch 2 of 2, layer 1, gradient of model.layers.1.mlp.gate_proj.weight"},
-		// finite on every rank, and in every micro step
-		{name: "a sum", sick: sick{spoil: func(rank int) spoil {
+		// finite on every rank and in every micro-batch
+		{name: "a sum", faultyRun: faultyRun{spoil: func(rank int) spoil {
 			return spoil{embedding: func(int) (float64, bool) { return 3e38, true }}
 		}}, want: "embed, gradient of model.embed_tokens.weight, summed over micro-batches and ranks", what: "+Inf at [0 0]",
 			count: func(ranks, _ int) int { return ranks }},
-		{name: "the hardware", sick: sick{spoil: func(rank int) spoil {
+		{name: "the hardware", faultyRun: faultyRun{spoil: func(rank int) spoil {
 			return spoil{swiglu: func(call int) (float64, bool) { return inf(rank == 0 && call == 2) }}
 		}}, what: "not reproducible"},
 	} {
@@ -278,7 +279,7 @@ func TestNotANumber(t *testing.T) {
 					want = "^(train: )?step 1: loss .*first seen in " + regexp.QuoteMeta(x.want) + ", on rank " + who + " \\(host " + regexp.QuoteMeta(host) + "\\): .*" + regexp.QuoteMeta(x.what)
 				}
 				if x.count != nil {
-					want += fmt.Sprintf(".*there on %d of %d ranks", x.count(mesh[0], mesh[1]), mesh[0])
+					want += fmt.Sprintf(".*found on %d of %d ranks", x.count(mesh[0], mesh[1]), mesh[0])
 				}
 				if !regexp.MustCompile(want).MatchString(text) {
 					t.Errorf("%s, %v, %s: %s\nwant %s", x.name, mesh, x.onNaN, text, want)
@@ -288,11 +289,11 @@ func TestNotANumber(t *testing.T) {
 	}
 }
 
-// A rank whose norm alone is no number, though it has the others' gradients, ends the run of all:
-// none waits for it, and none goes on.
-func TestOneRankCountsWrongly(t *testing.T) {
+// If the norm is NaN on one rank only, although all ranks have the same gradients, all ranks return
+// the error.
+func TestOneRankDiffers(t *testing.T) {
 	for _, onNaN := range []string{"stop", "skip"} {
-		x := sick{run: run{model: "llama", ranks: 4, ulysses: 2}, onNaN: onNaN, spoil: func(rank int) spoil { return spoil{norm: rank == 2} }}
+		x := faultyRun{run: run{model: "llama", ranks: 4, ulysses: 2}, onNaN: onNaN, spoil: func(rank int) spoil { return spoil{norm: rank == 2} }}
 		got := x.start(t)
 		if status.Of(got.err) != status.Numeric || !Shared(got.err) || !strings.Contains(got.err.Error(), "hardware of rank 2") || len(got.records) > 0 {
 			t.Errorf("%s: %v", onNaN, got.err)
@@ -300,10 +301,11 @@ func TestOneRankCountsWrongly(t *testing.T) {
 	}
 }
 
-// An evaluation names its tensor, too, where replicas have different numbers of rows.
-func TestEvaluationIsNotANumber(t *testing.T) {
+// The error of an evaluation names the tensor, also if replicas have different numbers of
+// sequences.
+func TestEvaluationNotFinite(t *testing.T) {
 	for _, mesh := range [][3]int{{1, 1, 0}, {2, 1, 3}, {4, 2, 1}} {
-		x := sick{run: run{model: "llama", ranks: mesh[0], ulysses: mesh[1], zero: mesh[2]}, eval: true, weights: func(put func(string, int64, float64)) {
+		x := faultyRun{run: run{model: "llama", ranks: mesh[0], ulysses: mesh[1], zero: mesh[2]}, eval: true, weights: func(put func(string, int64, float64)) {
 			put("model.embed_tokens.weight", 'Q'*32+9, 3e38)
 			put("model.layers.0.mlp.gate_proj.weight", 9, 3e38)
 			put("model.layers.0.mlp.up_proj.weight", 9, 3e38)
@@ -315,7 +317,8 @@ func TestEvaluationIsNotANumber(t *testing.T) {
 	}
 }
 
-// The scanner finds the first value row by row and counts all, in pieces, in strided memory.
+// The scanner finds the first value in row-major order and counts all, in blocks of any size, in
+// strided memory.
 func TestScanner(t *testing.T) {
 	d, err := cpu.New(cpu.Options{Workers: 1})
 	if err != nil {
@@ -330,19 +333,20 @@ func TestScanner(t *testing.T) {
 	const rows, wide = 5, 60
 	memory := make([]float32, rows*wide)
 	for _, column := range []int{3, 41} {
-		memory[column] = float32(math.NaN()) // outside
+		memory[column] = float32(math.NaN()) // outside of x
 	}
 	x := tensor.OfFloat32(memory, rows, wide).Slice(1, 4, 40)
-	for _, piece := range []int{1, 7, 36, 50, 1000} {
-		eye := scanner{dev: d, stream: s, block: make([]float32, piece)}
-		if bad, err := eye.scan(x, true); err != nil || bad.count != 0 || bad.of != rows*36 {
-			t.Errorf("pieces of %d: %+v, %v", piece, bad, err)
+	for _, block := range []int{1, 7, 36, 50, 1000} {
+		sc := scanner{dev: d, stream: s, block: make([]float32, block)}
+		if bad, err := sc.scan(x, true); err != nil || bad.count != 0 || bad.of != rows*36 {
+			t.Errorf("blocks of %d: %+v, %v", block, bad, err)
 		}
-		for _, at := range [][2]int{{4, 0}, {2, 35}, {2, 34}} { // the last is the first
+		// the last of these is the first in row-major order
+		for _, at := range [][2]int{{4, 0}, {2, 35}, {2, 34}} {
 			memory[at[0]*wide+4+at[1]] = float32(math.Inf(at[1] - 35 + 1))
 		}
-		if bad, err := eye.scan(x, true); err != nil || bad.count != 3 || bad.first != 2*36+34 || !math.IsInf(float64(bad.value), 1) {
-			t.Errorf("pieces of %d: %+v, %v", piece, bad, err)
+		if bad, err := sc.scan(x, true); err != nil || bad.count != 3 || bad.first != 2*36+34 || !math.IsInf(float64(bad.value), 1) {
+			t.Errorf("blocks of %d: %+v, %v", block, bad, err)
 		}
 		for i := range memory {
 			if i != 3 && i != 41 {

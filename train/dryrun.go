@@ -2,9 +2,9 @@ package train
 
 import "ulysses/data"
 
-// DryRun issues the operations of an optimizer step of the given number of micro-batches, each with
-// the largest number of tokens and documents of the longest sequence. For an evaluation it issues
-// that many passes. It is for devices that compute nothing. Collective.
+// DryRun enqueues the operations of an optimizer step with the given number of micro-batches, or of
+// that many passes of an evaluation. Each micro-batch has the largest number of tokens, in
+// documents of the longest sequence. It is for devices that compute nothing. Collective.
 func (t *Trainer) DryRun(microBatches int64) error {
 	set := t.Data.Train
 	if set == nil {

@@ -7,13 +7,14 @@ import (
 	"ulysses/internal/status"
 )
 
-// shared is an error that all ranks return after the same work, so no rank waits for another.
+// shared is an error that all ranks return after the same collectives, so no rank waits for
+// another.
 type shared struct{ error }
 
 func (e shared) Unwrap() error { return e.error }
 
-// Shared reports whether every rank of the run returns this error. The job may then end in an
-// orderly way, with the error's code and one message.
+// Shared reports whether every rank of the run returns this error. Then no rank is inside a
+// collective, and the job can end with the error's code and one message instead of an abort.
 func Shared(err error) bool {
 	var e shared
 	return errors.As(err, &e)

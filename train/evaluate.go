@@ -6,8 +6,8 @@ import (
 	"ulysses/model"
 )
 
-// Evaluate returns the mean NLL of the evaluation set with the current weights. The replicas share
-// the sequences. Collective.
+// Evaluate returns the mean NLL of the evaluation set with the current weights. step is the number
+// of the record. Collective.
 func (t *Trainer) Evaluate(step int64) (*EvalRecord, error) {
 	nll, n, err := t.evaluate()
 	if err != nil {
@@ -19,7 +19,7 @@ func (t *Trainer) Evaluate(step int64) (*EvalRecord, error) {
 		if err != nil {
 			return nil, err
 		}
-		return nil, shared{status.Errorf(status.Numeric, "train: evaluation after step %d: loss %g: %s: %s", step, nll, seen, fix)}
+		return nil, shared{status.Errorf(status.Numeric, "train: evaluation after step %d: loss %g: %s; %s", step, nll, seen, fix)}
 	}
 	if t.Hooks.Eval != nil {
 		err = t.Hooks.Eval(r)
@@ -27,9 +27,10 @@ func (t *Trainer) Evaluate(step int64) (*EvalRecord, error) {
 	return r, err
 }
 
-// evaluate returns the sum of NLL and the number of targets over all ranks. Sequences that a rank
-// can take alone are dealt to all ranks and need no communication; the ranks of a sequence share
-// longer ones. All ranks gather the weights equally often, because the weights may be sharded.
+// evaluate returns the sum of NLL and the number of targets over all ranks. Short sequences are
+// distributed over all ranks, and each rank evaluates its sequences alone, without all-to-all. Long
+// sequences are distributed over the replicas and sharded over the ranks of a replica. All ranks
+// run the same number of passes, because the weights may be sharded.
 func (t *Trainer) evaluate() (nll float64, targets int64, err error) {
 	long, short, err := t.evalNumbers()
 	if err != nil {
@@ -41,14 +42,15 @@ func (t *Trainer) evaluate() (nll float64, targets int64, err error) {
 		numbers []int64
 		each    int64 // sequences in a pass
 		alone   bool
-		me, of  int64 // this rank takes share me of the sequences
+		me, of  int64 // of each round, this rank evaluates share me of the sequences
 	}{{long, t.evalBatch(), false, int64(t.Mesh.Replica), replicas}, {short, 1, true, int64(world.Rank()), int64(world.Size())}} {
 		for len(x.numbers) > 0 {
 			round := x.numbers[:min(int64(len(x.numbers)), x.of*x.each)]
 			x.numbers = x.numbers[len(round):]
 			n := int64(len(round))
 			lo, hi := min(n, x.me*x.each), min(n, (x.me+1)*x.each)
-			// The last round may have no sequence for this rank. Other ranks still need its shards.
+			// The last round may have no sequence for this rank. Other ranks still need its shards
+			// of the weights.
 			if lo == hi {
 				if err := t.Model.Idle(&model.Ctx{Stream: t.stream, Weights: t.Weights}); err != nil {
 					return 0, 0, err
@@ -72,17 +74,17 @@ func (t *Trainer) evaluate() (nll float64, targets int64, err error) {
 	return t.sumLoss(nll, targets)
 }
 
-// evalNumbers returns the numbers of the sequences that a rank can take alone (short), and of the
-// others.
+// evalNumbers returns the numbers of the sequences that a rank can evaluate alone (short), and of
+// the others (long).
 func (t *Trainer) evalNumbers() (long, short []int64, err error) {
 	for i := range t.Data.Eval.Sequences() {
 		n := int64(0)
-		if t.whole > 0 {
+		if t.maxAlone > 0 {
 			if n, err = t.Data.Eval.Length(i); err != nil {
 				return nil, nil, err
 			}
 		}
-		if n < 1 || n > t.whole {
+		if n < 1 || n > t.maxAlone {
 			long = append(long, i)
 		} else {
 			short = append(short, i)

@@ -13,8 +13,8 @@ import (
 	"ulysses/testkit/fake"
 )
 
-// evaluated is the evaluation of documents of many lengths by so many ranks, with the bytes that
-// all-to-alls sent for it.
+// evaluated evaluates documents of the given lengths. It returns the record and the bytes that the
+// all-to-alls sent.
 func evaluated(t *testing.T, ranks, ulysses, zero int, on *devicetest.Kind, batch int64, documents ...int) (r EvalRecord, sent int64) {
 	t.Helper()
 	dir := t.TempDir()
@@ -42,9 +42,9 @@ func evaluated(t *testing.T, ranks, ulysses, zero int, on *devicetest.Kind, batc
 	return r, sent
 }
 
-// Documents that fit a rank are evaluated by single ranks, which exchange nothing; longer ones by
-// all of a sequence's. The loss is that of one rank, in every stage, on a device that runs late
-// too.
+// Documents that fit on a rank are evaluated by single ranks without all-to-all; longer documents
+// by all ranks of a replica. The loss equals the loss of one rank, with every stage, also on the
+// test device.
 func TestEvaluateAlone(t *testing.T) {
 	late := devicetest.Fake("late", fake.Options{})
 	short, mixed := []int{320, 130, 400, 3, 260, 390, 60}, []int{1600, 320, 1200, 130, 400, 3, 260, 1590, 60}
@@ -68,7 +68,7 @@ func TestEvaluateAlone(t *testing.T) {
 						}
 					}
 					if on == nil && (sent > 0) != (long > 0) {
-						t.Errorf("%v by %v, zero %d: %d bytes were exchanged for %d long documents", x.documents, mesh, zero, sent, long)
+						t.Errorf("%v by %v, zero %d: %d bytes were sent for %d long documents", x.documents, mesh, zero, sent, long)
 					}
 				}
 			}

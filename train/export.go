@@ -13,12 +13,12 @@ import (
 	"ulysses/tensor"
 )
 
-// Export writes the Hugging Face folder that a run would have written after the step of a
-// checkpoint, and returns where that is and its step. path is a checkpoint or the folder that a run
-// keeps several in: of these the newest that is whole is taken, and skipped says what is wrong with
-// newer ones. It needs neither a device nor ranks, and memory for a piece of a tensor. The folder
-// appears whole or not at all, by the rules of model.WriteFolder. A folder that holds a model is
-// refused unless force is set, and the base model's folder in any case.
+// Export writes the model folder of a checkpoint, as a run would have written it after the
+// checkpoint's step. It returns the path of the checkpoint and its step. path is a checkpoint or a
+// folder of checkpoints. Of several checkpoints, Export takes the newest one that is undamaged;
+// skipped has the errors of newer ones. It needs no device and no ranks, and memory for a block of
+// a tensor. The folder is complete or absent, as model.WriteFolder describes. A folder that holds a
+// model is refused unless force is set. The base model's folder is always refused.
 func Export(path, folder string, force bool) (from string, step int64, skipped []string, err error) {
 	paths, err := checkpoint.Find(path)
 	if err != nil {
@@ -27,7 +27,7 @@ func Export(path, folder string, force bool) (from string, step int64, skipped [
 	for _, from := range paths {
 		c, err := checkpoint.Open(from)
 		if err == nil {
-			if err := apart(c, folder, force); err != nil {
+			if err := checkTarget(c, folder, force); err != nil {
 				return "", 0, nil, err
 			}
 			if err = c.Check(0, 1); err != nil {
@@ -54,8 +54,8 @@ func export(c *checkpoint.Checkpoint, folder string) error {
 	return model.WriteFolder(folder, func(dir string) error { return model.CopyRest(dir, c.ModelPath(), c.ModelFiles()) }, tensors)
 }
 
-// FindCheckpoint is the checkpoint that a path means, or the newest of those in it; "" when there
-// is none.
+// FindCheckpoint returns the path of the checkpoint at a path, or of the newest checkpoint in it;
+// "" if there is none.
 func FindCheckpoint(path string) string {
 	paths, err := checkpoint.Find(path)
 	if err != nil {
@@ -64,17 +64,17 @@ func FindCheckpoint(path string) string {
 	return paths[0]
 }
 
-// stored is the weights of a state as a model's folder has them.
+// stored returns the weights of a checkpoint in the types of a model folder.
 func stored(c *checkpoint.Checkpoint) (all []model.Stored, err error) {
 	if len(c.Model) == 0 {
-		return nil, status.Errorf(status.Unsupported, "export: checkpoint %s does not hold the model's config.json, as those of older programs do not: resume its run with this one, which writes model/ at its end and checkpoints that hold it",
+		return nil, status.Errorf(status.Unsupported, "export: checkpoint %s has no config.json of the model, because older programs did not write it; resume its run with this program, which writes model/ at its end",
 			c.Path)
 	}
 	for _, g := range c.Groups {
 		for _, t := range g.Tensors {
 			dtype := tensor.ParseDType(t.DType)
 			if dtype == tensor.Invalid {
-				return nil, status.Errorf(status.InvalidConfig, "export: checkpoint %s: its manifest is damaged (%s has element type %q): take another checkpoint",
+				return nil, status.Errorf(status.InvalidConfig, "export: checkpoint %s: its manifest is damaged (%s has the element type %q); name another checkpoint",
 					c.Path, t.Name, t.DType)
 			}
 			all = append(all, model.Stored{Name: t.Name, DType: dtype, Shape: t.Shape, Read: func(at int64, dst []float32) error {
@@ -85,14 +85,14 @@ func stored(c *checkpoint.Checkpoint) (all []model.Stored, err error) {
 	return all, nil
 }
 
-// apart returns an error for a folder in which the model would replace files of a checkpoint or of
-// the base model. Without force it also refuses a folder that holds a model.
-func apart(c *checkpoint.Checkpoint, folder string, force bool) error {
+// checkTarget returns an error for a folder in which the model would replace files of a checkpoint
+// or of the base model. Without force it also refuses a folder that holds a model.
+func checkTarget(c *checkpoint.Checkpoint, folder string, force bool) error {
 	fail := func(format string, args ...any) error {
 		return status.Errorf(status.InvalidArgument, "export: %w", fmt.Errorf(format, args...))
 	}
 	if _, err := os.Stat(filepath.Join(folder, "manifest.json")); err == nil || outdir.Inside(folder, c.Path) || outdir.Inside(c.Path, folder) {
-		return fail("%s is, or holds, a checkpoint or a file of one; name a folder of its own for the model", folder)
+		return fail("%s is, or holds, a checkpoint or a file of one; name another folder for the model", folder)
 	}
 	if base := c.Base; base != "" && (outdir.Inside(folder, base) || outdir.Inside(base, folder)) {
 		return fail("%s is, holds or lies in %s, the folder of the base model (model.path of the run), which is never overwritten; name another folder", folder, base)
@@ -102,7 +102,7 @@ func apart(c *checkpoint.Checkpoint, folder string, force bool) error {
 	}
 	used, err := model.FilesIn(folder)
 	if len(used) > 0 {
-		return fail("%s holds a model (%s), which would be replaced; name another folder, or add --force", folder, some(used))
+		return fail("%s holds a model (%s), which would be replaced; name another folder, or add --force", folder, firstNames(used))
 	}
 	if info, statErr := os.Stat(folder); err != nil && statErr == nil && info.IsDir() {
 		return status.Errorf(status.IO, "export: %w; name a folder that can be read", err)
@@ -110,8 +110,8 @@ func apart(c *checkpoint.Checkpoint, folder string, force bool) error {
 	return nil // WriteFolder returns the error for a path that is a file
 }
 
-// some returns the first few of many names.
-func some(names []string) string {
+// firstNames returns up to three names and the number of the others.
+func firstNames(names []string) string {
 	if more := len(names) - 3; more > 0 {
 		return fmt.Sprintf("%s and %d more", strings.Join(names[:3], ", "), more)
 	}

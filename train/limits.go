@@ -10,8 +10,8 @@ import (
 
 const gib = 1 << 30
 
-// fits refuses a plan that needs more memory than the device has, before anything is allocated.
-// Devices that do not report their memory refuse the allocation itself.
+// fits returns an error for a plan that needs more memory than the device has. A device that does
+// not report its memory returns an error for the allocation instead.
 func fits(d device.Device, plan []model.Component) error {
 	info := d.Info()
 	if info.Memory == 0 {
@@ -24,11 +24,11 @@ func fits(d device.Device, plan []model.Component) error {
 	return within(plan, false, info.Memory, whose)
 }
 
-// within refuses a plan of the device's memory, or of the host's, that exceeds a limit.
+// within returns an error for a plan that exceeds a limit of the device's memory, or of the host's.
 func within(plan []model.Component, host bool, limit int64, whose string) error {
-	planned, fix := model.Bytes(plan), "use more ranks, a shorter data.sequence, a smaller data.batch or a smaller model, and let the keys of [memory] and [tile] be \"auto\""
+	planned, fix := model.Bytes(plan), "use more ranks, or set a shorter data.sequence or a smaller data.batch, and leave the keys of [memory] and [tile] at \"auto\""
 	if host {
-		planned, fix = model.HostBytes(plan), "raise it, or let fewer keys of [memory] be \"offload\""
+		planned, fix = model.HostBytes(plan), "raise memory.host, or set fewer keys of [memory] to \"offload\""
 	}
 	if planned <= limit {
 		return nil

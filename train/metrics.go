@@ -15,26 +15,26 @@ import (
 	"ulysses/tensor"
 )
 
-// Record is a step's line of metrics.jsonl. Times are those of rank 0, PeakBytes is the maximum
-// over the ranks, and everything else is of the whole job.
+// Record is the line of a step in metrics.jsonl. Times are measured on rank 0, PeakBytes is the
+// maximum over the ranks, and all other values are of the whole job.
 type Record struct {
 	Step            int64   `json:"step"` // from 1
 	Loss            Float   `json:"loss"` // nats per target token
 	GradNorm        Float   `json:"grad_norm"`
 	LR              float64 `json:"lr"`
 	Tokens          int64   `json:"tokens"`        // input tokens of the global batch
-	TargetTokens    int64   `json:"target_tokens"` // of these, the ones with a valid target
+	TargetTokens    int64   `json:"target_tokens"` // of these, tokens with a valid target
 	Seconds         float64 `json:"seconds"`
 	TokensPerSecond float64 `json:"tokens_per_second"`
 	// causal model FLOPs per second and rank, in 1e12
 	ModelTFLOPS  float64            `json:"model_tflops"`
 	PeakBytes    int64              `json:"peak_bytes"`
 	PhaseSeconds map[string]float64 `json:"phase_seconds"`
-	// the weights were not updated (train.on_nan = "skip")
+	// the optimizer did not update the weights (train.on_nan = "skip")
 	Skipped bool `json:"skipped,omitempty"`
 }
 
-// EvalRecord is an evaluation's line of metrics.jsonl.
+// EvalRecord is the line of an evaluation in metrics.jsonl.
 type EvalRecord struct {
 	Step       int64 `json:"step"`
 	EvalLoss   Float `json:"eval_loss"`
@@ -51,8 +51,8 @@ func (f Float) MarshalJSON() ([]byte, error) {
 	return json.Marshal(float64(f))
 }
 
-// Metrics appends records to metrics.jsonl, one line each. A file that a killed process leaves is
-// readable up to its last line.
+// Metrics appends records to metrics.jsonl, one line each. After a process was killed, all lines of
+// the file except possibly the last are complete.
 type Metrics struct {
 	f      *os.File
 	beside bool
@@ -133,12 +133,12 @@ func (m *Metrics) Write(record any) error {
 	if err != nil {
 		return status.Errorf(status.IO, "%s: cannot be written: %w", m.f.Name(), err)
 	}
-	return m.there()
+	return m.checkPresent()
 }
 
-// there returns an error if metrics.jsonl or its folder was removed or replaced since it was
+// checkPresent returns an error if metrics.jsonl or its folder was removed or replaced since it was
 // opened: readers would not see its lines.
-func (m *Metrics) there() error {
+func (m *Metrics) checkPresent() error {
 	own, err := m.f.Stat()
 	if err == nil {
 		var named os.FileInfo
@@ -149,7 +149,7 @@ func (m *Metrics) there() error {
 	if err == nil {
 		err = errors.New("another file has its name")
 	}
-	return status.Errorf(status.IO, "output.dir: %s was removed or replaced while the run wrote to it, and its lines since then are lost (%w); run the job again, and leave %s in place until it ends",
+	return status.Errorf(status.IO, "output.dir: %s was removed or replaced while the run wrote to it, and its lines since then are lost (%w); run the job again, and do not change %s until the job ends",
 		m.f.Name(), err, filepath.Dir(m.f.Name()))
 }
 

@@ -28,8 +28,8 @@ func (o *OptimizerConfig) Rate(s, steps int64) float64 {
 	return o.MinLR + (o.LR-o.MinLR)*0.5*(1+math.Cos(math.Pi*t))
 }
 
-// parts returns how many of checkpoint.Parts the optimizer's state has.
-func (o *OptimizerConfig) parts() int {
+// kinds returns the number of checkpoint.Kinds that the optimizer has.
+func (o *OptimizerConfig) kinds() int {
 	if o.Name == "adamw" {
 		return 3
 	}

@@ -8,9 +8,10 @@ import (
 	"ulysses/tensor"
 )
 
-// pass runs the model over this rank's shard of a micro-batch. With alone, this rank takes all
-// tokens. valid is the number of targets by which the gradient is divided. The model waits for the
-// stream before it returns the loss, so the caller may then change the micro-batch.
+// pass runs the model on this rank's shard of a micro-batch, or with alone on all tokens. valid is
+// the number of targets by which the gradient is divided. The model waits for the stream before it
+// returns the loss, so the caller may then change the micro-batch. Collective over the ranks of the
+// sequence unless alone is set.
 func (t *Trainer) pass(m *data.MicroBatch, valid int64, backward, alone bool) (model.Loss, error) {
 	total := int64(len(m.IDs))
 	group := comm.Comm(t.Mesh.Seq)
@@ -56,11 +57,11 @@ func (t *Trainer) update(lr, norm float64) error {
 	if err := t.Weights.Update(t.stream, lr, scale, t.updates); err != nil {
 		return err
 	}
-	// Others read the weights on streams of their own, and the step's time must include the update.
+	// Readers of the weights use other streams, and the measured time must include the update.
 	return t.stream.Sync()
 }
 
-// sumLoss adds NLL and numbers of targets over all ranks. Ranks exchange sums, never means.
+// sumLoss returns the sums of NLL and of the number of targets over all ranks. Collective.
 func (t *Trainer) sumLoss(nll float64, targets int64) (float64, int64, error) {
 	s := t.sums.Float64s()
 	s[0], s[1] = nll, float64(targets)

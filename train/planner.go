@@ -11,23 +11,22 @@ import (
 	"ulysses/tensor"
 )
 
-// Choice is a way to run the passes of a step, with the memory and the time that it costs.
+// Choice is a way to run the passes of a step, with the memory and the time that it needs.
 type Choice struct {
 	model.Activations
 	Tiles        model.Tiles
 	Device, Host int64   // planned bytes, of the rank that needs most
 	Extra        float64 // expected time beyond a step that keeps everything, as a fraction of it
-	Taken        bool
+	Chosen       bool
 
 	fits bool // on every rank
 }
 
-// planner chooses what is kept between the forward and the backward pass, and whether the MLP runs
-// in tiles.
+// planner chooses the policies of saved activations, and whether the MLP runs in tiles.
 type planner struct {
 	*Setup
 	freeHost    int64             // the minimum of Memory.FreeHost over the ranks
-	copy        []model.Component // a checkpoint's copy
+	copy        []model.Component // the copy of the training state for checkpoints
 	activations []model.Component // of the choice to which the model is set
 	considered  []Choice
 }
@@ -38,7 +37,7 @@ func (p *planner) components() []model.Component {
 	return append(append(all, model.Component{Name: "tokens", Bytes: p.inputBytes()}), p.copy...)
 }
 
-// run chooses, among the choices that fit on all ranks, the one that costs the least time. It sets
+// run chooses, among the choices that fit on all ranks, the one that takes the least time. It sets
 // the model to that choice. Collective.
 func (p *planner) run() error {
 	free := []int64{-p.Memory.FreeHost} // all ranks must have the same choices
@@ -55,20 +54,20 @@ func (p *planner) run() error {
 		p.considered = p.choices()
 	}
 	if len(p.considered) == 0 {
-		return status.Errorf(status.InvalidConfig, "memory: no choice is left: attention = %q needs qkv = \"recompute\"; set it or let it be \"auto\"", p.Memory.Config.Attention)
+		return status.Errorf(status.InvalidConfig, "memory.qkv: memory.attention = %q needs qkv = \"recompute\"; set memory.qkv = \"auto\"", p.Memory.Config.Attention)
 	}
 	best, err := p.choose()
 	if err != nil {
 		return err
 	}
-	p.considered[best].Taken = true
+	p.considered[best].Chosen = true
 	_, err = p.size(&p.considered[best])
 	return err
 }
 
-// choose returns the index of the best choice. It tries the first choice alone, which is nearly
-// always enough, and then all of them. If none fits it takes the one that needs the least memory,
-// and refuses it if it exceeds a hard limit.
+// choose returns the index of the best choice. It tries the first choice alone, which nearly always
+// fits, and then all of them. If none fits, it returns the choice that needs the least memory, and
+// an error if this choice exceeds a hard limit.
 func (p *planner) choose() (int, error) {
 	if err := p.try(p.considered[:1]); err != nil {
 		return 0, err
@@ -130,13 +129,13 @@ func (p *planner) size(x *Choice) (bytes [2]int64, err error) {
 		err = p.Model.SetActivations(x.Activations)
 	}
 	if status.Of(err) == status.InvalidArgument {
-		err = status.Errorf(status.InvalidConfig, "[memory] and [tile] ask for what cannot be: %w", err)
+		err = status.Errorf(status.InvalidConfig, "[memory] and [tile]: the settings are impossible: %w", err)
 	}
 	if err != nil {
 		return bytes, err
 	}
-	tokens, rows := p.MaxTokens()
-	if p.activations, err = p.Model.Memory(rows, tokens, p.Data.Train != nil); err != nil {
+	tokens, shard := p.MaxTokens()
+	if p.activations, err = p.Model.Memory(shard, tokens, p.Data.Train != nil); err != nil {
 		return bytes, err
 	}
 	all := p.components()
@@ -189,9 +188,8 @@ func (p *planner) limits() limits {
 	return l
 }
 
-// choices returns the choices that [memory] and [tile] leave open, the simplest first. Offloading
-// is among them if a key asks for it, if the device has memory of its own, or if memory.host sets a
-// limit.
+// choices returns the choices that [memory] and [tile] allow, the simplest first. It includes
+// offloading if a key sets it, if the device has memory of its own, or if memory.host sets a limit.
 func (p *planner) choices() (all []Choice) {
 	w, layers := p.Memory.Config, p.Model.Config.NumHiddenLayers
 	offload := w.Host > 0 || p.freeHost > 0 && p.Device.Info().Place != tensor.Host
@@ -252,7 +250,7 @@ func (p *planner) blockInputs(w MemoryConfig, layers int64, policies []model.Pol
 	for _, policy := range policies {
 		for _, k := range segments {
 			switch {
-			case policy == model.Keep && (k == 1 || undecided(w.BlockInput) && w.Segment > 0), policy == model.Offload:
+			case policy == model.Keep && (k == 1 || isAuto(w.BlockInput) && w.Segment > 0), policy == model.Offload:
 				all = append(all, blockInput{policy, k})
 			case policy == model.Recompute && (k > 1 || layers == 1):
 				all = append(all, blockInput{model.Keep, k})
@@ -277,32 +275,32 @@ func (p *planner) headGroups() []int64 {
 	return groups
 }
 
-// undecided reports whether a key leaves the choice to the planner.
-func undecided(word string) bool { return word == "" || word == "auto" }
+// isAuto reports whether the planner chooses the value of a key.
+func isAuto(word string) bool { return word == "" || word == "auto" }
 
-// sensible returns false for choices that are impossible, and for choices that no key asks for and
-// that keep more than they save in recomputation.
+// sensible returns false for choices that are impossible, and for choices that no key sets and that
+// need much memory to save little recomputation.
 func sensible(a *model.Activations, w *MemoryConfig) bool {
 	if a.Attention == model.Recompute && a.QKV != model.Recompute {
 		return false
 	}
-	if a.Segment > 1 && undecided(w.QKV) && undecided(w.MLP) && (a.QKV != model.Recompute || a.MLP != model.Recompute) {
+	if a.Segment > 1 && isAuto(w.QKV) && isAuto(w.MLP) && (a.QKV != model.Recompute || a.MLP != model.Recompute) {
 		return false
 	}
 	return a.HeadGroups <= 1 || w.HeadGroups > 0 || a.QKV == model.Recompute
 }
 
-// Rates that weigh recomputation against copies, in FLOP/s and bytes/s of a rank. They are of the
-// order of an H100 on PCIe 5, where copies run beside the computation, and of a core with AVX2,
-// which does both. They only rank choices; `plan` estimates times from measured rates.
+// These rates weigh recomputation against copies, in FLOP/s and bytes/s of a rank. They are typical
+// of an H100 on PCIe 5, where copies and computation overlap, and of a core with AVX2, where they
+// do not. They only rank choices; `plan` estimates times from measured rates.
 const (
 	gpuFlops, gpuCopies   = 400e12, 50e9
 	coreFlops, coreCopies = 50e9, 8e9
 )
 
 // extra returns the expected extra time of the choice to which the model is set, with the given
-// bytes on the host: recomputation, and the part of the copies that is longer than the computation
-// beside which they run.
+// bytes on the host, as a fraction of the step: recomputation, and the time of copies that does not
+// overlap with computation.
 func (p *planner) extra(host int64) float64 {
 	tokens, _ := p.MaxTokens()
 	pairs := float64(tokens) * float64(tokens) / 2
@@ -316,16 +314,18 @@ func (p *planner) extra(host int64) float64 {
 	return again + max(0, 2*float64(host)/gpuCopies/(work/ranks/gpuFlops)-1)
 }
 
-// listed returns the choices that were considered and for which no other needs at most as much
-// memory of both kinds and at most as much time. One of them is taken.
+// listed returns the chosen choice and the considered choices for which no other needs at most as
+// much memory of both kinds and at most as much time, ordered by time.
 func (p *planner) listed() []Choice {
 	var all []Choice
 	for i, x := range p.considered {
 		worse := slices.ContainsFunc(p.considered, func(y Choice) bool {
 			return y.Device <= x.Device && y.Host <= x.Host && y.Extra <= x.Extra && (y.Device < x.Device || y.Host < x.Host || y.Extra < x.Extra)
 		})
-		twin := slices.ContainsFunc(p.considered[:i], func(y Choice) bool { return y.Device == x.Device && y.Host == x.Host && y.Extra == x.Extra && !x.Taken })
-		if x.Taken || !worse && !twin {
+		twin := slices.ContainsFunc(p.considered[:i], func(y Choice) bool {
+			return y.Device == x.Device && y.Host == x.Host && y.Extra == x.Extra && !x.Chosen
+		})
+		if x.Chosen || !worse && !twin {
 			all = append(all, x)
 		}
 	}

@@ -14,12 +14,12 @@ import (
 	"ulysses/testkit/near"
 )
 
-// crowd runs two steps of a long sequence on fake devices of these sizes, 0 = any, and says what is
-// planned and what was chosen.
-func crowd(t *testing.T, x run, memory ...int64) (o outcome, taken []Choice, err error) {
+// runWith runs two steps of a long sequence on test devices with the given bytes of memory, 0 =
+// unlimited. It returns the outcome and the choice of each rank.
+func runWith(t *testing.T, x run, memory ...int64) (o outcome, chosen []Choice, err error) {
 	t.Helper()
 	dataset := config(4000, file(t, t.TempDir(), "a.txt", strings.Repeat("all work and no play. ", 110)))
-	taken = make([]Choice, len(memory))
+	chosen = make([]Choice, len(memory))
 	var mu sync.Mutex
 	err = comm.RunLocal(len(memory), func(host comm.Comm) error {
 		d, err := fake.Open(fake.Options{Memory: memory[host.Rank()]})
@@ -28,10 +28,10 @@ func crowd(t *testing.T, x run, memory ...int64) (o outcome, taken []Choice, err
 		}
 		defer d.Close()
 		x := x
-		if x.free < 0 { // which one rank alone knows
+		if x.free < 0 { // only rank 0 knows its free memory
 			x.free *= -int64(1 - min(1, host.Rank()))
 		}
-		x.model, x.ranks, x.ulysses, x.optimizer, x.compute, x.steps, x.choice = "deep", len(memory), len(memory), "adamw", tensor.F32, 2, &taken[host.Rank()]
+		x.model, x.ranks, x.ulysses, x.optimizer, x.compute, x.steps, x.choice = "deep", len(memory), len(memory), "adamw", tensor.F32, 2, &chosen[host.Rank()]
 		got, err := x.with(d, fake.Communicator(d, host), func() error { return nil }, &dataset)
 		mu.Lock()
 		defer mu.Unlock()
@@ -40,14 +40,15 @@ func crowd(t *testing.T, x run, memory ...int64) (o outcome, taken []Choice, err
 		}
 		return err
 	})
-	return o, taken, err
+	return o, chosen, err
 }
 
-// Nothing is given up where there is room; where the plan would crowd a device, or does not fit
-// [memory], all ranks give up the same, though one of them alone is small, and learn the same. What
-// [memory] and [tile] say is done, or refused where it does not fit.
+// If the memory suffices, all activations are kept. If the plan exceeds nine tenths of a device or
+// a limit of [memory], all ranks make the same choice, also if only one device is small, and the
+// losses do not change. The keys of [memory] and [tile] are honoured, or refused if they do not
+// fit.
 func TestMemoryIsChosen(t *testing.T) {
-	want, _, err := crowd(t, run{}, 0, 0)
+	want, _, err := runWith(t, run{}, 0, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,56 +79,55 @@ func TestMemoryIsChosen(t *testing.T) {
 		"as asked": {run{memory: MemoryConfig{BlockInput: "offload", Attention: "recompute", MLP: "offload"}}, []int64{0, 0}, func(c *Choice, o *outcome) bool {
 			return c.BlockInput == model.Offload && c.Attention == model.Recompute && c.QKV == model.Recompute && c.MLP == model.Offload
 		}, status.OK},
-		"segments":                        {run{memory: MemoryConfig{BlockInput: "recompute"}}, []int64{0, 0}, func(c *Choice, o *outcome) bool { return c.Segment == 2 && c.MLP == model.Recompute }, status.OK},
-		"head groups":                     {run{memory: MemoryConfig{HeadGroups: 2, QKV: "recompute"}}, []int64{0, 0}, func(c *Choice, o *outcome) bool { return c.HeadGroups == 2 }, status.OK},
-		"tiles as asked":                  {run{tiles: model.Tiles{MLP: 7}}, []int64{2 * whole, 0}, func(c *Choice, o *outcome) bool { return c.Tiles.MLP == 7 }, status.OK},
-		"no tiles and nothing to give up": {run{tiles: model.Tiles{MLP: model.TileOff}, memory: keep}, []int64{2 * whole, whole / 2}, nil, status.OutOfMemory},
-		"tiles are left":                  {run{memory: keep}, []int64{2 * whole, whole * 99 / 100}, func(c *Choice, o *outcome) bool { return c.Tiles.MLP > 0 }, status.OK},
-		"too small a limit":               {run{memory: MemoryConfig{Device: share(0.3)}}, []int64{0, 0}, nil, status.OutOfMemory},
-		"too small a host":                {run{memory: MemoryConfig{BlockInput: "recompute", Attention: "offload", Host: 1e-6}}, []int64{0, 0}, nil, status.OutOfMemory},
-		"no divisor":                      {run{memory: MemoryConfig{HeadGroups: 3}}, []int64{0, 0}, nil, status.InvalidConfig},
-		"nothing is left":                 {run{memory: MemoryConfig{Attention: "recompute", QKV: "keep"}}, []int64{0, 0}, nil, status.InvalidConfig},
+		"segments":                     {run{memory: MemoryConfig{BlockInput: "recompute"}}, []int64{0, 0}, func(c *Choice, o *outcome) bool { return c.Segment == 2 && c.MLP == model.Recompute }, status.OK},
+		"head groups":                  {run{memory: MemoryConfig{HeadGroups: 2, QKV: "recompute"}}, []int64{0, 0}, func(c *Choice, o *outcome) bool { return c.HeadGroups == 2 }, status.OK},
+		"tiles as asked":               {run{tiles: model.Tiles{MLP: 7}}, []int64{2 * whole, 0}, func(c *Choice, o *outcome) bool { return c.Tiles.MLP == 7 }, status.OK},
+		"no tiles and everything kept": {run{tiles: model.Tiles{MLP: model.TileOff}, memory: keep}, []int64{2 * whole, whole / 2}, nil, status.OutOfMemory},
+		"tiles are left":               {run{memory: keep}, []int64{2 * whole, whole * 99 / 100}, func(c *Choice, o *outcome) bool { return c.Tiles.MLP > 0 }, status.OK},
+		"too small a limit":            {run{memory: MemoryConfig{Device: share(0.3)}}, []int64{0, 0}, nil, status.OutOfMemory},
+		"too small a host":             {run{memory: MemoryConfig{BlockInput: "recompute", Attention: "offload", Host: 1e-6}}, []int64{0, 0}, nil, status.OutOfMemory},
+		"no divisor":                   {run{memory: MemoryConfig{HeadGroups: 3}}, []int64{0, 0}, nil, status.InvalidConfig},
+		"nothing is left":              {run{memory: MemoryConfig{Attention: "recompute", QKV: "keep"}}, []int64{0, 0}, nil, status.InvalidConfig},
 	} {
-		o, taken, err := crowd(t, x.run, x.memory...)
+		o, chosen, err := runWith(t, x.run, x.memory...)
 		if status.Of(err) != x.code {
 			t.Errorf("%s: %v", name, err)
 		}
 		if err != nil {
 			continue
 		}
-		for r := range taken {
-			if c := taken[r]; c != taken[0] || x.holds == nil || !x.holds(&c, &o) {
-				t.Errorf("%s: rank %d chose %+v; %d bytes are planned, %d with everything", name, r, c, model.Bytes(o.table), whole)
+		for r := range chosen {
+			if c := chosen[r]; c != chosen[0] || x.holds == nil || !x.holds(&c, &o) {
+				t.Errorf("%s: rank %d chose %+v; %d bytes are planned, %d if everything is kept", name, r, c, model.Bytes(o.table), whole)
 			}
 		}
 		for i, l := range want.losses {
 			near.Value(t, fmt.Sprintf("%s: loss of step %d", name, i+1), o.losses[i], l, 1e-6*l)
 		}
 		if x.run.tiles.MLP == 0 && o.peak > model.Bytes(o.table) {
-			t.Errorf("%s: %d bytes taken, %d planned", name, o.peak, model.Bytes(o.table))
+			t.Errorf("%s: %d bytes used, %d planned", name, o.peak, model.Bytes(o.table))
 		}
 	}
 }
 
-// The less memory there is, the more is given up, never more than needed, until nothing is left to
-// give up.
+// With less memory, the chosen plan takes at least as much time and fits, until no choice fits.
 func TestLessMemoryTakesMoreTime(t *testing.T) {
-	o, _, err := crowd(t, run{}, 0)
+	o, _, err := runWith(t, run{}, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	whole, last, refused := float64(model.Bytes(o.table)), -1.0, false
 	for share := 1.0; share > 0.05; share -= 0.13 {
-		o, taken, err := crowd(t, run{memory: MemoryConfig{Device: share * whole / gib}}, 0)
+		o, chosen, err := runWith(t, run{memory: MemoryConfig{Device: share * whole / gib}}, 0)
 		switch {
 		case status.Of(err) == status.OutOfMemory:
 			refused = true
 		case err != nil:
 			t.Fatal(err)
-		case refused || taken[0].Extra < last || float64(model.Bytes(o.table)) > share*whole:
-			t.Errorf("%.2f of %.0f bytes: %+v, after %v and %v", share, whole, taken[0], last, refused)
+		case refused || chosen[0].Extra < last || float64(model.Bytes(o.table)) > share*whole:
+			t.Errorf("%.2f of %.0f bytes: %+v, after %v and %v", share, whole, chosen[0], last, refused)
 		default:
-			last = taken[0].Extra
+			last = chosen[0].Extra
 		}
 	}
 	if !refused || last <= 0 {

@@ -17,7 +17,7 @@ type Replicated struct {
 	compute tensor.DType
 	groups  []*model.Group
 	ranges  []device.Range // elements of each group
-	decay   []device.Range // elements to which weight decay applies; nil would mean all
+	decay   []device.Range // elements to which weight decay applies; not nil, which means all
 	ready   readiness
 
 	values      tensor.Tensor // [numel] of the compute type
@@ -29,7 +29,7 @@ type Replicated struct {
 }
 
 // NewReplicated allocates the parameters of the groups and attaches them. compute is the type of
-// the values that passes read. Evaluation passes a nil optimizer.
+// the weights that passes read. opt is nil for an evaluation.
 func NewReplicated(d device.Device, world comm.Comm, groups []*model.Group, compute tensor.DType, opt *OptimizerConfig) (*Replicated, error) {
 	w := &Replicated{dev: d, world: world, opt: optimizer{OptimizerConfig: opt}, compute: compute, groups: groups, decay: []device.Range{}, squares: newSquares()}
 	n := int64(0)
@@ -70,7 +70,7 @@ func (w *Replicated) slice(all tensor.Tensor, group int) tensor.Tensor {
 	return all.Slice(0, w.ranges[group].Lo, w.ranges[group].Hi)
 }
 
-// plan lists the buffers for n parameters. Evaluation needs only the weights.
+// plan returns the buffers for n elements. An evaluation needs only the weights.
 func (w *Replicated) plan(n int64) []planned {
 	p := []planned{{"weights", w.compute, n, &w.values}}
 	if w.opt.OptimizerConfig == nil {
@@ -114,7 +114,7 @@ func (w *Replicated) State(group int) State {
 	return x
 }
 
-// Whole gathers nothing.
+// Whole returns the group without communication.
 func (w *Replicated) Whole(group int, grads bool, _ device.Stream) (tensor.Tensor, error) {
 	switch {
 	case grads:
@@ -130,7 +130,7 @@ func (w *Replicated) Begin(s device.Stream, microBatches int64) error {
 	return w.dev.Fill(s, w.grads, 0)
 }
 
-// Reduce is one all-reduce of all gradients.
+// Reduce runs one all-reduce of all gradients.
 func (w *Replicated) Reduce(s device.Stream) (float64, error) {
 	if err := w.ready.check(); err != nil {
 		return 0, err
@@ -159,7 +159,8 @@ func (w *Replicated) Update(s device.Stream, lr, scale float64, t int64) error {
 	return w.opt.update(w.dev, s, x, w.grads, w.decay, lr, scale, t)
 }
 
-// Traffic is one all-reduce of all gradients for each step: 2(P-1)/P of their bytes.
+// Traffic returns the bytes of one all-reduce of all gradients for each step: 2(P-1)/P of their
+// size.
 func (w *Replicated) Traffic() []Traffic {
 	size := int64(0) // an evaluation has no gradients
 	if !w.grads.IsNil() {

@@ -62,9 +62,9 @@ func rateOf(was map[string]string, s int64) (float64, error) {
 }
 
 // Resume fills the weights and the optimizer's state from a checkpoint that any number of ranks
-// wrote. path "" means the newest undamaged checkpoint in the folder, the same on all ranks; Notes
-// names the damaged ones that it skips. If there is no checkpoint, Resume returns the zero value. A
-// checkpoint that path names is read or refused. Collective, before New.
+// wrote. If path is "", it takes the newest undamaged checkpoint in the folder, the same on all
+// ranks; Notes names the damaged ones that it skips. If there is no checkpoint, Resume returns the
+// zero value. It does not skip a checkpoint that path names. Collective; called before New.
 func (c *Checkpoints) Resume(path string, d device.Device, world comm.Comm, w Weights, groups []*model.Group, o *OptimizerConfig, steps int64) (r Resumed, err error) {
 	paths := []string{path}
 	var known []int64
@@ -81,7 +81,7 @@ func (c *Checkpoints) Resume(path string, d device.Device, world comm.Comm, w We
 	for i, p := range paths {
 		from, notes, err := c.try(p, world, groups, o, steps)
 		if from != nil {
-			err = comm.Agree(world, fill(from, d, w, groups, o.parts()))
+			err = comm.Agree(world, fill(from, d, w, groups, o.kinds()))
 			from.Close()
 			for i := range damage {
 				damage[i] = "skipped a damaged checkpoint: " + damage[i]
@@ -95,7 +95,7 @@ func (c *Checkpoints) Resume(path string, d device.Device, world comm.Comm, w We
 		}
 		return r, err
 	}
-	return r, status.Errorf(status.InvalidConfig, "checkpoint.resume: no checkpoint in %s is whole:\n  %s\nset checkpoint.resume = \"off\" and output.overwrite = true to start afresh",
+	return r, status.Errorf(status.InvalidConfig, "checkpoint.resume: no checkpoint in %s is whole:\n  %s\nset checkpoint.resume = \"off\" and output.overwrite = true to start again from step 1",
 		c.Dir, strings.Join(damage, "\n  "))
 }
 
@@ -134,7 +134,8 @@ func (c *Checkpoints) try(path string, world comm.Comm, groups []*model.Group, o
 		}
 		return nil, nil, err
 	}
-	if err = comm.Agree(world, err); status.Of(err) == status.Unsupported { // of a newer program
+	// a newer program wrote it
+	if err = comm.Agree(world, err); status.Of(err) == status.Unsupported {
 		return fail(err)
 	} else if err != nil {
 		return fail(&damaged{err})
@@ -148,7 +149,7 @@ func (c *Checkpoints) try(path string, world comm.Comm, groups []*model.Group, o
 	if err = comm.Agree(world, err); err != nil {
 		return fail(err)
 	}
-	// the ranks that see a copy of the files check it
+	// The ranks that see the same copy of the files divide the check.
 	rank, ranks, err := comm.Copies(world, from.ManifestPath())
 	if err == nil {
 		err = comm.Agree(world, from.Check(rank, ranks))
@@ -164,17 +165,17 @@ func (c *Checkpoints) try(path string, world comm.Comm, groups []*model.Group, o
 func (c *Checkpoints) compare(from *checkpoint.Checkpoint, groups []*model.Group, o *OptimizerConfig, steps int64) (notes []string, err error) {
 	rate := o.Rate(from.Step, steps)
 	next := fmt.Sprintf("the learning rate of step %d is %.6g", from.Step+1, rate)
-	faults := from.Differences(c.Run, groupsOf(groups, 0), o.parts())
+	faults := from.Differences(c.Run, groupsOf(groups, 0), o.kinds())
 	if from.Settings == nil {
 		if len(faults) == 0 {
-			notes = append(notes, fmt.Sprintf("checkpoint %s is of an older program (format %d): its manifest has no checksum, and the settings of [optimizer] and train.steps that it was written with are not in it and are not compared; %s",
+			notes = append(notes, fmt.Sprintf("checkpoint %s is of an older program (format %d): its manifest has no checksum and no settings of [optimizer] and train.steps, so they are not compared; %s",
 				from.Path, from.Format, next))
 		}
-		return notes, from.Foreign(faults)
+		return notes, from.MismatchError(faults)
 	}
 	was, err := rateOf(from.Settings, from.Step)
 	if err != nil {
-		return nil, status.Errorf(status.InvalidConfig, "checkpoint %s: its settings cannot be read: %w: name another with checkpoint.resume", from.Path, err)
+		return nil, status.Errorf(status.InvalidConfig, "checkpoint %s: its settings cannot be decoded: %w; name another checkpoint with checkpoint.resume", from.Path, err)
 	}
 	if was != rate {
 		next += fmt.Sprintf(", with the checkpoint's settings %.6g", was)
@@ -196,9 +197,9 @@ func (c *Checkpoints) compare(from *checkpoint.Checkpoint, groups []*model.Group
 	}
 	switch {
 	case len(faults) > 0:
-		return nil, from.Foreign(append(faults, changed...))
+		return nil, from.MismatchError(append(faults, changed...))
 	case len(keys) > 0:
-		return nil, status.Errorf(status.InvalidConfig, "checkpoint.resume: the settings differ from those in checkpoint %s:\n  %s\n%s\nset checkpoint.accept = [%s] to go on with the new values, or set the old ones",
+		return nil, status.Errorf(status.InvalidConfig, "checkpoint.resume: the settings differ from those in checkpoint %s:\n  %s\n%s\nset checkpoint.accept = [%s] to resume with the new values, or set the old values",
 			from.Path, strings.Join(changed, "\n  "), next, quoted(keys))
 	case len(changed) > 0:
 		notes = append(notes, fmt.Sprintf("resuming with settings that differ from checkpoint %s, as checkpoint.accept allows: %s; %s", from.Path, strings.Join(changed, "; "), next))

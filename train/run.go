@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// Run runs the steps that are left, with their evaluations and checkpoints. An error for which
-// Shared is false is this rank's alone: other ranks may be inside a collective and must be aborted.
-// A run that is asked to stop returns nil after it has written a checkpoint, and Stopped returns
+// Run runs the remaining steps, with their evaluations and checkpoints. If Shared is false for its
+// error, only this rank has it: other ranks may be inside a collective and must be aborted. If
+// Hooks.Stop returns true on a rank, Run writes a checkpoint and returns nil, and Stopped returns
 // true. Collective.
 func (t *Trainer) Run() error {
 	err := t.run()
@@ -52,7 +52,7 @@ func (t *Trainer) run() error {
 		evaluate := func() error { return t.evaluateAfter(step+1, last) }
 		save := func() error { return t.saveAfter(step+1, last) }
 		actions := []func() error{evaluate, save}
-		if t.agreed.stop > 0 { // the time left may be short, so the checkpoint comes first
+		if t.agreed.stop > 0 { // the job may be killed soon, so the checkpoint comes first
 			slices.Reverse(actions)
 		}
 		for _, do := range actions {
@@ -64,7 +64,7 @@ func (t *Trainer) run() error {
 	return t.Trace.end()
 }
 
-// evaluateAfter evaluates if the job asks for it after this step.
+// evaluateAfter runs an evaluation if one is due after this step. Collective.
 func (t *Trainer) evaluateAfter(step int64, last bool) error {
 	every := t.Loop.EvalEvery
 	if t.Data.Eval == nil || !last && (every == 0 || step%every > 0) {
@@ -78,11 +78,11 @@ func (t *Trainer) evaluateAfter(step int64, last bool) error {
 	return nil
 }
 
-// Stopped reports whether the run was asked to stop before its last step.
+// Stopped reports whether Run ended before the last step because Hooks.Stop returned true.
 func (t *Trainer) Stopped() bool { return t.stopped }
 
-// saveAfter starts a checkpoint if one is due after this step, and completes the one before it once
-// no rank is writing. All ranks decide alike, by what they have agreed.
+// saveAfter starts a checkpoint if one is due after this step, and completes the previous one once
+// no rank is writing its file. All ranks decide by t.agreed, so they decide the same. Collective.
 func (t *Trainer) saveAfter(step int64, last bool) error {
 	if t.saver == nil {
 		return nil

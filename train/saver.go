@@ -19,20 +19,20 @@ type saver struct {
 	mesh     *comm.Mesh
 	weights  Weights
 	groups   []*model.Group
-	parts    int
+	kinds    int // of checkpoint.Kinds, which the optimizer has
 	settings map[string]string
 
-	// arena is the copy, in the host's memory; nil where checkpoints are written only when the run
-	// is stopped, which needs no copy.
+	// arena is the copy, in the host's memory; nil if checkpoints are written only when the run is
+	// stopped, which needs no copy.
 	arena   *device.Arena
-	copies  [][]float32 // in arena: of each part, this rank's share of every group
-	pieces  []checkpoint.Piece
+	copies  [][]float32 // in arena, for each kind: this rank's shards of all groups
+	shards  []checkpoint.Shard
 	next    checkpoint.Manifest
-	written chan written // of the checkpoint that is being written; nil = none
+	written chan written // result for the checkpoint that is being written; nil = none
 	done    *written     // received from written
 }
 
-// written is what a rank has written: its file and, on rank 0, the files of the model folder.
+// written is the result of a rank: its file and, on rank 0, the files of the model folder.
 type written struct {
 	file  checkpoint.File
 	model []checkpoint.File
@@ -40,7 +40,7 @@ type written struct {
 }
 
 func newSaver(s *Setup) *saver {
-	return &saver{Checkpoints: s.Checkpoints, dev: s.Device, mesh: s.Mesh, weights: s.Weights, groups: s.Model.Groups(), parts: s.Optimizer.parts(),
+	return &saver{Checkpoints: s.Checkpoints, dev: s.Device, mesh: s.Mesh, weights: s.Weights, groups: s.Model.Groups(), kinds: s.Optimizer.kinds(),
 		settings: settings(s.Optimizer, s.Loop.Steps)}
 }
 
@@ -51,17 +51,17 @@ func (s *saver) component() (c []model.Component) {
 	}
 	n, name := int64(0), "checkpoint copy"
 	for _, g := range s.groups {
-		lo, hi := s.share(g)
-		n += 4 * int64(s.parts) * (hi - lo)
+		lo, hi := s.shard(g)
+		n += 4 * int64(s.kinds) * (hi - lo)
 	}
-	elsewhere := s.dev.Info().Place != tensor.Host
-	if elsewhere {
+	host := s.dev.Info().Place != tensor.Host // the device has memory of its own
+	if host {
 		name += " (host)"
 	}
-	return []model.Component{{Name: name, Bytes: n, Host: elsewhere}}
+	return []model.Component{{Name: name, Bytes: n, Host: host}}
 }
 
-// peak returns how much of the device's memory the copy has used.
+// peak returns the bytes of the device's memory that the copy has used.
 func (s *saver) peak() int64 {
 	if s == nil || s.arena == nil || s.dev.Info().Place != tensor.Host {
 		return 0
@@ -82,44 +82,45 @@ func (s *saver) free() {
 	}
 }
 
-// share returns the range of a group's elements that this rank writes.
-func (s *saver) share(g *model.Group) (lo, hi int64) {
+// shard returns the elements [lo, hi) of a group that this rank writes.
+func (s *saver) shard(g *model.Group) (lo, hi int64) {
 	return comm.Shard(g.Numel(), s.mesh.World.Size(), s.mesh.World.Rank())
 }
 
-// reserve allocates the copy and lists the pieces of this rank's file. stream is that of the steps.
+// reserve allocates the copy and lists the shards of this rank's file. stream is the stream of the
+// steps.
 func (s *saver) reserve(stream device.Stream) (err error) {
 	s.stream = stream
 	for _, c := range s.component() {
 		if s.arena, err = device.NewHostArena(s.dev, c.Name, c.Bytes); err != nil {
 			return err
 		}
-		own := c.Bytes / 4 / int64(s.parts)
-		all, err := s.arena.Tensor(tensor.F32, int64(s.parts), own)
+		own := c.Bytes / 4 / int64(s.kinds)
+		all, err := s.arena.Tensor(tensor.F32, int64(s.kinds), own)
 		if err != nil {
 			return err
 		}
-		for part := range int64(s.parts) {
-			s.copies = append(s.copies, all.Select(0, part).Float32s())
+		for kind := range int64(s.kinds) {
+			s.copies = append(s.copies, all.Select(0, kind).Float32s())
 		}
 	}
 	at := int64(0)
 	for i, g := range s.groups {
-		lo, hi := s.share(g)
+		lo, hi := s.shard(g)
 		first := int64(0)
 		for _, p := range g.Params {
 			from, to := max(lo, first), min(hi, first+p.Numel())
-			for part := range s.parts {
+			for kind := range s.kinds {
 				if from >= to {
 					continue
 				}
-				piece := checkpoint.Piece{Name: p.Name + checkpoint.Parts[part], Numel: to - from}
+				shard := checkpoint.Shard{Name: p.Name + checkpoint.Kinds[kind], Numel: to - from}
 				if s.copies != nil {
-					piece.Values = s.copies[part][at+from-lo : at+to-lo]
+					shard.Values = s.copies[kind][at+from-lo : at+to-lo]
 				} else {
-					piece.Read = func(start int64, dst []float32) error { return s.fetch(i, part, from+start, dst) }
+					shard.Read = func(start int64, dst []float32) error { return s.fetch(i, kind, from+start, dst) }
 				}
-				s.pieces = append(s.pieces, piece)
+				s.shards = append(s.shards, shard)
 			}
 			first += p.Numel()
 		}
@@ -128,17 +129,17 @@ func (s *saver) reserve(stream device.Stream) (err error) {
 	return nil
 }
 
-// fetch copies len(dst) elements of a part of a group, from lo on, to the host.
-func (s *saver) fetch(group, part int, lo int64, dst []float32) error {
+// fetch copies elements [lo, lo+len(dst)) of a group to the host: weights or moments, by kind.
+func (s *saver) fetch(group, kind int, lo int64, dst []float32) error {
 	n, state := int64(len(dst)), s.weights.State(group)
-	if err := s.dev.Copy(s.stream, tensor.OfFloat32(dst, n), state.slice(part, lo, lo+n)); err != nil {
+	if err := s.dev.Copy(s.stream, tensor.OfFloat32(dst, n), state.slice(kind, lo, lo+n)); err != nil {
 		return err
 	}
 	return s.stream.Sync()
 }
 
-// begin copies the training state and starts to write it. Without a copy it writes it at once.
-// Collective.
+// begin copies the training state and starts a goroutine that writes the copy. Without a copy, it
+// returns after this rank's file is written. Collective.
 func (s *saver) begin(step, updates int64) error {
 	dir := checkpoint.Dir(s.Dir)
 	var err error
@@ -171,13 +172,13 @@ func (s *saver) begin(step, updates int64) error {
 func (s *saver) copy() error {
 	at := int64(0)
 	for i, g := range s.groups {
-		lo, hi := s.share(g)
+		lo, hi := s.shard(g)
 		state := s.weights.State(i)
-		for part := range s.copies {
+		for kind := range s.copies {
 			if lo == hi {
 				continue
 			}
-			if err := s.dev.Copy(s.stream, tensor.OfFloat32(s.copies[part][at:at+hi-lo], hi-lo), state.slice(part, lo, hi)); err != nil {
+			if err := s.dev.Copy(s.stream, tensor.OfFloat32(s.copies[kind][at:at+hi-lo], hi-lo), state.slice(kind, lo, hi)); err != nil {
 				return err
 			}
 		}
@@ -189,14 +190,14 @@ func (s *saver) copy() error {
 // write writes this rank's file and, on rank 0, the model folder's files.
 func (s *saver) write(step int64) (w written) {
 	dir, rank := checkpoint.Dir(s.Dir), s.mesh.World.Rank()
-	if w.file, w.err = dir.Write(step, rank, s.pieces); w.err == nil && rank == 0 {
+	if w.file, w.err = dir.Write(step, rank, s.shards); w.err == nil && rank == 0 {
 		w.model, w.err = dir.WriteModel(step, s.Model)
 	}
 	return w
 }
 
-// writing reports whether this rank is still writing its file. After a failed write it is not;
-// finish returns that error, on all ranks.
+// writing reports whether this rank is still writing its file. It returns false after a failed
+// write; finish returns the error on all ranks.
 func (s *saver) writing() bool {
 	if s.written == nil || s.done != nil {
 		return false
@@ -225,25 +226,25 @@ func (s *saver) finish() error {
 	world := s.mesh.World
 	if err := agree(world, w.err); err != nil {
 		if world.Rank() == 0 {
-			// what cannot be removed does not have a checkpoint's name
+			// Files that cannot be removed do not have the name of a checkpoint.
 			checkpoint.Dir(s.Dir).Clean()
 		}
 		return err
 	}
 	n := int64(world.Size())
-	all, one := make([]int64, 2*n), []int64{w.file.Bytes, int64(w.file.CRC32C)}
-	rows := make([]int64, n)
-	for i := range rows {
-		rows[i] = 1
+	all, own := make([]int64, 2*n), []int64{w.file.Bytes, int64(w.file.CRC32C)}
+	counts := make([]int64, n)
+	for i := range counts {
+		counts[i] = 1
 	}
-	if err := world.AllGather(nil, tensor.OfInt64(all, n, 2), tensor.OfInt64(one, 1, 2), rows); err != nil {
+	if err := world.AllGather(nil, tensor.OfInt64(all, n, 2), tensor.OfInt64(own, 1, 2), counts); err != nil {
 		return err
 	}
 	var err error
 	if world.Rank() == 0 {
 		m := s.next
 		m.Base = s.Base
-		m.Run, m.Settings, m.Parts, m.Groups, m.Model = s.Run, s.settings, s.parts, groupsOf(s.groups, world.Size()), w.model
+		m.Run, m.Settings, m.Kinds, m.Groups, m.Model = s.Run, s.settings, s.kinds, groupsOf(s.groups, world.Size()), w.model
 		m.Mesh = fmt.Sprintf("%d ranks, ulysses %d, data %d", world.Size(), s.mesh.Ulysses, s.mesh.Replicas)
 		for r := range int(n) {
 			m.Files = append(m.Files, checkpoint.File{Name: checkpoint.FileName(r), Bytes: all[2*r], CRC32C: uint32(all[2*r+1])})

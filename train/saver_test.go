@@ -13,9 +13,9 @@ import (
 	"ulysses/testkit/fake"
 )
 
-// The copy of a state that is written behind the steps is in the plan, of the device's memory where
-// that is the host's, else beside it; a run that keeps a state only when it is stopped takes none,
-// and writes the same files.
+// The copy of the training state that is written while steps run is in the plan: in the device's
+// memory if that is the host's memory, otherwise in the host's memory. A run that writes
+// checkpoints only when it is stopped has no copy, and writes the same files.
 func TestCopyIsPlanned(t *testing.T) {
 	late := devicetest.Fake("late", fake.Options{})
 	for _, x := range []run{
@@ -26,12 +26,12 @@ func TestCopyIsPlanned(t *testing.T) {
 		var files [2]map[string]string
 		for every := range int64(2) {
 			dir := t.TempDir()
-			// the second step is not taken; with every = 1 the first is kept as it would be anyway
+			// the run is stopped after the first step, which is written in both cases
 			x.stop = true
 			x.keep = &Checkpoints{Dir: dir, Every: every, Keep: 1, Model: func(dir string) error {
 				return os.WriteFile(filepath.Join(dir, "config.json"), []byte("{}"), 0o600)
 			}}
-			got := x.train(t) // plan and peak are compared there
+			got := x.train(t) // it compares the plan with the peak
 			numel, copies := int64(len(got.weights)), map[string]int64{"sgd": 1, "adamw": 3}[x.optimizer]
 			var found []model.Component
 			for _, c := range got.table {
@@ -46,7 +46,7 @@ func TestCopyIsPlanned(t *testing.T) {
 			case every == 1 && (len(found) != 1 || found[0].Bytes < share || found[0].Bytes > share+1000):
 				t.Errorf("%+v: planned %v, this rank's share is %d bytes", x, found, share)
 			case every == 1 && (found[0].Host != (x.on != nil) || strings.HasSuffix(found[0].Name, "(host)") != found[0].Host):
-				t.Errorf("%+v: whose memory is %v?", x, found)
+				t.Errorf("%+v: the memory of %v is on the wrong side", x, found)
 			}
 			if len(got.losses) != 1 {
 				t.Errorf("%+v: %d steps", x, len(got.losses))

@@ -12,22 +12,24 @@ const scanBlock = 1 << 18
 type scanner struct {
 	dev    device.Device
 	stream device.Stream
-	meet   func() error // the ranks meet before one of them waits for its device
-	block  []float32
+	// barrier is called before the host waits for a device: all ranks must have enqueued their
+	// collectives.
+	barrier func() error
+	block   []float32
 }
 
 // badValues describes the values of a tensor that are NaN or Inf.
 type badValues struct {
-	count, of int64   // of how many
-	first     int64   // row-major index of the first one
-	value     float32 // of the first one
+	count, of int64   // number of such values, and of all values
+	first     int64   // row-major index of the first such value
+	value     float32 // the first such value
 }
 
-// scan searches a tensor, which may be strided or nil. Without look it only meets the ranks that
-// search. Collective over the ranks of meet.
+// scan searches a tensor, which may be strided or nil. Without look it only calls the barrier.
+// Collective over the ranks of the barrier.
 func (x *scanner) scan(t tensor.Tensor, look bool) (bad badValues, err error) {
 	if x.dev.Info().Place != tensor.Host {
-		if err := x.meet(); err != nil {
+		if err := x.barrier(); err != nil {
 			return bad, err
 		}
 	}

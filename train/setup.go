@@ -13,18 +13,18 @@ type Setup struct {
 	Device      device.Device
 	Mesh        *comm.Mesh
 	Model       *model.Model
-	Weights     Weights // they have their values already
+	Weights     Weights // with their values
 	Optimizer   *OptimizerConfig
 	Data        Data
 	Memory      Memory
 	Loop        Loop
-	Checkpoints *Checkpoints // nil = the run can neither be stopped nor resumed
+	Checkpoints *Checkpoints // nil = the run cannot be stopped and resumed
 	Clock       *clock.Clock
 	Trace       *Trace // the steps to record; nil = none
 	Hooks       Hooks
 }
 
-// Data is what a run reads.
+// Data is the data of a run.
 type Data struct {
 	Train  *data.Set // nil for an evaluation
 	Eval   *data.Set // nil if nothing is evaluated
@@ -43,7 +43,7 @@ type Loop struct {
 	EvalEvery int64  // optimizer steps between evaluations; 0 = only after the last step
 	OnNaN     string // "stop" or "skip"
 	Resumed   int64  // steps that earlier runs have done
-	Updates   int64  // steps of these in which the optimizer updated the weights
+	Updates   int64  // the number of these steps in which the optimizer updated the weights
 }
 
 // Hooks are functions that a trainer calls on every rank, between steps. Each may be nil.
@@ -52,8 +52,8 @@ type Hooks struct {
 	Step func(*Record) error
 	// Eval is called with the record of each evaluation. An error ends the run.
 	Eval func(*EvalRecord) error
-	// Skipped is called when the run leaves out its first step, with the place where NaN or Inf
-	// was first seen.
+	// Skipped is called when the run leaves out a step for the first time. why names the tensor in
+	// which NaN or Inf was first seen.
 	Skipped func(why string)
 	// Stop is called after each step and returns whether this rank must stop.
 	Stop func() bool
@@ -62,7 +62,7 @@ type Hooks struct {
 	Probe func(step int64) error
 }
 
-// MaxTokens returns the largest number of tokens of a micro-batch, and of one rank's shard of it.
+// MaxTokens returns the largest number of tokens of a micro-batch, and of a rank's shard of it.
 func (s *Setup) MaxTokens() (microBatch, shard int64) {
 	if x := s.Data.Train; x != nil {
 		microBatch = s.Data.Config.Batch * x.Longest()
@@ -77,13 +77,13 @@ func (s *Setup) MaxTokens() (microBatch, shard int64) {
 	return microBatch, hi - lo
 }
 
-// globalBatch returns the sequences of an optimizer step.
+// globalBatch returns the number of sequences of an optimizer step.
 func (s *Setup) globalBatch() int64 {
 	return int64(s.Mesh.Replicas) * s.Data.Config.Batch * s.Data.Config.Accumulate
 }
 
-// evalBatch returns the sequences that a replica evaluates in one pass: those of a micro-batch of
-// training, or as many of the longest length as data.budget allows.
+// evalBatch returns the number of sequences that a replica evaluates in one pass: data.batch, or
+// the number of longest sequences that data.budget allows.
 func (s *Setup) evalBatch() int64 {
 	if budget := s.Data.Config.Budget; budget > 0 {
 		return min(max(1, budget/s.Data.Eval.Longest()), s.Data.Eval.Sequences())
@@ -91,7 +91,7 @@ func (s *Setup) evalBatch() int64 {
 	return s.Data.Config.Batch
 }
 
-// inputBytes returns the memory of token ids, targets and positions on this rank.
+// inputBytes returns the bytes for token ids, targets and positions on this rank.
 func (s *Setup) inputBytes() int64 {
 	_, shard := s.MaxTokens()
 	return 2*device.Padded(s.Device, shard*4) + shard*4

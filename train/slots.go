@@ -5,22 +5,22 @@ import (
 	"ulysses/tensor"
 )
 
-// residency decides which layer group is in which slot. It holds no memory: the traffic formula
-// runs a copy of it over the order of a pass.
+// residency assigns layer groups to slots. It has no device memory, so expected.pass can run a copy
+// of it over the order of a pass.
 type residency struct {
 	slots  []occupancy
-	filled int64 // how often a slot was filled so far
+	filled int64 // number of assignments so far
 }
 
 // occupancy is the group in a slot.
 type occupancy struct {
-	numel int64 // elements for which the slot has room
+	numel int64 // size of the slot in elements
 	group int   // -1 = none
 	users int   // uses of the group that have begun and not ended
-	since int64 // value of residency.filled when the group came
+	since int64 // value of residency.filled after the slot was assigned
 }
 
-// find returns the slot that has the group, -1 if there is none.
+// find returns the slot of a group, -1 = none.
 func (r *residency) find(group int) int {
 	for i := range r.slots {
 		if r.slots[i].group == group {
@@ -30,24 +30,24 @@ func (r *residency) find(group int) int {
 	return -1
 }
 
-// take assigns a slot to a group of numel elements: among the slots without users that have room,
-// the one that was filled longest ago. It returns -1 if there is none.
-func (r *residency) take(group int, numel int64) int {
-	taken := -1
+// assign assigns a slot to a group of numel elements: of the slots without users that are large
+// enough, the one that was assigned longest ago. It returns -1 if there is none.
+func (r *residency) assign(group int, numel int64) int {
+	slot := -1
 	for i := range r.slots {
-		if s := &r.slots[i]; s.users == 0 && s.numel >= numel && (taken < 0 || s.since < r.slots[taken].since) {
-			taken = i
+		if s := &r.slots[i]; s.users == 0 && s.numel >= numel && (slot < 0 || s.since < r.slots[slot].since) {
+			slot = i
 		}
 	}
-	if taken >= 0 {
+	if slot >= 0 {
 		r.filled++
-		r.slots[taken].group, r.slots[taken].since = group, r.filled
+		r.slots[slot].group, r.slots[slot].since = group, r.filled
 	}
-	return taken
+	return slot
 }
 
-// forget empties all slots.
-func (r *residency) forget() {
+// clear empties all slots.
+func (r *residency) clear() {
 	for i := range r.slots {
 		r.slots[i].group = -1
 	}
@@ -60,10 +60,10 @@ type slot struct {
 	used   device.Event // recorded when the last use of the group has ended
 }
 
-// slots is the memory in which whole groups lie during a pass, the larger slot first.
+// slots is the memory for whole groups during a pass, the larger slot first.
 type slots struct {
 	residency
-	all []slot // of each slot of residency
+	all []slot // the memory of each slot of residency
 }
 
 func (x *slots) open(d device.Device, mem []tensor.Tensor) error {

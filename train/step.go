@@ -9,8 +9,8 @@ import (
 	"ulysses/internal/status"
 )
 
-// Step runs optimizer step s, counted from 0. The gradient is that of Σ NLL / (valid targets of the
-// global batch), on every mesh. Collective.
+// Step runs optimizer step s, counted from 0. The loss is Σ NLL / (valid targets of the global
+// batch), on every mesh. Collective.
 func (t *Trainer) Step(s int64) (*Record, error) {
 	begin, before := time.Now(), t.Clock.Phases()
 	valid, tokens, pairs, err := t.read(s)
@@ -67,8 +67,8 @@ func (t *Trainer) Step(s int64) (*Record, error) {
 	return r, nil
 }
 
-// agree exchanges what the ranks need to know of each other between two steps. finite says that
-// this rank's loss and gradient norm are. Collective.
+// agree sets t.agreed to the values that ranks compare after a step. finite reports whether the
+// loss and the gradient norm of this rank are finite. Collective.
 func (t *Trainer) agree(finite bool) error {
 	t.agreed = agreed{peakBytes: t.PeakBytes()}
 	me := int64(t.Mesh.World.Rank()) + 1
@@ -83,17 +83,17 @@ func (t *Trainer) agree(finite bool) error {
 	if t.saver != nil && t.saver.writing() {
 		t.agreed.writing = 1
 	}
-	return t.agreed.exchange(t.Mesh.World)
+	return t.agreed.reduce(t.Mesh.World)
 }
 
 // skipOrFail handles a step whose loss or gradient norm is NaN or Inf on a rank. It returns nil if
-// the step is left out, otherwise the error that ends the run. All ranks have the same sums, so a
-// rank that differs from the others has computed wrongly; the others have updated their weights by
-// then. Collective.
+// the step is skipped, otherwise the error that ends the run. All ranks have the same sums. So if
+// the values are finite on some ranks, another rank has computed wrongly, and the run ends because
+// the ranks with finite values have updated their weights. Collective.
 func (t *Trainer) skipOrFail(r *Record) error {
 	if t.agreed.finite > 0 {
 		rank := t.agreed.notFinite - 1
-		return shared{status.Errorf(status.Numeric, "train: step %d: the loss or gradient norm is NaN or Inf on rank %d and finite on other ranks, though all have the same sums: check the hardware of rank %d, and resume from a checkpoint",
+		return shared{status.Errorf(status.Numeric, "train: step %d: the loss or gradient norm is NaN or Inf on rank %d and finite on other ranks, but all ranks have the same sums; check the hardware of rank %d, and resume from a checkpoint",
 			r.Step, rank, rank)}
 	}
 	skip := t.Loop.OnNaN == "skip"
@@ -121,7 +121,7 @@ func (t *Trainer) skipOrFail(r *Record) error {
 	}
 	what := fmt.Sprintf("step %d: loss %g, gradient norm %g: %s", r.Step, float64(r.Loss), float64(r.GradNorm), seen)
 	if !skip {
-		return shared{status.Errorf(status.Numeric, "train: %s: %s", what, fix)}
+		return shared{status.Errorf(status.Numeric, "train: %s; %s", what, fix)}
 	}
 	if t.Hooks.Skipped != nil {
 		t.Hooks.Skipped(what)

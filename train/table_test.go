@@ -4,17 +4,19 @@ import (
 	"fmt"
 	"math"
 	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 
 	"ulysses/data"
 	"ulysses/model"
 	"ulysses/tensor"
+	"ulysses/testkit/tensorfile"
 )
 
-// row is a way to train that must not matter: mesh, stage, tiles, what becomes of activations,
-// accumulation.
-type row struct {
+// variant is settings that must not change the result: mesh, ZeRO stage, tiles, policies of
+// activations, accumulation.
+type variant struct {
 	ulysses, data int
 	zero          int
 	tiles         model.Tiles
@@ -22,15 +24,15 @@ type row struct {
 	accumulate    int64
 }
 
-// globalBatch is the rows of an optimizer step.
+// globalBatch is the number of sequences of an optimizer step.
 const globalBatch = 12
 
-func (r row) String() string {
+func (r variant) String() string {
 	return fmt.Sprintf("ulysses %d x data %d, zero %d, tiles %v, %+v, accumulate %d", r.ulysses, r.data, r.zero, r.tiles, r.memory, r.accumulate)
 }
 
-// rows are all of them, or a seeded tenth in which every pair of a mesh and a stage still comes up.
-func rows(all bool) (rows []row) {
+// variants returns all variants, or a sixteenth of them with every pair of a mesh and a stage.
+func variants(all bool) (list []variant) {
 	kept := []MemoryConfig{
 		{},
 		{BlockInput: "recompute", Attention: "recompute", QKV: "recompute", MLP: "recompute"},
@@ -46,7 +48,7 @@ func rows(all bool) (rows []row) {
 					for j, memory := range kept {
 						for k, accumulate := range []int64{1, 3} {
 							if all || (i+2*j+8*k+3*n)%16 == 0 {
-								rows = append(rows, row{ulysses, data, zero, tiles, memory, accumulate})
+								list = append(list, variant{ulysses, data, zero, tiles, memory, accumulate})
 							}
 						}
 					}
@@ -54,11 +56,11 @@ func rows(all bool) (rows []row) {
 			}
 		}
 	}
-	return rows
+	return list
 }
 
-// ignoredData is rows of which the first quarter, all that the first of four sequence ranks has,
-// counts in no loss; in every fourth row nothing counts: all that a data rank has of a micro step.
+// ignoredData returns sequences whose first quarter has no targets: the whole shard of the first of
+// four ranks. Every fourth sequence has no targets at all: a whole micro-batch of a replica.
 func ignoredData(t *testing.T) data.Config {
 	t.Helper()
 	const n, width = 24, 32
@@ -69,10 +71,10 @@ func ignoredData(t *testing.T) data.Config {
 			labels[i] = data.Ignore
 		}
 	}
-	return config(width, tokensFile(t, t.TempDir(), "a.safetensors", n, width, map[string][]int64{"input_ids": ids, "labels": labels}))
+	return config(width, tensorfile.WriteTokens(t, filepath.Join(t.TempDir(), "a.safetensors"), n, width, map[string][]int64{"input_ids": ids, "labels": labels}))
 }
 
-func (r row) train(t *testing.T, optimizer string, dataset data.Config) outcome {
+func (r variant) train(t *testing.T, optimizer string, dataset data.Config) outcome {
 	t.Helper()
 	ranks := r.ulysses * r.data
 	x := run{model: "deep", ranks: ranks, ulysses: r.ulysses, optimizer: optimizer, compute: tensor.F32, steps: 5, tiles: r.tiles, zero: r.zero, memory: r.memory, lr: 0.1}
@@ -80,36 +82,36 @@ func (r row) train(t *testing.T, optimizer string, dataset data.Config) outcome 
 	return x.trainOn(t, dataset)
 }
 
-// Five steps of SGD give the losses and the weights of one rank that keeps everything, and five of
-// AdamW the losses, on every mesh, in every stage, with tiles and without, whatever becomes of
-// activations, with accumulation or in one go, with ranks whose tokens are all ignored.
-// ULYSSES_TEST_TABLE=all runs the whole table.
+// Five steps of SGD give the losses and the weights of one rank that keeps all activations, and
+// five steps of AdamW give the losses: on every mesh, with every ZeRO stage, with and without
+// tiles, with any policy of activations, with and without accumulation, and with ranks without
+// targets. ULYSSES_TEST_TABLE=all runs all variants.
 func TestTable(t *testing.T) {
 	dataset := ignoredData(t)
 	for _, optimizer := range []string{"sgd", "adamw"} {
-		want := row{1, 1, 0, model.Tiles{MLP: model.TileOff, Loss: model.TileOff}, MemoryConfig{}, 1}.train(t, optimizer, dataset)
+		want := variant{1, 1, 0, model.Tiles{MLP: model.TileOff, Loss: model.TileOff}, MemoryConfig{}, 1}.train(t, optimizer, dataset)
 		if !(want.losses[4] < want.losses[0]) {
-			t.Fatalf("nothing is learnt: %v", want.losses)
+			t.Fatalf("the loss does not decrease: %v", want.losses)
 		}
-		for _, r := range rows(os.Getenv("ULYSSES_TEST_TABLE") == "all") {
+		for _, r := range variants(os.Getenv("ULYSSES_TEST_TABLE") == "all") {
 			got := r.train(t, optimizer, dataset)
 			for i, l := range want.losses {
 				if !(math.Abs(got.losses[i]-l) <= 1e-5) {
 					t.Errorf("%v, %s: loss %v at step %d, want %v", r, optimizer, got.losses[i], i+1, l)
 				}
 			}
-			apart := make([]float64, len(want.weights))
+			diff := make([]float64, len(want.weights))
 			for i, w := range want.weights {
-				apart[i] = math.Abs(float64(got.weights[i]) - float64(w))
+				diff[i] = math.Abs(float64(got.weights[i]) - float64(w))
 				if v := got.weights[i]; w > 1 && (v == math.Nextafter32(w, 9) || v == math.Nextafter32(w, -9)) {
-					apart[i] = min(apart[i], 1e-7) // the next number is 1.2e-7 away
+					diff[i] = min(diff[i], 1e-7) // the next number is 1.2e-7 away
 				}
 			}
-			slices.Sort(apart)
-			most, p99 := apart[len(apart)-1], apart[len(apart)*99/100]
+			slices.Sort(diff)
+			most, p99 := diff[len(diff)-1], diff[len(diff)*99/100]
 			const lr = 3e-3 // of AdamW
 			if optimizer == "sgd" && !(most <= 1e-7) || optimizer == "adamw" && !(p99 <= 1e-6 && most <= 0.1*lr) {
-				t.Errorf("%v, %s: weights are off by %.2g at most, 99 of 100 by %.2g", r, optimizer, most, p99)
+				t.Errorf("%v, %s: the weights differ by at most %.2g, 99 of 100 by at most %.2g", r, optimizer, most, p99)
 			}
 		}
 	}

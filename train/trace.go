@@ -24,7 +24,7 @@ type Trace struct {
 	traced tracedWeights
 }
 
-// Aligned is the offset of this rank's clock from rank 0's clock at time At of the recorder.
+// Aligned is the offset of this rank's clock from rank 0's clock, at time At of the recorder.
 type Aligned struct {
 	At time.Duration
 	comm.Alignment
@@ -88,7 +88,7 @@ func (t *Trace) span(name string, number int64, began time.Time) {
 	}
 }
 
-// weights returns w, whose uses are recorded while a trace is recording.
+// weights returns w, with recorded uses of groups while a trace is recording.
 func (t *Trace) weights(w Weights) model.Weights {
 	if t == nil || !t.Recorder.On() {
 		return w

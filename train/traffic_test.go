@@ -6,9 +6,9 @@ import (
 	"ulysses/comm"
 )
 
-// heldAgainst compares what was counted around the communicators with the formulas: every operation
-// but control must be in both, byte for byte.
-func heldAgainst(l *comm.Ledger, formulas []Traffic) error {
+// checkTraffic compares the bytes in the ledger with the formulas. They must be equal for every
+// operation except control messages.
+func checkTraffic(l *comm.Ledger, formulas []Traffic) error {
 	want := map[[2]string]int64{}
 	for _, f := range formulas {
 		want[[2]string{f.Axis, f.Op}] += f.Bytes

@@ -1,9 +1,10 @@
 // Package train runs the training loop: data, forward, loss, backward, reduce, clip, update, log.
 //
-// A Setup names the device, the mesh, the model, its Weights and the data. New chooses which
-// activations are kept, allocates all memory and returns a Trainer. Run then runs the steps, the
-// evaluations and the checkpoints; Step and Evaluate are one of each. Weights stores the parameters
-// for ZeRO stages 0 to 3 (Rajbhandari et al. 2019, arXiv:1910.02054).
+// NewWeights stores the parameters for ZeRO stages 0 to 3 (Rajbhandari et al. 2019,
+// arXiv:1910.02054). Checkpoints.Resume fills them from a checkpoint. A Setup has the device, the
+// mesh, the model, its Weights and the data. New chooses which activations are kept, allocates all
+// memory and returns a Trainer. Trainer.Run runs the steps, the evaluations and the checkpoints;
+// Step and Evaluate run one step and one evaluation.
 package train
 
 import (
@@ -22,7 +23,7 @@ type Trainer struct {
 	arena     *device.Arena // activations
 	host      *device.Arena // offloaded activations; nil = none
 	inputs    *device.Arena // ids, targets and positions
-	ids       tensor.Tensor // [shard] I32, and so are targets and positions
+	ids       tensor.Tensor // [shard] I32; targets and positions as well
 	targets   tensor.Tensor
 	positions tensor.Tensor
 
@@ -31,19 +32,19 @@ type Trainer struct {
 	sums         tensor.Tensor      // [2] F64 on the host: NLL, targets
 	lengths      tensor.Tensor      // [globalBatch] I64 on the host; with data.budget only
 
-	agreed  agreed // after the last step
+	agreed  agreed // of the last step
 	saver   *saver // nil = no checkpoints
 	stopped bool
-	// is called with every tensor of a pass; nil = none
+	// the model calls inspect with every tensor of a pass; nil = no calls
 	inspect   func(at string, x tensor.Tensor) error
-	diagnosed bool
+	diagnosed bool  // a skipped step was diagnosed
 	updates   int64 // steps in which the optimizer updated the weights
-	whole     int64 // a rank evaluates sequences of up to so many tokens alone
-	sent      int64 // bytes that the mixers of this rank have sent, by formula
+	maxAlone  int64 // largest sequence, in tokens, that a rank evaluates alone; 0 = none
+	sent      int64 // bytes that the token mixers of this rank have sent, by formula
 }
 
-// New chooses which activations are kept and allocates the memory of the longest micro-batch. The
-// weights have their values already. Collective.
+// New chooses which activations are kept and allocates the memory for the longest micro-batch. The
+// weights must have their values. Collective.
 func New(s Setup) (*Trainer, error) {
 	t := &Trainer{Setup: s, counts: tensor.OfInt64(make([]int64, 2), 2), sums: tensor.OfFloat64(make([]float64, 2), 2), updates: s.Loop.Updates}
 	if s.Checkpoints != nil {
@@ -55,7 +56,7 @@ func New(s Setup) (*Trainer, error) {
 		err = t.allocate()
 	}
 	if err = comm.Agree(s.Mesh.World, err); err == nil {
-		err = t.planWhole()
+		err = t.planAlone()
 	}
 	if err != nil {
 		t.Free()
@@ -108,9 +109,9 @@ func (t *Trainer) allocate() (err error) {
 	return nil
 }
 
-// planWhole sets how many tokens a rank can evaluate alone in the memory that it has. It is 0 where
-// a sequence has one rank anyway. Collective.
-func (t *Trainer) planWhole() error {
+// planAlone sets maxAlone to the number of tokens that each rank can evaluate alone in its memory.
+// It is 0 if each sequence has only one rank. Collective.
+func (t *Trainer) planAlone() error {
 	var err error
 	n := int64(0)
 	if t.Mesh.Seq.Size() > 1 && t.Data.Eval != nil {
@@ -125,7 +126,7 @@ func (t *Trainer) planWhole() error {
 	if e := t.Mesh.World.AllReduce(nil, tensor.OfInt64(least, 1), comm.Max); err == nil {
 		err = e
 	}
-	t.whole = -least[0]
+	t.maxAlone = -least[0]
 	return err
 }
 
@@ -142,13 +143,14 @@ func (t *Trainer) Free() {
 	}
 }
 
-// Components lists the planned memory of this rank, for the table that is printed before step 1.
+// Components returns the planned memory of this rank, for the table that is printed before step 1.
 func (t *Trainer) Components() []model.Component { return t.planner.components() }
 
-// Choices lists the ways to run that the planner considered and that are worth showing, by time.
+// Choices returns the choices that the planner considered, ordered by time. It leaves out choices
+// for which another one needs no more memory and no more time.
 func (t *Trainer) Choices() []Choice { return t.planner.listed() }
 
-// PeakBytes returns the largest use of the planned memory of the device so far.
+// PeakBytes returns the largest number of bytes of device memory in use so far.
 func (t *Trainer) PeakBytes() int64 {
 	n := t.arena.Peak() + t.inputs.Peak() + t.saver.peak()
 	for _, c := range t.Weights.Components() {
@@ -157,34 +159,35 @@ func (t *Trainer) PeakBytes() int64 {
 	return n
 }
 
-// Taken is an allocation: its planned size and its largest use so far.
-type Taken struct {
+// Allocation is an allocation of this rank: its planned size and its largest use so far, in bytes.
+type Allocation struct {
 	Name          string
 	Planned, Peak int64
-	Host          bool              // the host's memory, where the device has its own
-	Parts         []model.Component // what Planned consists of; nil = one part
+	Host          bool              // memory of the host, for a device that has its own memory
+	Components    []model.Component // what Planned consists of; nil = one component
 }
 
-// Taken lists the allocations of this rank. Their planned sizes are those of Components.
-func (t *Trainer) Taken() []Taken {
-	var all []Taken
-	add := func(a *device.Arena, host bool, parts ...model.Component) {
+// Allocations returns the allocations of this rank. Their planned sizes are the sizes in
+// Components.
+func (t *Trainer) Allocations() []Allocation {
+	var all []Allocation
+	add := func(a *device.Arena, host bool, components ...model.Component) {
 		if a != nil {
-			all = append(all, Taken{Name: a.Name(), Planned: a.Bytes(), Peak: a.Peak(), Host: host, Parts: parts})
+			all = append(all, Allocation{Name: a.Name(), Planned: a.Bytes(), Peak: a.Peak(), Host: host, Components: components})
 		}
 	}
 	for _, a := range t.Weights.Arenas() {
 		add(a, false)
 	}
-	var here, host []model.Component
+	var own, host []model.Component
 	for _, c := range t.planner.activations {
 		if c.Host {
 			host = append(host, c)
 		} else {
-			here = append(here, c)
+			own = append(own, c)
 		}
 	}
-	add(t.arena, false, here...)
+	add(t.arena, false, own...)
 	add(t.host, true, host...)
 	add(t.inputs, false)
 	if c := t.saver.component(); len(c) > 0 {
@@ -194,7 +197,7 @@ func (t *Trainer) Taken() []Taken {
 }
 
 // Traffic returns the bytes that this rank must have sent so far, by formula. It leaves out control
-// messages: counts, sums of losses, agreed, errors.
+// messages: counts, sums of losses, errors, and the values that ranks agree on after a step.
 func (t *Trainer) Traffic() []Traffic {
 	return append([]Traffic{{"sequence", comm.OpAllToAll, "queries, keys, values, outputs and states, and their gradients", t.sent}}, t.Weights.Traffic()...)
 }

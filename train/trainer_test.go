@@ -35,7 +35,7 @@ func init() { // four layers
 	tiny["deep"] = deep
 }
 
-// run is a training run of a test: what varies.
+// run has the settings of a training run that vary between tests.
 type run struct {
 	model     string
 	ranks     int
@@ -46,28 +46,28 @@ type run struct {
 	on        *devicetest.Kind // nil = the CPU
 	steps     int64            // 0 = twenty
 	tiles     model.Tiles
-	taken     *model.Tiles // where to put the tiles that were used
+	usedTiles *model.Tiles // set to the tiles that were used; nil = not set
 	zero      int
 	lr        float64      // of sgd; 0 = 0.3
-	keep      *Checkpoints // nil = no states are kept
+	keep      *Checkpoints // nil = no checkpoints
 	stop      bool         // after the first step
 	memory    MemoryConfig
 	free      int64   // of the host
-	choice    *Choice // where to put what was taken
+	choice    *Choice // set to the choice of the planner; nil = not set
 }
 
-// outcome is what rank 0 saw.
+// outcome is the result of a run on rank 0.
 type outcome struct {
 	losses, norms []float64
 	eval          float64
-	weights       []float32 // the exact ones
+	weights       []float32 // master weights
 	table         []model.Component
 	peak          int64
 	sent          int64 // by all-to-alls, in steps
-	evalSent      int64 // and in the evaluation
+	evalSent      int64 // by all-to-alls, in the evaluation
 }
 
-// length is the steps of the run.
+// length returns the number of steps.
 func (x run) length() int64 {
 	if x.steps > 0 {
 		return x.steps
@@ -84,7 +84,7 @@ func (x run) train(t *testing.T) (o outcome) {
 	return x.trainOn(t, dataset)
 }
 
-// trainOn is train on this data.
+// trainOn runs on the given data.
 func (x run) trainOn(t *testing.T, dataset data.Config) (o outcome) {
 	t.Helper()
 	var mu sync.Mutex
@@ -120,7 +120,7 @@ func (x run) rank(host comm.Comm, dataset *data.Config) (o outcome, err error) {
 	return x.with(d, host, func() error { return nil }, dataset)
 }
 
-// with is the run on a device; done ends the communicator.
+// with runs on a device. done closes the communicator.
 func (x run) with(d device.Device, c comm.Comm, done func() error, dataset *data.Config) (o outcome, err error) {
 	ledger := comm.NewLedger()
 	mesh, err := comm.NewMesh(c, x.ulysses, 1, ledger, clock.New(), nil)
@@ -139,8 +139,8 @@ func (x run) with(d device.Device, c comm.Comm, done func() error, dataset *data
 	if err := m.SetTiles(x.tiles); err != nil {
 		return o, err
 	}
-	if x.taken != nil {
-		defer func() { *x.taken = m.Tiles() }()
+	if x.usedTiles != nil {
+		defer func() { *x.usedTiles = m.Tiles() }()
 	}
 	opt := &OptimizerConfig{Name: x.optimizer, LR: 3e-3, Betas: [2]float64{0.9, 0.95}, Eps: 1e-8, WeightDecay: 0.1, Clip: 1, Schedule: "cosine", Warmup: 3}
 	if x.optimizer == "sgd" {
@@ -164,7 +164,7 @@ func (x run) with(d device.Device, c comm.Comm, done func() error, dataset *data
 	defer set.Close()
 	eval := set.Train()
 	if x.optimizer == "sgd" {
-		eval = nil // then nothing but the last step itself waits for its update
+		eval = nil // so only the last step waits for its update
 	}
 	var t *Trainer
 	setup := Setup{Device: d, Mesh: mesh, Model: m, Weights: w, Optimizer: opt, Clock: clock.New(), Checkpoints: x.keep,
@@ -190,7 +190,7 @@ func (x run) with(d device.Device, c comm.Comm, done func() error, dataset *data
 	defer t.Free()
 	if x.choice != nil {
 		for _, c := range t.Choices() {
-			if c.Taken {
+			if c.Chosen {
 				*x.choice = c
 			}
 		}
@@ -198,7 +198,8 @@ func (x run) with(d device.Device, c comm.Comm, done func() error, dataset *data
 	if err := t.Run(); err != nil {
 		return o, err
 	}
-	s, err := d.NewStream() // another order than the trainer's: its steps must be over
+	// does not wait for the stream of the trainer, whose steps must be complete
+	s, err := d.NewStream()
 	if err != nil {
 		return o, err
 	}
@@ -220,11 +221,11 @@ func (x run) with(d device.Device, c comm.Comm, done func() error, dataset *data
 		}
 		o.weights = append(o.weights, x...)
 	}
-	if err := heldAgainst(ledger, t.Traffic()); err != nil {
+	if err := checkTraffic(ledger, t.Traffic()); err != nil {
 		return o, err
 	}
-	for _, part := range []*comm.Counted{mesh.Seq, mesh.Data} {
-		if err := part.Close(); err != nil {
+	for _, c := range []*comm.Counted{mesh.Seq, mesh.Data} {
+		if err := c.Close(); err != nil {
 			return o, err
 		}
 	}
@@ -232,24 +233,24 @@ func (x run) with(d device.Device, c comm.Comm, done func() error, dataset *data
 		return o, err
 	}
 	o.table = t.Components()
-	// dealt rows need not fill a micro step, nor documents the longest row
+	// With data.budget or without packing, no micro-batch may have the planned number of tokens.
 	full := dataset.Budget == 0 && dataset.Pack
 	if planned := model.Bytes(o.table); planned < t.PeakBytes() || planned > t.PeakBytes() && full {
-		return o, fmt.Errorf("planned %d bytes, took %d", planned, t.PeakBytes())
+		return o, fmt.Errorf("planned %d bytes, used %d", planned, t.PeakBytes())
 	}
-	for _, a := range t.Taken() { // arena by arena, and the parts of each
-		parts := a.Planned
-		if a.Parts != nil {
-			parts = model.Bytes(a.Parts) + model.HostBytes(a.Parts)
+	for _, a := range t.Allocations() { // each arena, and its components
+		sum := a.Planned
+		if a.Components != nil {
+			sum = model.Bytes(a.Components) + model.HostBytes(a.Components)
 		}
-		if a.Peak > a.Planned || a.Peak < a.Planned && full || parts != a.Planned {
-			return o, fmt.Errorf("%s: planned %d bytes, of parts of %d, took %d", a.Name, a.Planned, parts, a.Peak)
+		if a.Peak > a.Planned || a.Peak < a.Planned && full || sum != a.Planned {
+			return o, fmt.Errorf("%s: planned %d bytes, components of %d, used %d", a.Name, a.Planned, sum, a.Peak)
 		}
 	}
 	return o, nil
 }
 
-// worst is the largest difference of two lists.
+// worst returns the largest difference between two lists.
 func worst(a, b []float64) (d float64) {
 	if len(a) != len(b) {
 		return math.Inf(1)
@@ -262,15 +263,15 @@ func worst(a, b []float64) (d float64) {
 	return d
 }
 
-// Twenty steps on a device that is late and out of reach give the CPU's losses in F32, and nearly
-// so in BF16, on any mesh.
-func TestTrainingOnALateDevice(t *testing.T) {
+// Twenty steps on the test device, which runs operations late and has memory of its own, give the
+// losses of the CPU in F32, and nearly the same in BF16, on any mesh.
+func TestTrainingOnTestDevice(t *testing.T) {
 	late := devicetest.Fake("late", fake.Options{})
 	for _, name := range []string{"llama", "qwen3"} {
 		for _, optimizer := range []string{"adamw", "sgd"} {
 			want := run{model: name, ranks: 1, ulysses: 1, optimizer: optimizer, compute: tensor.F32}.train(t)
 			if n := len(want.losses); n != 20 || want.losses[n-1] > want.losses[0]-0.4 {
-				t.Fatalf("%s with %s does not learn: %v", name, optimizer, want.losses)
+				t.Fatalf("%s with %s: the loss does not decrease: %v", name, optimizer, want.losses)
 			}
 			for _, mesh := range [][2]int{{1, 1}, {2, 2}, {4, 4}, {4, 2}} {
 				if optimizer == "sgd" && mesh[0] > 2 {
@@ -281,11 +282,12 @@ func TestTrainingOnALateDevice(t *testing.T) {
 					got := x.train(t)
 					limit := 1e-5
 					if mesh[0] > 1 {
-						limit = 3e-5 // gradients are added up in another order, twenty times over
+						// gradients are summed in another order in each of twenty steps
+						limit = 3e-5
 					}
 					x.near(t, got, want, limit)
 					if compute == tensor.F32 && mesh[0] == 1 && !slices.Equal(got.weights, want.weights) {
-						t.Errorf("%+v: the same operations give other weights", x)
+						t.Errorf("%+v: the same operations give different weights", x)
 					}
 				}
 			}
@@ -293,18 +295,18 @@ func TestTrainingOnALateDevice(t *testing.T) {
 	}
 }
 
-// near holds losses to a limit in F32, and to 1e-2 in BF16.
+// near compares losses, with a limit in F32 and 1e-2 in BF16.
 func (x run) near(t *testing.T, got, want outcome, limit float64) {
 	t.Helper()
 	if x.compute == tensor.BF16 {
 		limit = 1e-2
 	}
 	if d := max(worst(got.losses, want.losses), math.Abs(got.eval-want.eval)); !(d <= limit) {
-		t.Errorf("%+v: losses are off by %.2g: %v, want %v", x, d, got.losses, want.losses)
+		t.Errorf("%+v: the losses differ by %.2g: %v, want %v", x, d, got.losses, want.losses)
 	}
 }
 
-// The CUDA plug-in, with arithmetic of its own, stays near too.
+// The CUDA plug-in gives nearly the same losses.
 func TestTrainingOnThePlugin(t *testing.T) {
 	byPeers, throughHost := devicetest.CUDA(t, "cuda", false), devicetest.CUDA(t, "cuda, through the host", true)
 	for _, name := range []string{"llama", "qwen3"} {
@@ -319,8 +321,8 @@ func TestTrainingOnThePlugin(t *testing.T) {
 	}
 }
 
-// In BF16 masters stand in the table, values take half, and small steps add up: they would be lost
-// in values alone.
+// In BF16, the memory table has the master weights, compute weights have half the size, and master
+// weights are finer than BF16.
 func TestMasters(t *testing.T) {
 	x := run{model: "llama", ranks: 1, ulysses: 1, optimizer: "adamw", compute: tensor.BF16}
 	late := devicetest.Fake("late", fake.Options{})
@@ -340,12 +342,11 @@ func TestMasters(t *testing.T) {
 		}
 	}
 	if fine < len(got.weights)/2 {
-		t.Errorf("%d of %d masters are finer than BF16", fine, len(got.weights))
+		t.Errorf("%d of %d master weights are finer than BF16", fine, len(got.weights))
 	}
 }
 
-// Weight decay applies to matrices alone: neighbours are one range, and what lies between decays
-// not.
+// Weight decay applies only to matrices. The ranges of adjacent matrices are joined.
 func TestDecayRanges(t *testing.T) {
 	d, err := cpu.New(cpu.Options{Workers: 1})
 	if err != nil {
@@ -387,14 +388,14 @@ func TestDecayRanges(t *testing.T) {
 	w.Free()
 }
 
-// A plan that is larger than the device is refused before anything runs, with its largest part and
-// what to do.
+// A plan that exceeds the memory of the device is refused before the first step. The error names
+// the largest allocation and the fix.
 func TestPlanMustFit(t *testing.T) {
 	text := strings.Repeat("all work and no play. ", 200)
 	for _, x := range []struct {
 		memory   int64
 		sequence int64
-		part     string
+		largest  string
 	}{{100 << 10, 48, "master weights"}, {2 << 20, 4000, "working memory"}} {
 		dataset := config(x.sequence, file(t, t.TempDir(), "a.txt", text))
 		err := comm.RunLocal(1, func(host comm.Comm) error {
@@ -405,15 +406,14 @@ func TestPlanMustFit(t *testing.T) {
 			_, err = run{model: "llama", ranks: 1, ulysses: 1, optimizer: "adamw", compute: tensor.BF16}.with(d, fake.Communicator(d, host), func() error { return nil }, &dataset)
 			return err
 		})
-		if status.Of(err) != status.OutOfMemory || !strings.Contains(err.Error(), "the largest allocation is "+x.part) || !strings.Contains(err.Error(), "use more ranks") {
+		if status.Of(err) != status.OutOfMemory || !strings.Contains(err.Error(), "the largest allocation is "+x.largest) || !strings.Contains(err.Error(), "use more ranks") {
 			t.Errorf("%d bytes: %v", x.memory, err)
 		}
 	}
 }
 
-// A step is over when it returns: who reads the weights in another order than the trainer's finds
-// the new ones.
-func TestStepsAreOver(t *testing.T) {
+// When Step returns, the weights are updated: a read on another stream returns the new weights.
+func TestStepIsComplete(t *testing.T) {
 	dataset := config(48, file(t, t.TempDir(), "a.txt", strings.Repeat("to be or not to be. ", 20)))
 	x := run{model: "llama", ranks: 1, ulysses: 1, optimizer: "sgd", compute: tensor.F32, steps: 1}
 	host := comm.Local(1)[0]
@@ -428,7 +428,7 @@ func TestStepsAreOver(t *testing.T) {
 		}
 		got, err := x.with(d, fake.Communicator(d, host), func() error { return nil }, &dataset)
 		if err != nil || !slices.Equal(got.weights, want.weights) {
-			t.Errorf("order %d: old weights (%v)", seed, err)
+			t.Errorf("seed %d: the weights are not updated (%v)", seed, err)
 		}
 		d.Close()
 	}

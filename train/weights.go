@@ -6,14 +6,13 @@ import (
 	"ulysses/tensor"
 )
 
-// Weights stores the parameters, their gradients and the optimizer's state over all ranks.
-// model.Weights is the part of it that a pass calls. Replicated is ZeRO stage 0, ZeRO is stages 1
-// to 3.
+// Weights stores the parameters, their gradients and the optimizer state over all ranks. Replicated
+// is ZeRO stage 0, ZeRO is stages 1 to 3.
 //
-// A step calls Begin, then passes, then Reduce, then Update.
+// A step calls Begin, then the methods of model.Weights in each pass, then Reduce, then Update.
 type Weights interface {
 	model.Weights
-	// Begin starts an optimizer step of the given number of micro-batches and sets gradients to
+	// Begin starts an optimizer step of the given number of micro-batches. It sets the gradients to
 	// zero.
 	Begin(s device.Stream, microBatches int64) error
 	// Reduce sums the gradients over all ranks and returns their Euclidean norm. Collective.
@@ -32,25 +31,26 @@ type Weights interface {
 	State(group int) State
 	// Components lists the allocated memory for the memory table.
 	Components() []model.Component
-	// Arenas returns the arenas that hold this memory.
+	// Arenas returns the arenas of this memory.
 	Arenas() []*device.Arena
 	// Traffic returns the bytes that this rank must have sent so far, by formula.
 	Traffic() []Traffic
 	Free()
 }
 
-// State is views of elements [Lo, Hi) of a group, which one rank owns. All are flat [Hi - Lo] and
-// nil where there is no such buffer.
+// State has views of the elements [Lo, Hi) of a group, which one rank owns. Each is flat [Hi - Lo],
+// or nil if there is no such buffer.
 type State struct {
 	Lo, Hi  int64
 	Master  tensor.Tensor // the weights that the optimizer updates: F32 when training
 	Compute tensor.Tensor // their copy of the compute type; nil if the compute type is Master's
-	M, V    tensor.Tensor // AdamW's moments, F32
+	M, V    tensor.Tensor // moments of AdamW, F32
 }
 
-// slice returns elements [lo, hi) of the group in checkpoint part i: 0 is Master, 1 is M, 2 is V.
-func (x *State) slice(i int, lo, hi int64) tensor.Tensor {
-	t := [...]tensor.Tensor{x.Master, x.M, x.V}[i]
+// slice returns elements [lo, hi) of the group. kind is an index of checkpoint.Kinds: 0 is Master,
+// 1 is M, 2 is V.
+func (x *State) slice(kind int, lo, hi int64) tensor.Tensor {
+	t := [...]tensor.Tensor{x.Master, x.M, x.V}[kind]
 	if t.IsNil() {
 		return t
 	}

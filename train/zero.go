@@ -7,8 +7,8 @@ import (
 	"ulysses/tensor"
 )
 
-// NewWeights allocates the parameters for ZeRO stage 0 to 3. compute is the type of the values that
-// passes read. Evaluation passes a nil optimizer.
+// NewWeights allocates the parameters for ZeRO stage 0 to 3. compute is the type of the weights
+// that passes read. opt is nil for an evaluation. Collective.
 func NewWeights(d device.Device, world comm.Comm, groups []*model.Group, compute tensor.DType, opt *OptimizerConfig, stage int) (Weights, error) {
 	if stage == 0 || world.Size() == 1 {
 		return NewReplicated(d, world, groups, compute, opt)
@@ -17,19 +17,19 @@ func NewWeights(d device.Device, world comm.Comm, groups []*model.Group, compute
 }
 
 // ZeRO shards parameters by layer groups over all ranks, data and sequence alike (Rajbhandari et
-// al. 2019, arXiv:1910.02054, section 5): of a group's elements rank r owns sp.Shard(numel, ranks,
-// r). Stage 1 shards the optimizer's state, which is the moments and the F32 master weights. Stage
-// 2 also shards the gradients, stage 3 also the values.
+// al. 2019, arXiv:1910.02054, section 5): rank r owns elements comm.Shard(numel, ranks, r) of a
+// group. Stage 1 shards the optimizer state, which is the moments and the F32 master weights. Stage
+// 2 also shards the gradients, stage 3 also the weights.
 //
-// During a use of a group its values and gradients are whole, in one of two slots each. A
-// communication stream gathers the values of the next group while the current one computes, and
-// reduces gradients into the shards of their owners while the next one computes. Sums are taken in
-// rank order, as in Replicated.
+// During a use of a group, its weights and gradients are whole, each in one of two slots. A
+// communication stream gathers the weights of the next group while the current group computes, and
+// reduces gradients into the shards of their owners while the next group computes. Sums are in rank
+// order, as in Replicated.
 type ZeRO struct {
 	dev        device.Device
 	world      comm.Comm
 	commWorld  comm.Comm     // the same ranks, for calls on commStream
-	commStream device.Stream // gathers values and reduces gradients
+	commStream device.Stream // gathers weights and reduces gradients
 	opt        optimizer
 	compute    tensor.DType
 	stage      int
@@ -45,7 +45,7 @@ type ZeRO struct {
 	grads   tensor.Tensor // stage 1 [numel], else [own] F32
 	m, v    tensor.Tensor // [own] F32, for adamw
 	squares
-	gathered    slots // stage 3: whole values
+	gathered    slots // stage 3: whole weights
 	reduced     slots // stages 2 and 3: whole gradients, until they are reduced
 	gatheredMem [2]tensor.Tensor
 	reducedMem  [2]tensor.Tensor
@@ -54,7 +54,7 @@ type ZeRO struct {
 	buffers     []*device.Arena
 }
 
-// zeroGroup is a group and this rank's shard of it.
+// zeroGroup is a layer group and this rank's shard of it.
 type zeroGroup struct {
 	*model.Group
 	numel  int64
@@ -80,8 +80,8 @@ func (g *zeroGroup) shardOf(t tensor.Tensor) tensor.Tensor {
 	return t.Slice(0, g.shard, g.shard+g.hi-g.lo)
 }
 
-// NewZeRO allocates the shards of stage 1, 2 or 3. compute is the type of the values that passes
-// read. Evaluation passes a nil optimizer.
+// NewZeRO allocates the shards of stage 1, 2 or 3. compute is the type of the weights that passes
+// read. opt is nil for an evaluation. Collective.
 func NewZeRO(d device.Device, world comm.Comm, groups []*model.Group, compute tensor.DType, opt *OptimizerConfig, stage int) (*ZeRO, error) {
 	w := &ZeRO{dev: d, world: world, commWorld: comm.OnCommStream(world), opt: optimizer{OptimizerConfig: opt}, compute: compute, stage: stage, squares: newSquares()}
 	numel, largest := w.shard(groups)
@@ -143,7 +143,7 @@ func (w *ZeRO) shard(groups []*model.Group) (numel int64, largest [2]int64) {
 	return numel, largest
 }
 
-// plan lists the buffers.
+// plan returns the buffers.
 func (w *ZeRO) plan(numel int64, largest [2]int64) []planned {
 	p := []planned{{"weights", w.compute, numel, &w.values}}
 	if w.stage == 3 {
@@ -169,8 +169,8 @@ func (w *ZeRO) plan(numel int64, largest [2]int64) []planned {
 	return p
 }
 
-// attachResident attaches the values and gradients that are whole on every rank all the time, and
-// sets the elements that this rank owns.
+// attachResident attaches the weights and gradients that are always whole on every rank, and the
+// elements that this rank owns.
 func (w *ZeRO) attachResident() {
 	for i := range w.groups {
 		g := &w.groups[i]
@@ -183,8 +183,8 @@ func (w *ZeRO) attachResident() {
 	}
 }
 
-// resident returns the values and gradients of a group that are whole on every rank all the time,
-// nil where they are not.
+// resident returns the weights and gradients of a group that are always whole on every rank; nil
+// otherwise.
 func (w *ZeRO) resident(g *zeroGroup) (values, grads tensor.Tensor) {
 	if w.stage < 3 {
 		values = g.whole(w.values)
@@ -195,7 +195,7 @@ func (w *ZeRO) resident(g *zeroGroup) (values, grads tensor.Tensor) {
 	return values, grads
 }
 
-// shardValues returns the values that this rank owns.
+// shardValues returns the compute weights that this rank owns.
 func (w *ZeRO) shardValues(g *zeroGroup) tensor.Tensor {
 	if w.stage < 3 {
 		return g.ownIn(w.values, g.offset)
@@ -203,7 +203,7 @@ func (w *ZeRO) shardValues(g *zeroGroup) tensor.Tensor {
 	return g.shardOf(w.values)
 }
 
-// master returns the weights that the optimizer updates.
+// master returns the weights of this rank that the optimizer updates.
 func (w *ZeRO) master(g *zeroGroup) tensor.Tensor {
 	if w.masters.IsNil() {
 		return w.shardValues(g)
@@ -238,8 +238,8 @@ func (w *ZeRO) Free() {
 func (w *ZeRO) Components() []model.Component { return allocated(w.buffers) }
 func (w *ZeRO) Arenas() []*device.Arena       { return w.buffers }
 
-// Traffic is (P-1) times this rank's shard for each all-gather, and the shards of all other ranks
-// for each reduce-scatter.
+// Traffic returns (P-1) times the size of this rank's shard for each all-gather, and the size of
+// the shards of all other ranks for each reduce-scatter.
 func (w *ZeRO) Traffic() []Traffic {
 	var gathered, reduced int64
 	rank := w.world.Rank()

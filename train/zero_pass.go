@@ -6,18 +6,18 @@ import (
 	"ulysses/model"
 )
 
-// Pass sets the order of the uses to come and counts what they send.
+// Pass sets the order of the uses of the next pass and counts their collectives.
 func (w *ZeRO) Pass(order []model.Use) error {
 	if w.next != len(w.order) {
-		return status.Errorf(status.Internal, "train: a pass begins after %d of %d uses of layer groups of the pass before", w.next, len(w.order))
+		return status.Errorf(status.Internal, "train: a pass begins after %d of %d uses of layer groups of the previous pass", w.next, len(w.order))
 	}
 	w.order, w.next = order, 0
 	w.expected.pass(order, w.numel, w.stage, &w.gathered.residency)
 	return nil
 }
 
-// Gather attaches a group for a use. In stage 3 it then starts to gather the values of the next
-// group, while this one computes.
+// Gather attaches a group for a use. In stage 3 it then starts to gather the weights of the next
+// group, which overlaps with the computation of this one.
 func (w *ZeRO) Gather(group int, s device.Stream) error {
 	if w.next == len(w.order) || w.order[w.next].Group != group {
 		return status.Errorf(status.Internal, "train: layer group %d is not the next one in the order of the pass", group)
@@ -32,7 +32,7 @@ func (w *ZeRO) Gather(group int, s device.Stream) error {
 			return err
 		}
 		if i < 0 {
-			return status.Errorf(status.Internal, "train: no slot is free for the values of layer group %s", g.Name)
+			return status.Errorf(status.Internal, "train: no slot is free for the weights of layer group %s", g.Name)
 		}
 		w.gathered.slots[i].users++
 		if err := s.Wait(w.gathered.all[i].filled); err != nil {
@@ -41,13 +41,13 @@ func (w *ZeRO) Gather(group int, s device.Stream) error {
 		values = w.gathered.all[i].mem.Slice(0, 0, g.numel)
 	}
 	if w.stage > 1 && x.Access&model.Adds != 0 {
-		i := w.reduced.take(group, g.numel)
+		i := w.reduced.assign(group, g.numel)
 		if i < 0 {
 			return status.Errorf(status.Internal, "train: no slot is free for the gradients of layer group %s", g.Name)
 		}
 		w.reduced.slots[i].users++
 		grads = w.reduced.all[i].mem.Slice(0, 0, g.numel)
-		// until the slot's last gradients are reduced
+		// Wait until the previous gradients in the slot are reduced.
 		if err := s.Wait(w.reduced.all[i].filled); err != nil {
 			return err
 		}
@@ -63,14 +63,14 @@ func (w *ZeRO) Gather(group int, s device.Stream) error {
 	return nil
 }
 
-// gather starts to gather a group's values on the communication stream, unless a slot has them. It
-// returns the slot, -1 if none is free.
+// gather starts to gather the weights of a group on the communication stream, unless a slot has
+// them. It returns the slot, -1 if none is free.
 func (w *ZeRO) gather(group int) (int, error) {
 	if i := w.gathered.find(group); i >= 0 {
 		return i, nil
 	}
 	g := &w.groups[group]
-	i := w.gathered.take(group, g.numel)
+	i := w.gathered.assign(group, g.numel)
 	if i < 0 {
 		return i, nil
 	}
@@ -84,7 +84,7 @@ func (w *ZeRO) gather(group int) (int, error) {
 	return i, w.commStream.Record(x.filled)
 }
 
-// Release ends a use of a group. The slot of its values becomes free after the last use. Its
+// Release ends a use of a group. The slot of its weights becomes free after the last use. Its
 // gradients are reduce-scattered and added to the shards of their owners, on the communication
 // stream.
 func (w *ZeRO) Release(group int, s device.Stream) error {

@@ -49,7 +49,7 @@ func (w *ZeRO) Reduce(s device.Stream) (float64, error) {
 	return w.norm(), nil
 }
 
-// Update runs the optimizer on the shards. Stages 1 and 2 then gather the values again.
+// Update runs the optimizer on the shards. Stages 1 and 2 then gather the weights.
 func (w *ZeRO) Update(s device.Stream, lr, scale float64, t int64) error {
 	for i := range w.groups {
 		g := &w.groups[i]
@@ -60,7 +60,7 @@ func (w *ZeRO) Update(s device.Stream, lr, scale float64, t int64) error {
 			return err
 		}
 	}
-	w.gathered.forget()
+	w.gathered.clear()
 	if err := s.Record(w.updated); err != nil {
 		return err
 	}
@@ -70,14 +70,14 @@ func (w *ZeRO) Update(s device.Stream, lr, scale float64, t int64) error {
 	return w.gatherValues(s)
 }
 
-// Loaded gathers the values after each rank has filled its shards.
+// Loaded gathers the weights after each rank has filled its shards.
 func (w *ZeRO) Loaded(s device.Stream) error {
-	w.gathered.forget()
+	w.gathered.clear()
 	return w.gatherValues(s)
 }
 
-// gatherValues gathers the values of all groups from their owners, in stages 1 and 2, where they
-// are whole on every rank.
+// gatherValues gathers the compute weights of all groups in stages 1 and 2, where they are always
+// whole on every rank.
 func (w *ZeRO) gatherValues(s device.Stream) error {
 	if w.stage == 3 {
 		return nil
@@ -105,7 +105,8 @@ func (w *ZeRO) State(group int) State {
 	return x
 }
 
-// Whole gathers a group into the memory of gradients, F32, or of an evaluation's values.
+// Whole gathers a group in F32 into the memory of the gradients, or in the compute type if there is
+// no optimizer.
 func (w *ZeRO) Whole(group int, grads bool, s device.Stream) (tensor.Tensor, error) {
 	g := &w.groups[group]
 	shard := w.master(g)
@@ -124,7 +125,7 @@ func (w *ZeRO) Whole(group int, grads bool, s device.Stream) (tensor.Tensor, err
 	default:
 		all = w.reducedMem[0]
 	}
-	w.gathered.forget()
+	w.gathered.clear()
 	w.expected.wholes[group] += shard.DType.Size()
 	all = all.Slice(0, 0, g.numel)
 	return all, w.world.AllGather(s, all, shard, g.counts)

@@ -15,8 +15,9 @@ import (
 	"ulysses/testkit/fake"
 )
 
-// Every stage on every mesh takes the steps of one rank: five of SGD leave the same weights, five
-// of AdamW the same losses. The norm that clips is a sum in another order, so bits may differ.
+// Every stage on every mesh gives the results of one rank: the weights after five steps of SGD, the
+// losses of five steps of AdamW. The order of the sums in the gradient norm differs, so the results
+// may not be bitwise equal.
 func TestShardedTrains(t *testing.T) {
 	late := devicetest.Fake("late", fake.Options{})
 	for _, name := range []string{"llama", "qwen3"} {
@@ -31,7 +32,7 @@ func TestShardedTrains(t *testing.T) {
 					got := x.train(t)
 					x.near(t, got, want, 1e-5)
 					if d := furthest(got.weights, want.weights); optimizer == "sgd" && !(d <= 1e-7) {
-						t.Errorf("%+v: weights are off by %.2g", x, d)
+						t.Errorf("%+v: the weights differ by %.2g", x, d)
 					}
 					x.fits(t, got)
 				}
@@ -40,7 +41,7 @@ func TestShardedTrains(t *testing.T) {
 	}
 }
 
-// furthest is the largest difference.
+// furthest returns the largest difference.
 func furthest(a, b []float32) (d float64) {
 	if len(a) != len(b) {
 		return 1e9
@@ -53,7 +54,7 @@ func furthest(a, b []float32) (d float64) {
 	return d
 }
 
-// fits holds the memory of stage 3 to its share of all states and the two largest layers.
+// fits checks that stage 3 has memory for its shards and the two largest groups only.
 func (x run) fits(t *testing.T, o outcome) {
 	t.Helper()
 	if x.zero != 3 {
@@ -81,20 +82,20 @@ func (x run) fits(t *testing.T, o outcome) {
 	copies := map[string]int64{"sgd": 2, "adamw": 4}[x.optimizer] // values, gradients, moments
 	n := int64(len(sizes))
 	limit := 4*copies*(m.Numel()/int64(x.ranks)+n) + 8*(sizes[n-1]+sizes[n-2])
-	held := int64(0)
+	bytes := int64(0)
 	for _, c := range o.table {
 		for _, state := range []string{"weights", "gradients", "moments"} {
 			if strings.Contains(c.Name, state) {
-				held += c.Bytes
+				bytes += c.Bytes
 			}
 		}
 	}
-	if held > limit || held < 4*copies*m.Numel()/int64(x.ranks) {
-		t.Errorf("%+v: %d bytes of states, the limit is %d: %v", x, held, limit, o.table)
+	if bytes > limit || bytes < 4*copies*m.Numel()/int64(x.ranks) {
+		t.Errorf("%+v: %d bytes of shards, the limit is %d: %v", x, bytes, limit, o.table)
 	}
 }
 
-// In BF16 the masters are cut, too.
+// In BF16, the master weights are sharded.
 func TestShardedMasters(t *testing.T) {
 	late := devicetest.Fake("late", fake.Options{})
 	want := run{model: "llama", ranks: 1, ulysses: 1, optimizer: "adamw", compute: tensor.BF16, steps: 5, on: &late}.train(t)
@@ -104,34 +105,34 @@ func TestShardedMasters(t *testing.T) {
 	}
 }
 
-// gathers notes what is gathered.
-type gathers struct {
+// logged logs the collectives of a communicator.
+type logged struct {
 	comm.Comm
 	log *[]string
 }
 
-func (g gathers) AllGather(s device.Stream, dst, src tensor.Tensor, rows []int64) error {
+func (g logged) AllGather(s device.Stream, dst, src tensor.Tensor, counts []int64) error {
 	*g.log = append(*g.log, fmt.Sprintf("gather %d", dst.Numel()))
-	return g.Comm.AllGather(s, dst, src, rows)
+	return g.Comm.AllGather(s, dst, src, counts)
 }
 
-func (g gathers) ReduceScatter(s device.Stream, dst, src tensor.Tensor, rows []int64) error {
-	*g.log = append(*g.log, fmt.Sprintf("sum %d", src.Numel()))
-	return g.Comm.ReduceScatter(s, dst, src, rows)
+func (g logged) ReduceScatter(s device.Stream, dst, src tensor.Tensor, counts []int64) error {
+	*g.log = append(*g.log, fmt.Sprintf("reduce %d", src.Numel()))
+	return g.Comm.ReduceScatter(s, dst, src, counts)
 }
 
-// A layer's values are gathered before the layer before it computes; its gradients are summed
-// before the next stretch begins. A group that is still there is not gathered again.
+// The weights of a group are gathered before the previous group computes. Its gradients are reduced
+// before the next use begins. A group that is in a slot is not gathered again.
 func TestShardedOrder(t *testing.T) {
 	groups := make([]*model.Group, 4)
-	for i := range groups { // of different sizes, which tell them apart
+	for i := range groups { // the log identifies groups by their size
 		groups[i] = &model.Group{Name: fmt.Sprint(i), Params: []*model.Param{{Name: fmt.Sprint(i), Shape: []int64{int64(20 - i)}}}}
 	}
 	const reads, both = model.Reads, model.Reads | model.Adds
 	order := []model.Use{{Group: 0, Access: reads}, {Group: 1, Access: reads}, {Group: 2, Access: reads}, {Group: 3, Access: both}, {Group: 2, Access: both},
 		{Group: 1, Access: both}, {Group: 0, Access: model.Adds}}
-	want := strings.Split("gather 20, gather 19, need 0, done 0, gather 18, need 1, done 1, gather 17, need 2, done 2, need 3, sum 17, done 3, gather 19, "+
-		"need 2, sum 18, done 2, need 1, sum 19, done 1, need 0, sum 20, done 0", ", ")
+	want := strings.Split("gather 20, gather 19, use 0, release 0, gather 18, use 1, release 1, gather 17, use 2, release 2, use 3, reduce 17, release 3, gather 19, "+
+		"use 2, reduce 18, release 2, use 1, reduce 19, release 1, use 0, reduce 20, release 0", ", ")
 	log := []string{}
 	err := comm.RunLocal(2, func(c comm.Comm) error {
 		d, err := cpu.New(cpu.Options{Workers: 1})
@@ -144,7 +145,7 @@ func TestShardedOrder(t *testing.T) {
 		for i, g := range groups {
 			own[i] = &model.Group{Name: g.Name, Params: []*model.Param{{Name: g.Name, Shape: g.Params[0].Shape}}}
 		}
-		w, err := NewZeRO(d, gathers{c, &mine}, own, tensor.F32, &OptimizerConfig{Name: "sgd"}, 3)
+		w, err := NewZeRO(d, logged{c, &mine}, own, tensor.F32, &OptimizerConfig{Name: "sgd"}, 3)
 		if err != nil {
 			return err
 		}
@@ -164,17 +165,17 @@ func TestShardedOrder(t *testing.T) {
 			if err := w.Gather(x.Group, s); err != nil {
 				return err
 			}
-			mine = append(mine, fmt.Sprintf("need %d", x.Group))
+			mine = append(mine, fmt.Sprintf("use %d", x.Group))
 			if p := own[x.Group].Params[0]; x.Access&model.Reads != 0 && p.Value.IsNil() || x.Access&model.Adds != 0 && p.Grad.IsNil() {
-				return fmt.Errorf("group %d is not lent", x.Group)
+				return fmt.Errorf("group %d has no values after Gather", x.Group)
 			}
 			if err := w.Release(x.Group, s); err != nil {
 				return err
 			}
-			mine = append(mine, fmt.Sprintf("done %d", x.Group))
+			mine = append(mine, fmt.Sprintf("release %d", x.Group))
 		}
 		if err := w.Gather(0, s); err == nil {
-			return fmt.Errorf("a group out of turn is lent")
+			return fmt.Errorf("a group out of order was gathered")
 		}
 		if c.Rank() == 0 {
 			log = mine

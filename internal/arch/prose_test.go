@@ -53,7 +53,6 @@ var pending = []string{
 	"capi",
 	"capi/generate",
 	"capi/testdata",
-	"checkpoint",
 	"cmd/ulysses-mpi",
 	"comm",
 	"cpu",
@@ -83,7 +82,6 @@ var pending = []string{
 	"testkit/fake",
 	"testkit/ref",
 	"tile",
-	"train",
 }
 
 // Comments, messages and pages have lines of at most 100 columns and use the project's words.

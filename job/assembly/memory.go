@@ -62,7 +62,7 @@ func printChoices(out io.Writer, t *train.Trainer) error {
 	fmt.Fprintln(w, "activations\tMiB\ton the host\texpected time\t")
 	for _, c := range choices {
 		mark := ""
-		if c.Taken {
+		if c.Chosen {
 			mark = "taken"
 		}
 		fmt.Fprintf(w, "%s\t%.1f\t%.1f\t%s\t%s\n", DescribeChoice(c), units.MiB(c.Device), units.MiB(c.Host), fmt.Sprintf("+%.1f %%", 100*c.Extra), mark)

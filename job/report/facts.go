@@ -22,7 +22,7 @@ type rankFacts struct {
 	Phases            []clock.Phase
 	Sent              []comm.Entry
 	Formula           []train.Traffic
-	Memory            []train.Taken
+	Memory            []train.Allocation
 	Resident          int64   // peak memory of the process; 0 = unknown
 	Cores             int     // cores that the process may use
 	Waited            float64 // seconds in the steps that the process's threads waited for a core
@@ -38,7 +38,7 @@ func (r *Run) gatherFacts() ([]rankFacts, error) {
 		waited /= float64(r.world().Size()) // all ranks are in this process
 	}
 	own, err := json.Marshal(rankFacts{Host: host, CPU: strings.TrimSpace(cpuid.CPU.BrandName), Device: info.Name, Threads: info.Workers,
-		Phases: r.Parts.Clock.Phases(), Sent: r.Ledger.Entries(), Formula: r.Trainer.Traffic(), Memory: r.Trainer.Taken(),
+		Phases: r.Parts.Clock.Phases(), Sent: r.Ledger.Entries(), Formula: r.Trainer.Traffic(), Memory: r.Trainer.Allocations(),
 		Resident: proc.ResidentPeak(), Cores: runtime.NumCPU(), Waited: waited})
 	if err != nil {
 		return nil, status.Errorf(status.Internal, "report: %w", err)

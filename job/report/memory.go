@@ -38,7 +38,7 @@ func memoryRows(facts []rankFacts) (rows, totals []memoryRow) {
 			}
 			x.Planned, x.Peak = max(x.Planned, m.Planned), max(x.Peak, m.Peak)
 			planned[at], peak[at] = planned[at]+m.Planned, peak[at]+m.Peak
-			for _, c := range m.Parts {
+			for _, c := range m.Components {
 				p := row(m.Name+"/"+c.Name, c.Name, true)
 				p.Planned = max(p.Planned, c.Bytes)
 			}

@@ -129,7 +129,7 @@ func (r *Run) choices() (rows []factRow) {
 	for _, c := range all {
 		rows = append(rows, factRow{assembly.DescribeChoice(c),
 			fmt.Sprintf("%.1f MiB, %.1f MiB on the host, +%.1f %% time", units.MiB(c.Device), units.MiB(c.Host), 100*c.Extra),
-			map[bool]string{true: "chosen"}[c.Taken]})
+			map[bool]string{true: "chosen"}[c.Chosen]})
 	}
 	return rows
 }

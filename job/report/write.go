@@ -35,7 +35,7 @@ func (r *Run) PrintPlan() error {
 	}
 	fmt.Fprintf(r.Stdout, "memory           %s\n", text)
 	for _, c := range r.Trainer.Choices() {
-		if c.Taken && (c.Extra > 0 || c.Offloads()) {
+		if c.Chosen && (c.Extra > 0 || c.Offloads()) {
 			fmt.Fprintf(r.Stdout, "activations      %s: +%.1f %% expected time\n", assembly.DescribeChoice(c), 100*c.Extra)
 		}
 	}

@@ -88,3 +88,21 @@ func Filled(t *testing.T, shapes map[string][]int64, value map[string]float32, s
 	}
 	return path
 }
+
+// WriteTokens writes a data set of token ids: a safetensors file with the given tensors of
+// input_ids, labels and position_ids, each I32 [sequences, length]. It returns the path.
+func WriteTokens(t testing.TB, path string, sequences, length int64, tensors map[string][]int64) string {
+	t.Helper()
+	var list []tensor.Item
+	for _, n := range slices.Sorted(maps.Keys(tensors)) {
+		x := make([]int32, len(tensors[n]))
+		for i, v := range tensors[n] {
+			x[i] = int32(v)
+		}
+		list = append(list, tensor.Item{Name: n, Tensor: tensor.OfInt32(x, sequences, length)})
+	}
+	if err := tensor.WriteSafetensors(path, nil, list); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
