@@ -131,7 +131,7 @@ func TestExportOnTheWay(t *testing.T) {
 	before := contents(t, four)
 	for _, target := range []string{four, filepath.Join(four, "model"), states, filepath.Join(dir, "out"), filepath.Join(states, "step-00000002")} {
 		code, _, errs := call("export", four, target)
-		if code != status.InvalidArgument || !strings.Contains(errs, "a folder of its own") {
+		if code != status.InvalidArgument || !strings.Contains(errs, "another folder for the model") {
 			t.Errorf("export to %s: %v: %s", target, code, errs)
 		}
 	}

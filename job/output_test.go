@@ -62,7 +62,7 @@ func TestExportOverwritesNothingUnasked(t *testing.T) {
 			code, _, errs := call(append([]string{"export", states, folder}, force...)...)
 			want := "the folder of the base model (model.path of the run), which is never overwritten; name another folder"
 			if folder == dir { // the folder also holds the checkpoint
-				want = "a folder of its own"
+				want = "another folder for the model"
 			}
 			if code != status.InvalidArgument || !strings.Contains(errs, want) {
 				t.Errorf("export to %s %v: %v: %s", folder, force, code, errs)
