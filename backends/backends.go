@@ -1,7 +1,7 @@
 // Package backends opens devices and communicators by the names that a job file uses.
 //
-// Open opens a device from a Choice (device.backend). OpenComm selects and opens the communicator for
-// the device's memory (device.comm). FindGPUs lists what doctor reports.
+// Open opens a device from a Choice (device.backend). OpenComm selects and opens the communicator
+// for the device's memory (device.comm). FindGPUs lists what doctor reports.
 package backends
 
 import (
@@ -27,9 +27,9 @@ type Choice struct {
 	Deterministic bool // results of a GPU are bitwise reproducible
 }
 
-// Open opens a device. With "auto" it also returns the reason for its choice. "auto" uses the CPU if
-// there is no plug-in or no GPU; a plug-in that cannot be used is an error. "cuda" never falls back to
-// the CPU. The caller closes the device. Not collective.
+// Open opens a device. With "auto" it also returns the reason for its choice. "auto" uses the CPU
+// if there is no plug-in or no GPU; a plug-in that cannot be used is an error. "cuda" never falls
+// back to the CPU. The caller closes the device. Not collective.
 func Open(c Choice) (d device.Device, why string, err error) {
 	switch c.Backend {
 	case "cpu":

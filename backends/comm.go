@@ -10,13 +10,13 @@ import (
 	"ulysses/internal/status"
 )
 
-// OpenComm returns the communicator for tensors of the device and of the host, and the reason for its
-// choice. policy is device.comm of the job file: "auto", or the required kind. Tensors of a CPU device
-// use the host's communicator. For GPUs, "auto" selects NCCL if every rank has its own GPU, else ipc
-// if all ranks are on one machine, else staged. "mpi" and "local" select staged. If "auto" selects ipc
-// and the machine does not support it, staged is used. A kind that is not possible, or a rank without
-// a device (nil), is an error on all ranks. OpenComm also tells each GPU how many ranks share it, for
-// its memory plan. The result owns host. Collective over host.
+// OpenComm returns the communicator for tensors of the device and of the host, and the reason for
+// its choice. policy is device.comm of the job file: "auto", or the required kind. Tensors of a CPU
+// device use the host's communicator. For GPUs, "auto" selects NCCL if every rank has its own GPU,
+// else ipc if all ranks are on one machine, else staged. "mpi" and "local" select staged. If "auto"
+// selects ipc and the machine does not support it, staged is used. A kind that is not possible, or
+// a rank without a device (nil), is an error on all ranks. OpenComm also tells each GPU how many
+// ranks share it, for its memory plan. The result owns host. Collective over host.
 func OpenComm(d device.Device, host comm.Comm, policy string) (c comm.Comm, why string, err error) {
 	gpu, _ := d.(*cuda.Device)
 	infos, err := gatherInfos(host, gpu, d)
@@ -60,8 +60,8 @@ type rankInfo struct {
 	GPU     string // UUID
 	NCCL    bool
 	NoNCCL  string // why NCCL is not available
-	// HostID is NCCL_HOSTID. NCCL treats ranks with different values as ranks on different machines,
-	// which may share a GPU.
+	// HostID is NCCL_HOSTID. NCCL treats ranks with different values as ranks on different
+	// machines, which may share a GPU.
 	HostID string
 }
 
@@ -89,8 +89,8 @@ func sharing(infos []rankInfo, rank int) (n int) {
 	return n
 }
 
-// choose returns the kind of communicator and the reason. host is the kind of the host's communicator
-// and route is the text of the function route. The result is the same on all ranks.
+// choose returns the kind of communicator and the reason. host is the kind of the host's
+// communicator and route is the text of the function route. The result is the same on all ranks.
 func choose(infos []rankInfo, host, route, policy string) (kind, why string, err error) {
 	for r, c := range infos {
 		if c.Kind == "" {

@@ -108,8 +108,8 @@ func TestOpenCommWithoutDevice(t *testing.T) {
 	}
 }
 
-// TestOpenCommShares checks that ranks on one GPU divide its memory, and that one rank alone has all of
-// it.
+// TestOpenCommShares checks that ranks on one GPU divide its memory, and that one rank alone has
+// all of it.
 func TestOpenCommShares(t *testing.T) {
 	cudatest.Use(t)
 	if found, err := cuda.Probe(); err != nil || found.Count != 1 {

@@ -77,8 +77,8 @@ type Field struct {
 	isList bool
 }
 
-// List returns a Field for a list of numbers; nil means not given. Ranks compare a hash of the list.
-// If the hashes differ, the error names the first number that differs.
+// List returns a Field for a list of numbers; nil means not given. Ranks compare a hash of the
+// list. If the hashes differ, the error names the first number that differs.
 func List(name string, list []int64) Field {
 	value := "not given"
 	if list != nil {
@@ -93,9 +93,9 @@ func List(name string, list []int64) Field {
 	return Field{Name: name, Value: value, list: list, isList: true}
 }
 
-// Same returns an error if a field is not equal on all ranks. The text of the error starts with what
-// (the operation that the fields belong to) and names the field, a rank that differs from rank 0,
-// and both values. All ranks get the same error. Collective over c.
+// Same returns an error if a field is not equal on all ranks. The text of the error starts with
+// what (the operation that the fields belong to) and names the field, a rank that differs from rank
+// 0, and both values. All ranks get the same error. Collective over c.
 func Same(c Comm, what string, fields ...Field) error {
 	var mine []byte
 	for _, f := range fields {

@@ -14,10 +14,10 @@ type Alignment struct{ Offset, Within time.Duration }
 const alignRounds = 8
 
 // Align measures the offset of each rank's clock to the clock of rank 0, one rank after another. A
-// rank sends a request, and rank 0 answers with its time, which it reads between the sending and the
-// arrival of the answer (Cristian 1989, Probabilistic clock synchronization). The error is at most
-// half of the round trip. now is this rank's clock. Collective. It does not support Kind "host",
-// where all ranks must call SendRecv.
+// rank sends a request, and rank 0 answers with its time, which it reads between the sending and
+// the arrival of the answer (Cristian 1989, Probabilistic clock synchronization). The error is at
+// most half of the round trip. now is this rank's clock. Collective. It does not support Kind
+// "host", where all ranks must call SendRecv.
 func Align(c Comm, now func() time.Duration) (Alignment, error) {
 	var a Alignment
 	word := []int64{0}

@@ -109,8 +109,8 @@ func checkAllToAll(dst, src tensor.Tensor, recvRows, sendRows []int64, size int)
 }
 
 // checkShards checks the arguments of all-gather and reduce-scatter: whole has the rows of all
-// ranks, shard has the rows of this rank. shard may be this rank's block of whole; any other overlap
-// is an error.
+// ranks, shard has the rows of this rank. shard may be this rank's block of whole; any other
+// overlap is an error.
 func checkShards(op, wholeName, shardName string, whole, shard tensor.Tensor, rows []int64, rank, size int) error {
 	if err := checkRows(op, wholeName, whole, rows, size); err != nil {
 		return err

@@ -9,8 +9,8 @@ import (
 )
 
 // transport moves bytes between processes. Except for open and hasAllToAll, its methods are
-// collective. MPI and a host program's callbacks implement it. collectives implements the methods of
-// Comm that need only a transport.
+// collective. MPI and a host program's callbacks implement it. collectives implements the methods
+// of Comm that need only a transport.
 type transport interface {
 	Rank() int
 	Size() int
@@ -29,8 +29,8 @@ type transport interface {
 	allGatherV(operation string, all, own unsafe.Pointer, bytes []int64) error
 }
 
-// layout describes the blocks of an all-to-all: for each rank, the offset and the bytes of the block
-// to send (s) and of the block to receive (r).
+// layout describes the blocks of an all-to-all: for each rank, the offset and the bytes of the
+// block to send (s) and of the block to receive (r).
 type layout struct {
 	soffsets, sbytes, roffsets, rbytes []int64
 }
@@ -47,9 +47,9 @@ const smallReduce = 64 << 10
 //
 // A reduction is an all-to-all, and the function reduce adds the blocks. The library's reductions
 // are not used, because the order of their sums depends on the algorithm, on sizes and on the
-// placement of ranks. The order here is always rank order, so a job gives bitwise equal results with
-// goroutine ranks, under mpirun and under srun. The bytes sent are those of a reduce-scatter and an
-// all-gather, which is the minimum.
+// placement of ranks. The order here is always rank order, so a job gives bitwise equal results
+// with goroutine ranks, under mpirun and under srun. A reduce-scatter and an all-gather send the
+// same number of bytes, which is the minimum.
 type collectives struct {
 	t          transport
 	rank, size int

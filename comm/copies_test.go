@@ -10,14 +10,15 @@ import (
 	"ulysses/internal/status"
 )
 
-// Copies that differ in any byte of any file are found, with the file, the part and a rank of
-// either copy. One copy, and equal copies, are accepted. Ranks that see one copy share the reading.
+// TestSameFiles checks that copies which differ in any byte are found, with the file, the part and
+// a rank of either copy. One copy, and equal copies, are accepted. Ranks that see one copy share
+// the reading.
 func TestSameFiles(t *testing.T) {
 	const size = 1 << 10
 	for _, x := range []struct {
 		name  string
 		spoil func(dir string) error // changes the copy that the last two ranks see
-		want  string                 // "" where nothing differs
+		want  string                 // "" if nothing differs
 	}{
 		{"alike", func(string) error { return nil }, ""},
 		{"first byte", func(dir string) error { return flip(filepath.Join(dir, "a"), 0) }, "model.path: a differs between rank 0 on HOST and rank 2 on HOST: header: copy it to every node"},

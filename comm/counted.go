@@ -155,8 +155,8 @@ func (c *Counted) allToAllBytes(src tensor.Tensor, sendRows []int64) int64 {
 	return AllToAllBytes(c.Rank(), sendRows, rowBytes(src))
 }
 
-// countedRequest is an all-to-all that is counted as one call. Its seconds are those of its start
-// and of its wait, without the time between them.
+// countedRequest is an all-to-all that is counted as one call. Its seconds are the sum of the
+// time in AllToAllStart and the time in Wait.
 type countedRequest struct {
 	c       *Counted
 	inner   Request // nil after Wait

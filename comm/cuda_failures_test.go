@@ -14,34 +14,34 @@ import (
 	"ulysses/testkit/cudatest"
 )
 
-// TestCUDAEnds: whatever happens to one rank in the middle of an exchange, all come back, with
-// memory that nobody is in any more: every rank frees its own as soon as it is back.
+// TestCUDAEnds checks that all ranks return after an abort during a call, and that no other rank
+// uses the memory of a rank that has returned: every rank frees its memory at once.
 func TestCUDAEnds(t *testing.T) {
 	cudatest.Use(t)
 	const n = 3
 	rows := []int64{4000, 4000, 4000}
 	f32 := func(n int64) tensor.Tensor { return tensor.OfFloat32(make([]float32, n), n) }
 	calls := map[string]func(c comm.Comm) error{
-		"exchange": func(c comm.Comm) error { return c.AllToAll(nil, f32(12000), f32(12000), rows, rows) },
-		"reduce":   func(c comm.Comm) error { return c.AllReduce(nil, f32(40000), comm.Sum) },
-		"small":    func(c comm.Comm) error { return c.AllReduce(nil, f32(4), comm.Sum) },
-		"gather":   func(c comm.Comm) error { return c.AllGather(nil, f32(12000), f32(4000), rows) },
-		"scatter":  func(c comm.Comm) error { return c.ReduceScatter(nil, f32(4000), f32(12000), rows) },
-		"pair":     func(c comm.Comm) error { return c.SendRecv(nil, f32(4000), (c.Rank()+1)%n, f32(4000), (c.Rank()+2)%n) },
+		"all-to-all": func(c comm.Comm) error { return c.AllToAll(nil, f32(12000), f32(12000), rows, rows) },
+		"reduce":     func(c comm.Comm) error { return c.AllReduce(nil, f32(40000), comm.Sum) },
+		"small":      func(c comm.Comm) error { return c.AllReduce(nil, f32(4), comm.Sum) },
+		"gather":     func(c comm.Comm) error { return c.AllGather(nil, f32(12000), f32(4000), rows) },
+		"scatter":    func(c comm.Comm) error { return c.ReduceScatter(nil, f32(4000), f32(12000), rows) },
+		"pair":       func(c comm.Comm) error { return c.SendRecv(nil, f32(4000), (c.Rank()+1)%n, f32(4000), (c.Rank()+2)%n) },
 	}
-	for _, w := range ways[:3] { // NCCL's ranks die with the job
+	for _, w := range transports[:3] { // with NCCL, ranks end with the job
 		for name, call := range calls {
 			t.Run(w.name+"/"+name, func(t *testing.T) {
 				for round := range 10 {
-					err := within(t, func() error {
+					err := comm.Within(t, func() error {
 						return comm.RunLocal(n, func(host comm.Comm) (err error) {
 							defer func() {
-								// of the GPU, where memory was gone
+								// another code would mean an access to freed memory
 								if status.Of(err) != status.Comm {
 									t.Errorf("rank %d: %v", host.Rank(), err)
 								}
 							}()
-							return suiteOnGPU(host, w.kind, w.cut, func(c comm.Comm) error {
+							return suiteOnGPU(host, w.kind, w.chunk, func(c comm.Comm) error {
 								if err := c.Barrier(); err != nil {
 									return err
 								}
@@ -65,13 +65,13 @@ func TestCUDAEnds(t *testing.T) {
 	}
 }
 
-// TestCUDAMismatch: arguments that do not fit each other end the call on some rank, with a sentence
-// that names ranks, and the job with it.
+// TestCUDAMismatch checks that arguments that do not match between ranks end the job, with an error
+// that names ranks.
 func TestCUDAMismatch(t *testing.T) {
 	cudatest.Use(t)
 	f32 := func(n int64) tensor.Tensor { return tensor.OfFloat32(make([]float32, n), n) }
 	odd := func(c comm.Comm) int64 { return int64(c.Rank() % 2) }
-	for _, w := range ways[:3] { // NCCL does not compare
+	for _, w := range transports[:3] { // NCCL does not compare arguments
 		for name, run := range map[string]func(comm.Comm) error{
 			"order": func(c comm.Comm) error {
 				if c.Rank() == 0 {
@@ -83,7 +83,7 @@ func TestCUDAMismatch(t *testing.T) {
 			"op":        func(c comm.Comm) error { return c.AllReduce(nil, f32(5), comm.Op(odd(c))) },
 			"broadcast": func(c comm.Comm) error { return c.Broadcast(nil, f32(5+odd(c)), 0) },
 			"root":      func(c comm.Comm) error { return c.Broadcast(nil, f32(5), int(odd(c))) },
-			"exchange": func(c comm.Comm) error {
+			"all-to-all": func(c comm.Comm) error {
 				rows := []int64{1, 1, 1 + odd(c)}
 				return c.AllToAll(nil, f32(9), f32(9), rows, rows)
 			},
@@ -94,8 +94,8 @@ func TestCUDAMismatch(t *testing.T) {
 			},
 		} {
 			t.Run(w.name+"/"+name, func(t *testing.T) {
-				err := within(t, func() error {
-					return comm.RunLocal(3, func(host comm.Comm) error { return suiteOnGPU(host, w.kind, w.cut, run) })
+				err := comm.Within(t, func() error {
+					return comm.RunLocal(3, func(host comm.Comm) error { return suiteOnGPU(host, w.kind, w.chunk, run) })
 				})
 				if status.Of(err) != status.Comm || !strings.Contains(err.Error(), "rank") {
 					t.Errorf("%v (%v)", err, status.Of(err))
@@ -105,7 +105,7 @@ func TestCUDAMismatch(t *testing.T) {
 	}
 }
 
-// TestCUDASteadyState: after the first calls nothing is allocated.
+// TestCUDASteadyState checks that nothing is allocated after the first calls.
 func TestCUDASteadyState(t *testing.T) {
 	cudatest.Use(t)
 	const warm, rounds = 10, 60

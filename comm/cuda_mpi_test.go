@@ -13,7 +13,7 @@ import (
 	"ulysses/testkit/cudatest"
 )
 
-// TestCUDAMPI runs the suite on processes that share a GPU, or have one each.
+// TestCUDAMPI runs the suite on processes that share a GPU or have one each.
 func TestCUDAMPI(t *testing.T) {
 	if comm.Inside() == "" {
 		onGPU := os.Getenv("ULYSSES_CUDA_PLUGIN") != ""
@@ -24,11 +24,11 @@ func TestCUDAMPI(t *testing.T) {
 				t.Errorf("%d ranks: %v\n%s", n, err, out)
 			}
 		}
-		// memory of an emulated GPU is one that any MPI takes; on a GPU the library is asked
+		// every MPI library accepts the memory of an emulated GPU
 		if !onGPU {
 			t.Setenv("ULYSSES_MPI_CUDA", "1")
 			if out, err := comm.StartRanks(t, "cuda", 3); err != nil {
-				t.Errorf("MPI that takes memory of a GPU: %v\n%s", err, out)
+				t.Errorf("MPI with GPU memory: %v\n%s", err, out)
 			}
 		}
 		return
@@ -37,12 +37,12 @@ func TestCUDAMPI(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, w := range ways {
+	for _, w := range transports {
 		for _, s := range comm.Suite {
 			if !runs(t, w.kind, s.Name, world.Size()) {
 				continue
 			}
-			host, err := world.Split(0, world.Rank()) // it is closed with the device's
+			host, err := world.Split(0, world.Rank()) // closed with the device's communicator
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -51,9 +51,9 @@ func TestCUDAMPI(t *testing.T) {
 				fmt.Printf("rank %d: %s hangs\n", world.Rank(), name)
 				world.Abort(status.Comm, "hangs")
 			})
-			err = suiteOnGPU(host, w.kind, w.cut, s.Run)
+			err = suiteOnGPU(host, w.kind, w.chunk, s.Run)
 			if err != nil {
-				// at once: the others may be waiting
+				// print at once: other ranks may be waiting
 				fmt.Printf("rank %d: %s: %v\n", world.Rank(), name, err)
 			}
 			if err := comm.Agree(world, err); err != nil {

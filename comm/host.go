@@ -11,12 +11,12 @@ import (
 	"ulysses/tensor"
 )
 
-// hostComm is a communicator that calls two collectives of a host program, for launchers with an MPI
-// library that this package does not know. Both collectives involve all ranks and block. Therefore
-// every call here blocks: all ranks call SendRecv (with negative peers if they have no message), and
-// an all-to-all is complete when AllToAllStart returns. The host's library must detect counts that
-// differ between ranks. A hostComm and its duplicates together serve one goroutine at a time,
-// because all ranks must make the host's calls in the same order.
+// hostComm is a communicator that calls two collectives of a host program, for launchers with an
+// MPI library that this package does not know. Both collectives involve all ranks and block.
+// Therefore every call here blocks: all ranks call SendRecv (with negative peers if they have no
+// message), and an all-to-all is complete when AllToAllStart returns. The host's library must
+// detect counts that differ between ranks. A hostComm and its duplicates together serve one
+// goroutine at a time, because all ranks must make the host's calls in the same order.
 type hostComm struct {
 	collectives
 	allgather Allgather
@@ -45,9 +45,9 @@ type Allgather func(in, out []byte) error
 // overlap.
 type Alltoallv func(in []byte, inBytes []int64, out []byte, outBytes []int64) error
 
-// NewHost makes a communicator from a host program's own collectives. If alltoallv is nil, AllToAll,
-// ReduceScatter and SendRecv return an error. Agreement, AllGather, Broadcast and AllReduce work,
-// which is enough for communicators for device memory. NewHost is not collective.
+// NewHost makes a communicator from a host program's own collectives. If alltoallv is nil,
+// AllToAll, ReduceScatter and SendRecv return an error. Agreement, AllGather, Broadcast and
+// AllReduce work, which is enough for communicators for device memory. NewHost is not collective.
 func NewHost(rank, size int, allgather Allgather, alltoallv Alltoallv) (Comm, error) {
 	switch {
 	case size < 1 || rank < 0 || rank >= size:
@@ -128,8 +128,8 @@ func (h *hostComm) callAlltoallv(operation string, in, out []byte) error {
 	return h.failed(operation, "alltoallv", h.alltoallv(in, h.sendBytes, out, h.recvBytes))
 }
 
-// Split supports colors that are equal on all ranks or different on all ranks. Any other group could
-// not call the host's collectives, which involve all ranks. Collective.
+// Split supports colors that are equal on all ranks or different on all ranks. Any other group
+// could not call the host's collectives, which involve all ranks. Collective.
 func (h *hostComm) Split(color, key int) (Comm, error) {
 	const name = "comm.Split"
 	if err := h.open(name); err != nil {

@@ -9,8 +9,8 @@ import (
 	"ulysses/tensor"
 )
 
-// hostGatherLimit is the limit in bytes of one rank's block up to which an all-gather is one call of
-// the host's allgather. Tests lower it.
+// hostGatherLimit is the limit in bytes of one rank's block up to which an all-gather is one call
+// of the host's allgather. Tests lower it.
 var hostGatherLimit int64 = 1 << 30
 
 // The methods of transport.

@@ -86,8 +86,8 @@ func (l *Ledger) Get(axis, op string) Entry {
 // The functions below return the bytes that a rank sends if each block goes directly from its owner
 // to its reader. The sum over the ranks is the minimum; a library may send more by other routes.
 
-// AllToAllBytes returns the bytes that rank sends: Σ_{j≠rank} sendRows[j]·row, with row the bytes of
-// a row.
+// AllToAllBytes returns the bytes that rank sends: Σ_{j≠rank} sendRows[j]·row, with row the bytes
+// of a row.
 func AllToAllBytes(rank int, sendRows []int64, row int64) int64 {
 	return (total(sendRows) - sendRows[rank]) * row
 }
@@ -110,8 +110,8 @@ func AllReduceBytes(rank, size int, n, elem int64) int64 {
 	return (n + int64(size-2)*(hi-lo)) * elem
 }
 
-// BroadcastSent returns the bytes that rank sends in a chain from the root in rank order: every rank
-// except the last of the chain sends all bytes once.
+// BroadcastSent returns the bytes that rank sends in a chain from the root in rank order: every
+// rank except the last of the chain sends all bytes once.
 func BroadcastSent(rank, root, size int, bytes int64) int64 {
 	if (rank+1)%size == root {
 		return 0

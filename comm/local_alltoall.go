@@ -6,10 +6,10 @@ import (
 	"ulysses/tensor"
 )
 
-// The all-to-all of goroutine ranks is a set of copies, one for each pair (receiver, sender). A copy
-// is possible when both ranks have posted their arguments. A rank in Wait first copies into its own
-// dst. Then it copies out of its src for receivers that are not in Wait. Therefore no Wait depends
-// on another rank's Wait, and requests may be waited for in any order, as with MPI.
+// The all-to-all of goroutine ranks is a set of copies, one for each pair (receiver, sender). A
+// copy is possible when both ranks have posted their arguments. A rank in Wait first copies into
+// its own dst. Then it copies out of its src for receivers that are not in Wait. Therefore no Wait
+// depends on another rank's Wait, and requests may be waited for in any order, as with MPI.
 
 func (c *localComm) AllToAll(s device.Stream, dst, src tensor.Tensor, recvRows, sendRows []int64) error {
 	r, err := c.AllToAllStart(s, dst, src, recvRows, sendRows)
@@ -96,8 +96,8 @@ func (r *localRequest) Test() (bool, error) {
 	}
 }
 
-// next returns a copy that rank i should make: into its own dst or, if there is none, out of its src
-// for a receiver that is not in Wait.
+// next returns a copy that rank i should make: into its own dst or, if there is none, out of its
+// src for a receiver that is not in Wait.
 func (o *localCall) next(i int) (to, from int, ok bool) {
 	n := len(o.posts)
 	for k := range n {

@@ -25,7 +25,7 @@ func TestLocal(t *testing.T) {
 	}
 }
 
-// within fails the test when f hangs, with all goroutines' stacks.
+// within fails the test with the stacks of all goroutines if f does not return in time.
 func within(t *testing.T, f func() error) error {
 	t.Helper()
 	done := make(chan error, 1)
@@ -33,23 +33,23 @@ func within(t *testing.T, f func() error) error {
 	select {
 	case err := <-done:
 		return err
-	case <-time.After(30 * time.Second):
+	case <-time.After(60 * time.Second):
 		buffer := make([]byte, 1<<20)
 		t.Fatalf("hangs:\n%s", buffer[:runtime.Stack(buffer, true)])
 		return nil
 	}
 }
 
-// TestRunLocalEnds: whatever happens to one rank, all come back, and the first cause is what
-// RunLocal returns.
+// TestRunLocalEnds checks that all ranks return after a failure of one, and that RunLocal returns
+// the first cause.
 func TestRunLocalEnds(t *testing.T) {
 	cause := errors.New("no such thing")
 	waits := map[string]func(Comm) error{
-		"barrier":   func(c Comm) error { return c.Barrier() },
-		"exchange":  func(c Comm) error { return suiteAllToAll(c) },
-		"started":   func(c Comm) error { return suiteStart(c) },
-		"pair":      func(c Comm) error { return suiteSendRecv(c) },
-		"allreduce": func(c Comm) error { return suiteAllReduce(c) },
+		"barrier":    func(c Comm) error { return c.Barrier() },
+		"all-to-all": func(c Comm) error { return suiteAllToAll(c) },
+		"started":    func(c Comm) error { return suiteStart(c) },
+		"pair":       func(c Comm) error { return suiteSendRecv(c) },
+		"allreduce":  func(c Comm) error { return suiteAllReduce(c) },
 	}
 	faults := []struct {
 		name string
@@ -79,7 +79,7 @@ func TestRunLocalEnds(t *testing.T) {
 							others[c.Rank()] = wait(c)
 						}
 						if err := c.Barrier(); status.Of(err) != status.Comm {
-							return fmt.Errorf("a call after the end of the job: %v", err)
+							return fmt.Errorf("a call after the job has ended: %v", err)
 						}
 						return others[c.Rank()]
 					})
@@ -97,14 +97,13 @@ func TestRunLocalEnds(t *testing.T) {
 	}
 }
 
-// TestLocalAbortLeavesMemory: when the job ends in the middle of a call, a rank comes back only
-// when nobody is in its memory any more, so that it may give it back to the system, as it does
-// here.
+// TestLocalAbortLeavesMemory checks that after an abort during a call, a rank returns only when no
+// other rank uses its memory. The test unmaps the memory at once.
 func TestLocalAbortLeavesMemory(t *testing.T) {
 	const n, bytes = 3, 3 << 20
 	for name, call := range map[string]func(c Comm, dst, src tensor.Tensor, rows []int64) error{
-		"exchange": func(c Comm, dst, src tensor.Tensor, rows []int64) error { return c.AllToAll(nil, dst, src, rows, rows) },
-		"reduce":   func(c Comm, dst, src tensor.Tensor, rows []int64) error { return c.AllReduce(nil, src, Sum) },
+		"all-to-all": func(c Comm, dst, src tensor.Tensor, rows []int64) error { return c.AllToAll(nil, dst, src, rows, rows) },
+		"reduce":     func(c Comm, dst, src tensor.Tensor, rows []int64) error { return c.AllReduce(nil, src, Sum) },
 		"gather": func(c Comm, dst, src tensor.Tensor, rows []int64) error {
 			return c.AllGather(nil, dst, src.Slice(0, 0, rows[0]), rows)
 		},
@@ -161,7 +160,7 @@ func TestLocalMismatch(t *testing.T) {
 		"op":        func(c Comm) error { return c.AllReduce(nil, f32(5), Op(odd(c))) },
 		"broadcast": func(c Comm) error { return c.Broadcast(nil, f32(5+odd(c)), 0) },
 		"root":      func(c Comm) error { return c.Broadcast(nil, f32(5), int(odd(c))) },
-		"exchange": func(c Comm) error {
+		"all-to-all": func(c Comm) error {
 			rows := []int64{1, 1, 1 + odd(c)}
 			return c.AllToAll(nil, f32(9), f32(9), rows, rows)
 		},
@@ -177,7 +176,7 @@ func TestLocalMismatch(t *testing.T) {
 	}
 }
 
-// TestLocalSteadyState: after the first calls nothing is allocated.
+// TestLocalSteadyState checks that nothing is allocated after the first calls.
 func TestLocalSteadyState(t *testing.T) {
 	const warm, rounds = 20, 200
 	var before, after runtime.MemStats

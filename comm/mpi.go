@@ -82,8 +82,8 @@ func setLibraryDefaults() {
 			os.Setenv(name, value)
 		}
 	}
-	// By default UCX replaces the Go runtime's handler of segmentation faults, which turns them into
-	// panics.
+	// By default UCX replaces the Go runtime's handler of segmentation faults, which turns them
+	// into panics.
 	set("UCX_ERROR_SIGNALS", "")
 	// Some versions of UCX do not have UCX_ERROR_SIGNALS and would print a warning.
 	set("UCX_WARN_UNUSED_ENV_VARS", "n")

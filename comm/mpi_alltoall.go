@@ -16,8 +16,8 @@ import (
 	"ulysses/tensor"
 )
 
-// Limits of one message and of one library call, in bytes. Counts of MPI 3 are ints. Tests lower the
-// limits.
+// Limits of one message and of one library call, in bytes. Counts of MPI 3 are ints. Tests lower
+// the limits.
 var (
 	// mpiMaxMessage is the limit of one message. Longer messages are split.
 	mpiMaxMessage int64 = 1 << 30
@@ -99,7 +99,8 @@ func (m *mpiComm) TakesDeviceMemory() bool {
 	return C.umpi_device_memory(&yes) == 0 && yes != 0
 }
 
-// AllToAllDirect omits the block that a rank sends to itself, because the CPU cannot copy GPU memory.
+// AllToAllDirect omits the block that a rank sends to itself, because the CPU cannot copy GPU
+// memory.
 func (m *mpiComm) AllToAllDirect(dst, src tensor.Tensor, recvRows, sendRows []int64) (Request, error) {
 	dst, src = asHost(dst), asHost(src)
 	l, err := m.prepareAllToAll(nil, dst, src, recvRows, sendRows)
@@ -124,7 +125,8 @@ func (m *mpiComm) startRequest(dst, src tensor.Tensor, l layout) (Request, error
 		}
 	}
 	if err := m.start("comm.AllToAll", r.pending, src.Data, dst.Data, l); err != nil {
-		return nil, err // the job must end: messages may have been posted, so the memory stays pinned
+		// the job must end: messages may have been posted, so the memory stays pinned
+		return nil, err
 	}
 	r.active = true
 	return r, nil
@@ -161,8 +163,8 @@ func (m *mpiComm) SendRecv(s device.Stream, recv tensor.Tensor, from int, send t
 		(*C.char)(send.Data), C.int64_t(send.Bytes()), C.int(to), C.int64_t(mpiMaxMessage), m.pending))
 }
 
-// AllToAllLibrary calls MPI_Alltoall with blocks of equal bytes. Benchmarks compare AllToAll with it
-// (by type assertion).
+// AllToAllLibrary calls MPI_Alltoall with blocks of equal bytes. Benchmarks compare AllToAll with
+// it (by type assertion).
 func (m *mpiComm) AllToAllLibrary(dst, src tensor.Tensor) error {
 	return mpiError("MPI_Alltoall", C.umpi_alltoall(m.c, src.Data, dst.Data, C.int(src.Bytes()/int64(m.size))))
 }

@@ -1,5 +1,5 @@
-// Inline functions umpi_NAME that call the functions of the table, and functions that load the table
-// (used by mpi_opened.go and mpi_linked.go).
+// Inline functions umpi_NAME that call the functions of the table, and functions that load the
+// table (used by mpi_opened.go and mpi_linked.go).
 #ifndef ULYSSES_MPI_BRIDGE_H
 #define ULYSSES_MPI_BRIDGE_H
 
@@ -32,7 +32,8 @@ UMPI_CALLS(UMPI_CALL)
 // Uses a table that is linked into the program.
 void umpi_use(const umpi_api *table);
 // Opens the shared library at path and uses its table. Returns 1 on success. Otherwise it returns 0
-// and writes the reason to text (size bytes); *have is the version of the table, 0 if there is none.
+// and writes the reason to text (size bytes); *have is the version of the table, 0 if there is
+// none.
 int umpi_open(const char *path, char *text, int size, uint32_t *have);
 // Writes the version text of an MPI library that this process has loaded: the globally visible one
 // if path is NULL, else the one at path. Returns 1 if there is one, else 0.

@@ -1,7 +1,8 @@
 //go:build mpi
 
-// The functions of the table (mpi_table.h): the only file that includes mpi.h. With the tag mpi it is
-// compiled into the program. make mpi-shim compiles it alone, with mpicc, into libulysses_mpi_*.so.
+// The functions of the table (mpi_table.h): the only file that includes mpi.h. With the tag mpi it
+// is compiled into the program. make mpi-shim compiles it alone, with mpicc, into
+// libulysses_mpi_*.so.
 
 #define _GNU_SOURCE
 #include "mpi_table.h"
@@ -36,8 +37,8 @@ static umpi_comm from_mpi(MPI_Comm c) { return (umpi_comm)(intptr_t)c; }
 static int own_thread = 0;
 static int started_here = 0; // call_start started MPI, so call_end ends it
 
-// check_state returns an error for a call after MPI_Finalize or on the wrong thread. MPI itself would
-// end the process.
+// check_state returns an error for a call after MPI_Finalize or on the wrong thread. MPI itself
+// would end the process.
 static int check_state(void) {
   int ended = 0, same = 1;
   TRY(MPI_Finalized(&ended));
@@ -151,8 +152,8 @@ static int call_world(umpi_comm *out) {
   return duplicate(MPI_COMM_WORLD, out);
 }
 
-// check_handle checks a communicator that a caller passed. MPI reports a wrong handle as an error on
-// MPI_COMM_WORLD or, since MPI 4, on MPI_COMM_SELF.
+// check_handle checks a communicator that a caller passed. MPI reports a wrong handle as an error
+// on MPI_COMM_WORLD or, since MPI 4, on MPI_COMM_SELF.
 static int check_handle(MPI_Comm c) {
   guard world, self;
   int inter = 0;

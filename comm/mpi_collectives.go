@@ -55,8 +55,8 @@ func (m *mpiComm) allGather(operation string, all, own unsafe.Pointer, n int64) 
 	return mpiError(operation, C.umpi_allgather(m.c, own, C.int(n), all))
 }
 
-// allGatherV calls MPI_Allgatherv or, if offsets do not fit the ints of that function, sends messages
-// between pairs. All ranks have all counts, so they make the same choice.
+// allGatherV calls MPI_Allgatherv or, if offsets do not fit the ints of that function, sends
+// messages between pairs. All ranks have all counts, so they make the same choice.
 func (m *mpiComm) allGatherV(operation string, all, own unsafe.Pointer, bytes []int64) error {
 	l, at := m.layout(), before(bytes, m.rank)
 	contiguous(l.roffsets, l.rbytes, bytes, 1)

@@ -17,15 +17,15 @@ import (
 	"ulysses/internal/status"
 )
 
-// SetMPIHooks sets two C functions: void before(void *) and void after(const void *). Every MPI call
-// calls before, then MPI, then after, on its thread, with a pointer to the same 128 bytes. Call it
-// once, while the library is initialized.
+// SetMPIHooks sets two C functions: void before(void *) and void after(const void *). Every MPI
+// call calls before, then MPI, then after, on its thread, with a pointer to the same 128 bytes.
+// Call it once, while the library is initialized.
 func SetMPIHooks(before, after unsafe.Pointer) { C.set_hooks(before, after) }
 
 // FromMPI returns a duplicate of a host program's communicator, whose handle is an integer, as
 // MPI_Comm_c2f and mpi4py's py2f return it. -1 means MPI_COMM_WORLD. With -1, FromMPI starts MPI if
-// it was not started; then Finalize, or the exit of the process with code 0, ends it. A host program
-// that started MPI ends it itself, after Close. Collective over the given communicator.
+// it was not started; then Finalize, or the exit of the process with code 0, ends it. A host
+// program that started MPI ends it itself, after Close. Collective over the given communicator.
 //
 // Every thread level is supported. Below MPI_THREAD_MULTIPLE, only one thread of the process,
 // including the host's own code, may be inside MPI at a time. Below MPI_THREAD_SERIALIZED, calls
@@ -57,9 +57,9 @@ func FromMPI(fortran int64) (Comm, error) {
 	return m, nil
 }
 
-// ensureMPI loads the table, and starts MPI if the handle is -1 and MPI was not started. It does not
-// hold the lock during collective calls, because threads of a host program may make communicators at
-// once, in a different order on each rank.
+// ensureMPI loads the table, and starts MPI if the handle is -1 and MPI was not started. It does
+// not hold the lock during collective calls, because threads of a host program may make
+// communicators at once, in a different order on each rank.
 func ensureMPI(name string, fortran int64) error {
 	mpiStart.Lock()
 	defer mpiStart.Unlock()

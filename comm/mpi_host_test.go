@@ -153,7 +153,8 @@ func subset(t *testing.T, w *mpiComm) {
 	})
 }
 
-// fromTwoThreads makes communicators on two threads at once, in an order that differs between ranks.
+// fromTwoThreads makes communicators on two threads at once, in an order that differs between
+// ranks.
 func fromTwoThreads(w Comm) error {
 	handles, errs := [2]*mpiComm{}, [2]error{}
 	for i := range handles {
@@ -182,7 +183,7 @@ func fromTwoThreads(w Comm) error {
 	return errors.Join(errs[:]...)
 }
 
-// mpiBitwiseEqual checks that sums are bitwise equal to those of goroutine ranks.
+// mpiBitwiseEqual checks that sums of MPI and of goroutine ranks are bitwise equal.
 func mpiBitwiseEqual(w Comm) error {
 	for _, d := range reducedTypes {
 		for _, n := range []int64{100, 50_000} {

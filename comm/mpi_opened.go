@@ -111,8 +111,8 @@ func containsAny(text string, words []string) bool {
 	return slices.ContainsFunc(words, func(w string) bool { return strings.Contains(text, w) })
 }
 
-// loadedMPI returns the version text of the MPI library that this process has loaded, globally or as
-// a private library of a plug-in or a Python module; "" for none.
+// loadedMPI returns the version text of the MPI library that this process has loaded, globally or
+// as a private library of a plug-in or a Python module; "" for none.
 func loadedMPI() string {
 	if text, ok := queryVersion(nil); ok {
 		return text

@@ -13,10 +13,10 @@ type number interface {
 	float32 | float64 | int32 | int64
 }
 
-// reduce writes blocks[0] ∘ blocks[1] ∘ … to dst, n elements each, in this order. Every communicator
-// for host memory passes the blocks in rank order, so sums are bitwise equal with goroutine ranks
-// and with MPI. BF16 is added in F32 and rounded once. Max and Min propagate NaN. dst may be one of
-// the blocks.
+// reduce writes blocks[0] ∘ blocks[1] ∘ … to dst, n elements each, in this order. Every
+// communicator for host memory passes the blocks in rank order, so sums are bitwise equal with
+// goroutine ranks and with MPI. BF16 is added in F32 and rounded once. Max and Min propagate NaN.
+// dst may be one of the blocks.
 func reduce(op Op, dtype tensor.DType, dst unsafe.Pointer, blocks []unsafe.Pointer, n int64) {
 	switch dtype {
 	case tensor.F32:

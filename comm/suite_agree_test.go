@@ -24,7 +24,7 @@ func suiteAgree(c Comm) error {
 		return wrong("agree: %v (%v), want %q", err, status.Of(err), want)
 	}
 	if c.Rank() == bad && !errors.Is(err, cause) {
-		return wrong("agree lost the cause on the failing rank")
+		return wrong("the error of the failing rank has lost its cause")
 	}
 	err = Agree(c, status.Errorf(status.Code(1+c.Rank()%4), "step: fault %d", c.Rank()))
 	want := fmt.Sprintf("rank %d: step: fault %d", c.Rank(), c.Rank())
@@ -57,7 +57,8 @@ func suiteSame(c Comm) error {
 	return suiteSameLists(c, bad)
 }
 
-// suiteSameLists wants the first entry that differs, the lengths, or that one list is missing.
+// suiteSameLists checks the errors for the first entry that differs, for lengths, and for a missing
+// list.
 func suiteSameLists(c Comm, bad int) error {
 	for _, x := range []struct {
 		root, other []int64
@@ -139,8 +140,7 @@ func suiteCounted(c Comm) error {
 			return wrong("%s: %+v, want %d calls and %d bytes", op, e, calls, want)
 		}
 	}
-	// Over all ranks the all-reduce of n elements sends 2(P-1)·n, the all-to-all all but the
-	// diagonal.
+	// Over all ranks, the all-reduce of n elements sends 2(P-1)·n elements.
 	bytes := []int64{l.Get("sequence", OpAllReduce).Bytes}
 	if err := c.AllReduce(nil, int64s(bytes), Sum); err != nil {
 		return err

@@ -2,27 +2,27 @@ package comm
 
 import "time"
 
-// suiteAlign gives every rank a clock that is off by a known time: what is measured must be that
-// time, to within what it says.
+// suiteAlign gives every rank a clock with a known offset. Align must measure this offset within
+// the error that it reports.
 func suiteAlign(c Comm) error {
 	if c.Kind() == "host" {
-		return nil // where all ranks take part in every SendRecv
+		return nil // all ranks must call SendRecv
 	}
 	start := time.Now()
 	if err := c.Barrier(); err != nil {
 		return err
 	}
-	// Ranks of one machine share the system's clock; Local ranks one process.
+	// All ranks read the same system clock.
 	off := time.Duration(c.Rank()) * 3 * time.Second
 	a, err := Align(c, func() time.Duration { return time.Duration(time.Now().UnixNano()) - off })
 	if err != nil {
 		return err
 	}
 	if d := a.Offset - off; d > a.Within || -d > a.Within || a.Within > time.Since(start) {
-		return wrong("clock is off by %v, measured %v within %v", off, a.Offset, a.Within)
+		return wrong("the offset is %v, measured %v with an error of at most %v", off, a.Offset, a.Within)
 	}
 	if c.Rank() == 0 && a != (Alignment{}) {
-		return wrong("the first rank is off itself by %v", a)
+		return wrong("rank 0 has an offset to itself: %v", a)
 	}
 	return nil
 }

@@ -6,7 +6,8 @@ import (
 	"ulysses/tensor"
 )
 
-// zero for some pairs; a rank keeps some of its own
+// rowsBetween returns the rows that one rank sends to another: 0 for some pairs, more than 0 for
+// some ranks to themselves.
 func rowsBetween(from, to int) int64 { return int64((from*2 + to*5 + 2) % 4) }
 
 func allToAllRows(c Comm, scale int64) (recv, send []int64) {
@@ -17,7 +18,7 @@ func allToAllRows(c Comm, scale int64) (recv, send []int64) {
 	return recv, send
 }
 
-// pattern is byte k of what one rank sends to another.
+// pattern returns byte k of the data that one rank sends to another.
 func pattern(from, to int, k, salt int64) byte {
 	return byte(int64(from)*31 + int64(to)*7 + k*3 + k>>8 + salt)
 }
@@ -52,7 +53,7 @@ func checkRecv(c Comm, t tensor.Tensor, recv []int64, salt int64) error {
 
 func suiteAllToAll(c Comm) error {
 	for i, d := range allTypes {
-		// small messages, and large ones that libraries send by other ways
+		// small messages, and large ones for which libraries use another protocol
 		for _, scale := range []int64{1, 3001} {
 			recv, send := allToAllRows(c, scale)
 			src, dst := newTensor(d, total(send), 2, 3), newTensor(d, total(recv)+2, 6)
@@ -87,7 +88,7 @@ func suiteAllToAllEmpty(c Comm) error {
 	if err := c.AllToAll(nil, wide, wide, ones, ones); err != nil {
 		return err
 	}
-	// Only rank 0 has anything to send, only the last to receive.
+	// Only rank 0 sends, and only the last rank receives.
 	recv, send := make([]int64, c.Size()), make([]int64, c.Size())
 	last := c.Size() - 1
 	var src, dst tensor.Tensor
@@ -109,8 +110,8 @@ func suiteAllToAllEmpty(c Comm) error {
 	return nil
 }
 
-// suiteStart waits for two exchanges in an order of each rank's own, with another collective
-// between start and wait.
+// suiteStart waits for two all-to-alls in an order that differs between ranks, with another
+// collective between start and wait.
 func suiteStart(c Comm) error {
 	return errors.Join(startTwo(c, false), startTwo(c, true))
 }
@@ -155,7 +156,7 @@ func startTwo(c Comm, test bool) error {
 		}
 	}
 	if requests[0].Wait() == nil {
-		return wrong("a second Wait of a request succeeded")
+		return wrong("a second Wait on a request succeeded")
 	}
 	return nil
 }
@@ -179,7 +180,7 @@ func suiteSendRecv(c Comm) error {
 			}
 		}
 	}
-	// A line: the first receives from nobody, the last sends to nobody.
+	// Ranks in a line: the first receives no message, the last sends none.
 	to, from := r+1, r-1
 	if to == n {
 		to = -1

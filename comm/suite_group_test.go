@@ -9,7 +9,7 @@ import (
 )
 
 func suiteSplit(c Comm) error {
-	color := 0 // group 1: rank 0 alone; nobody: rank 2; group 0: the rest, in reverse
+	color := 0 // group 1: rank 0; no group: rank 2; group 0: the other ranks, in reverse
 	if c.Rank() == 0 {
 		color = 1
 	}
@@ -22,7 +22,7 @@ func suiteSplit(c Comm) error {
 	}
 	if color < 0 {
 		if sub != nil {
-			return wrong("a negative color got a communicator: %v", sub)
+			return wrong("a rank with a negative color got a communicator: %v", sub)
 		}
 		return nil
 	}
@@ -93,8 +93,8 @@ func suiteConcurrent(c Comm) error {
 	return errors.Join(errs...)
 }
 
-// suiteRefusals makes calls that cannot be right on every rank: each is refused before it touches
-// the others.
+// suiteRefusals makes calls with arguments that are wrong on every rank. Each must return an error
+// before it communicates.
 func suiteRefusals(c Comm) error {
 	n := c.Size()
 	rows := make([]int64, n)

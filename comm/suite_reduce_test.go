@@ -10,7 +10,8 @@ import (
 
 var reducedTypes = []tensor.DType{tensor.F32, tensor.F64, tensor.BF16, tensor.I32, tensor.I64}
 
-// operand is element k of a rank's argument; the values make f32 sums depend on their order.
+// operand returns element k of a rank's argument. The sums of these values in F32 depend on the
+// order.
 func operand(rank int, k int64) float64 {
 	return float64((int64(rank+1)*(k+3)*7919)%20011-10000) * float64(int64(1)<<((k+int64(rank))%9))
 }
@@ -38,9 +39,9 @@ func newOperand(d tensor.DType, rank int, n int64) tensor.Tensor {
 	return t
 }
 
-// expected combines element k of all ranks in rank order, one element at a time: what reduce must
-// equal bit for bit. A float64 sum of two float32 rounds to their float32 sum, so float64 serves
-// every float type.
+// expected returns the bits of element k of a reduction over all ranks in rank order. A float64 sum
+// of two float32 values, rounded to float32, is their float32 sum, so float64 serves every float
+// type.
 func expected(d tensor.DType, op Op, size int, k int64) (bits int64) {
 	var words [1]int64
 	one := tensor.Of(unsafe.Pointer(&words), d, 1)
@@ -98,7 +99,7 @@ func checkReduced(what string, t tensor.Tensor, first int64, op Op, size int) er
 func suiteAllReduce(c Comm) error {
 	for _, d := range reducedTypes {
 		for _, op := range []Op{Sum, Max, Min} {
-			for _, n := range []int64{0, 1, 5, 2049, 33001} { // the last goes beyond smallReduce
+			for _, n := range []int64{0, 1, 5, 2049, 33001} { // the last is larger than smallReduce
 				if n == 33001 && op == Min {
 					continue
 				}

@@ -8,8 +8,8 @@ import (
 	"ulysses/tensor"
 )
 
-// suite is what every communicator must do. Each function runs on all ranks at once and returns
-// what was wrong on its rank.
+// suite has the tests that every communicator must pass. Each function runs on all ranks at once
+// and returns the error of its rank.
 var suite = []struct {
 	Name string
 	Run  func(c Comm) error
@@ -45,7 +45,7 @@ func newTensor(d tensor.DType, shape ...int64) tensor.Tensor {
 	return tensor.Of(unsafe.Pointer(&words[0]), d, shape...)
 }
 
-// wrong is an error for tests of ranks to return.
+// wrong returns the error of a failed check.
 func wrong(format string, args ...any) error { return fmt.Errorf(format, args...) }
 
 func suiteBroadcast(c Comm) error {

@@ -59,7 +59,7 @@ func ofKind(kind string) func(*Device, comm.Comm) (*Comm, error) {
 	return func(d *Device, host comm.Comm) (*Comm, error) { return NewComm(d, host, kind) }
 }
 
-// tensor makes a tensor of the device.
+// tensor allocates a device tensor.
 func (r *gpuRank) tensor(d tensor.DType, shape ...int64) (tensor.Tensor, error) {
 	t := tensor.Of(nil, d, shape...)
 	b, err := r.d.Alloc(t.Bytes())
@@ -71,7 +71,7 @@ func (r *gpuRank) tensor(d tensor.DType, shape ...int64) (tensor.Tensor, error) 
 	return t, nil
 }
 
-// values brings a tensor to the host behind what the stream holds.
+// values copies a tensor to the host, behind the work of the stream.
 func (r *gpuRank) values(s device.Stream, t tensor.Tensor) ([]float32, error) {
 	x := make([]float32, t.Numel())
 	if err := r.d.Copy(s, tensor.OfFloat32(x, t.Dims()...), t); err != nil {
@@ -80,11 +80,11 @@ func (r *gpuRank) values(s device.Stream, t tensor.Tensor) ([]float32, error) {
 	return x, s.Sync()
 }
 
-// TestCommOrder: each operation is ordered behind what its stream holds and before what comes later
-// on it, on every rank, though other streams are busy and the emulated device runs what no event
-// orders in any order. Right after an operation its source is overwritten, as the step loop does
-// with its buffers, and what it wrote is read; the host waits for nothing in between. It is enough
-// that one event is missing in a communicator for this to fail.
+// TestCommOrder checks that each operation runs after the earlier work of its stream and before the
+// later work, on every rank, while other streams are busy. The emulated device runs operations that
+// no event orders in any order. Directly after an operation the test overwrites its source, as the
+// step loop does, and reads its result, without waiting on the host. If a communicator omits one
+// event, this test fails.
 func TestCommOrder(t *testing.T) {
 	for _, kind := range []string{"ipc", "staged"} {
 		for _, rows := range []int64{512, 20_000} { // a small and a large reduction
@@ -111,7 +111,7 @@ func orderRounds(r *gpuRank, n, rounds int, rows int64) error {
 		counts[j] = rows
 	}
 	for round := range rounds {
-		s, beside := r.s[round%2], r.s[1-round%2]
+		s, otherStream := r.s[round%2], r.s[1-round%2]
 		value := float64(100*round + 10*r.c.Rank() + 1)
 		var request comm.Request
 		var err error
@@ -125,25 +125,25 @@ func orderRounds(r *gpuRank, n, rounds int, rows int64) error {
 				err = f()
 			}
 		}
-		exchanged := func() {
+		finishAllToAll := func() {
 			do(func() error { return request.Wait() })
-			fill(s, src, -2) // all have read it
+			fill(s, src, -2) // all ranks have read it
 			do(func() error { return r.d.Copy(s, seen, dst) })
 			fill(s, dst, -3)
 		}
-		fill(s, src, -5) // what is sent comes late on the stream
+		fill(s, src, -5) // the values to send are written late
 		do(func() error { return r.d.Scale(s, src, 0.5) })
 		fill(s, src, value)
 		fill(s, sum, value)
 		fill(s, dst, -1)
 		do(func() (err error) { request, err = r.c.AllToAllStart(s, dst, src, counts, counts); return err })
-		fill(beside, other, value)
-		if round%4 < 2 { // nothing comes in between
-			exchanged()
+		fill(otherStream, other, value)
+		if round%4 < 2 { // no other call between start and wait
+			finishAllToAll()
 		}
 		do(func() error { return r.c.AllReduce(s, sum, comm.Sum) })
 		if round%4 >= 2 {
-			exchanged()
+			finishAllToAll()
 		}
 		do(func() error { return r.d.Copy(s, reduced, sum) })
 		fill(s, sum, -4)
@@ -156,7 +156,7 @@ func orderRounds(r *gpuRank, n, rounds int, rows int64) error {
 		}
 		for i, x := range got {
 			if want := float32(100*round + 10*(i/int(rows)) + 1); x != want {
-				return status.Errorf(status.Internal, "round %d: element %d of the exchange is %v, want %v", round, i, x, want)
+				return status.Errorf(status.Internal, "round %d: element %d of the all-to-all is %v, want %v", round, i, x, want)
 			}
 		}
 		got, err = r.values(s, reduced)

@@ -16,20 +16,20 @@ import (
 // barrier less than combining a shard on each rank.
 const smallReduce = 64 << 10
 
-// ipc moves tensors between GPUs that can read each other's memory, or on one GPU that several ranks
-// share. Goroutine ranks use plain addresses, processes of a node use CUDA IPC.
+// ipc moves tensors between GPUs that can read each other's memory, or on one GPU that several
+// ranks share. Goroutine ranks use plain addresses, processes of a node use CUDA IPC.
 //
 // Ranks pull: each rank reads from other ranks and writes only its own memory, so a faulty rank
 // cannot overwrite the memory of others. A call has two collectives on the host's communicator. The
 // first (begin) exchanges packets, which say where each rank's tensor is and that its event "ready"
-// is recorded behind the work of the caller's stream. Before the second (finishReads), each rank has
-// enqueued its copies and recorded "done". All communication streams then wait for all "done"
+// is recorded behind the work of the caller's stream. Before the second (finishReads), each rank
+// has enqueued its copies and recorded "done". All communication streams then wait for all "done"
 // events. Therefore no rank reads a tensor after the call that was given it. Hosts wait for hosts
 // and not for a GPU, and no GPU waits in a loop.
 //
-// One event of each kind is enough: a rank records "ready" again only when all ranks have passed the
-// second collective of the last call, so they have enqueued their waits for it. It records "done"
-// again only when all ranks have begun the next call.
+// One event of each kind is enough: a rank records "ready" again only when all ranks have passed
+// the second collective of the last call, so they have enqueued their waits for it. It records
+// "done" again only when all ranks have begun the next call.
 type ipc struct {
 	*commStream
 	host     comm.Comm
@@ -42,11 +42,12 @@ type ipc struct {
 	maps     *mappings
 	mapped   map[mapping]uintptr
 	own      packet
-	all      []byte        // the packets of all ranks
-	bytes    []int64       // three vectors of size: bytes of a packet; bytes to receive and to send in an all-to-all
-	addrs    []uintptr     // by rank: the address of its tensor in this process
-	scratch  device.Buffer // of small reductions
-	group    *group
+	all      []byte // the packets of all ranks
+	// three vectors of size: bytes of a packet; bytes to receive and to send in an all-to-all
+	bytes   []int64
+	addrs   []uintptr     // by rank: the address of its tensor in this process
+	scratch device.Buffer // of small reductions
+	group   *group
 }
 
 func (c *ipc) kind() string { return "ipc" }
@@ -110,8 +111,8 @@ func (c *ipc) packetOf(j int) packet {
 	return packet{c.all[j*n : (j+1)*n], len(c.peers)}
 }
 
-// checkPacket returns an error if rank j makes a different call than rank 0. All ranks have the same
-// packets, so all of them find a difference.
+// checkPacket returns an error if rank j makes a different call than rank 0. All ranks have the
+// same packets, so all of them find a difference.
 func (c *ipc) checkPacket(j int) error {
 	p, first := c.packetOf(j), c.packetOf(0)
 	switch {
@@ -231,8 +232,8 @@ func (c *ipc) ReduceScatter(s device.Stream, dst, src tensor.Tensor, rows []int6
 	return c.finish(caller)
 }
 
-// AllReduce combines a shard on each rank, in place, and gathers the shards. If the tensor is small,
-// each rank combines the whole tensor in scratch.
+// AllReduce combines a shard on each rank, in place, and gathers the shards. If the tensor is
+// small, each rank combines the whole tensor in scratch.
 func (c *ipc) AllReduce(s device.Stream, t tensor.Tensor, op comm.Op) (err error) {
 	defer c.cleanup(&err)
 	n, elem := t.Numel(), t.DType.Size()

@@ -13,8 +13,8 @@ import (
 	"ulysses/tensor"
 )
 
-// CUDA IPC between two processes may fail on containers, GPU slices (MIG) and some drivers, and only
-// a test shows it. Therefore each rank tests memory and events of every other rank when a
+// CUDA IPC between two processes may fail on containers, GPU slices (MIG) and some drivers, and
+// only a test shows it. Therefore each rank tests memory and events of every other rank when a
 // communicator is made.
 
 // accessProbe describes memory of a rank that contains a random text. Another rank that reads the

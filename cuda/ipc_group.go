@@ -6,10 +6,10 @@ import (
 )
 
 // group is the state that the ranks of a communicator share if they are goroutines of one process.
-// They read each other's memory at plain addresses, so a rank must not free its memory while another
-// rank may read it, also after the job has failed. Ranks in different processes do not need a group:
-// a process that fails ends without freeing memory, because CUDA does not define the effect of
-// freeing memory that another process maps.
+// They read each other's memory at plain addresses, so a rank must not free its memory while
+// another rank may read it, also after the job has failed. Ranks in different processes do not need
+// a group: a process that fails ends without freeing memory, because CUDA does not define the
+// effect of freeing memory that another process maps.
 type group struct {
 	name    string
 	mu      sync.Mutex

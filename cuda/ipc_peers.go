@@ -15,7 +15,7 @@ import (
 	"ulysses/tensor"
 )
 
-// process identifies this process among all processes, including those of other containers.
+// process identifies this process among all processes, also in other containers.
 var process = rand.Text()
 
 // Machine returns a text that is equal for ranks on one machine: the name of the host and, if there
@@ -199,9 +199,9 @@ func (c *ipc) addressOf(j int, p packet) (uintptr, error) {
 }
 
 // close waits for the communication stream, which waits for all ranks that read this rank's memory.
-// The first barrier ensures that all ranks have enqueued their waits for its events, the second that
-// they have unmapped its memory, so that the caller may free it. All ranks call close, also if a
-// rank has failed or the communicator is incomplete.
+// The first barrier ensures that all ranks have enqueued their waits for its events, the second
+// that they have unmapped its memory, so that the caller may free it. All ranks call close, also if
+// a rank has failed or the communicator is incomplete.
 func (c *ipc) close() error {
 	var err error
 	note := func(e error) {
@@ -231,5 +231,5 @@ func (c *ipc) close() error {
 	return err
 }
 
-// These constants are equal to those of kernels.h; otherwise this does not compile.
+// This compiles only if the constants are equal in kernels.h.
 const _ = uint(C.ULY_MAX_RANKS-MaxRanks) + uint(MaxRanks-C.ULY_MAX_RANKS) + uint(C.ULY_HANDLE-handleBytes) + uint(handleBytes-C.ULY_HANDLE)

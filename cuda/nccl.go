@@ -10,29 +10,30 @@ import (
 	"ulysses/tensor"
 )
 
-// ncclScratch is the limit in bytes of the blocks of all ranks that arrive before this rank combines
-// them.
+// ncclScratch is the limit in bytes of the blocks of all ranks that arrive before this rank
+// combines them.
 const ncclScratch = 32 << 20
 
 // ncclPoll is the interval of the queries for asynchronous errors.
 const ncclPoll = time.Second
 
 // nccl moves tensors with NCCL, one rank on each GPU. AllReduce with Sum uses NCCL's order of
-// addition, except in BF16. NCCL does not support uneven rows, sums in BF16 that are rounded once, or
-// reductions that propagate NaN. For these, sends and receives of NCCL move the blocks and combine
-// reduces them in rank order.
+// addition, except in BF16. NCCL does not support uneven rows, sums in BF16 that are rounded once,
+// or reductions that propagate NaN. For these, sends and receives of NCCL move the blocks and
+// combine reduces them in rank order.
 //
-// A kernel of NCCL waits on the GPU for the other ranks, so after the death of a rank a stream never
-// finishes. A goroutine queries NCCL's asynchronous errors and timeouts and, after one, aborts the
-// communicator. That ends the kernel and the wait. The data that the kernel should have moved is
-// invalid then: the next call returns the error, and so does Close if there is no further call.
+// A kernel of NCCL waits on the GPU for the other ranks, so after the death of a rank a stream
+// never finishes. A goroutine queries NCCL's asynchronous errors and timeouts and, after one,
+// aborts the communicator. That ends the kernel and the wait. The data that the kernel should have
+// moved is invalid then: the next call returns the error. Without a next call, Close returns it.
 type nccl struct {
 	*commStream
 	host    comm.Comm
 	scratch device.Buffer
-	counts  []int64   // four vectors of size: offsets and bytes to receive, offsets and bytes to send
-	rows    []int64   // two vectors of size: rows of the shards, rows of a chunk
-	blocks  []uintptr // by rank
+	// four vectors of size: offsets and bytes to receive, offsets and bytes to send
+	counts []int64
+	rows   []int64   // two vectors of size: rows of the shards, rows of a chunk
+	blocks []uintptr // by rank
 
 	mu      sync.Mutex // one call of the library at a time
 	library ncclLibrary
@@ -104,8 +105,8 @@ func (c *nccl) poll() {
 	}
 }
 
-// checkAsync queries asynchronous errors and aborts the communicator after the first one. The caller
-// holds the lock.
+// checkAsync queries asynchronous errors and aborts the communicator after the first one. The
+// caller holds the lock.
 func (c *nccl) checkAsync() error {
 	if c.failed == nil {
 		if c.failed = c.library.err(); c.failed != nil {
@@ -115,7 +116,8 @@ func (c *nccl) checkAsync() error {
 	return c.failed
 }
 
-// abort may be called while another goroutine is in a call of NCCL; that call then returns an error.
+// abort may be called while another goroutine is in a call of NCCL; that call then returns an
+// error.
 func (c *nccl) abort() { c.library.abort() }
 
 func (c *nccl) close() error {
@@ -153,8 +155,8 @@ func (c *nccl) call(f func() error) error {
 	return f()
 }
 
-// vectors returns the four vectors of an all-to-all, set to 0: offsets and bytes to receive, offsets
-// and bytes to send.
+// vectors returns the four vectors of an all-to-all, set to 0: offsets and bytes to receive,
+// offsets and bytes to send.
 func (c *nccl) vectors() (recvAt, recv, sendAt, send []int64) {
 	clear(c.counts)
 	n := c.host.Size()
@@ -292,7 +294,8 @@ func (c *nccl) reduceShards(dst, src uintptr, rows []int64, unit int64, dtype te
 		own := src + uintptr((comm.RowsBefore(rows, me)+k*x.step)*unit)
 		if n <= maxCombined {
 			c.blocks[me] = own
-		} else if err := c.copy(c.blocks[me], own, now); err != nil { // dst may be own, and is written before the last are read
+		} else if err := c.copy(c.blocks[me], own, now); err != nil {
+			// the copy is needed because dst may be own, and is written before all blocks are read
 			return err
 		}
 		if err := c.combine(dst+uintptr(k*x.step*unit), c.blocks, now/dtype.Size(), dtype, op); err != nil {

@@ -32,8 +32,8 @@ func (r *realNCCL) start(ranks, rank int, id []byte) error {
 	return r.l.d.result(C.plug_nccl_init(r.l.d.table, r.l.d.d, (*C.char)(unsafe.Pointer(&id[0])), C.int32_t(ranks), C.int32_t(rank), &r.handle))
 }
 
-// err may be called on any goroutine. It has its own buffer for the text, because the device's buffer
-// belongs to the goroutine that the device serves.
+// err may be called on any goroutine. It has its own buffer for the text, because the device's
+// buffer belongs to the goroutine that the device serves.
 func (r *realNCCL) err() error {
 	code := C.plug_nccl_error(r.l.d.table, r.l.d.d, r.handle, (*C.char)(unsafe.Pointer(&r.text[0])), textLength)
 	if code == 0 {

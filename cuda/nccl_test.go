@@ -14,8 +14,8 @@ import (
 	"ulysses/tensor"
 )
 
-// fakeNCCL does what NCCL would for goroutine ranks, by meeting on the host: what is tested is what
-// the communicator asks of NCCL.
+// fakeNCCL replaces NCCL for goroutine ranks. It synchronizes on the host. The tests check the
+// calls that the communicator makes.
 type fakeNCCL struct {
 	l      *commStream
 	host   comm.Comm
@@ -24,12 +24,13 @@ type fakeNCCL struct {
 }
 
 func newFakeNCCL(d *Device, host comm.Comm) (transport, error) {
-	part, err := host.Split(0, host.Rank()) // of its own, as NCCL's connections are
+	// a separate communicator, as NCCL has its own connections
+	sub, err := host.Split(0, host.Rank())
 	if err != nil {
 		return nil, err
 	}
 	l, err := newCommStream(d)
-	return newNCCLOver(host, l, &fakeNCCL{l: l, host: part, failed: make(chan error, 1), ended: make(chan struct{}, 9)}, err)
+	return newNCCLOver(host, l, &fakeNCCL{l: l, host: sub, failed: make(chan error, 1), ended: make(chan struct{}, 9)}, err)
 }
 
 func (f *fakeNCCL) id() ([]byte, error) { return []byte("the id"), nil }
@@ -60,8 +61,8 @@ type fakeCall struct {
 	A, B []int64
 }
 
-// meet waits for what the communication stream holds and tells the ranks of each other's calls.
-func (f *fakeNCCL) meet(own fakeCall) ([]fakeCall, error) {
+// gatherCalls waits for the communication stream and gathers the calls of all ranks.
+func (f *fakeNCCL) gatherCalls(own fakeCall) ([]fakeCall, error) {
 	if err := f.l.s.Sync(); err != nil {
 		return nil, err
 	}
@@ -82,8 +83,8 @@ func (f *fakeNCCL) meet(own fakeCall) ([]fakeCall, error) {
 	return calls, err
 }
 
-// part waits until all have done their copies.
-func (f *fakeNCCL) part() error {
+// finish waits until all ranks have made their copies.
+func (f *fakeNCCL) finish() error {
 	if err := f.l.s.Sync(); err != nil {
 		return err
 	}
@@ -91,26 +92,26 @@ func (f *fakeNCCL) part() error {
 }
 
 func (f *fakeNCCL) allToAll(dst uintptr, recvAt, recv []int64, src uintptr, sendAt, send []int64) error {
-	calls, err := f.meet(fakeCall{"all to all", src, sendAt, send})
+	calls, err := f.gatherCalls(fakeCall{"all to all", src, sendAt, send})
 	if err != nil {
 		return err
 	}
 	for j, c := range calls {
 		if c.B[f.host.Rank()] != recv[j] {
-			return status.Errorf(status.Internal, "%d bytes come from rank %d, and %d are expected", c.B[f.host.Rank()], j, recv[j])
+			return status.Errorf(status.Internal, "rank %[2]d sends %[1]d bytes, %[3]d are expected", c.B[f.host.Rank()], j, recv[j])
 		}
 		if err := f.l.copy(dst+uintptr(recvAt[j]), c.At+uintptr(c.A[f.host.Rank()]), recv[j]); err != nil {
 			return err
 		}
 	}
-	return f.part()
+	return f.finish()
 }
 
 func (f *fakeNCCL) sum(t tensor.Tensor) error {
 	if t.DType == tensor.BF16 {
 		return status.Errorf(status.Internal, "NCCL rounds sums in BF16 at every hop")
 	}
-	calls, err := f.meet(fakeCall{Name: "sum", At: address(t.Data)})
+	calls, err := f.gatherCalls(fakeCall{Name: "sum", At: address(t.Data)})
 	if err != nil {
 		return err
 	}
@@ -119,32 +120,32 @@ func (f *fakeNCCL) sum(t tensor.Tensor) error {
 		return err
 	}
 	defer out.Free()
-	var parts []uintptr
+	var blocks []uintptr
 	for _, c := range calls {
-		parts = append(parts, c.At)
+		blocks = append(blocks, c.At)
 	}
-	if err := f.l.combine(address(out.Pointer()), parts, t.Numel(), t.DType, comm.Sum); err != nil {
+	if err := f.l.combine(address(out.Pointer()), blocks, t.Numel(), t.DType, comm.Sum); err != nil {
 		return err
 	}
-	if err := f.part(); err != nil {
+	if err := f.finish(); err != nil {
 		return err
 	}
 	return f.l.copy(address(t.Data), address(out.Pointer()), t.Bytes())
 }
 
 func (f *fakeNCCL) broadcast(t tensor.Tensor, root int) error {
-	calls, err := f.meet(fakeCall{Name: fmt.Sprint("broadcast ", root), At: address(t.Data)})
+	calls, err := f.gatherCalls(fakeCall{Name: fmt.Sprint("broadcast ", root), At: address(t.Data)})
 	if err != nil {
 		return err
 	}
 	if err := f.l.copy(address(t.Data), calls[root].At, t.Bytes()); err != nil {
 		return err
 	}
-	return f.part()
+	return f.finish()
 }
 
 func (f *fakeNCCL) sendRecv(recv tensor.Tensor, from int, send tensor.Tensor, to int) error {
-	calls, err := f.meet(fakeCall{"pair", address(send.Data), []int64{int64(to)}, []int64{size(send)}})
+	calls, err := f.gatherCalls(fakeCall{"pair", address(send.Data), []int64{int64(to)}, []int64{size(send)}})
 	if err != nil {
 		return err
 	}
@@ -156,12 +157,12 @@ func (f *fakeNCCL) sendRecv(recv tensor.Tensor, from int, send tensor.Tensor, to
 			return err
 		}
 	}
-	return f.part()
+	return f.finish()
 }
 
-// TestNCCLAsks: with NCCL, and sums in parts, every operation gives the bits that the way through
-// the host gives, which passes the suite.
-func TestNCCLAsks(t *testing.T) {
+// TestNCCLCalls checks that every operation is bitwise equal to the staged transport, which passes
+// the suite, also with sums of a few blocks at a time.
+func TestNCCLCalls(t *testing.T) {
 	for _, most := range []int{MaxRanks, 2} {
 		for _, n := range []int{1, 2, 3, 4} {
 			t.Run(fmt.Sprintf("%d/%d", most, n), func(t *testing.T) {
@@ -176,15 +177,15 @@ func TestNCCLAsks(t *testing.T) {
 }
 
 func sameAsStaged(r *gpuRank, n int) error {
-	part, err := r.host.Split(0, r.host.Rank())
+	sub, err := r.host.Split(0, r.host.Rank())
 	if err != nil {
 		return err
 	}
-	through, err := NewComm(r.d, part, "staged")
+	viaStaged, err := NewComm(r.d, sub, "staged")
 	if err != nil {
 		return err
 	}
-	defer through.Close()
+	defer viaStaged.Close()
 	me := r.c.Rank()
 	rows, recv, send := make([]int64, n), make([]int64, n), make([]int64, n)
 	for j := range n {
@@ -195,7 +196,7 @@ func sameAsStaged(r *gpuRank, n int) error {
 	types := []tensor.DType{tensor.F32, tensor.BF16, tensor.F64, tensor.I32, tensor.I64}
 	for _, d := range types {
 		if d == tensor.BF16 && n > maxCombined {
-			continue // refused, as its own test says
+			continue // refused; see TestNCCLFails
 		}
 		for _, op := range []struct {
 			name string
@@ -204,7 +205,7 @@ func sameAsStaged(r *gpuRank, n int) error {
 			out, in int64
 			run     func(c *Comm, out, in tensor.Tensor) error
 		}{
-			{"exchange", received * 3, sent * 3, func(c *Comm, out, in tensor.Tensor) error {
+			{"all-to-all", received * 3, sent * 3, func(c *Comm, out, in tensor.Tensor) error {
 				return c.AllToAll(r.s[0], out.View(received, 3), in.View(sent, 3), recv, send)
 			}},
 			{"gather", all * 3, rows[me] * 3, func(c *Comm, out, in tensor.Tensor) error {
@@ -230,22 +231,22 @@ func sameAsStaged(r *gpuRank, n int) error {
 			}},
 		} {
 			var bits [2][]byte
-			for i, c := range []*Comm{r.c, through} {
+			for i, c := range []*Comm{r.c, viaStaged} {
 				var err error
 				if bits[i], err = r.result(d, op.out, op.in, func(out, in tensor.Tensor) error { return op.run(c, out, in) }); err != nil {
 					return status.Errorf(status.Internal, "%s of %v with %s: %w", op.name, d, c.Kind(), err)
 				}
 			}
 			if string(bits[0]) != string(bits[1]) {
-				return status.Errorf(status.Internal, "%s of %v: the bits differ from those through the host", op.name, d)
+				return status.Errorf(status.Internal, "%s of %v: the result differs from the staged transport", op.name, d)
 			}
 		}
 	}
 	return nil
 }
 
-// result runs an operation on values of this rank's and returns the bits of its result. One value
-// is a NaN, on one rank.
+// result runs an operation on values of this rank and returns the bits of its result. One value on
+// one rank is NaN.
 func (r *gpuRank) result(d tensor.DType, out, in int64, run func(out, in tensor.Tensor) error) ([]byte, error) {
 	make_ := func(n int64) (tensor.Tensor, device.Buffer, error) {
 		values := make([]float32, n)
@@ -303,7 +304,7 @@ func (r *gpuRank) result(d tensor.DType, out, in int64, run func(out, in tensor.
 		}
 	}
 	err = r.s[0].Sync()
-	for k := int64(0); k < out; k++ { // one NaN is as good as another
+	for k := int64(0); k < out; k++ { // all NaNs count as equal
 		at := bits[k*d.Size() : (k+1)*d.Size()]
 		one := bytesOf(at)
 		nan := false
@@ -323,8 +324,8 @@ func (r *gpuRank) result(d tensor.DType, out, in int64, run func(out, in tensor.
 	return bits, err
 }
 
-// TestNCCLFails: an asynchronous error ends the communicator at once, with a sentence for whoever
-// calls next; a sum that cannot be rounded once is refused.
+// TestNCCLFails checks that an asynchronous error ends the communicator at once and that the next
+// call returns it. A sum that cannot be rounded once must be refused.
 func TestNCCLFails(t *testing.T) {
 	defer func(m int) { maxCombined = m }(maxCombined)
 	maxCombined = 2
@@ -350,13 +351,13 @@ func TestNCCLFails(t *testing.T) {
 		select {
 		case <-f.ended:
 		case <-time.After(20 * time.Second):
-			return status.Errorf(status.Internal, "nobody asked for asynchronous errors")
+			return status.Errorf(status.Internal, "asynchronous errors were not queried")
 		}
 		if err := r.c.Broadcast(r.s[0], low, 0); status.Of(err) != status.Comm || !strings.Contains(err.Error(), "a peer is gone") {
 			return status.Errorf(status.Internal, "after the error: %v", err)
 		}
 		if err := r.c.Close(); status.Of(err) != status.Comm || !strings.Contains(err.Error(), "a peer is gone") {
-			return status.Errorf(status.Internal, "what the last exchange brought counts as good: %v", err)
+			return status.Errorf(status.Internal, "Close after the error: %v", err)
 		}
 		return nil
 	})

@@ -14,11 +14,11 @@ const stagedChunk = 16 << 20
 // staged moves tensors through pinned host memory and the host's communicator. The host's
 // communicator computes the sums, so they are bitwise equal to sums of host tensors.
 //
-// An all-to-all is not split into chunks, because its ranks would have to agree on their number. Its
-// buffers have the size of the data. AllToAllStart waits until the data to send has left the GPU and
-// then starts the host's all-to-all. Therefore the network works while the caller enqueues its next
-// operations, and all ranks start all-to-alls in the order of the calls, in whatever order they wait
-// for them. If MPI accepts GPU memory, it gets the tensors themselves.
+// An all-to-all is not split into chunks, because its ranks would have to agree on their number.
+// Its buffers have the size of the data. AllToAllStart waits until the data to send has left the
+// GPU and then starts the host's all-to-all. Therefore the network works while the caller enqueues
+// its next operations, and all ranks start all-to-alls in the order of the calls, in whatever order
+// they wait for them. If MPI accepts GPU memory, it gets the tensors themselves.
 type staged struct {
 	*commStream
 	host   comm.Comm
@@ -36,7 +36,8 @@ type doubleBuffer struct {
 }
 
 // pinned is page-locked host memory, which the GPU copies at full speed. The communication stream
-// fills it again only behind its own reads of it. The host writes only after such a fill is complete.
+// fills it again only behind its own reads of it. The host writes only after such a fill is
+// complete.
 type pinned struct {
 	buffer device.Buffer
 	mark   *event
@@ -137,8 +138,8 @@ func (c *staged) acquire(bytes int64) (*pinned, error) {
 	return p, nil
 }
 
-// reserve allocates the pinned memory of n all-to-alls at a time. bytes is the sum of the bytes that
-// a rank sends and receives in one of them.
+// reserve allocates the pinned memory of n all-to-alls at a time. bytes is the sum of the bytes
+// that a rank sends and receives in one of them.
 func (c *staged) reserve(n int, bytes int64) error {
 	if c.direct != nil {
 		return nil
@@ -220,8 +221,8 @@ func (c *staged) AllToAllStart(s device.Stream, dst, src tensor.Tensor, recvRows
 	return r, nil
 }
 
-// startDirect waits until src is complete, copies this rank's own rows and starts MPI's all-to-all on
-// GPU memory.
+// startDirect waits until src is complete, copies this rank's own rows and starts MPI's all-to-all
+// on GPU memory.
 func (c *staged) startDirect(caller *stream, dst, src tensor.Tensor, recvRows, sendRows []int64) (comm.Request, error) {
 	if err := c.s.Record(c.filled[0]); err != nil {
 		return nil, err
@@ -279,9 +280,9 @@ func (r *request) Test() (bool, error) {
 	return false, nil
 }
 
-// pipeline runs an operation in n chunks of at most the given bytes. For chunk k, toHost enqueues the
-// copy from the GPU to a buffer, onHost runs the host's collective, and toDevice enqueues the copy of
-// the result. The copy of chunk k+1 to the host runs during onHost of chunk k.
+// pipeline runs an operation in n chunks of at most the given bytes. For chunk k, toHost enqueues
+// the copy from the GPU to a buffer, onHost runs the host's collective, and toDevice enqueues the
+// copy of the result. The copy of chunk k+1 to the host runs during onHost of chunk k.
 func (c *staged) pipeline(n int64, bytes int64, toHost, onHost, toDevice func(k int64, p *pinned) error) error {
 	if n == 0 {
 		return nil

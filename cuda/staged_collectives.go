@@ -40,8 +40,8 @@ func (l *commStream) empty(op string, s device.Stream) error {
 	return l.leave(caller)
 }
 
-// chunks divides the blocks of all ranks into chunks: chunk k has units [k·step, (k+1)·step) of each
-// block. All ranks know all sizes, so they compute the same chunks.
+// chunks divides the blocks of all ranks into chunks: chunk k has units [k·step, (k+1)·step) of
+// each block. All ranks know all sizes, so they compute the same chunks.
 type chunks struct {
 	rows     []int64 // by rank: units of its block
 	current  []int64 // by rank: units in the chunk of the last selectChunk
@@ -193,8 +193,8 @@ func (c *staged) Broadcast(s device.Stream, t tensor.Tensor, root int) error {
 	return c.leave(caller)
 }
 
-// SendRecv has in each chunk one message in each direction. A direction without bytes has one message
-// of 0 bytes, as with the host's communicator.
+// SendRecv has in each chunk one message in each direction. A direction without bytes has one
+// message of 0 bytes, as with the host's communicator.
 func (c *staged) SendRecv(s device.Stream, recv tensor.Tensor, from int, send tensor.Tensor, to int) error {
 	caller, err := c.enter("SendRecv", s)
 	if err != nil {

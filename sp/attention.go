@@ -8,9 +8,9 @@ import (
 	"ulysses/tensor"
 )
 
-// Args are the tensors of one layer's attention. They have the layer's type, except for the LSE, which
-// is F32. Forward reads Q, K, V and writes Out, LSE and Saved; Backward reads only Saved. The last axis
-// is dense; other strides are arbitrary. The caller owns all memory.
+// Args are the tensors of one layer's attention. They have the layer's type, except for the LSE,
+// which is F32. Forward reads Q, K, V and writes Out, LSE and Saved; Backward reads only Saved. The
+// last axis is dense; other strides are arbitrary. The caller owns all memory.
 type Args struct {
 	Q   tensor.Tensor // [B, rows, Hq, D]
 	K   tensor.Tensor // [B, kvrows, Hkv, D]
@@ -18,14 +18,14 @@ type Args struct {
 	Out tensor.Tensor // [B, rows, Hq, Dv]
 	LSE tensor.Tensor // [B, rows, Hq], optional: it sends LSEBytesSent
 
-	// Cos and Sin [B·rows, R/2] F32, of a RopeTable, are optional. With them, Forward rotates q and k
-	// while it packs them, and Backward applies the inverse rotation to dq and dk while it unpacks
-	// them. Q and K are not changed.
+	// Cos and Sin [B·rows, R/2] F32, of a RopeTable, are optional. With them, Forward rotates q and
+	// k while it packs them, and Backward applies the inverse rotation to dq and dk while it
+	// unpacks them. Q and K are not changed.
 	Cos, Sin tensor.Tensor
 
-	// QNorm and KNorm are optional and need Cos and Sin. With them, Forward and Restore normalize the
-	// heads of q and k (RMSNorm) while they pack them, before the rotation. DQ and DK of Backward are
-	// then the gradients of the normalized heads.
+	// QNorm and KNorm are optional and need Cos and Sin. With them, Forward and Restore normalize
+	// the heads of q and k (RMSNorm) while they pack them, before the rotation. DQ and DK of
+	// Backward are then the gradients of the normalized heads.
 	QNorm, KNorm HeadNorm
 
 	// Saved is U8, Sizes.Saved bytes, aligned to Info.Align; nil = Backward is not called
@@ -58,15 +58,15 @@ type Grads struct {
 type Sizes struct{ Saved, Workspace int64 }
 
 // local has the tensors of a rank's attention: all tokens of its heads, in the device's preferred
-// layout. A single rank copies into this layout too: CPU kernels gain more from it (6-13 %) than the
-// copy costs (1-4 %), and the backward pass needs a copy in any case.
+// layout. A single rank copies into this layout too: CPU kernels gain more from it (6-13 %) than
+// the copy costs (1-4 %), and the backward pass needs a copy in any case.
 type local struct {
 	q, k, v, out tensor.Tensor // [hq, B, S, D], [hkv, B, Sk, D], [hkv, B, Sk, Dv], [hq, B, S, Dv]
 	lse          tensor.Tensor // [hq, B, S, 1]
 }
 
-// alloc allocates a tensor [h, B, n, D]. In memory, heads precede tokens, or tokens precede heads if
-// the device prefers that.
+// alloc allocates a tensor [h, B, n, D]. In memory, heads precede tokens, or tokens precede heads
+// if the device prefers that.
 func (p *Plan) alloc(c *device.Allocator, dtype tensor.DType, heads, batch, rows, dim int64) tensor.Tensor {
 	if p.tokenMajor {
 		return c.Take(dtype, batch, rows, heads, dim).Permute(2, 0, 1, 3)
@@ -139,8 +139,8 @@ func (p *Plan) sizes(b *Batch, cuQ []int64) Sizes {
 	return size
 }
 
-// Reserve makes the communicator allocate, before the first step, the buffers for batches of at most
-// these extents (comm.Reserve). Not collective.
+// Reserve makes the communicator allocate, before the first step, the buffers for batches of at
+// most these extents (comm.Reserve). Not collective.
 func (p *Plan) Reserve(batch, seq, kvSeq int64) error {
 	b, err := newBatch(p.rank, p.size, BatchSpec{Batch: batch, Seq: seq, KVSeq: kvSeq})
 	if err != nil {
@@ -178,8 +178,8 @@ func (p *Plan) wireBytes(b *Batch, backward bool) int64 {
 	return max(in*size, out*size, lse*tensor.F32.Size()) * b.spec.Batch
 }
 
-// lseWithOut reports whether one all-to-all moves both the LSE and the output. An all-to-all has one
-// type.
+// lseWithOut reports whether one all-to-all moves both the LSE and the output. An all-to-all has
+// one type.
 func (p *Plan) lseWithOut() bool { return p.layer.DType == tensor.F32 }
 
 // describe sets the arguments of the device's operation.

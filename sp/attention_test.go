@@ -13,8 +13,8 @@ import (
 	"ulysses/testkit/ref"
 )
 
-// layerRun is a plan, a batch and their tensors: this rank's rows, or all rows when the
-// communicator has one rank.
+// layerRun has a plan, a batch and their tensors: this rank's rows, or all rows if the communicator
+// has one rank.
 type layerRun struct {
 	p *Plan
 	x *Batch
@@ -29,8 +29,8 @@ const (
 	nameDOut
 )
 
-// prepare fills the tensors of a layer, with gaps in all of them. Head 0 is query head h0 and key
-// head k0 of the global tensors.
+// prepare fills the tensors of a layer, which all have gaps. Head 0 is query head h0 and key head
+// k0 of the global tensors.
 func prepare(b *bench, c comm.Comm, l Layer, s BatchSpec, h0, k0 int64) *layerRun {
 	p, err := NewPlan(b.dev, c, l)
 	must(err)
@@ -57,9 +57,9 @@ func (r *layerRun) forwardBackward(b *bench) error {
 	return r.p.Backward(b.stream, r.x, &r.a, &r.g)
 }
 
-// out, lse and dq on any number of ranks are those of one rank bit for bit; so are dk and dv of a
-// key head whose query heads lie on one rank. Of others they are the ranks' partial gradients,
-// summed in rank order.
+// out, lse and dq on any number of ranks are bitwise equal to the results of one rank. So are dk
+// and dv of a key head whose query heads are on one rank. For other key heads they are the sums of
+// the ranks' partial gradients, in rank order.
 func TestRanksGiveTheBitsOfOne(t *testing.T) {
 	eachCase(t, func(b *bench, c comm.Comm, lc layerCase) error {
 		r := prepare(b, c, lc.layer, lc.batch, 0, 0)
@@ -86,7 +86,7 @@ func TestRanksGiveTheBitsOfOne(t *testing.T) {
 	})
 }
 
-// sameKeyGradient checks dk and dv of one key head against one rank.
+// sameKeyGradient compares dk and dv of one key head with the gradients on one rank.
 func sameKeyGradient(b *bench, r, one *layerRun, lc layerCase, kv, kvLo int64) error {
 	var tensors []*layerRun // of each rank that has query heads of the group
 	group := lc.layer.Heads / lc.layer.KVHeads
@@ -138,8 +138,8 @@ func sameKeyGradient(b *bench, r, one *layerRun, lc layerCase, kv, kvLo int64) e
 	return nil
 }
 
-// Results are within 2e-5 of float64, and at most twice as far as a plain f32 implementation, in
-// max|Δ|/max|ref|.
+// Results are within 2e-5 of float64 and have at most twice the error of a plain F32
+// implementation, in max|Δ|/max|ref|.
 func TestAgainstFloat64(t *testing.T) {
 	eachCase(t, func(b *bench, c comm.Comm, lc layerCase) error {
 		r := prepare(b, c, lc.layer, lc.batch, 0, 0)
@@ -180,8 +180,8 @@ func TestAgainstFloat64(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			// Inputs are below 1, so a rounding of numbers of that size is granted; gradients that
-			// are zero but for rounding have no other measure.
+			// Inputs are below 1, so one rounding of a number near 1 is allowed. It is the only
+			// bound for gradients that are zero up to rounding.
 			rounding := max(1, largest) / (1 << 23)
 			if limit := min(max(2e-5*largest, rounding), max(2*theirs, rounding)); !(mine <= limit) {
 				return fmt.Errorf("%s: error %.3g of %.3g, a plain f32 implementation has %.3g", x.name, mine, largest, theirs)
@@ -191,7 +191,7 @@ func TestAgainstFloat64(t *testing.T) {
 	})
 }
 
-// reference is the layer as the reference knows it.
+// reference returns the layer as an operation of testkit/ref.
 func (l Layer) reference(cuQ, cuK []int64) *ref.Attention {
 	g := &ref.Attention{Hq: l.Heads, Hkv: l.KVHeads, D: l.Dim, Dv: l.VDim, CuQ: cuQ, CuK: cuK, Causal: l.Causal, Scale: l.Scale}
 	if l.Window != nil {
@@ -200,12 +200,12 @@ func (l Layer) reference(cuQ, cuK []int64) *ref.Attention {
 	return g
 }
 
-// reference is out, lse, dq, dk, dv of the whole batch, token-major.
+// reference returns out, lse, dq, dk and dv of the global batch, token-major.
 func reference[T ref.Float](g *ref.Attention, x *Batch) [5][]T {
 	return referenceOf[T](g, x, func(v float32) float32 { return v })
 }
 
-// referenceOf is reference of inputs that were rounded.
+// referenceOf is reference with inputs that round has rounded.
 func referenceOf[T ref.Float](g *ref.Attention, x *Batch, round func(float32) float32) [5][]T {
 	whole := func(name uint64, seq, heads, dim int64) []T {
 		var v []T
@@ -227,7 +227,7 @@ func referenceOf[T ref.Float](g *ref.Attention, x *Batch, round func(float32) fl
 	return [5][]T{out, lse, dq, dk, dv}
 }
 
-// The bytes that exchanges send are those the plan names.
+// The bytes that all-to-alls send are equal to the plan's prediction.
 func TestBytesSent(t *testing.T) {
 	eachCase(t, func(b *bench, c comm.Comm, lc layerCase) error {
 		count := &counted{Comm: c}
@@ -255,8 +255,8 @@ func TestBytesSent(t *testing.T) {
 	})
 }
 
-// Buffers made for the longest batch serve the others, in any order, and so does a forward that
-// saves nothing.
+// Buffers for the longest batch serve other batches in any order, also for a forward that saves
+// nothing.
 func TestOneBufferServesAllLengths(t *testing.T) {
 	specs := []BatchSpec{{Batch: 2, Seq: 70}, {Batch: 1, Seq: 3}, {Batch: 2, Seq: 64, CuSeqlens: []int64{0, 5, 6, 64, 128}},
 		{Batch: 1, Seq: 2}, {Batch: 1, Seq: 131, CuSeqlens: []int64{0, 1, 2, 3, 130, 131}}, {Batch: 2, Seq: 41}}
@@ -296,7 +296,7 @@ func TestOneBufferServesAllLengths(t *testing.T) {
 	}
 }
 
-// The most that lengths may need never shrinks when one grows.
+// MaxSizes does not decrease when an extent increases.
 func TestMaxSizes(t *testing.T) {
 	b := newBench()
 	defer b.close()
@@ -311,7 +311,7 @@ func TestMaxSizes(t *testing.T) {
 				t.Fatalf("%v: sizes %v at %d tokens, %v before", l, size, n, last)
 			}
 			last = size
-			// They hold for any documents.
+			// The sizes are enough for any documents.
 			for _, length := range []int64{1, 10, n / 2, n - 1, n} {
 				var cu []int64
 				for at := int64(0); at < n; at += max(1, length) {
@@ -327,7 +327,7 @@ func TestMaxSizes(t *testing.T) {
 	}
 }
 
-// A layer that will not be differentiated saves nothing and refuses the derivative.
+// A layer without a backward pass saves nothing, and its Backward returns an error.
 func TestNoBackward(t *testing.T) {
 	for _, n := range mpitest.Sizes() {
 		mpitest.Ranks(t, n, func(c comm.Comm) error {
@@ -349,8 +349,8 @@ func TestNoBackward(t *testing.T) {
 	}
 }
 
-// Calls allocate nothing. The count is of the process, so ranks are measured between barriers, and
-// the best of several rounds is taken: the runtime allocates now and then.
+// Calls allocate nothing. The count is of the whole process, so ranks are measured between
+// barriers. The best of several rounds is used, because the runtime allocates sometimes.
 func TestCallsAllocateNothing(t *testing.T) {
 	for _, n := range mpitest.Sizes() {
 		mpitest.Ranks(t, n, func(c comm.Comm) error {
@@ -380,7 +380,7 @@ func TestCallsAllocateNothing(t *testing.T) {
 	}
 }
 
-// Memory that is too small, or of another shape, is refused before anything is sent.
+// Memory that is too small or has another shape is an error before anything is sent.
 func TestArgumentsAreChecked(t *testing.T) {
 	b := newBench()
 	defer b.close()

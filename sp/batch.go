@@ -11,18 +11,19 @@ import (
 
 // BatchSpec describes the lengths and documents of a global batch. It is equal on all ranks.
 //
-// Tokens are numbered through all sequences, Batch·Seq in total. Attention does not cross documents.
-// They are given by CuSeqlens, by Positions, by both if they agree, or by neither: then each sequence
-// is one document.
+// Tokens are numbered through all sequences, Batch·Seq in total. Attention does not cross
+// documents. They are given by CuSeqlens, by Positions, by both if they agree, or by neither: then
+// each sequence is one document.
 type BatchSpec struct {
 	Batch, Seq int64
 	KVSeq      int64 // keys of a sequence, for cross-attention; 0 = Seq
 	// CuSeqlens has the document starts, then Batch·Seq. It starts at 0, increases, and has the end
 	// of every sequence.
-	CuSeqlens   []int64
-	CuSeqlensKV []int64 // the same for Batch·KVSeq keys, with the same number of documents; nil = CuSeqlens
-	// Positions [Batch·Seq]: a 0 starts a document, and so does the first token of a sequence. Other
-	// jumps do not.
+	CuSeqlens []int64
+	// the same for Batch·KVSeq keys, with the same number of documents; nil = CuSeqlens
+	CuSeqlensKV []int64
+	// Positions [Batch·Seq]: a 0 starts a document. The first token of a sequence always starts
+	// one. Other jumps do not.
 	Positions []int64
 	Rows      []int64 // by rank, with the sum Seq; may be 0; nil = by comm.Shard
 	KVRows    []int64 // by rank, with the sum KVSeq; nil = Rows if KVSeq is Seq, else by comm.Shard
@@ -44,9 +45,9 @@ type Batch struct {
 	queries, keys axis
 }
 
-// NewBatch makes a batch for the ranks of c. It sends one small message. A batch that is not possible,
-// or differs between ranks, is the same error on all ranks (InvalidArgument). It copies the slices of
-// s. Collective over c.
+// NewBatch makes a batch for the ranks of c. It sends one small message. A batch that is not
+// possible, or differs between ranks, is the same error on all ranks (InvalidArgument). It copies
+// the slices of s. Collective over c.
 func NewBatch(c comm.Comm, s BatchSpec) (*Batch, error) {
 	number := func(n int64) string { return strconv.FormatInt(n, 10) }
 	err := comm.Same(c, "sp.NewBatch",
@@ -64,8 +65,8 @@ func NewBatch(c comm.Comm, s BatchSpec) (*Batch, error) {
 	return newBatch(int64(c.Rank()), int64(c.Size()), s)
 }
 
-// SketchBatch returns the batch that NewBatch makes on a rank of size ranks, without communication. It
-// is for computing sizes and predictions of any rank. Not collective.
+// SketchBatch returns the batch that NewBatch makes on a rank of size ranks, without communication.
+// It is for computing sizes and predictions of any rank. Not collective.
 func SketchBatch(rank, size int, s BatchSpec) (*Batch, error) {
 	if rank < 0 || rank >= size {
 		return nil, status.Errorf(status.InvalidArgument, "sp.SketchBatch: rank %d of %d ranks; a rank is 0 to size-1", rank, size)

@@ -10,7 +10,7 @@ import (
 	"ulysses/testkit/mpitest"
 )
 
-// A rank holds exactly the key heads that its query heads use, and every key head has one owner.
+// A rank has exactly the key heads of its query heads, and every key head has one owner.
 func TestKeyHeadsUnderQueryHeads(t *testing.T) {
 	for kv := int64(1); kv < 7; kv++ {
 		for group := int64(1); group < 6; group++ {
@@ -64,7 +64,8 @@ func TestDocuments(t *testing.T) {
 	}
 }
 
-// What cannot be is refused on every rank, in the same words, and the ranks can go on together.
+// Wrong specifications return the same error on every rank, and the communicator still works
+// afterwards.
 func TestRefusals(t *testing.T) {
 	layers := []struct {
 		want  string

@@ -26,8 +26,8 @@ func (p *Plan) checkForward(b *Batch, a *Args) error {
 	return p.checkMemory(op, b, a)
 }
 
-// operand is a tensor of the layer's type in a call: [B, rows, heads, dim], with the rows and heads of
-// keys or of queries.
+// operand is a tensor of the layer's type in a call: [B, rows, heads, dim], with the rows and heads
+// of keys or of queries.
 type operand struct {
 	name string
 	t    tensor.Tensor
@@ -95,7 +95,8 @@ func (p *Plan) checkBackward(b *Batch, a *Args, g *Grads) error {
 	return p.checkMemory(op, b, a)
 }
 
-// checkRestore checks the arguments of Restore: those of Forward, with Saved and SavedLSE.
+// checkRestore checks the arguments of Restore. In addition to Forward, it needs Saved and
+// SavedLSE.
 func (p *Plan) checkRestore(b *Batch, a *Args) error {
 	const op = "sp.Restore"
 	if p.layer.NoBackward || a.Saved.IsNil() || a.SavedLSE.IsNil() {

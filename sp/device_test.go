@@ -26,12 +26,12 @@ type lateRun struct {
 	sent counted
 }
 
-// fakes are devices of which each is different; their arithmetic is the CPU's.
+// fakes returns test devices with different properties. They compute as the CPU does.
 func fakes() []devicetest.Kind {
 	return []devicetest.Kind{devicetest.Fake("tokens first", fake.Options{}), devicetest.Fake("heads first", fake.Options{HeadMajor: true})}
 }
 
-// plugins are the CUDA plug-in with its communicators.
+// plugins returns the CUDA plug-in with its communicators.
 func plugins(t *testing.T) []devicetest.Kind {
 	return []devicetest.Kind{devicetest.CUDA(t, "cuda", false), devicetest.CUDA(t, "cuda, through the host", true)}
 }
@@ -56,14 +56,14 @@ func eachLate(t *testing.T, kinds []devicetest.Kind, dtypes []tensor.DType, most
 	}
 }
 
-// pluginCases are enough where the host stands in for a GPU, thread by thread: one for each way in
-// which ranks or documents are uneven.
+// pluginCases are the cases for the emulated plug-in, which is slow: one for each kind of uneven
+// ranks or documents.
 var pluginCases = []string{"shared key heads", "groups across ranks", "fewer heads than ranks", "fewer tokens than ranks", "value heads wider",
 	"documents in rows", "documents across", "window"}
 
 var bothTypes = []tensor.DType{tensor.F32, tensor.BF16}
 
-// late is prepare on such a device.
+// late is prepare on a device of kind k.
 func late(host comm.Comm, l Layer, s BatchSpec, k devicetest.Kind) *lateRun {
 	d, c, done, err := k.Open(host)
 	must(err)
@@ -92,7 +92,7 @@ func late(host comm.Comm, l Layer, s BatchSpec, k devicetest.Kind) *lateRun {
 	return r
 }
 
-// close is for ranks that have come through: they meet in it.
+// close closes the run on ranks without an error. Collective.
 func (r *lateRun) close() error {
 	must(r.stream.Sync())
 	must(r.done())
@@ -104,7 +104,7 @@ func (r *lateRun) close() error {
 	return nil
 }
 
-// bytes is fresh memory, filled with NaNs.
+// bytes allocates memory that is filled with NaN.
 func (r *lateRun) bytes(n int64) tensor.Tensor {
 	b, err := r.dev.Alloc(max(n, 1))
 	must(err)
@@ -122,7 +122,7 @@ func (r *lateRun) fill(t tensor.Tensor, name uint64, lo int64) {
 	must(r.stream.Sync())
 }
 
-// host brings a tensor to the host, in F32.
+// host copies a tensor to the host, as F32.
 func (r *lateRun) host(t tensor.Tensor) tensor.Tensor {
 	x := tensor.OfFloat32(make([]float32, t.Numel()), t.Dims()...)
 	must(r.dev.Copy(r.stream, x, t))
@@ -137,14 +137,14 @@ func (r *lateRun) run() error {
 	return r.p.Backward(r.stream, r.x, &r.a, &r.g)
 }
 
-// results are out, lse, dq, dk, dv on the host.
+// results returns out, lse, dq, dk and dv on the host.
 func (r *lateRun) results() [5]tensor.Tensor {
 	return [5]tensor.Tensor{r.host(r.a.Out), r.host(addUnitAxis(r.a.LSE)), r.host(r.g.DQ), r.host(r.g.DK), r.host(r.g.DV)}
 }
 
 var resultNames = [5]string{"out", "lse", "dq", "dk", "dv"}
 
-// A device that is late and likes another layout gives the bits that the CPU gives.
+// A test device with another layout gives results that are bitwise equal to the CPU's.
 func TestLateDeviceGivesTheBitsOfTheCPU(t *testing.T) {
 	eachLate(t, fakes(), bothTypes[:1], 8, func(c comm.Comm, lc layerCase, k devicetest.Kind) error {
 		r := late(c, lc.layer, lc.batch, k)
@@ -163,9 +163,9 @@ func TestLateDeviceGivesTheBitsOfTheCPU(t *testing.T) {
 	})
 }
 
-// On any number of ranks out, lse and dq have the bits of one rank, in either type, and so have dk
-// and dv of key heads that are on one rank; of others they are near. BF16 sends half the bytes, and
-// the LSE whole.
+// On any number of ranks, out, lse and dq are bitwise equal to one rank's, in both types. So are dk
+// and dv of key heads on one rank; dk and dv of other key heads are close. BF16 sends half the
+// bytes, except for the LSE.
 func TestLateRanksGiveTheBitsOfOne(t *testing.T) {
 	eachLate(t, fakes(), bothTypes, 8, bitsOfOne)
 	eachLate(t, []devicetest.Kind{devicetest.CPU()}, bothTypes[1:], 8, bitsOfOne)
@@ -210,8 +210,8 @@ func bitsOfOne(c comm.Comm, lc layerCase, k devicetest.Kind) error {
 	return r.close()
 }
 
-// farFrom is max|Δ| between the rows of a rank, from lo on, and those of a whole tensor, and its
-// largest element.
+// farFrom returns max|Δ| between the rows of a rank, from lo on, and the rows of a whole tensor,
+// and the largest element of the latter.
 func farFrom(got, whole tensor.Tensor, lo int64) (delta, top float64) {
 	each(got, func(n, i, h, d int64, x *float32) {
 		if e := math.Abs(float64(*x) - float64(*at(whole, n, lo+i, h, d))); !(e <= delta) {
@@ -222,8 +222,8 @@ func farFrom(got, whole tensor.Tensor, lo int64) (delta, top float64) {
 	return delta, top
 }
 
-// BF16 is as near to float64 as its roundings allow: of the results, and in the backward pass of
-// the output that it starts from. The plug-in's own arithmetic is held to the limit of F32 too.
+// The error of BF16 against float64 is within the bound of its roundings: of the results and, in
+// the backward pass, of the saved output. In F32 the plug-in has the limit of F32.
 func TestLateDevicesAgainstFloat64(t *testing.T) {
 	eachLate(t, []devicetest.Kind{fakes()[0], devicetest.CPU()}, bothTypes[1:], 8, againstFloat64)
 	eachLate(t, plugins(t)[:1], bothTypes, 3, againstFloat64)
@@ -257,7 +257,7 @@ func againstFloat64(c comm.Comm, lc layerCase, k devicetest.Kind) error {
 				delta = off
 			}
 		})
-		// gradients that are zero but for rounding are measured against inputs below 1
+		// gradients that are zero up to rounding are compared with inputs below 1
 		limit := limits[i] * max(top, 0.25)
 		if !(delta <= limit) {
 			return fmt.Errorf("%s: error %.3g of %.3g, limit %.3g", resultNames[i], delta, top, limit)
@@ -266,7 +266,7 @@ func againstFloat64(c comm.Comm, lc layerCase, k devicetest.Kind) error {
 	return r.close()
 }
 
-// A type that the device does not compute in is refused when the layer is planned.
+// NewPlan refuses a type in which the device does not compute.
 func TestTypesAreRefused(t *testing.T) {
 	b := newBench()
 	defer b.close()
@@ -283,8 +283,8 @@ func TestTypesAreRefused(t *testing.T) {
 	}
 }
 
-// Heads wider than the device's kernels serve are refused when the layer is planned, by ranks
-// without heads too: nobody finds out in a pass.
+// NewPlan refuses heads that are wider than the device's kernels support, also on ranks without
+// heads.
 func TestWideHeadsAreRefused(t *testing.T) {
 	kind := devicetest.CUDA(t, "cuda", false)
 	refused := func(host comm.Comm) error {
@@ -308,8 +308,7 @@ func TestWideHeadsAreRefused(t *testing.T) {
 	}
 }
 
-// The LSE, of four bytes whatever the type, has an exchange of its own in BF16, which may be the
-// largest.
+// In BF16 the LSE, which is F32, has its own all-to-all, which may be the largest.
 func TestWireHoldsTheLSE(t *testing.T) {
 	for _, n := range mpitest.Sizes() {
 		mpitest.Ranks(t, n, func(c comm.Comm) error {

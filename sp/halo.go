@@ -23,8 +23,8 @@ type Halo struct {
 	send, recv []int64
 }
 
-// haloOf returns the rows [lo, hi) of sequence i that a rank needs from other ranks, and the offset of
-// the first of them in its halo.
+// haloOf returns the rows [lo, hi) of sequence i that a rank needs from other ranks, and the offset
+// of the first of them in its halo.
 func (b *Batch) haloOf(n, i int64, rank int) (lo, hi, offset int64) {
 	first, end := b.RankRows(rank)
 	if first == end {
@@ -32,7 +32,8 @@ func (b *Batch) haloOf(n, i int64, rank int) (lo, hi, offset int64) {
 	}
 	cu, base := b.queries.cu, i*b.queries.n
 	if n > 0 {
-		doc, _ := slices.BinarySearch(cu, base+first+1) // the first document that starts behind the row
+		// the first document that starts behind the row
+		doc, _ := slices.BinarySearch(cu, base+first+1)
 		lo = max(0, first-n, cu[doc-1]-base)
 		return lo, first, lo - (first - n)
 	}
@@ -57,8 +58,8 @@ func (b *Batch) haloRows(n int64, to, from int) (rows int64) {
 	return rows
 }
 
-// HaloElements returns the elements that a rank sends and receives in Forward, with width elements in
-// each row. Backward sends recv and receives send. Not collective.
+// HaloElements returns the elements that a rank sends and receives in Forward, with width elements
+// in each row. Backward sends recv and receives send. Not collective.
 func (b *Batch) HaloElements(rank int, n, width int64) (send, recv int64) {
 	for r := range b.Size() {
 		if r != rank {
@@ -119,8 +120,8 @@ func (h *Halo) Forward(d device.Device, c comm.Comm, s device.Stream, b *Batch) 
 	return h.visitHalo(d, s, b, send, fromWire)
 }
 
-// Backward adds to X, a gradient, the Rows of other ranks that belong to it: the adjoint of Forward.
-// Collective over c, with one all-to-all.
+// Backward adds to X, a gradient, the Rows of other ranks that belong to it: the adjoint of
+// Forward. Collective over c, with one all-to-all.
 func (h *Halo) Backward(d device.Device, c comm.Comm, s device.Stream, b *Batch) error {
 	if err := h.Admit.Result(h.check("sp.Halo.Backward", b)); err != nil {
 		return err
@@ -150,8 +151,8 @@ func addWire(d device.Device, s device.Stream, local, wire tensor.Tensor) error 
 	return d.Add(s, local, local, wire)
 }
 
-// visitOwn calls do for this rank's rows in the halos of other ranks, in the order of the wire, where
-// they start at element at.
+// visitOwn calls do for this rank's rows in the halos of other ranks, in the order of the wire,
+// where they start at element at.
 func (h *Halo) visitOwn(d device.Device, s device.Stream, b *Batch, at int64, do blockAction) error {
 	me := int(b.rank)
 	for r := range b.Size() {
@@ -170,8 +171,8 @@ func (h *Halo) visitOwn(d device.Device, s device.Stream, b *Batch, at int64, do
 	return nil
 }
 
-// visitHalo calls do for the rows of this rank's halo, in the order of the wire, where they start at
-// element at.
+// visitHalo calls do for the rows of this rank's halo, in the order of the wire, where they start
+// at element at.
 func (h *Halo) visitHalo(d device.Device, s device.Stream, b *Batch, at int64, do blockAction) error {
 	for r := range b.Size() {
 		for i := range b.spec.Batch {
@@ -200,7 +201,8 @@ func (h *Halo) allToAll(c comm.Comm, s device.Stream, sent, received int64, send
 	}
 	wire, dtype := bytesOf(h.Workspace), h.X.DType
 	if h.Workspace.IsNil() {
-		wire.Where = h.Rows.Where // select the device's communicator also on a rank that sends nothing
+		// select the device's communicator also on a rank that sends nothing
+		wire.Where = h.Rows.Where
 	}
 	return c.AllToAll(s, wire.At(sent*dtype.Size(), dtype, received), wire.At(0, dtype, sent), recv, send)
 }

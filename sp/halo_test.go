@@ -11,9 +11,9 @@ import (
 	"ulysses/testkit/mpitest"
 )
 
-// The halo holds the rows beside a rank's own that are of the same document, however many ranks
-// they come from, and zeros elsewhere; backward adds each rank's part of a row's gradient to it.
-// What is sent is what was predicted.
+// The halo has the rows next to a rank's own that are of the same document, from any number of
+// ranks, and zeros elsewhere. Backward adds the gradients of all ranks to a row. The bytes sent are
+// equal to the prediction.
 func TestHalo(t *testing.T) {
 	const width = 3
 	specs := []BatchSpec{
@@ -53,8 +53,8 @@ func checkHalo(c comm.Comm, s BatchSpec, n, width int64) error {
 	if sent := ledger.Get("sequence", comm.OpAllToAll).Bytes; sent != send*4 {
 		return fmt.Errorf("sent %d bytes, predicted %d", sent, send*4)
 	}
-	// inside says whether a row beside this rank's, and outside them, is of the same document as
-	// the nearest of these.
+	// inside reports whether a row outside of this rank's rows is of the same document as the
+	// nearest of them.
 	cu, _ := x.Documents()
 	inside := func(i, row, near int64) bool {
 		for _, at := range cu {
@@ -80,7 +80,8 @@ func checkHalo(c comm.Comm, s BatchSpec, n, width int64) error {
 	if err != nil {
 		return err
 	}
-	// Each rank's halo has gradient 1: a row gets as much as there are ranks in whose halo it is.
+	// The gradient of every halo is 1: the gradient of a row is the number of ranks that have it in
+	// their halo.
 	each(rowHeads(h.X), func(_, _, _, _ int64, v *float32) { *v = 100 })
 	each(rowHeads(h.Rows), func(_, _, _, _ int64, v *float32) { *v = 1 })
 	must(h.Backward(b.dev, counted, b.stream, x))
@@ -110,7 +111,7 @@ func checkHalo(c comm.Comm, s BatchSpec, n, width int64) error {
 	return err
 }
 
-// What is no halo, or does not fit, is refused.
+// Wrong halos return an error.
 func TestHaloRefused(t *testing.T) {
 	b := newBench()
 	defer b.close()

@@ -10,8 +10,8 @@ import (
 	"ulysses/tensor"
 )
 
-// several is a device with rows of kernels, of which the quick one's gradient does not repeat; it
-// keeps what it was asked for.
+// several is a device with several kernels. The gradient of the fast one is not reproducible. It
+// records the arguments of its calls.
 type several struct {
 	device.Device
 	asked []bool // Deterministic of every operation and question for workspace
@@ -44,8 +44,8 @@ func (d *several) AttentionKernel(a *device.Attention, backward bool) (string, e
 	return "steady", nil
 }
 
-// A layer that is to repeat says so in every call, and the kernels that it names are those for all
-// heads, on ranks without any too.
+// A deterministic layer says so in every call. Kernels returns the kernels for all heads, also on
+// ranks without heads.
 func TestDeterministic(t *testing.T) {
 	for _, deterministic := range []bool{false, true} {
 		if err := comm.RunLocal(3, func(c comm.Comm) error {
@@ -89,8 +89,8 @@ func TestDeterministic(t *testing.T) {
 	}
 }
 
-// What no kernel serves is told with the reason; without a backward pass nothing is asked of one;
-// ranks agree.
+// A layer without a kernel is an error with the reason. Without a backward pass, no backward kernel
+// is needed. All ranks have the same result.
 func TestKernels(t *testing.T) {
 	if err := comm.RunLocal(2, func(c comm.Comm) error {
 		b := newBench()

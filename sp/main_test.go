@@ -16,8 +16,8 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(mpitest.Main(m)) }
 
-// bench is one rank's device and memory in a test. Failures panic: comm.RunLocal makes them the
-// test's error.
+// bench has one rank's device and memory in a test. Failures panic: comm.RunLocal turns them into
+// the test's error.
 type bench struct {
 	dev    device.Device
 	stream device.Stream
@@ -25,7 +25,7 @@ type bench struct {
 	gaps   []gap
 }
 
-// gap is a tensor inside a larger one; what lies between must stay as it was.
+// gap is a tensor inside a larger one. The elements between its rows must not change.
 type gap struct{ outer, inner tensor.Tensor }
 
 func newBench() *bench {
@@ -50,7 +50,7 @@ func must(err error) {
 	}
 }
 
-// bytes is fresh memory, filled with what must not be read.
+// bytes allocates memory that is filled with values that must not be read.
 func (b *bench) bytes(n int64) tensor.Tensor {
 	buf, err := b.dev.Alloc(max(n, 1))
 	must(err)
@@ -67,7 +67,7 @@ func (b *bench) tensor(shape ...int64) tensor.Tensor {
 	return b.bytes(t.Bytes()).At(0, tensor.F32, shape...)
 }
 
-// gapped is a tensor [B, n, H, D] inside a larger one: no two axes can be merged.
+// gapped allocates a tensor [B, n, H, D] inside a larger one: no two axes can be merged.
 func (b *bench) gapped(n0, n1, n2, n3 int64) tensor.Tensor {
 	outer := b.tensor(n0, n1+1, n2+1, n3+3)
 	inner := outer.Slice(1, 0, n1).Slice(2, 0, n2).Slice(3, 0, n3)
@@ -75,7 +75,7 @@ func (b *bench) gapped(n0, n1, n2, n3 int64) tensor.Tensor {
 	return inner
 }
 
-// gapsIntact finds writes between the rows of gapped tensors.
+// gapsIntact returns an error if elements between the rows of gapped tensors have changed.
 func (b *bench) gapsIntact() (err error) {
 	for _, g := range b.gaps {
 		in := g.inner.Shape
@@ -88,7 +88,7 @@ func (b *bench) gapsIntact() (err error) {
 	return err
 }
 
-// at is the element of a tensor of any strides.
+// at returns the address of an element, with any strides.
 func at(t tensor.Tensor, index ...int64) *float32 {
 	o := int64(0)
 	for i, x := range index {
@@ -97,7 +97,7 @@ func at(t tensor.Tensor, index ...int64) *float32 {
 	return (*float32)(unsafe.Add(t.Data, o*4))
 }
 
-// value is what element (b, row, head, d) of a global tensor has: any rank can state it.
+// value returns element (b, row, head, d) of a global tensor. Any rank can compute it.
 func value(name uint64, index ...int64) float32 {
 	h := name*0x9e3779b97f4a7c15 + 0x1234567
 	for _, i := range index {
@@ -108,7 +108,7 @@ func value(name uint64, index ...int64) float32 {
 	return float32(int64(h>>40)-1<<23) / (1 << 23) // [-1, 1)
 }
 
-// fill writes the rows of a rank, from lo on, of a global tensor. t is [B, n, H, D], head 0 of it
+// fill writes the rows of a rank, from lo on, of a global tensor. t is [B, n, H, D] and its head 0
 // is head h0.
 func fill(t tensor.Tensor, name uint64, lo, h0 int64) {
 	each(t, func(b, i, h, d int64, x *float32) { *x = value(name, b, lo+i, h0+h, d) })
@@ -126,7 +126,7 @@ func each(t tensor.Tensor, f func(b, i, h, d int64, x *float32)) {
 	}
 }
 
-// sameBits compares this rank's rows, from lo on, with those of a whole tensor.
+// sameBits compares this rank's rows, from lo on, bitwise with the rows of a whole tensor.
 func sameBits(name string, got, whole tensor.Tensor, lo int64) (err error) {
 	each(got, func(b, i, h, d int64, x *float32) {
 		if want := *at(whole, b, lo+i, h, d); math.Float32bits(*x) != math.Float32bits(want) && err == nil {
@@ -136,17 +136,18 @@ func sameBits(name string, got, whole tensor.Tensor, lo int64) (err error) {
 	return err
 }
 
-// alone is a communicator of one rank.
+// alone returns a communicator of one rank.
 func alone() comm.Comm { return comm.Local(1)[0] }
 
-// layerCase is a layer and a batch that are awkward in some way.
+// layerCase is a layer and a batch with a special property.
 type layerCase struct {
 	name  string
 	layer Layer
 	batch BatchSpec
 }
 
-// positionsOf spells documents as positions; a document's tail may jump, which starts nothing.
+// positionsOf returns positions for document starts. Positions may jump inside of a document, which
+// starts no document.
 func positionsOf(cu []int64) []int64 {
 	var p []int64
 	for i, end := range cu[1:] {

@@ -11,7 +11,7 @@ import (
 	"ulysses/tensor"
 )
 
-// normed is RMSNorm of the heads of [B, n, H, D], with its statistics [B·n, H].
+// normed returns the RMSNorm of the heads of [B, n, H, D], and its statistics [B·n, H].
 func normed(b *bench, src tensor.Tensor, w HeadNorm) (y, rstd tensor.Tensor) {
 	y, rstd = b.gapped(src.Shape[0], src.Shape[1], src.Shape[2], src.Shape[3]), b.tensor(src.Shape[0]*src.Shape[1], src.Shape[2])
 	n := src.Shape[1]
@@ -22,9 +22,9 @@ func normed(b *bench, src tensor.Tensor, w HeadNorm) (y, rstd tensor.Tensor) {
 	return y, rstd
 }
 
-// Normalizing and rotating q and k on their way gives the bits of doing so before the call,
-// statistics as well, whichever ranks share a head; the caller's q and k stay as they are, and dq
-// and dk are the gradients of what was normalized.
+// Normalizing and rotating q and k during packing is bitwise equal to doing so before the call,
+// also the statistics, for all shardings of heads. The caller's q and k do not change. dq and dk
+// are the gradients of the normalized heads.
 func TestNormOnTheWay(t *testing.T) {
 	eachCase(t, func(b *bench, c comm.Comm, lc layerCase) error {
 		if x, err := NewBatch(c, lc.batch); err != nil || x.queries.n != x.keys.n || lc.layer.Dim < 4 {
@@ -73,7 +73,7 @@ func TestNormOnTheWay(t *testing.T) {
 	})
 }
 
-// A norm without a rotation, of another width, or without room for its statistics is refused.
+// A norm without a rotation, of another width, or without memory for its statistics is an error.
 func TestNormRefused(t *testing.T) {
 	b := newBench()
 	defer b.close()

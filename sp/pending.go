@@ -7,8 +7,8 @@ import (
 	"ulysses/tensor"
 )
 
-// Pending is a reshard in progress. The zero value is ready for use. After Wait it can be used again,
-// without allocating.
+// Pending is a reshard in progress. The zero value is ready for use. After Wait it can be used
+// again, without allocating.
 type Pending struct {
 	plan       *Plan
 	stream     device.Stream
@@ -21,8 +21,8 @@ type Pending struct {
 }
 
 // StartSeqToHeads packs and sends; Wait receives and unpacks. Between the two, the tensors and the
-// workspace of r must not be changed, because both copy rows that stay on this rank. Collective over
-// the plan's communicator. All ranks wait in the same order.
+// workspace of r must not be changed, because both copy rows that stay on this rank. Collective
+// over the plan's communicator. All ranks wait in the same order.
 func (p *Plan) StartSeqToHeads(s device.Stream, b *Batch, r *Reshard, x *Pending) error {
 	return p.start(s, b, r, x, "sp.StartSeqToHeads", true)
 }

@@ -10,8 +10,8 @@ import (
 	"ulysses/tensor"
 )
 
-// Two reshards under way at once, over rows that are cut unevenly, one rank without any, give what
-// the blocking form gives.
+// Two reshards in progress at once, over uneven rows with one rank without rows, have the results
+// of the blocking form.
 func TestPendingAndUnevenRows(t *testing.T) {
 	rows := []int64{5, 0, 2}
 	err := comm.RunLocal(3, func(c comm.Comm) error {

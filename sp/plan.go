@@ -1,13 +1,13 @@
 // Package sp implements Ulysses sequence parallelism (Jacobs et al. 2023, arXiv:2309.14509). Each
-// rank holds a shard of the tokens, with all heads. One all-to-all reshards q, k and v from tokens to
-// heads, so that each rank has all tokens of a subset of the heads. Any local attention runs there. A
-// second all-to-all restores token sharding.
+// rank holds a shard of the tokens, with all heads. One all-to-all reshards q, k and v from tokens
+// to heads, so that each rank has all tokens of a subset of the heads. Any local attention runs
+// there. A second all-to-all restores token sharding.
 //
-// NewPlan is called once for a kind of layer, NewBatch once for the lengths and documents of a batch.
-// Then Forward and Backward run in memory of the caller and allocate nothing. The numbers of heads,
-// tokens and ranks are arbitrary: a rank may have fewer heads or tokens than its neighbor, or none.
-// It still takes part in every all-to-all. Key heads whose query heads are on several ranks are sent
-// to each of these ranks, and their gradients are summed in rank order.
+// NewPlan is called once for a kind of layer, NewBatch once for the lengths and documents of a
+// batch. Then Forward and Backward run in memory of the caller and allocate nothing. The numbers of
+// heads, tokens and ranks are arbitrary: a rank may have fewer heads or tokens than its neighbor,
+// or none. It still takes part in every all-to-all. Key heads whose query heads are on several
+// ranks are sent to each of these ranks, and their gradients are summed in rank order.
 //
 // The attention of a head runs over the whole sequence on one rank, so results are bitwise equal to
 // the results of one rank. The exceptions are dk and dv of a key head whose query heads are on
@@ -48,7 +48,8 @@ func shards(n, size int64) []span {
 type Layer struct {
 	Heads, KVHeads int64 // query heads; key heads; Heads is a multiple of KVHeads
 	Dim, VDim      int64 // features of a query or key head; of a value head
-	// DType is the type of all tensors except the LSE: F32, or BF16 if the device supports it; 0 = F32
+	// DType is the type of all tensors except the LSE: F32, or BF16 if the device supports it; 0 =
+	// F32
 	DType      tensor.DType
 	Causal     bool
 	Window     *device.Window // the keys that a query sees, in addition to Causal; nil = all
@@ -99,7 +100,8 @@ type Plan struct {
 }
 
 // NewPlan makes a plan for a layer on the ranks of c. A layer that is not possible, or differs
-// between ranks, is the same error on all ranks (InvalidArgument or Unsupported). Collective over c.
+// between ranks, is the same error on all ranks (InvalidArgument or Unsupported). Collective over
+// c.
 func NewPlan(d device.Device, c comm.Comm, l Layer) (*Plan, error) {
 	info := d.Info()
 	if l.DType == tensor.Invalid {
@@ -180,7 +182,7 @@ func (l Layer) check(info device.Info) error {
 	return nil
 }
 
-// keyHeads returns the key heads of each rank's query heads, and those of them that no lower rank
+// keyHeads returns the key heads of each rank's query heads, and which of them no lower rank
 // has. A key head has group query heads. Query heads are sharded contiguously, so a rank shares at
 // most its lowest key head with lower ranks.
 func keyHeads(query []span, group int64) (key, owned []span) {
@@ -206,10 +208,10 @@ func (p *Plan) Heads() (lo, hi, kvLo, kvHi int64) {
 	return q.lo, q.hi, k.lo, k.hi
 }
 
-// Kernels returns the names of the kernels for the layer's forward and backward attention, as far as
-// they do not depend on documents. A name is "" if the device has only one kernel or the pass does not
-// exist. It is Unsupported, with the reason, if no kernel supports the layer. The result is that for
-// all heads, so it is equal on ranks without heads. Not collective.
+// Kernels returns the names of the kernels for the layer's forward and backward attention, as far
+// as they do not depend on documents. A name is "" if the device has only one kernel or the pass
+// does not exist. It is Unsupported, with the reason, if no kernel supports the layer. The result
+// is that for all heads, so it is equal on ranks without heads. Not collective.
 func (p *Plan) Kernels() (forward, backward string, err error) {
 	d, ok := p.dev.(device.AttentionKernels)
 	if !ok {

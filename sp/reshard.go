@@ -14,11 +14,11 @@ type reshardTensor struct {
 	heads tensor.Tensor // [h, B, S, D]: all rows of this rank's heads
 	split []span        // heads of each rank
 	rows  []span        // rows of each rank
-	// for heads that several ranks have: those of split that no lower rank has; nil = all
+	// for heads that several ranks have: the heads of split that no lower rank has; nil = all
 	first []span
 
-	// cos and sin are [B·n, R/2]: features are rotated from seq to heads, and back from heads to seq;
-	// nil = no rotation
+	// cos and sin are [B·n, R/2]: features are rotated from seq to heads, and back from heads to
+	// seq; nil = no rotation
 	cos, sin tensor.Tensor
 	norm     HeadNorm // applied from seq to heads, before the rotation
 }
@@ -78,13 +78,14 @@ func (p *Plan) count(tensors []reshardTensor, toHeads bool) (sent, received int6
 // in memory, so that unpacking it into [h, B, S, D] copies h·B runs of n·D elements. With tokens
 // first it is [B, n, h, D], which unpacks into B runs. The blocks of all tensors for one rank are
 // contiguous. A rank's block for itself is not in the buffer.
+
 // seqToHeads fills the heads of the tensors from their seq with one all-to-all. Collective.
 func (p *Plan) seqToHeads(s device.Stream, wire tensor.Tensor, tensors []reshardTensor) error {
 	return p.reshard(s, wire, tensors, true)
 }
 
-// headsToSeq fills the seq of the tensors from their heads with one all-to-all. It is the inverse of
-// seqToHeads. If first is set it is the adjoint, and adds the copies of a head in rank order.
+// headsToSeq fills the seq of the tensors from their heads with one all-to-all. It is the inverse
+// of seqToHeads. If first is set it is the adjoint, and adds the copies of a head in rank order.
 // Collective.
 func (p *Plan) headsToSeq(s device.Stream, wire tensor.Tensor, tensors []reshardTensor) error {
 	return p.reshard(s, wire, tensors, false)
@@ -120,7 +121,8 @@ func (p *Plan) unpack(s device.Stream, wire tensor.Tensor, at int64, tensors []r
 		return err
 	}
 	for i := range tensors {
-		if t := &tensors[i]; t.first != nil && !t.cos.IsNil() { // after the copies of a head are added
+		// after the copies of a head are added
+		if t := &tensors[i]; t.first != nil && !t.cos.IsNil() {
 			all := t.seqBlock(span{0, t.seq.Shape[2]})
 			if err := p.rotate(s, t, all, span{}, all, true); err != nil {
 				return err
@@ -131,8 +133,8 @@ func (p *Plan) unpack(s device.Stream, wire tensor.Tensor, at int64, tensors []r
 }
 
 // walk packs or unpacks the blocks of the wire in rank order, from element at on. If pack equals
-// toHeads, a block has this rank's rows of another rank's heads; otherwise it has another rank's rows
-// of this rank's heads. In the first case walk also copies this rank's rows of its own heads.
+// toHeads, a block has this rank's rows of another rank's heads; otherwise it has another rank's
+// rows of this rank's heads. In the first case walk also copies this rank's rows of its own heads.
 func (p *Plan) walk(s device.Stream, wire tensor.Tensor, at int64, tensors []reshardTensor, toHeads, pack bool) error {
 	ofSeq := toHeads == pack
 	for j := range p.size {
@@ -167,8 +169,8 @@ func (p *Plan) walk(s device.Stream, wire tensor.Tensor, at int64, tensors []res
 	return nil
 }
 
-// merge writes rank j's heads into the rows of t, and adds those of which a lower rank has a copy. src
-// is [h_j, B, n, D].
+// merge writes rank j's heads into the rows of t, and adds a head if a lower rank has a copy.
+// src is [h_j, B, n, D].
 func (p *Plan) merge(s device.Stream, t *reshardTensor, j int64, src tensor.Tensor) error {
 	heads := t.split[j]
 	if t.first == nil {
@@ -227,21 +229,21 @@ func (p *Plan) rotate(s device.Stream, t *reshardTensor, dst tensor.Tensor, head
 
 // Reshard has n tensors that change their sharding in one all-to-all.
 type Reshard struct {
-	// Seq are [B, rows, H, ·] with this rank's rows of all heads. Heads are [B, S, h, ·] with all rows
-	// of this rank's heads (Plan.Heads). The last axis is dense. All have one type.
+	// Seq are [B, rows, H, ·] with this rank's rows of all heads. Heads are [B, S, h, ·] with all
+	// rows of this rank's heads (Plan.Heads). The last axis is dense. All have one type.
 	Seq, Heads []tensor.Tensor
 	// Shared marks tensors with the heads and rows of keys; nil = none.
 	Shared []bool
-	// SumCopies makes HeadsToSeq add the copies of heads that several ranks have, in rank order. That
-	// is the adjoint of SeqToHeads. Without it, HeadsToSeq uses the lowest rank's copy, which is the
-	// inverse. The type must be F32 or another type in which the device computes; such sums are
-	// rounded after each addition.
+	// SumCopies makes HeadsToSeq add the copies of heads that several ranks have, in rank order.
+	// That is the adjoint of SeqToHeads. Without it, HeadsToSeq uses the lowest rank's copy, which
+	// is the inverse. The type must be F32 or another type in which the device computes; such sums
+	// are rounded after each addition.
 	SumCopies bool
 	Workspace tensor.Tensor // U8, ReshardWorkspace bytes, aligned to Info.Align
 }
 
-// SeqToHeads writes r.Heads from r.Seq. HeadsToSeq writes r.Seq from r.Heads. Each is the inverse of
-// the other, and with SumCopies its adjoint. Collective over the plan's communicator.
+// SeqToHeads writes r.Heads from r.Seq. HeadsToSeq writes r.Seq from r.Heads. Each is the inverse
+// of the other, and with SumCopies its adjoint. Collective over the plan's communicator.
 func (p *Plan) SeqToHeads(s device.Stream, b *Batch, r *Reshard) error {
 	tensors, err := p.checkReshard("sp.SeqToHeads", b, r, false)
 	if err = p.Admit.Result(err); err != nil || len(tensors) == 0 {
@@ -267,8 +269,8 @@ func bytesOf(t tensor.Tensor) tensor.Tensor {
 	return t
 }
 
-// ReshardWorkspace returns the bytes of workspace for either direction. Only the shapes and types of
-// the tensors are used. Not collective.
+// ReshardWorkspace returns the bytes of workspace for either direction. Only the shapes and types
+// of the tensors are used. Not collective.
 func (p *Plan) ReshardWorkspace(b *Batch, r *Reshard) (int64, error) {
 	sketch := *r
 	sketch.Workspace = tensor.Tensor{}

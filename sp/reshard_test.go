@@ -11,7 +11,7 @@ import (
 	"ulysses/testkit/mpitest"
 )
 
-// counted sums up what the all-to-alls of a communicator send to other ranks.
+// counted adds up the bytes that the all-to-alls of a communicator send to other ranks.
 type counted struct {
 	comm.Comm
 	bytes int64
@@ -32,8 +32,8 @@ func (c *counted) AllToAll(s device.Stream, dst, src tensor.Tensor, recvRows, se
 	return c.Comm.AllToAll(s, dst, src, recvRows, sendRows)
 }
 
-// reshardOf makes a reshard of a query tensor and two key tensors, head-major and token-major, with
-// gaps.
+// reshardOf returns a reshard of a query tensor and two key tensors, head-major and token-major,
+// with gaps.
 func reshardOf(b *bench, p *Plan, x *Batch) *Reshard {
 	lo, hi, kvLo, kvHi := p.Heads()
 	l, n := p.layer, x.Batch()
@@ -48,8 +48,8 @@ func reshardOf(b *bench, p *Plan, x *Batch) *Reshard {
 	return r
 }
 
-// Every rank gets all rows of its heads, one exchange carries all tensors, and the way back is the
-// identity: bit for bit.
+// Every rank gets all rows of its heads, one all-to-all moves all tensors, and the inverse is
+// bitwise exact.
 func TestReshardThereAndBackIsTheIdentity(t *testing.T) {
 	eachCase(t, func(b *bench, c comm.Comm, lc layerCase) error {
 		count := &counted{Comm: c}
@@ -98,7 +98,7 @@ func expect(name string, t tensor.Tensor, want func(b, i, h, d int64) float32) (
 	return err
 }
 
-// <SeqToHeads x, y> = <x, HeadsToSeq y> when copies are summed: exact, because all numbers are
+// <SeqToHeads x, y> = <x, HeadsToSeq y> if copies are summed. It is exact, because all values are
 // small integers.
 func TestReshardIsAdjoint(t *testing.T) {
 	eachCase(t, func(b *bench, c comm.Comm, lc layerCase) error {
@@ -137,7 +137,7 @@ func dot(x, y tensor.Tensor) (sum float64) {
 	return sum
 }
 
-// Types other than F32 travel too; bytes and errors are those of the type.
+// Types other than F32 are resharded too; bytes and errors depend on the type.
 func TestReshardOtherTypesAndRefusals(t *testing.T) {
 	for _, n := range mpitest.Sizes() {
 		mpitest.Ranks(t, n, func(c comm.Comm) error {

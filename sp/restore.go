@@ -2,11 +2,13 @@ package sp
 
 import "ulysses/device"
 
-// A layer without enough memory for its q, k and v until the backward pass saves only two results of
-// attention: Out, where Forward wrote it, and the LSE (Args.SavedLSE). Restore computes the rest of
-// Saved from these and from recomputed q, k and v. It needs all-to-alls but no attention, whose work
-// grows with the square of the sequence length.
-// SeparateSizes returns the bytes of Args.Saved and Args.SavedLSE if both are given. Not collective.
+// A layer without enough memory for its q, k and v until the backward pass saves only two results
+// of attention: Out, where Forward wrote it, and the LSE (Args.SavedLSE). Restore computes the rest
+// of Saved from these and from recomputed q, k and v. It needs all-to-alls but no attention, whose
+// work grows with the square of the sequence length.
+
+// SeparateSizes returns the bytes of Args.Saved and Args.SavedLSE if both are given. Not
+// collective.
 func (p *Plan) SeparateSizes(b *Batch) (saved, lse int64) {
 	keep, apart := device.Allocator{Align: p.align}, device.Allocator{Align: p.align}
 	p.allocForward(b, &keep, &apart)
@@ -23,8 +25,8 @@ func (p *Plan) MaxSeparateSizes(batch, seq, kvSeq int64) (saved, lse int64, err 
 	return saved, lse, nil
 }
 
-// Restore fills Saved from Q, K, V, Out and SavedLSE. They must have the values of Forward; Saved is
-// then bitwise equal to the one of Forward. It allocates nothing. Collective over the plan's
+// Restore fills Saved from Q, K, V, Out and SavedLSE. They must have the values of Forward; Saved
+// is then bitwise equal to the one of Forward. It allocates nothing. Collective over the plan's
 // communicator.
 func (p *Plan) Restore(s device.Stream, b *Batch, a *Args) error {
 	if err := p.Admit.Result(p.checkRestore(b, a)); err != nil {

@@ -9,8 +9,8 @@ import (
 	"ulysses/tensor"
 )
 
-// What Restore makes of the output and the LSE is what Forward had saved, bit for bit: gradients
-// are the same; it sends what the plan names and allocates nothing.
+// Restore computes from the output and the LSE what Forward has saved, bitwise equal: gradients are
+// equal too. It sends the predicted bytes and allocates nothing.
 func TestRestore(t *testing.T) {
 	eachCase(t, func(b *bench, c comm.Comm, lc layerCase) error {
 		count := &counted{Comm: c}
@@ -53,7 +53,7 @@ func TestRestore(t *testing.T) {
 	})
 }
 
-// Memory that is missing or short is refused before anything is sent.
+// Memory that is missing or too small is an error before anything is sent.
 func TestRestoreRefusals(t *testing.T) {
 	b := newBench()
 	defer b.close()

@@ -10,7 +10,7 @@ import (
 	"ulysses/tensor"
 )
 
-// angles is a table for this rank's rows of every batch row, by global places.
+// angles returns the table for this rank's rows of every sequence, by global positions.
 func angles(b *bench, x *Batch, half int64) (cos, sin tensor.Tensor) {
 	n := x.spec.Batch * x.Rows()
 	cos, sin = b.tensor(n, half), b.tensor(n, half)
@@ -24,7 +24,7 @@ func angles(b *bench, x *Batch, half int64) (cos, sin tensor.Tensor) {
 	return cos, sin
 }
 
-// rotate turns [B, n, H, D] by the table.
+// rotate rotates [B, n, H, D] by the table.
 func rotate(b *bench, dst, src, cos, sin tensor.Tensor, inverse bool) {
 	n := src.Shape[1]
 	for i := range src.Shape[0] {
@@ -32,8 +32,8 @@ func rotate(b *bench, dst, src, cos, sin tensor.Tensor, inverse bool) {
 	}
 }
 
-// Rotating q and k on their way, and dq and dk on theirs back, gives the bits of rotating them
-// before and after the call; the caller's q and k stay as they are.
+// Rotating q and k during packing, and dq and dk during unpacking, is bitwise equal to rotating
+// them before and after the call. The caller's q and k do not change.
 func TestRotationOnTheWay(t *testing.T) {
 	eachCase(t, func(b *bench, c comm.Comm, lc layerCase) error {
 		if x, err := NewBatch(c, lc.batch); err != nil || x.queries.n != x.keys.n || lc.layer.Dim < 4 {
@@ -71,7 +71,7 @@ func TestRotationOnTheWay(t *testing.T) {
 	})
 }
 
-// Tables of another shape are refused, and so are lengths that have none in common.
+// Tables of another shape and different lengths of queries and keys are errors.
 func TestRotationRefused(t *testing.T) {
 	b := newBench()
 	defer b.close()

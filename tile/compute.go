@@ -7,24 +7,24 @@ import (
 	"ulysses/tensor"
 )
 
-// Body computes one tile. Its methods are called for every tile of the plan, in order, also for empty
-// ones, and equally often on every rank: a body may be collective. An error ends the computation and
-// is its result.
+// Body computes one tile. Its methods are called for every tile of the plan, in order, also for
+// empty ones, and equally often on every rank: a body may be collective. An error ends the
+// computation and is its result.
 type Body interface {
-	// Forward writes the rows of tiled outputs and adds to sums and means. Memory that it needs inside
-	// is reused for every tile.
+	// Forward writes the rows of tiled outputs and adds to sums and means. Memory that it needs
+	// inside is reused for every tile.
 	Forward(t *Tile) error
-	// Backward recomputes from t.In what it needs of Forward, writes t.DIn of tiled inputs and adds to
-	// t.DIn of whole ones. A nil DIn is not needed. A nil DOut is zero. t.Out and the inner activations
-	// of Forward are not available.
+	// Backward recomputes from t.In what it needs of Forward, writes t.DIn of tiled inputs and adds
+	// to t.DIn of whole ones. A nil DIn is not needed. A nil DOut is zero. t.Out and the inner
+	// activations of Forward are not available.
 	Backward(t *Tile) error
 	// Complete is called once, after Backward of the last tile. The gradients of whole inputs are
 	// complete then and may be sent.
 	Complete() error
 }
 
-// Tile has the rows [Lo, Hi) of the current tile and its views of the operands. It is valid during the
-// call.
+// Tile has the rows [Lo, Hi) of the current tile and its views of the operands. It is valid during
+// the call.
 type Tile struct {
 	Index, Count int64
 	Lo, Hi       int64
@@ -34,8 +34,8 @@ type Tile struct {
 	// Scale, by output, in Backward: the gradient of a tile's contribution is DOut·Scale. It is 1
 	// except for means.
 	Scale []float64
-	// Zero, in Backward: all DOut are nil. The gradients of tiled inputs are set to zero already, and
-	// the body must only take part in collectives.
+	// Zero, in Backward: all DOut are nil. The gradients of tiled inputs are set to zero already,
+	// and the body must only take part in collectives.
 	Zero bool
 }
 
@@ -45,9 +45,9 @@ func (t *Tile) Rows() int64 { return t.Hi - t.Lo }
 // Last reports whether this is the last tile, which may be empty.
 func (t *Tile) Last() bool { return t.Index == t.Count-1 }
 
-// Compute is a tiled computation. It is reusable and allocates nothing after the first time. A tiled
-// output may use the memory of an input that is tiled along the same axis, if the body reads a tile
-// before it writes it. A gradient may use the memory of its tensor in the same way.
+// Compute is a tiled computation. It is reusable and allocates nothing after the first time. A
+// tiled output may use the memory of an input that is tiled along the same axis, if the body reads
+// a tile before it writes it. A gradient may use the memory of its tensor in the same way.
 type Compute struct {
 	Plan Plan
 	In   []Operand
@@ -98,10 +98,10 @@ func (c *Compute) Forward() error {
 	return nil
 }
 
-// Backward runs Body.Backward for every tile: from the gradients of the outputs, one for each, to the
-// gradients of the inputs. A nil gradient of an output is zero; a nil gradient of an input is not
-// needed. Gradients of tiled inputs are written; tiles add to those of whole inputs. Gradients of
-// outputs are not changed. The same gradients are nil on all ranks.
+// Backward runs Body.Backward for every tile: from the gradients of the outputs, one for each, to
+// the gradients of the inputs. A nil gradient of an output is zero; a nil gradient of an input is
+// not needed. Gradients of tiled inputs are written; tiles add to gradients of whole inputs.
+// Gradients of outputs are not changed. The same gradients are nil on all ranks.
 func (c *Compute) Backward(dout, din []tensor.Tensor) error {
 	if err := c.check(); err != nil {
 		return err
@@ -159,8 +159,8 @@ func views(to []tensor.Tensor, operands []Operand, xs []tensor.Tensor, lo, hi in
 	return to
 }
 
-// divide converts sums into means. The counts are kept for Backward, which scales by them. Collective
-// over Ranks if there are means.
+// divide converts sums into means. The counts are kept for Backward, which scales by them.
+// Collective over Ranks if there are means.
 func (c *Compute) divide() error {
 	t, any := &c.tile, false
 	for i := range c.Out {

@@ -8,9 +8,9 @@ import (
 	"ulysses/tensor"
 )
 
-// Any tile gives what one tile gives: cut outputs and gradients to the bit, sums to rounding.
-// Outputs have another shape than the input, tensors are strided, and one of the inputs wants no
-// gradient.
+// Any tile size gives the result of one tile: tiled outputs and gradients are bitwise equal, sums
+// are close. Outputs have another shape than the input, tensors are strided, and one of the inputs
+// needs no gradient.
 func TestAnyTile(t *testing.T) {
 	for _, batch := range []int64{1, 2} {
 		for _, rows := range []int64{1, 5, 125, 425} {
@@ -32,7 +32,7 @@ func TestAnyTile(t *testing.T) {
 	}
 }
 
-// Both halves walk the same tiles, empty ones too, though there are fewer rows than tiles.
+// Forward and backward visit the same tiles, also empty ones if there are fewer rows than tiles.
 func TestTilesOfBothHalves(t *testing.T) {
 	p := newProblem(t, 1, 5, 0, 5, 2, 8)
 	p.run(t)
@@ -40,7 +40,7 @@ func TestTilesOfBothHalves(t *testing.T) {
 	if !slices.Equal(p.layer.calls, want) {
 		t.Errorf("tiles %q, want %q", p.layer.calls, want)
 	}
-	// 300 rows of tiles of two, where another rank has 512
+	// 300 rows in tiles of two rows; another rank has 512 rows
 	for _, x := range [][2]int64{{300, 512}, {0, 512}} {
 		p = newProblem(t, 1, 512, 0, x[0], 2, x[1])
 		p.run(t)
@@ -50,8 +50,8 @@ func TestTilesOfBothHalves(t *testing.T) {
 	}
 }
 
-// The gradients are the slopes of Σ dout·y + dsum·sum + dmean·mean, whatever the tile: means weigh
-// terms by their number in both halves.
+// The gradients are the slopes of Σ dout·y + dsum·sum + dmean·mean for every tile size: forward and
+// backward weight the terms of a mean equally.
 func TestSlopes(t *testing.T) {
 	for _, n := range []int64{0, 3, 4} {
 		value := func(change func(p *problem)) float64 {
@@ -84,7 +84,7 @@ func TestSlopes(t *testing.T) {
 	}
 }
 
-// Gradients of outputs stay as they are, and backward again gives the same.
+// Gradients of outputs do not change, and a second Backward gives the same result.
 func TestGradientsOfOutputsAreRead(t *testing.T) {
 	p := newProblem(t, 1, 9, 0, 9, 4, 0)
 	var before [][]float32
@@ -107,8 +107,8 @@ func TestGradientsOfOutputsAreRead(t *testing.T) {
 	}
 }
 
-// A nil gradient of an output is zero; with none at all gradients are zeros, and every tile comes
-// and completes all the same.
+// A nil gradient of an output is zero. If all are nil, gradients are zero, and every tile is still
+// visited and completed.
 func TestNilIsZero(t *testing.T) {
 	for missing := range 8 {
 		want, got := newProblem(t, 1, 9, 0, 9, 4, 16), newProblem(t, 1, 9, 0, 9, 4, 16)
@@ -125,7 +125,7 @@ func TestNilIsZero(t *testing.T) {
 	}
 }
 
-// A layer without gradients of anything whole completes too.
+// A layer without gradients of whole inputs is completed too.
 func TestNothingWhole(t *testing.T) {
 	p := newProblem(t, 1, 9, 0, 9, 4, 0)
 	p.din[1] = tensor.Tensor{}

@@ -12,9 +12,9 @@ import (
 	"ulysses/tensor"
 )
 
-// layer is y [B, S, M] = tanh(x [B, S, N]·w [N, M]) in plain Go, and the sum and the mean of c·y
-// over the rows that mask keeps, which the tiled computation knows nothing of. Everything inside a
-// tile is computed anew in backward.
+// layer is y [B, S, M] = tanh(x [B, S, N]·w [N, M]) in plain Go, with the sum and the mean of c·y
+// over the rows that mask selects; the mask is not an operand. Backward recomputes all inner
+// activations.
 type layer struct {
 	calls    []string
 	consumer *consumer // of the gradient of w
@@ -31,7 +31,7 @@ func at(t tensor.Tensor, i ...int64) *float32 {
 	return &tensor.Of(x.Data, tensor.F32, 1).Float32s()[0]
 }
 
-// cell is tanh of one output.
+// cell returns tanh of one output.
 func cell(x, w tensor.Tensor, b, s, m int64) float64 {
 	z := 0.0
 	for n := range w.Shape[0] {
@@ -105,8 +105,8 @@ func (l *layer) Backward(t *Tile) error {
 
 func (l *layer) Complete() error { return l.consumer.complete() }
 
-// consumer is what waits for whole gradients, as a trainer that reduces them over ranks: it fails
-// when told twice, or before the last tile, and the test asks whether it was told at all.
+// consumer waits for complete gradients, as a trainer that reduces them over ranks. It fails if
+// Complete is called twice or before the last tile. Tests check that it was called.
 type consumer struct {
 	tiles, count int64
 	told         int
@@ -167,8 +167,8 @@ func host(t testing.TB) (device.Device, device.Stream) {
 	return d, s
 }
 
-// newProblem is the layer over rows [lo, hi) of S rows, the same values however they are cut. Rows
-// 2 to 5 are not valid.
+// newProblem returns the layer for rows [lo, hi) of S rows. The values do not depend on the
+// sharding. Rows 2 to 5 are not valid.
 func newProblem(t testing.TB, batch, all, lo, hi, tileRows, most int64) *problem {
 	const n, m = 5, 3
 	d, s := host(t)

@@ -8,8 +8,8 @@ import (
 	"ulysses/tensor"
 )
 
-// Over ranks that hold unequal shards, one of them none and one no valid row, mean and gradients
-// are those of one rank.
+// Over ranks with unequal shards, one without rows and one without valid rows, mean and gradients
+// are equal to the results of one rank.
 func TestMeanOverRanks(t *testing.T) {
 	cuts := []int64{0, 2, 6, 6, 19} // rank 1 has masked rows alone, rank 2 none
 	one := newProblem(t, 2, 19, 0, 19, 0, 0)
@@ -34,7 +34,7 @@ func TestMeanOverRanks(t *testing.T) {
 	}
 }
 
-// Nothing valid anywhere has the mean 0, not NaN, and no gradient.
+// Without valid rows the mean is 0, not NaN, and there is no gradient.
 func TestMeanOfNothing(t *testing.T) {
 	p := newProblem(t, 1, 9, 2, 6, 3, 0)
 	p.dout[0], p.dout[1] = tensor.Tensor{}, tensor.Tensor{}
@@ -45,7 +45,7 @@ func TestMeanOfNothing(t *testing.T) {
 	near(t, "weight gradient", p.din[1], zeros(5, 3))
 }
 
-// Forward again gives the same: sums and counts begin anew.
+// A second Forward gives the same result: sums and counts start at 0.
 func TestForwardAgain(t *testing.T) {
 	p := newProblem(t, 1, 9, 0, 9, 4, 0)
 	p.run(t)

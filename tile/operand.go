@@ -30,16 +30,17 @@ type Operand struct {
 // concatenated. The axis has the plan's number of rows; other axes and all strides are arbitrary.
 func Tiled(t tensor.Tensor, axis int) Operand { return Operand{t, tiled, axis} }
 
-// Whole returns an input that each tile reads completely, such as a weight. Tiles add to its gradient.
+// Whole returns an input that each tile reads completely, such as a weight. Tiles add to its
+// gradient.
 func Whole(t tensor.Tensor) Operand { return Operand{T: t, kind: whole} }
 
 // Sum returns an output that is set to zero before the first tile and to which tiles add.
 func Sum(t tensor.Tensor) Operand { return Operand{T: t, kind: sum} }
 
 // Mean returns a dense F32 output that is set to zero. Tiles add a sum to it, and the number of its
-// terms to Tile.Valid. After the last tile it is divided by the total number of terms (of all ranks,
-// with Compute.Ranks); 0 terms give 0. Therefore the result does not depend on the size of tiles or on
-// the positions of ignored labels.
+// terms to Tile.Valid. After the last tile it is divided by the total number of terms (of all
+// ranks, with Compute.Ranks); 0 terms give 0. Therefore the result does not depend on the size of
+// tiles or on the positions of ignored labels.
 func Mean(t tensor.Tensor) Operand { return Operand{T: t, kind: mean} }
 
 // view returns the rows [lo, hi) of x, which has the operand's shape, for example its gradient.

@@ -1,10 +1,10 @@
 // Package tile computes row-wise functions in tiles of rows (Arctic Long Sequence Training,
 // arXiv:2506.13996). The forward pass saves nothing from inside a tile, and the backward pass
-// recomputes it. Therefore the memory for inner activations depends on the size of a tile and not on
-// the number of rows.
+// recomputes it. Therefore the memory for inner activations depends on the size of a tile and not
+// on the number of rows.
 //
-// NewPlan or Agree divides the rows into tiles. A Compute has the operands (Tiled, Whole, Sum, Mean)
-// and a Body, which computes one tile. Forward and Backward run the body for all tiles.
+// NewPlan or Agree divides the rows into tiles. A Compute has the operands (Tiled, Whole, Sum,
+// Mean) and a Body, which computes one tile. Forward and Backward run the body for all tiles.
 package tile
 
 import (
@@ -16,15 +16,15 @@ import (
 )
 
 // Plan divides the rows of one rank into Count tiles of ⌈Rows/Count⌉ rows; the last tiles may be
-// shorter or empty. Count is equal on all ranks, so that a body may be collective, and does not depend
-// on this rank's rows.
+// shorter or empty. Count is equal on all ranks, so that a body may be collective, and does not
+// depend on this rank's rows.
 type Plan struct {
 	Rows  int64 // of this rank
 	Count int64 // number of tiles, equal on all ranks, at least 1
 }
 
-// Count returns the number of tiles, max(1, ⌈maxRows/tileRows⌉). maxRows is the maximum of the rows of
-// all ranks, tileRows the maximum of a tile. tileRows = 0 means one tile.
+// Count returns the number of tiles, max(1, ⌈maxRows/tileRows⌉). maxRows is the maximum of the rows
+// of all ranks, tileRows the maximum of a tile. tileRows = 0 means one tile.
 func Count(maxRows, tileRows int64) int64 {
 	if tileRows == 0 || maxRows == 0 {
 		return 1
@@ -32,8 +32,8 @@ func Count(maxRows, tileRows int64) int64 {
 	return (maxRows-1)/tileRows + 1 // maxRows + tileRows - 1 could overflow
 }
 
-// NewPlan makes the plan of a rank. maxRows is the maximum of the rows of all ranks; 0 means that it
-// is rows. Not collective.
+// NewPlan makes the plan of a rank. maxRows is the maximum of the rows of all ranks; 0 means that
+// it is rows. Not collective.
 func NewPlan(rows, tileRows, maxRows int64) (Plan, error) {
 	if maxRows == 0 {
 		maxRows = rows
@@ -76,8 +76,8 @@ func (p Plan) Step() int64 {
 	return (p.Rows-1)/p.Count + 1
 }
 
-// MaxTileRows returns the maximum rows of a tile in all plans of at most this many rows. Step of the
-// longest plan is not enough: it may be larger for fewer rows.
+// MaxTileRows returns the maximum rows of a tile in all plans of at most this many rows. Step of
+// the longest plan is not enough: it may be larger for fewer rows.
 func MaxTileRows(rows, tileRows int64) int64 {
 	if tileRows == 0 {
 		return rows

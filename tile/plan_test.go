@@ -9,7 +9,7 @@ import (
 	"ulysses/internal/status"
 )
 
-// Tiles cover the rows once, in order, none longer than asked; empty ones come last.
+// Tiles have all rows once, in order, none longer than requested; empty tiles are the last ones.
 func TestBounds(t *testing.T) {
 	for rows := int64(0); rows < 40; rows++ {
 		for most := rows; most < rows+9; most += 4 {
@@ -34,8 +34,8 @@ func TestBounds(t *testing.T) {
 	}
 }
 
-// Lengths that earlier implementations got wrong: five rows in four tiles, and fewer tiles with
-// rows in them than were planned.
+// Lengths that earlier implementations computed wrongly: five rows in four tiles, and fewer tiles
+// with rows than planned.
 func TestKnownLengths(t *testing.T) {
 	for _, x := range []struct {
 		rows, tile, most, count int64
@@ -67,8 +67,8 @@ func TestKnownLengths(t *testing.T) {
 	}
 }
 
-// A room for the longest batch serves shorter ones, whose tiles may be longer.
-func TestRoom(t *testing.T) {
+// MaxTileRows of the longest batch is enough for shorter batches, whose tiles may be longer.
+func TestMaxTileRows(t *testing.T) {
 	long, _ := NewPlan(1025, 1024, 0)
 	short, _ := NewPlan(1024, 1024, 0)
 	if long.Step() >= short.Step() || MaxTileRows(1025, 1024) < short.Step() {
@@ -76,7 +76,7 @@ func TestRoom(t *testing.T) {
 	}
 }
 
-// Ranks agree on the number of tiles, and on what is wrong.
+// Ranks agree on the number of tiles and on errors.
 func TestAgree(t *testing.T) {
 	rows := []int64{9, 0, 31, 4}
 	err := comm.RunLocal(4, func(c comm.Comm) error {

@@ -8,8 +8,8 @@ import (
 	"ulysses/tensor"
 )
 
-// An error of a tile ends the walk and is the result; nothing is complete then, and a mean that was
-// not counted has no backward.
+// The error of a tile ends the computation and is its result. Complete is not called then, and a
+// mean without counts has no Backward.
 func TestFailingTile(t *testing.T) {
 	p := newProblem(t, 1, 9, 0, 9, 2, 0)
 	p.layer.fail = 2
@@ -32,14 +32,14 @@ func TestFailingTile(t *testing.T) {
 	}
 }
 
-// fused computes in forward what backward would.
+// fused computes the gradients in Forward.
 type fused struct{ consumer }
 
 func (f *fused) Forward(t *Tile) error  { return f.tile(t) }
 func (f *fused) Backward(t *Tile) error { return errors.New("backward of a fused body") }
 func (f *fused) Complete() error        { return f.complete() }
 
-// A body that does its backward in forward completes there, once, with no rows and no operands too.
+// A fused body is completed once, at the end of Forward, also without rows and operands.
 func TestFused(t *testing.T) {
 	d, s := host(t)
 	for _, rows := range []int64{0, 1, 7} {
@@ -55,7 +55,7 @@ func TestFused(t *testing.T) {
 	}
 }
 
-// What cannot be is refused with a sentence before a tile comes.
+// Wrong operands are an error before the first tile.
 func TestRefusals(t *testing.T) {
 	for name, spoil := range map[string]func(p *problem){
 		"rows":          func(p *problem) { p.Plan.Rows = 8 },
@@ -92,7 +92,7 @@ func (still) Forward(*Tile) error  { return nil }
 func (still) Backward(*Tile) error { return nil }
 func (still) Complete() error      { return nil }
 
-// Nothing is allocated inside calls.
+// Calls allocate nothing.
 func TestNothingAllocated(t *testing.T) {
 	p := newProblem(t, 1, 90, 0, 90, 4, 0)
 	p.Body = still{}
@@ -105,7 +105,7 @@ func TestNothingAllocated(t *testing.T) {
 	}
 }
 
-// The consumer of these tests fails when it is told early, twice, or, as run looks, never.
+// The consumer of these tests fails if Complete is called early or twice.
 func TestConsumer(t *testing.T) {
 	early := &consumer{}
 	if early.tile(&Tile{Index: 0, Count: 2}) != nil || early.complete() == nil {
