@@ -21,15 +21,15 @@ import (
 // The Go structs have the sizes, names, offsets and types of the C structs.
 func TestStructsMatchTheHeader(t *testing.T) {
 	for _, l := range layouts {
-		if l.c.Size() != l.own.Size() || l.c.NumField() != l.own.NumField() {
-			t.Errorf("%s has %d bytes and %d fields in C, %d and %d here", l.name, l.c.Size(), l.c.NumField(), l.own.Size(), l.own.NumField())
+		if l.c.Size() != l.golang.Size() || l.c.NumField() != l.golang.NumField() {
+			t.Errorf("%s has %d bytes and %d fields in C, %d and %d here", l.name, l.c.Size(), l.c.NumField(), l.golang.Size(), l.golang.NumField())
 			continue
 		}
 		for i := range l.c.NumField() {
-			c, own := l.c.Field(i), l.own.Field(i)
+			c, g := l.c.Field(i), l.golang.Field(i)
 			// cgo adds an underscore to names that are Go keywords
-			if strings.TrimPrefix(c.Name, "_") != own.Name || c.Offset != own.Offset || !alike(c.Type, own.Type) {
-				t.Errorf("%s: field %d is %s %v at %d in C, %s %v at %d here", l.name, i, c.Name, c.Type, c.Offset, own.Name, own.Type, own.Offset)
+			if strings.TrimPrefix(c.Name, "_") != g.Name || c.Offset != g.Offset || !alike(c.Type, g.Type) {
+				t.Errorf("%s: field %d is %s %v at %d in C, %s %v at %d here", l.name, i, c.Name, c.Type, c.Offset, g.Name, g.Type, g.Offset)
 			}
 		}
 	}
@@ -37,15 +37,15 @@ func TestStructsMatchTheHeader(t *testing.T) {
 
 // alike reports whether a C and a Go type have the same representation: numbers of one kind,
 // pointers, or arrays of the same length and element.
-func alike(c, own reflect.Type) bool {
+func alike(c, g reflect.Type) bool {
 	address := func(t reflect.Type) bool { return t.Kind() == reflect.Pointer || t.Kind() == reflect.UnsafePointer }
 	switch {
-	case address(c) || address(own):
-		return address(c) && address(own)
-	case c.Kind() == reflect.Array && own.Kind() == reflect.Array:
-		return c.Len() == own.Len() && alike(c.Elem(), own.Elem())
+	case address(c) || address(g):
+		return address(c) && address(g)
+	case c.Kind() == reflect.Array && g.Kind() == reflect.Array:
+		return c.Len() == g.Len() && alike(c.Elem(), g.Elem())
 	}
-	return c.Kind() == own.Kind()
+	return c.Kind() == g.Kind()
 }
 
 // A panic, and arguments in unreadable memory, return ULYSSES_INTERNAL.

@@ -298,8 +298,8 @@ func contextError(h uintptr) error {
 	return c.asyncError()
 }
 
-// contextAbort makes the later calls of this rank fail, and the calls of its peers if the communicator
-// can reach them.
+// contextAbort makes the later calls of this rank fail, and the calls of its peers if the
+// communicator can reach them.
 func contextAbort(h uintptr, why int32) error {
 	const op = "ulysses_context_abort"
 	c, err := find[context](op, contextKind, h)

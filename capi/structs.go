@@ -291,11 +291,11 @@ type (
 	}
 )
 
-// layouts pairs each struct as the C compiler lays it out with the struct above. A test compares
-// names, offsets and types of all fields.
+// layouts has the C type and the Go type of each struct. A test compares the names, offsets and
+// types of all fields.
 var layouts = [...]struct {
-	name   string
-	c, own reflect.Type
+	name      string
+	c, golang reflect.Type
 }{
 	{"ulysses_tensor", reflect.TypeFor[C.ulysses_tensor](), reflect.TypeFor[cTensor]()},
 	{"ulysses_options", reflect.TypeFor[C.ulysses_options](), reflect.TypeFor[cOptions]()},

@@ -148,7 +148,7 @@ enum {
 uint32_t ulysses_version(void);
 
 /* Returns a JSON object: "version"; "commit", the commit that the library was built from, or "";
- * "built", the devices that the library supports; "devices", those of them that are usable on this
+ * "built", the devices that the library supports; "devices", the ones that are usable on this
  * machine; "unusable", the reason for each of the others; "cuda" and "mpi_files", the plug-in
  * files that were found; "mpi", the MPI library in use; "unbuilt", what is not implemented. It
  * does not open a driver. The string is valid until this thread's next call of this function. */
@@ -210,7 +210,7 @@ enum {
 typedef struct {
   uint32_t struct_size;
   int32_t device;  /* ULYSSES_CPU or ULYSSES_CUDA; 0 = ULYSSES_CPU */
-  int32_t ordinal; /* the GPU, counted from 0 among those that the process sees */
+  int32_t ordinal; /* the index of the GPU among the GPUs that the process sees, from 0 */
   /* CPU threads. 0 = the cores of the calling thread's affinity mask, divided by the number of
    * ranks that the launcher started on this node. */
   int32_t threads;
@@ -263,9 +263,9 @@ ulysses_status ulysses_context_query(const ulysses_context *, ulysses_context_in
  * ULYSSES_OK. The error is returned again by every later call. It does not wait for the GPU. */
 ulysses_status ulysses_context_async_error(ulysses_context *);
 
-/* Makes the later calls of this rank fail, and those of its peers if the communicator can reach
- * them. One rank calls it. Over MPI it ends the job with the exit code `why`; over host callbacks
- * the host must tell the peers. */
+/* Makes the later calls of this rank fail, and the calls of its peers if the communicator can
+ * reach them. One rank calls it. Over MPI it ends the job with the exit code `why`; over host
+ * callbacks the host must inform the peers. */
 void ulysses_context_abort(ulysses_context *, ulysses_status why);
 
 /* Destroys a context and all its plans, batches and requests. NULL is allowed. A context may also
@@ -516,11 +516,12 @@ ulysses_status ulysses_halo_workspace(ulysses_context *, const ulysses_batch *,
                                       const ulysses_halo_args *, uint64_t *bytes);
 
 /* Reduces the loss of a sequence-parallel group. On input, sum and count are the sum of the losses
- * of this rank's valid tokens and their number. On output they are those of the group, added in
- * rank order, bitwise equal on every rank. *mean becomes sum/count, or 0 if count is 0; NULL = not
- * wanted. The backward pass needs no communication: the gradient of `mean` with respect to this
- * rank's `sum` is 1/count of the group, or 0 if count is 0. If the weights' gradients are then
- * averaged over the group instead of summed, multiply it by the number of ranks. Collective. */
+ * of this rank's valid tokens and their number. On output they are the sums over the ranks of the
+ * group, added in rank order, bitwise equal on every rank. *mean becomes sum/count, or 0 if count
+ * is 0; NULL = not wanted. The backward pass needs no communication: the gradient of `mean` with
+ * respect to this rank's `sum` is 1/count of the group, or 0 if count is 0. If the weights'
+ * gradients are then averaged over the group instead of summed, multiply it by the number of
+ * ranks. Collective. */
 ulysses_status ulysses_loss_reduce(ulysses_context *, double *sum, int64_t *count, double *mean);
 
 /* Arguments of attention, forward and backward. Backward takes the arguments of the forward call;
@@ -581,7 +582,7 @@ typedef struct {
  * the all-to-alls, so that peers do not wait. */
 typedef ulysses_status (*ulysses_local_attention)(void *user, const ulysses_local_call *);
 
-/* Runs `local` between the two all-to-alls of attention. The arguments are those of
+/* Runs `local` between the two all-to-alls of attention. It takes the arguments of
  * ulysses_attention_forward; lse must be NULL. `saved` then holds q, k, v and out; its size is
  * that of ulysses_local_sizes. Collective; asynchronous except for what the callback does. */
 ulysses_status ulysses_local_forward(ulysses_plan *, const ulysses_batch *,

@@ -8,7 +8,7 @@ import (
 
 const prefix = "#define ULYSSES_VERSION 203u\ntypedef int32_t ulysses_status;\n"
 
-// Whatever parse does not understand is an error that names the line and the text.
+// A construct that parse does not know is an error that names the line and the text.
 func TestUnknownConstructs(t *testing.T) {
 	for _, c := range []struct{ text, want string }{
 		{"typedef int32_t ulysses_status;", "no #define ULYSSES_VERSION"},
@@ -31,6 +31,7 @@ func TestUnknownConstructs(t *testing.T) {
 	}
 }
 
+// Each construct of a small header appears in the three outputs.
 func TestSmallHeader(t *testing.T) {
 	h, err := parse(prefix + `/* a comment
  * of two lines */
@@ -70,12 +71,12 @@ void ulysses_g(void);
 		{h.record(), "ulysses_status ulysses_f(ulysses_thing *, const ulysses_gdn_args *, ulysses_call, ulysses_thing **);\n"},
 	} {
 		if !strings.Contains(c.out, c.want) {
-			t.Errorf("no %q in\n%s", c.want, c.out)
+			t.Errorf("%q is not in the output:\n%s", c.want, c.out)
 		}
 	}
 }
 
-// The generated files are those of the header.
+// The generated files in the repository are current.
 func TestCurrent(t *testing.T) {
 	if err := os.Chdir("../.."); err != nil {
 		t.Fatal(err)

@@ -1,8 +1,9 @@
-// Command generate reads capi/ulysses.h and writes what repeats it: capi/structs.go, the structs in
-// Go's types, and python/ulysses/_struct.py, the structs, constants and functions for ctypes.
+// Command generate reads capi/ulysses.h and writes the files that repeat its declarations:
+// capi/structs.go has the structs with Go's types, and python/ulysses/_struct.py the structs,
+// constants and functions for ctypes.
 //
 //	go run ./capi/generate           write both files (make generate)
-//	go run ./capi/generate -check    fail if a file is not what would be written (make check-abi)
+//	go run ./capi/generate -check    fail if a file is not current (make check-abi)
 //	go run ./capi/generate -record   print a C file that compiles only against headers of this ABI
 //
 // It runs in the root of the repository. -header names another header.
@@ -17,7 +18,7 @@ import (
 
 func main() {
 	path := flag.String("header", "capi/ulysses.h", "the header to read")
-	check := flag.Bool("check", false, "write nothing; exit 1 if a file is not current")
+	check := flag.Bool("check", false, "write no file; exit with 1 if a file is not current")
 	record := flag.Bool("record", false, "print the ABI as a C file of assertions")
 	flag.Parse()
 	if err := run(*path, *check, *record); err != nil {
@@ -56,7 +57,7 @@ func run(path string, check, record bool) error {
 		if have, err := os.ReadFile(out.path); err != nil {
 			return err
 		} else if !bytes.Equal(have, want) {
-			return fmt.Errorf("%s does not match %s: run make generate", out.path, path)
+			return fmt.Errorf("%s is not current with %s; run make generate", out.path, path)
 		}
 	}
 	return nil

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// header is what ulysses.h declares, in its order.
+// header has the declarations of ulysses.h in their order.
 type header struct {
 	version  int // ULYSSES_VERSION
 	decls    []decl
@@ -53,14 +53,14 @@ type function struct {
 	params []field
 }
 
-// plain are the types without structs that the header may use, with their bytes.
+// plain maps the types that the header may use, except structs, to their size in bytes.
 var plain = map[string]int{
 	"int32_t": 4, "uint32_t": 4, "int64_t": 8, "uint64_t": 8, "uint8_t": 1, "uint16_t": 2, "float": 4, "double": 8,
 	"char": 1, "void": 0, "ulysses_status": 4,
 }
 
-// parse reads a header of restricted C: enumerations with values, structs of plain members, opaque
-// structs, function pointers and prototypes. Any other construct is an error with its line.
+// parse reads a header in a subset of C: enumerations with values, structs of plain members, opaque
+// structs, function pointers and prototypes. Any other construct is an error that names the line.
 func parse(text string) (h *header, err error) {
 	p := parser{h: &header{structs: map[string]bool{}, callback: map[string]bool{}}}
 	defer func() {
@@ -108,11 +108,12 @@ var (
 	directives = regexp.MustCompile(`^#(ifndef ULYSSES_H|define ULYSSES_H|include <\w+\.h>|endif|define ULYSSES_INIT\(p\) .*)$`)
 )
 
-// scan makes the tokens of the header and drops comments, the parts for C++ alone and function
-// bodies.
+// scan divides the header into tokens. It skips comments, lines for C++ only, and the text of
+// function bodies that is not made of tokens.
 func (p *parser) scan(text string) {
 	text = comments.ReplaceAllStringFunc(text, func(c string) string { return " " + strings.Repeat("\n", strings.Count(c, "\n")) })
-	text = strings.ReplaceAll(text, "\\\n", " ") // continued directives; later lines count less
+	// joins continued directives, so later line numbers are too small
+	text = strings.ReplaceAll(text, "\\\n", " ")
 	cplusplus := false
 	for i, line := range strings.Split(text, "\n") {
 		line = strings.TrimSpace(line)
@@ -142,7 +143,7 @@ func (p *parser) scan(text string) {
 	}
 }
 
-// inline reports that the tokens so far end inside an inline function.
+// inline reports whether the last token is inside the body of an inline function.
 func (p *parser) inline() bool {
 	depth := 0
 	for i := len(p.tokens) - 1; i >= 0; i-- {
@@ -158,6 +159,7 @@ func (p *parser) inline() bool {
 	return false
 }
 
+// fail ends the parsing with an error at the next token.
 func (p *parser) fail(want string) {
 	t := token{text: "the end of the file"}
 	if p.at < len(p.tokens) {
@@ -166,6 +168,7 @@ func (p *parser) fail(want string) {
 	panic(fault{t.line, fmt.Sprintf("found %q, want %s", t.text, want)})
 }
 
+// peek returns the next token, or "" at the end.
 func (p *parser) peek() string {
 	if p.at < len(p.tokens) {
 		return p.tokens[p.at].text
@@ -173,7 +176,7 @@ func (p *parser) peek() string {
 	return ""
 }
 
-// accept takes the next token if it is text.
+// accept skips the next token if it is text, and reports whether it was.
 func (p *parser) accept(text string) bool {
 	if p.peek() == text {
 		p.at++
@@ -182,6 +185,7 @@ func (p *parser) accept(text string) bool {
 	return false
 }
 
+// expect skips the next token, which must be text.
 func (p *parser) expect(text string) {
 	if !p.accept(text) {
 		p.fail(strconv.Quote(text))
@@ -190,6 +194,7 @@ func (p *parser) expect(text string) {
 
 var identifier = regexp.MustCompile(`^[A-Za-z_]\w*$`)
 
+// name returns the next token, which must be an identifier.
 func (p *parser) name(want string) string {
 	t := p.peek()
 	if !identifier.MatchString(t) {
@@ -199,6 +204,7 @@ func (p *parser) name(want string) string {
 	return t
 }
 
+// number returns the next token, which must be a number.
 func (p *parser) number() string {
 	t := p.peek()
 	if t == "" || t[0] < '0' || t[0] > '9' {
@@ -307,18 +313,19 @@ func (p *parser) typedef() {
 	}
 }
 
-// base reads the type before the pointers.
+// base reads a type up to its pointers.
 func (p *parser) base() (t ctype) {
 	t.constant = p.accept("const")
 	t.base = p.name("a type")
 	_, known := plain[t.base]
 	if !known && !p.h.structs[t.base] && !p.h.callback[t.base] && !slices.Contains(p.h.opaque, t.base) {
 		p.at--
-		p.fail("a type that this reader knows")
+		p.fail("a type that the header has declared, or one of the plain types")
 	}
 	return t
 }
 
+// pointers reads the stars of a type.
 func (p *parser) pointers(t *ctype) {
 	t.stars = nil
 	for p.accept("*") {
@@ -326,7 +333,7 @@ func (p *parser) pointers(t *ctype) {
 	}
 }
 
-// members reads one declaration of a struct's members: int32_t a, *b, c[2];
+// members reads one declaration of members of a struct, such as int32_t a, *b, c[2];
 func (p *parser) members() (all []field) {
 	first := p.base()
 	for {
@@ -356,6 +363,7 @@ func (p *parser) members() (all []field) {
 	}
 }
 
+// params reads the parameters of a function, with their parentheses.
 func (p *parser) params() (all []field) {
 	p.expect("(")
 	if p.accept("void") {
@@ -378,7 +386,7 @@ func (p *parser) params() (all []field) {
 	}
 }
 
-// camel makes a name of Go and Python: ulysses_gdn_args is GDNArgs.
+// camel converts a C name to a name for Go and Python: ulysses_gdn_args becomes GDNArgs.
 func camel(name string) (s string) {
 	for _, word := range strings.Split(strings.TrimPrefix(name, "ulysses_"), "_") {
 		if word == "gdn" {

@@ -6,16 +6,16 @@ import (
 	"strings"
 )
 
-// pythonTypes are ctypes' names of plain types.
+// pythonTypes maps C's plain types to ctypes.
 var pythonTypes = map[string]string{
 	"int32_t": "c_int32", "uint32_t": "c_uint32", "int64_t": "c_int64", "uint64_t": "c_uint64", "uint8_t": "c_uint8", "uint16_t": "c_uint16",
 	"float": "c_float", "double": "c_double", "ulysses_status": "c_int32",
 }
 
-// columns is the longest line that ruff's formatter keeps.
+// columns is the line length of ruff's formatter.
 const columns = 100
 
-// python returns python/ulysses/_struct.py, formatted as ruff would.
+// python returns the text of python/ulysses/_struct.py, formatted as ruff formats it.
 func (h *header) python() ([]byte, error) {
 	var b, structs, numbers, functions strings.Builder
 	b.WriteString(`"""The structs, constants and functions of capi/ulysses.h for ctypes.
@@ -96,6 +96,7 @@ class Struct(ctypes.Structure):
 	return []byte(b.String()), nil
 }
 
+// pythonStruct writes the class of a struct, after the types of its callbacks.
 func (h *header) pythonStruct(b *strings.Builder, names map[string]bool, s *structure) error {
 	for _, f := range s.fields {
 		if f.function != nil {
@@ -106,7 +107,7 @@ func (h *header) pythonStruct(b *strings.Builder, names map[string]bool, s *stru
 	}
 	name, base := camel(s.name), "ctypes.Structure"
 	if names[name] {
-		return fmt.Errorf("%s: the name %s is taken", s.name, name)
+		return fmt.Errorf("%s: the Python name %s is already used; rename it in the header", s.name, name)
 	}
 	names[name] = true
 	if s.fields[0].name == "struct_size" {
@@ -124,9 +125,10 @@ func (h *header) pythonStruct(b *strings.Builder, names map[string]bool, s *stru
 	return nil
 }
 
+// pythonCallback writes the type of a pointer to a function.
 func (h *header) pythonCallback(b *strings.Builder, names map[string]bool, name string, f *function) error {
 	if names[name] {
-		return fmt.Errorf("%s: the name %s is taken", f.name, name)
+		return fmt.Errorf("%s: the Python name %s is already used; rename it in the header", f.name, name)
 	}
 	names[name] = true
 	result, params, err := h.pythonSignature(f)
@@ -146,6 +148,7 @@ func (h *header) pythonCallback(b *strings.Builder, names map[string]bool, name 
 	return nil
 }
 
+// pythonFunction writes the entry of a function in FUNCTIONS.
 func (h *header) pythonFunction(b *strings.Builder, f *function) error {
 	result, params, err := h.pythonSignature(f)
 	if err != nil {
@@ -166,6 +169,7 @@ func (h *header) pythonFunction(b *strings.Builder, f *function) error {
 	return nil
 }
 
+// pythonSignature returns the types of a function's result and parameters.
 func (h *header) pythonSignature(f *function) (result string, params []string, err error) {
 	result = "None"
 	if f.result.base != "void" || len(f.result.stars) > 0 {
@@ -183,6 +187,7 @@ func (h *header) pythonSignature(f *function) (result string, params []string, e
 	return result, params, nil
 }
 
+// pythonType returns the ctypes type of a member or parameter.
 func (h *header) pythonType(t ctype) (string, error) {
 	stars := len(t.stars)
 	base, known := pythonTypes[t.base]

@@ -6,9 +6,9 @@ import (
 	"strings"
 )
 
-// record returns a C file that includes ulysses.h and compiles as long as the header keeps the
-// constants, the structs' members with their offsets and types, and the functions of this one.
-// Members may be added at a struct's tail, and constants and functions anywhere.
+// record returns a C file that includes ulysses.h. It compiles only if the header has all
+// constants, structs and functions that it has now, with the same offsets and types of members. A
+// later header may have more members at the end of structs, and more constants and functions.
 func (h *header) record() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, `/* The ABI of ulysses.h %d, printed by capi/generate -record. A header that changes any of it
@@ -35,6 +35,7 @@ func (h *header) record() string {
 	return b.String()
 }
 
+// recordStruct writes assertions of the offset and type of each member, and of the least size.
 func (h *header) recordStruct(b *strings.Builder, s *structure) {
 	offset := 0
 	for _, f := range s.fields {
@@ -64,7 +65,7 @@ func (h *header) size(t ctype) (n, align int) {
 	return n * max(1, t.array), n
 }
 
-// spell writes a type, and a function with a name or "(*)" for a pointer to it, as C.
+// spell returns a type in C.
 func (t ctype) spell() string {
 	s := t.base
 	if t.constant {
@@ -82,6 +83,7 @@ func (t ctype) spell() string {
 	return strings.TrimSuffix(s, " ")
 }
 
+// spell returns the prototype of a function in C. The name "(*)" gives the type of a pointer to it.
 func (f *function) spell(name string) string {
 	params := []string{"void"}
 	if len(f.params) > 0 {

@@ -1,29 +1,30 @@
-// Ranks whose calls differ: calls whose workspace was not reserved, ranks without rows, and
-// refusals of one rank alone. Two ranks or more.
+// Ranks whose calls differ: workspaces that were not reserved, ranks without rows, and invalid
+// arguments on one rank. It needs at least two ranks.
 #include "ranks.h"
 
 static ulysses_plan *plan;
 static ulysses_batch *batch;
 static int rank, size;
 
-// refused: rank `at` makes a call with a fault, the others make it rightly. All get one status, and
-// a text that names the rank at fault.
-#define REFUSED(at, faulty, right)                                                \
+// REFUSED: rank `at` makes an invalid call, and the other ranks a valid one. All get the same
+// status and a message that names the rank, and the context still works.
+#define REFUSED(at, bad, good)                                                    \
   do {                                                                            \
-    ulysses_status got = rank == (at) ? (faulty) : (right);                       \
+    ulysses_status got = rank == (at) ? (bad) : (good);                           \
     char want[16];                                                                \
     snprintf(want, sizeof want, "rank %d", (at));                                 \
     CHECK(got == ULYSSES_INVALID_ARGUMENT && strstr(ulysses_last_error(), want)); \
-    went_on(c);                                                                   \
+    still_works(c);                                                               \
   } while (0)
 
-static void went_on(ulysses_context *c) {
+static void still_works(ulysses_context *c) {
   double sum = 1;
   int64_t count = 1;
   OK(ulysses_loss_reduce(c, &sum, &count, NULL));
   CHECK(count == size);
 }
 
+// make creates `plan` and `batch`, and destroy destroys them.
 static void make(ulysses_context *c, int64_t heads, int64_t dim, int64_t rows, int64_t max_tokens) {
   ulysses_attention_desc d;
   ulysses_batch_desc bd;
@@ -35,17 +36,18 @@ static void make(ulysses_context *c, int64_t heads, int64_t dim, int64_t rows, i
   OK(ulysses_batch_create(c, &bd, &batch));
 }
 
-static void drop(void) { ulysses_plan_destroy(plan), ulysses_batch_destroy(batch); }
+static void destroy(void) { ulysses_plan_destroy(plan), ulysses_batch_destroy(batch); }
 
 static ulysses_tensor matrix(int64_t *shape, int ndim, int which) {
   int64_t n = 1;
   for (int i = 0; i < ndim; i++) n *= shape[i];
-  float *x = room((uint64_t)n * 4 + 4);
+  float *x = allocate((uint64_t)n * 4 + 4);
   for (int64_t i = 0; i < n; i++) x[i] = number(which, i);
   return ulysses_tensor_of(x, ULYSSES_CPU, 0, ULYSSES_F32, ndim, shape, NULL);
 }
 
-// A layer and a reshard without a workspace, where the ranks' own differ in what they need.
+// A layer and a reshard without a workspace, for which the ranks' contexts need different amounts
+// of memory.
 static void without_workspace(ulysses_context *c) {
   enum { HIDDEN = 256 };
   int64_t rows = rank ? 1 : 1000, total = 1000 + size - 1;
@@ -60,7 +62,7 @@ static void without_workspace(ulysses_context *c) {
   ulysses_sizes s;
   ULYSSES_INIT(&s);
   OK(ulysses_attention_layer_sizes(plan, batch, &a, &s));
-  a.y = &z, a.workspace = room(s.workspace), a.workspace_bytes = s.workspace;
+  a.y = &z, a.workspace = allocate(s.workspace), a.workspace_bytes = s.workspace;
   OK(ulysses_attention_layer_forward(plan, batch, &a));
   CHECK(memcmp(y.data, z.data, (size_t)(rows * HIDDEN) * 4) == 0);
   ulysses_sizes heads;
@@ -82,10 +84,10 @@ static void without_workspace(ulysses_context *c) {
   for (int i = 0; i < 16; i++) free(outs[i].data);
   free(in.data), free(x.data), free(w.data), free(wo.data), free(y.data), free(z.data),
       free(a.workspace);
-  drop();
+  destroy();
 }
 
-// A rank without rows may bring any strides: array libraries give empty arrays products of extents,
+// A rank without rows may have any strides: array libraries give empty arrays products of extents,
 // or zeros.
 static void without_rows(ulysses_context *c) {
   int64_t R = rank ? 0 : 8, shape[4] = {1, R, 4, 16}, products[4] = {4 * R * 16, 16, R * 16, 1},
@@ -95,7 +97,7 @@ static void without_rows(ulysses_context *c) {
   ulysses_tensor t[4];
   for (int kind = 0; kind < 2; kind++) {
     for (int i = 0; i < 4; i++) {
-      x[i] = room((uint64_t)(R * 64) * 4);
+      x[i] = allocate((uint64_t)(R * 64) * 4);
       t[i] = ulysses_tensor_of(x[i], ULYSSES_CPU, 0, ULYSSES_F32, 4, shape,
                                rank ? (kind ? zeros : products) : NULL);
       for (int64_t k = 0; k < R * 64; k++) x[i][k] = number(i, k);
@@ -106,7 +108,7 @@ static void without_rows(ulysses_context *c) {
     OK(ulysses_attention_forward(plan, batch, &a));
     for (int i = 0; i < 4; i++) free(x[i]);
   }
-  drop();
+  destroy();
 }
 
 static ulysses_status copies(void *user, const ulysses_local_call *a) {
@@ -117,8 +119,8 @@ static ulysses_status copies(void *user, const ulysses_local_call *a) {
   return ULYSSES_OK;
 }
 
-// One rank at fault in calls with a callback, and in calls whose handles all stand for nothing: the
-// process has no other context of several ranks.
+// Invalid arguments on one rank, in calls with a callback and in calls without any valid handle.
+// The process has no other context of several ranks.
 static void alone(ulysses_context *c) {
   make(c, 4, 8, 3, 0);
   int64_t shape[4] = {1, 3, 4, 8};
@@ -131,7 +133,7 @@ static void alone(ulysses_context *c) {
   ulysses_attention_grads g, no_dv;
   ULYSSES_INIT(&a);
   ULYSSES_INIT(&g);
-  a.q = &t[0], a.k = &t[1], a.v = &t[2], a.out = &t[3], a.saved = room(s.saved),
+  a.q = &t[0], a.k = &t[1], a.v = &t[2], a.out = &t[3], a.saved = allocate(s.saved),
   a.saved_bytes = s.saved;
   g.dout = &t[4], g.dq = &t[5], g.dk = &t[6], g.dv = &t[7];
   no_q = saved = a, no_dv = g, no_q.q = NULL, saved.saved = NULL, saved.saved_bytes = 0,
@@ -160,29 +162,29 @@ static void alone(ulysses_context *c) {
   }
   for (int i = 0; i < 8; i++) free(t[i].data);
   free(a.saved);
-  drop();
+  destroy();
 }
 
 typedef struct {
   MPI_Comm comm;
 } collectives;
-static int32_t gather(void *user, const void *in, void *out, int64_t bytes) {
+static int32_t allgather(void *user, const void *in, void *out, int64_t bytes) {
   return MPI_Allgather(in, (int)bytes, MPI_BYTE, out, (int)bytes, MPI_BYTE,
                        ((collectives *)user)->comm);
 }
 
-// A context on the host's collectives that one rank describes wrongly.
+// One rank gives an invalid description of the host's collectives.
 static void described(void) {
   collectives u = {MPI_COMM_WORLD};
   ulysses_host_comm h;
   ulysses_context *none = NULL;
   for (int kind = 0; kind < 4; kind++) {
     ULYSSES_INIT(&h);
-    h.rank = rank, h.size = size, h.user = &u, h.allgather = gather;
+    h.rank = rank, h.size = size, h.user = &u, h.allgather = allgather;
     if (rank == size - 1 && kind == 0) h.reserved = 1;
     if (rank == size - 1 && kind == 1) h.rank = size + 3;
-    if (rank == size - 1 && kind == 2) h.rank = 0; // twice
-    // the last time for want of an alltoallv
+    if (rank == size - 1 && kind == 2) h.rank = 0; // two ranks have the number 0
+    // kind 3: alltoallv is NULL on all ranks
     IS(ulysses_context_create_host(&h, NULL, &none), ULYSSES_INVALID_ARGUMENT);
     CHECK(none == NULL);
   }

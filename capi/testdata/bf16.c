@@ -1,13 +1,13 @@
-// A C host with its own MPI, in BF16: attention and its statistics, the host's own attention, whole
-// layers, the gated delta rule both ways, halos and sums of copies. Each rank's rows are held to
-// those of one rank alone, and these to the same numbers in F32.
+// A host in C with its own MPI, in BF16: attention and its statistics, the host's own attention,
+// whole layers, both methods of the gated delta rule, halos and sums of copies. Each rank's rows
+// are compared with the results of one rank alone, and these with the results in F32.
 #include "ranks.h"
 
 enum { HQ = 6, HKV = 2, DV = 5, HIDDEN = 24, MOST = 12 };
-// of the largest value: BF16 has 8 bits, and sums of them round more than once
+// relative to the largest value: BF16 has 8 bits, and sums are rounded more than once
 static const double coarse = 2e-2;
 
-// A tensor [B, rows, heads, features] of a type, rows [from, from + rows) of all.
+// A tensor [B, rows, heads, features] of a type, with rows [from, from + rows) of `all` rows.
 typedef struct {
   int32_t type;
   int64_t shape[4], from, all;
@@ -26,21 +26,22 @@ static float get(const array *a, int64_t i) {
   memcpy(&f, &bits, 4);
   return f;
 }
-static void put(array *a, int64_t i, float f) { // of numbers that BF16 has
+static void put(array *a, int64_t i, float f) { // f is exact in BF16
   uint32_t bits;
   memcpy(&bits, &f, 4);
   if (a->type == ULYSSES_F32) ((float *)a->data)[i] = f;
   else ((uint16_t *)a->data)[i] = (uint16_t)(bits >> 16);
 }
-static float coarsely(float f) { return rintf(f * 128) / 128; } // below 1 in size, 8 bits
+// coarsely rounds a number between -1 and 1 to 8 bits, so that it is exact in BF16.
+static float coarsely(float f) { return rintf(f * 128) / 128; }
 
 static array made(int32_t type, int32_t axes, int64_t n0, int64_t n1, int64_t n2, int64_t n3,
                   int64_t from, int64_t all) {
-  array a = {type, {n0, n1, n2, n3}, from, all, room((uint64_t)(n0 * n1 * n2 * n3) * 4), {0}};
+  array a = {type, {n0, n1, n2, n3}, from, all, allocate((uint64_t)(n0 * n1 * n2 * n3) * 4), {0}};
   a.t = ulysses_tensor_of(a.data, ULYSSES_CPU, 0, type, axes, NULL, NULL);
   return a;
 }
-// add puts one into a set, its rows filled as all ranks agree.
+// add adds a tensor to a set, and fills it with `number`.
 static ulysses_tensor *add(set *s, int32_t type, int32_t axes, const ulysses_batch_info *rows,
                            int64_t heads, int64_t d) {
   int which = s->n++;
@@ -54,11 +55,11 @@ static ulysses_tensor *add(set *s, int32_t type, int32_t axes, const ulysses_bat
           coarsely(number(which, (b * S + a->from) * heads * d + i)));
   return &a->t;
 }
-static void drop(set *s) {
+static void free_set(set *s) {
   for (int i = 0; i < s->n; i++) free(s->a[i].data);
 }
-// near holds tensor i of one set to another's: to the bit, or by the largest difference over the
-// largest value.
+// near compares tensor i of two sets. `most` is the largest allowed difference relative to the
+// largest value; 0 = equal.
 static void near(const char *what, const set *part, const set *whole, int i, double most) {
   const array *p = &part->a[i], *w = &whole->a[i];
   int64_t row = p->shape[2] * p->shape[3], n = p->shape[1];
@@ -68,11 +69,11 @@ static void near(const char *what, const set *part, const set *whole, int i, dou
     for (int64_t k = 0; k < n * row; k++) {
       double d = fabs((double)get(p, b * n * row + k) -
                       (double)get(w, (b * w->shape[1] + p->from - w->from) * row + k));
-      off = d <= off ? off : d; // also what is no number
+      off = d <= off ? off : d; // off becomes NaN if d is
     }
   if (!(off <= most * top) || top < 1e-2) {
-    fprintf(stderr, "%s: tensor %d, rows from %d: off by %g of %g\n", what, i, (int)p->from, off,
-            top);
+    fprintf(stderr, "%s: tensor %d, rows from %d: the difference is %g, the largest value %g\n",
+            what, i, (int)p->from, off, top);
     exit(9);
   }
 }
@@ -96,7 +97,7 @@ static ulysses_plan *planned(ulysses_context *c, int32_t type) {
   return p;
 }
 
-// A host's own attention: every row looks at v of its own place alone.
+// The host's own attention: each row of out is the row of v with the same index.
 static ulysses_status copies(void *user, const ulysses_local_call *a) {
   const ulysses_tensor *q = a->q, *from = a->backward ? a->dout : a->v,
                        *to = a->backward ? a->dv : a->out;
@@ -116,7 +117,7 @@ static ulysses_status copies(void *user, const ulysses_local_call *a) {
       for (int64_t h = 0; h < q->shape[2]; h++) {
         int64_t kv = (a->head_lo + h) / (HQ / HKV) - a->kv_head_lo, x = a->backward ? h : kv,
                 y = a->backward ? kv : h;
-        // the first of a group alone has a gradient
+        // only the first head of a group has a gradient
         if (a->backward && (a->head_lo + h) % (HQ / HKV)) continue;
         memcpy((char *)to->data +
                    one * (size_t)(b * to->strides[0] + i * to->strides[1] + y * to->strides[2]),
@@ -146,8 +147,8 @@ static set attend(ulysses_context *c, int32_t type, int own) {
   g.dq = add(&s, type, 4, &rows, HQ, D), g.dk = add(&s, type, 4, &rows, HKV, D),
   g.dv = add(&s, type, 4, &rows, HKV, DV);
   if (own) a.lse = NULL;
-  a.saved = room(size.saved), a.saved_bytes = size.saved, a.workspace = room(size.workspace),
-  a.workspace_bytes = size.workspace;
+  a.saved = allocate(size.saved), a.saved_bytes = size.saved,
+  a.workspace = allocate(size.workspace), a.workspace_bytes = size.workspace;
   OK(own ? ulysses_local_forward(plan, batch, &a, copies, &type)
          : ulysses_attention_forward(plan, batch, &a));
   OK(own ? ulysses_local_backward(plan, batch, &a, &g, copies, &type)
@@ -157,7 +158,7 @@ static set attend(ulysses_context *c, int32_t type, int own) {
   return s;
 }
 
-// layer is a whole one; its weights' gradients, F32, come to be added up over the ranks.
+// layer runs a whole layer. dw gets this rank's share of the gradients of weights, in F32.
 enum { X, DY, Y, DX };
 enum { WQ, WK, WV, WO, WEIGHTS };
 static set layer(ulysses_context *c, int32_t type, array dw[WEIGHTS]) {
@@ -186,8 +187,8 @@ static set layer(ulysses_context *c, int32_t type, array dw[WEIGHTS]) {
     *w[i] = &weight[i].t, *grad[i] = &dw[i].t;
   }
   OK(ulysses_attention_layer_sizes(plan, batch, &a, &size));
-  a.saved = room(size.saved), a.saved_bytes = size.saved, a.workspace = room(size.workspace),
-  a.workspace_bytes = size.workspace;
+  a.saved = allocate(size.saved), a.saved_bytes = size.saved,
+  a.workspace = allocate(size.workspace), a.workspace_bytes = size.workspace;
   OK(ulysses_attention_layer_forward(plan, batch, &a));
   OK(ulysses_attention_layer_backward(plan, batch, &a, &g));
   for (int i = 0; i < WEIGHTS; i++) free(weight[i].data);
@@ -222,8 +223,8 @@ static set rule(ulysses_context *c, int32_t type, int32_t strategy) {
   for (int64_t i = 0; i < B * rows.rows * HQ; i++)
     put(&s.a[RG], i, -get(&s.a[RG], i) * get(&s.a[RG], i)),
         put(&s.a[RBETA], i, get(&s.a[RBETA], i) + 0.5f);
-  a.saved = room(size.saved), a.saved_bytes = size.saved, a.workspace = room(size.workspace),
-  a.workspace_bytes = size.workspace;
+  a.saved = allocate(size.saved), a.saved_bytes = size.saved,
+  a.workspace = allocate(size.workspace), a.workspace_bytes = size.workspace;
   OK(ulysses_gdn_forward(plan, batch, &a));
   OK(ulysses_gdn_backward(plan, batch, &a, &g));
   free(a.saved), free(a.workspace);
@@ -231,8 +232,8 @@ static set rule(ulysses_context *c, int32_t type, int32_t strategy) {
   return s;
 }
 
-// moves: halos there and back, and the sum of the copies of shared heads, of small whole numbers
-// that BF16 adds without rounding.
+// moves: halos forward and backward, and the sum of the copies of shared heads, with small
+// integers, which BF16 adds exactly.
 static void moves(ulysses_context *c, int rank, int size) {
   ulysses_batch_info rows;
   ulysses_batch *batch = batch_of(c, &rows);
@@ -250,7 +251,7 @@ static void moves(ulysses_context *c, int rank, int size) {
   ULYSSES_INIT(&h);
   h.n = 1, h.x = &x.t, h.halo = &halo.t;
   OK(ulysses_halo_workspace(c, batch, &h, &h.workspace_bytes));
-  h.workspace = room(h.workspace_bytes);
+  h.workspace = allocate(h.workspace_bytes);
   OK(ulysses_halo_forward(c, batch, &h));
   for (int b = 0; b < B; b++) {
     CHECK(get(&halo, b) == (rank ? (float)(100 * b + rows.lo[0]) : 0));
@@ -276,10 +277,10 @@ static void moves(ulysses_context *c, int rank, int size) {
   ULYSSES_INIT(&a);
   a.n = 1, a.in = &in, a.out = &out, a.shared = &shared, a.sum_copies = 1;
   OK(ulysses_reshard_workspace(plan, batch, &a, 0, &a.workspace_bytes));
-  a.workspace = room(a.workspace_bytes);
+  a.workspace = allocate(a.workspace_bytes);
   OK(ulysses_heads_to_seq(plan, batch, &a));
-  int64_t holds[2] = {part.shared_lo, part.shared_hi}, *all = room((uint64_t)size * 16);
-  MPI_Allgather(holds, 2, MPI_INT64_T, all, 2, MPI_INT64_T, MPI_COMM_WORLD);
+  int64_t range[2] = {part.shared_lo, part.shared_hi}, *all = allocate((uint64_t)size * 16);
+  MPI_Allgather(range, 2, MPI_INT64_T, all, 2, MPI_INT64_T, MPI_COMM_WORLD);
   for (int64_t i = 0; i < B * rows.rows * HKV * D; i++) {
     float want = 0;
     for (int r = 0; r < size; r++)
@@ -299,12 +300,12 @@ int main(int argc, char **argv) {
   for (int i = OUT; i <= DV_; i++)
     near("attention", &part, &whole, i, i <= DQ ? 0 : coarse),
         near("attention in F32", &whole, &fine, i, coarse);
-  drop(&whole), drop(&part), drop(&fine);
+  free_set(&whole), free_set(&part), free_set(&fine);
   whole = attend(alone, ULYSSES_BF16, 1), part = attend(c, ULYSSES_BF16, 1),
   fine = attend(alone, ULYSSES_F32, 1);
   near("the host's own", &part, &whole, OUT, 0), near("the host's own", &part, &whole, DV_, 0),
       near("the host's own in F32", &whole, &fine, DV_, 0);
-  drop(&whole), drop(&part), drop(&fine);
+  free_set(&whole), free_set(&part), free_set(&fine);
 
   array sum[WEIGHTS], want[WEIGHTS], finest[WEIGHTS];
   whole = layer(alone, ULYSSES_BF16, want), part = layer(c, ULYSSES_BF16, sum),
@@ -312,7 +313,7 @@ int main(int argc, char **argv) {
   near("layer", &part, &whole, Y, coarse), near("layer", &part, &whole, DX, coarse),
       near("layer in F32", &whole, &fine, Y, coarse),
       near("layer in F32", &whole, &fine, DX, coarse);
-  drop(&whole), drop(&part), drop(&fine);
+  free_set(&whole), free_set(&part), free_set(&fine);
   for (int i = 0; i < WEIGHTS; i++) {
     int64_t n = sum[i].shape[0] * sum[i].shape[1];
     MPI_Allreduce(MPI_IN_PLACE, sum[i].data, (int)n, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
@@ -334,9 +335,9 @@ int main(int argc, char **argv) {
       near(strategy == ULYSSES_GDN_HEADS ? "heads" : "state", &part, &whole, i,
            strategy == ULYSSES_GDN_HEADS && i != RDQ && i != RDK ? 0 : coarse),
           near("the rule in F32", &whole, &fine, i, coarse);
-    drop(&part);
+    free_set(&part);
   }
-  drop(&whole), drop(&fine);
+  free_set(&whole), free_set(&fine);
   moves(c, rank, size);
   ulysses_context_destroy(c), ulysses_context_destroy(alone);
   MPI_Finalize();

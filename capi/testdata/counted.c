@@ -1,19 +1,19 @@
-// counted.c CALLS: ranks over MPI make so many calls. The library's own memory is counted by what
-// it asks of C's allocator, which this program stands in for; Go's by its collections, which the
-// caller counts between the two lines on stderr.
+// counted.c CALLS: ranks over MPI make this number of calls. This program replaces C's allocator
+// and counts the library's allocations. The caller counts Go's garbage collections between the
+// lines "begin" and "end" on stderr.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <mpi.h>
 #include "host.h"
 
-static uintptr_t lo, hi; // where the library's code lies
-static long asked;
+static uintptr_t lo, hi; // the addresses of the library
+static long allocations;
 extern void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_realloc(void *, size_t),
     *__libc_memalign(size_t, size_t);
 #define COUNT()                                              \
   do {                                                       \
     uintptr_t from = (uintptr_t)__builtin_return_address(0); \
-    asked += from >= lo && from < hi;                        \
+    allocations += from >= lo && from < hi;                  \
   } while (0)
 void *malloc(size_t n) {
   COUNT();
@@ -41,7 +41,7 @@ int main(int argc, char **argv) {
   MPI_Init(&argc, &argv);
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &size);
-  // From the first page of the library to the last that /proc knows of.
+  // The addresses of the library in /proc/self/maps.
   Dl_info at;
   CHECK(dladdr((void *)(uintptr_t)ulysses_version, &at));
   FILE *maps = fopen("/proc/self/maps", "r");
@@ -58,7 +58,7 @@ int main(int argc, char **argv) {
   o.threads = 1;
   ulysses_context *c;
   OK(ulysses_context_create_mpi(MPI_Comm_c2f(MPI_COMM_WORLD), &o, &c));
-  CHECK(asked > 0); // the counting works: making a context takes memory
+  CHECK(allocations > 0); // creating a context allocates, so the counter works
   ulysses_attention_desc d;
   ulysses_batch_desc bd;
   ULYSSES_INIT(&d);
@@ -78,7 +78,7 @@ int main(int argc, char **argv) {
   int64_t shape[4] = {1, info.rows, H, D};
   ulysses_tensor t[8];
   for (int i = 0; i < 8; i++) {
-    float *x = room((uint64_t)(info.rows * H * D) * 4);
+    float *x = allocate((uint64_t)(info.rows * H * D) * 4);
     t[i] = floats(x, shape);
     for (int64_t k = 0; k < info.rows * H * D; k++) x[k] = number(i, k);
   }
@@ -86,13 +86,13 @@ int main(int argc, char **argv) {
   ulysses_attention_grads g;
   ULYSSES_INIT(&a);
   ULYSSES_INIT(&g);
-  a.q = &t[0], a.k = &t[1], a.v = &t[2], a.out = &t[3], a.saved = room(need.saved),
+  a.q = &t[0], a.k = &t[1], a.v = &t[2], a.out = &t[3], a.saved = allocate(need.saved),
   a.saved_bytes = need.saved;
   g.dout = &t[4], g.dq = &t[5], g.dk = &t[6], g.dv = &t[7];
   long before = 0;
   for (int i = 0; i < calls + 100; i++) {
     if (i == 100) {
-      before = asked;
+      before = allocations;
       if (rank == 0) fputs("begin\n", stderr);
     }
     double sum = 1;
@@ -103,7 +103,7 @@ int main(int argc, char **argv) {
     CHECK(count == size);
   }
   if (rank == 0) fputs("end\n", stderr);
-  CHECK(asked == before);
+  CHECK(allocations == before);
   ulysses_context_destroy(c);
   MPI_Finalize();
   if (rank == 0) printf("ok counted %d\n", size);

@@ -1,6 +1,6 @@
-// The gated delta rule forward and backward on a rank's rows: packed documents, states in and out,
-// tensors in host memory or on a GPU; and the recurrence in double precision, which output and
-// states are held to.
+// The gated delta rule forward and backward for a rank's rows: packed documents, with and without
+// recurrent states, in host memory or on a GPU. `recurrence` compares output and states with the
+// recurrence in double precision.
 #pragma once
 #include "rows.h"
 
@@ -16,22 +16,23 @@ typedef struct {
   float *state[STATES];
 } outcome;
 
-// A GPU's memory, and the stream in whose order it is filled and fetched.
+// Functions for memory of a GPU. They work in the order of the stream.
 typedef struct {
   int32_t ordinal;
   void *stream;
-  void *(*room)(uint64_t bytes);
-  void (*give)(void *);
-  void *(*lift)(const void *host, uint64_t bytes, void *stream);
-  void (*fetch)(void *host, const void *gpu, uint64_t bytes, void *stream); // waits for the stream
-  // in the stream's order, behind a call that has read it
-  void (*wipe)(void *gpu, uint64_t bytes, void *stream);
-  // when the calls have returned; NULL = nothing to look at
+  void *(*allocate)(uint64_t bytes);
+  void (*release)(void *);
+  void *(*to_gpu)(const void *host, uint64_t bytes, void *stream);
+  void (*to_host)(void *host, const void *gpu, uint64_t bytes,
+                  void *stream); // waits for the stream
+  // overwrites memory that a call has read, after the call
+  void (*overwrite)(void *gpu, uint64_t bytes, void *stream);
+  // is called when the calls have returned; may be NULL
   void (*called)(void *stream, const void *out);
 } gpu_memory;
 
-// How the rule is called. coarse: q, k, v and dout are numbers that BF16 has. also: what else is
-// asked of a plan in host memory.
+// How the rule is called. coarse: q, k, v and dout are exact in BF16. also: further checks of a
+// plan in host memory.
 typedef struct how {
   int32_t strategy, dtype, chunk;
   int states, coarse;
@@ -40,7 +41,7 @@ typedef struct how {
                set *, ulysses_gdn_args *, ulysses_gdn_grads *);
 } how;
 
-// decays turns numbers around 0 into decays, some of them strong, and betas between 0 and 1.
+// decays converts numbers around 0 to decays, some of them strong, and to betas between 0 and 1.
 static inline void decays(set *s) {
   for (int64_t i = 0; i < B * s->shape[G][1] * HV; i++) {
     s->x[G][i] = -(s->x[G][i] + 0.5f) * (s->x[G][i] > 0.4f ? 20 : 1);
@@ -55,30 +56,32 @@ static inline uint32_t bits_of(float f) {
   return bits;
 }
 
-// raise brings n floats to the GPU as `type`; lower brings them back and gives the memory up.
-static inline void *raise_floats(const gpu_memory *m, const float *x, int64_t n, int32_t type) {
-  if (type == ULYSSES_F32) return m->lift(x, (uint64_t)n * 4, m->stream);
-  uint16_t *half = room((uint64_t)n * 2);
-  // of numbers that BF16 has
+// floats_to_gpu copies n floats to new memory of the GPU as `type`. floats_to_host copies them back
+// and frees the memory.
+static inline void *floats_to_gpu(const gpu_memory *m, const float *x, int64_t n, int32_t type) {
+  if (type == ULYSSES_F32) return m->to_gpu(x, (uint64_t)n * 4, m->stream);
+  uint16_t *half = allocate((uint64_t)n * 2);
+  // the numbers are exact in BF16
   for (int64_t i = 0; i < n; i++) half[i] = (uint16_t)(bits_of(x[i]) >> 16);
-  void *p = m->lift(half, (uint64_t)n * 2, m->stream);
+  void *p = m->to_gpu(half, (uint64_t)n * 2, m->stream);
   free(half);
   return p;
 }
-static inline void lower_floats(const gpu_memory *m, float *x, void *p, int64_t n, int32_t type) {
-  if (type == ULYSSES_F32) m->fetch(x, p, (uint64_t)n * 4, m->stream);
+static inline void floats_to_host(const gpu_memory *m, float *x, void *p, int64_t n, int32_t type) {
+  if (type == ULYSSES_F32) m->to_host(x, p, (uint64_t)n * 4, m->stream);
   else {
-    uint16_t *half = room((uint64_t)n * 2);
-    m->fetch(half, p, (uint64_t)n * 2, m->stream);
+    uint16_t *half = allocate((uint64_t)n * 2);
+    m->to_host(half, p, (uint64_t)n * 2, m->stream);
     for (int64_t i = 0; i < n; i++) {
       uint32_t bits = (uint32_t)half[i] << 16;
       memcpy(&x[i], &bits, 4);
     }
     free(half);
   }
-  m->give(p);
+  m->release(p);
 }
 
+// rule runs the gated delta rule forward and backward and returns its tensors and states.
 static inline outcome rule(ulysses_context *c, const how *h) {
   outcome r;
   ulysses_gdn_desc d;
@@ -114,18 +117,18 @@ static inline outcome rule(ulysses_context *c, const how *h) {
   int64_t shape[4] = {DOCS, HV, DK, DV};
   ulysses_tensor t[STATES];
   for (int i = 0; i < STATES; i++) {
-    r.state[i] = room(STATE * 4);
+    r.state[i] = allocate(STATE * 4);
     t[i] = floats(r.state[i], shape);
     for (int64_t k = 0; k < STATE; k++) r.state[i][k] = number(40 + i, k);
   }
   if (m) {
     for (int i = 0; i < TENSORS; i++) {
       int32_t type = gates[i] ? ULYSSES_F32 : h->dtype, axes = s->t[i].ndim;
-      s->t[i] = ulysses_tensor_of(raise_floats(m, s->x[i], count(s, i), type), ULYSSES_CUDA,
+      s->t[i] = ulysses_tensor_of(floats_to_gpu(m, s->x[i], count(s, i), type), ULYSSES_CUDA,
                                   m->ordinal, type, axes, s->shape[i], NULL);
     }
     for (int i = 0; i < STATES; i++)
-      t[i].data = m->lift(r.state[i], STATE * 4, m->stream), t[i].device = ULYSSES_CUDA,
+      t[i].data = m->to_gpu(r.state[i], STATE * 4, m->stream), t[i].device = ULYSSES_CUDA,
       t[i].ordinal = m->ordinal;
   }
   ulysses_gdn_args a;
@@ -133,8 +136,8 @@ static inline outcome rule(ulysses_context *c, const how *h) {
   ULYSSES_INIT(&a), ULYSSES_INIT(&g);
   a.q = &s->t[Q], a.k = &s->t[K], a.v = &s->t[V], a.g = &s->t[G], a.beta = &s->t[BETA],
   a.out = &s->t[OUT], a.stream = m ? m->stream : NULL;
-  a.saved = m ? m->room(size.saved) : room(size.saved), a.saved_bytes = size.saved;
-  a.workspace = m ? m->room(size.workspace) : room(size.workspace),
+  a.saved = m ? m->allocate(size.saved) : allocate(size.saved), a.saved_bytes = size.saved;
+  a.workspace = m ? m->allocate(size.workspace) : allocate(size.workspace),
   a.workspace_bytes = size.workspace;
   g.dout = &s->t[DOUT], g.dq = &s->t[DQ], g.dk = &s->t[DK_], g.dv = &s->t[DV_], g.dg = &s->t[DG],
   g.dbeta = &s->t[DBETA];
@@ -142,24 +145,24 @@ static inline outcome rule(ulysses_context *c, const how *h) {
     a.state_in = &t[IN], a.state_out = &t[ENDS], g.dstate_out = &t[DENDS], g.dstate_in = &t[DIN];
   OK(ulysses_gdn_forward(plan, batch, &a));
   for (int i = 0; m && i <= BETA; i++)
-    m->wipe(s->t[i].data, (uint64_t)count(s, i) * (s->t[i].bits / 8), m->stream);
+    m->overwrite(s->t[i].data, (uint64_t)count(s, i) * (s->t[i].bits / 8), m->stream);
   void *given = a.workspace;
   a.q = a.k = a.v = a.g = a.beta = NULL, a.out = a.state_out = NULL; // backward reads none of them
-  a.workspace = NULL, a.workspace_bytes = 0;                         // the context's own
+  a.workspace = NULL, a.workspace_bytes = 0;                         // the context's own workspace
   OK(ulysses_gdn_backward(plan, batch, &a, &g));
-  if (m) m->wipe(s->t[DOUT].data, (uint64_t)count(s, DOUT) * (s->t[DOUT].bits / 8), m->stream);
+  if (m) m->overwrite(s->t[DOUT].data, (uint64_t)count(s, DOUT) * (s->t[DOUT].bits / 8), m->stream);
   if (m && m->called) m->called(m->stream, s->t[DBETA].data);
   if (h->also) h->also(h, plan, batch, &size, s, &a, &g);
   if (m) {
-    // what was written last first: nobody has waited for it
+    // the tensor that is written last is read first, when the calls may still run
     for (int i = TENSORS - 1; i >= 0; i--) {
       if (i >= OUT)
-        lower_floats(m, s->x[i], s->t[i].data, count(s, i), gates[i] ? ULYSSES_F32 : h->dtype);
-      else m->give(s->t[i].data);
+        floats_to_host(m, s->x[i], s->t[i].data, count(s, i), gates[i] ? ULYSSES_F32 : h->dtype);
+      else m->release(s->t[i].data);
     }
-    for (int i = 0; i < STATES; i++) lower_floats(m, r.state[i], t[i].data, STATE, ULYSSES_F32);
+    for (int i = 0; i < STATES; i++) floats_to_host(m, r.state[i], t[i].data, STATE, ULYSSES_F32);
     OK(ulysses_context_async_error(c));
-    m->give(given), m->give(a.saved);
+    m->release(given), m->release(a.saved);
   } else {
     free(given), free(a.saved);
   }
@@ -167,8 +170,8 @@ static inline outcome rule(ulysses_context *c, const how *h) {
   return r;
 }
 
-// recurrence is the rule token after token: what `whole` says of output and last states must be
-// that.
+// recurrence computes the rule token by token in double precision, and compares output and final
+// states with it.
 static inline void recurrence(const outcome *whole, int states) {
   const set *s = &whole->rows;
   double most = 0, off = 0;
@@ -200,7 +203,7 @@ static inline void recurrence(const outcome *whole, int states) {
   CHECK(most > 0.05 && off <= CLOSE * most);
 }
 
-// agree holds what a rank computed to one rank's results: to the bit where the limit is 0.
+// agree compares a rank's results with the results of one rank. limit 0 = bitwise equal.
 static inline void agree(const char *what, const outcome *part, const outcome *whole, int states,
                          double limit) {
   for (int i = OUT; i < TENSORS; i++) near(what, &part->rows, &whole->rows, i, limit);
@@ -213,7 +216,7 @@ static inline void agree(const char *what, const outcome *part, const outcome *w
   }
 }
 
-static inline void end(outcome *r) {
-  drop(&r->rows);
+static inline void free_outcome(outcome *r) {
+  free_set(&r->rows);
   for (int i = 0; i < STATES; i++) free(r->state[i]);
 }

@@ -1,6 +1,6 @@
-// fuzz_tiled.c SECONDS: calls tiled_compute and its backward pass with valid arguments in which up to
-// three values are then made invalid. It is built with tiled.c and the compiler's sanitizers. Every
-// array has allocate the length that the arguments state, so an access beyond it is reported.
+// fuzz_tiled.c SECONDS: calls tiled_compute and its backward pass with valid arguments in which up
+// to three values are then made invalid. It is built with tiled.c and the compiler's sanitizers.
+// Every array has allocate the length that the arguments state, so an access beyond it is reported.
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,16 +1,16 @@
-// A C host with its own MPI: the gated delta rule over ranks by heads and by states, packed
-// documents, states in and out; each rank's rows are held to those of one rank alone, and its
-// output and states to the recurrence in double precision.
+// A host in C with its own MPI: the gated delta rule over ranks by heads and by states, with packed
+// documents and recurrent states. Each rank's rows are compared with one rank's, and one rank's
+// output and states with the recurrence in double precision.
 #include "ranks.h"
 #include "delta.h"
 
-// also: states that a plan was not told of are refused, and the plan's reshard cuts as it does,
-// where heads travel.
+// also: states without ULYSSES_STATES are refused. With ULYSSES_GDN_HEADS, a reshard with the plan
+// has the heads of the plan.
 static void also(const how *h, ulysses_plan *plan, const ulysses_batch *batch,
                  const ulysses_sizes *size, set *s, ulysses_gdn_args *a, ulysses_gdn_grads *g) {
   if (!h->states) {
     int64_t shape[4] = {DOCS, HV, DK, DV};
-    float *x = room(STATE * 4);
+    float *x = allocate(STATE * 4);
     ulysses_tensor t = floats(x, shape);
     g->dstate_in = &t;
     IS(ulysses_gdn_backward(plan, batch, a, g), ULYSSES_INVALID_ARGUMENT);
@@ -19,7 +19,7 @@ static void also(const how *h, ulysses_plan *plan, const ulysses_batch *batch,
     free(x);
   }
   int64_t mine = size->head_hi - size->head_lo, heads[4] = {B, S, mine, DV};
-  float *y = room((uint64_t)(B * S * mine * DV) * 4);
+  float *y = allocate((uint64_t)(B * S * mine * DV) * 4);
   ulysses_tensor ty = floats(y, heads), *out = &ty;
   const ulysses_tensor *in = &s->t[V];
   ulysses_reshard_args m;
@@ -29,7 +29,7 @@ static void also(const how *h, ulysses_plan *plan, const ulysses_batch *batch,
     IS(ulysses_reshard_workspace(plan, batch, &m, 1, &m.workspace_bytes), ULYSSES_INVALID_ARGUMENT);
   else {
     OK(ulysses_reshard_workspace(plan, batch, &m, 1, &m.workspace_bytes));
-    m.workspace = m.workspace_bytes ? room(m.workspace_bytes) : NULL;
+    m.workspace = m.workspace_bytes ? allocate(m.workspace_bytes) : NULL;
     OK(ulysses_seq_to_heads(plan, batch, &m));
     for (int64_t i = 0; i < B * S; i++)
       for (int64_t k = 0; k < mine * DV; k++)
@@ -42,7 +42,7 @@ static void also(const how *h, ulysses_plan *plan, const ulysses_batch *batch,
   IS(ulysses_attention_forward(plan, batch, &wrong), ULYSSES_INVALID_ARGUMENT);
 }
 
-// hostile: what cannot be is refused, on all ranks alike, and the context goes on.
+// hostile: all ranks refuse invalid descriptions, and the context still works.
 static void hostile(ulysses_context *c, int rank, int size) {
   ulysses_gdn_desc good, d;
   ulysses_plan *plan = NULL;
@@ -74,7 +74,7 @@ static void hostile(ulysses_context *c, int rank, int size) {
   }
   IS(ulysses_gdn_forward(NULL, NULL, NULL), ULYSSES_INVALID_ARGUMENT);
   d = good, d.max_tokens = B * S;
-  OK(ulysses_gdn_plan(c, &d, &plan)); // auto chooses, and says why
+  OK(ulysses_gdn_plan(c, &d, &plan)); // AUTO gives the reason of its choice
   CHECK(size == 1 || strstr(ulysses_plan_json(plan), "bytes"));
   ulysses_plan_destroy(plan);
 }
@@ -91,9 +91,9 @@ int main(int argc, char **argv) {
       outcome part = rule(c, &h);
       agree(h.strategy == ULYSSES_GDN_HEADS ? "heads" : "state", &part, &whole, states,
             h.strategy == ULYSSES_GDN_HEADS ? 0 : CLOSE);
-      end(&part);
+      free_outcome(&part);
     }
-    end(&whole);
+    free_outcome(&whole);
   }
   hostile(c, rank, size);
   ulysses_context_destroy(c), ulysses_context_destroy(alone);

@@ -1,6 +1,6 @@
-// gpu.c MODE: a C host whose tensors are on a GPU. "alone", "hostile", "threads" (ranks that are
-// threads, with collectives of their own). Built with -DWITH_MPI it is one rank of an MPI job
-// instead.
+// gpu.c MODE: a host in C with tensors on a GPU. The modes are "alone", "hostile" and "threads"
+// (ranks are threads with their own collectives). With -DWITH_MPI, the program is one rank of an
+// MPI job.
 #ifdef WITH_MPI
 #include <mpi.h>
 #endif
@@ -11,32 +11,32 @@
 
 enum { HIDDEN = 24 };
 
-// gpu_attention is attention of host.h with tensors on the GPU, all of it in the order of one
-// stream. waits: the way of the exchange waits for the GPU by its nature.
+// gpu_attention is `attention` of host.h with tensors on the GPU, in the order of one stream. waits
+// is 1 if the transport waits for the GPU.
 static results gpu_attention(ulysses_context *c, stream_t s, int waits, int own_workspace) {
-  pair p = settle(c);
+  pair p = attention_pair(c);
   int64_t n = p.n, all = B * n * H * D, shape[4] = {B, n, H, D};
-  float *x[8], *host = room((uint64_t)all * 4);
+  float *x[8], *host = allocate((uint64_t)all * 4);
   ulysses_tensor t[8];
-  void *busy = waits ? NULL : late(s);
+  void *busy = waits ? NULL : keep_busy(s);
   for (int i = 0; i < 8; i++) {
     if (i < 4) fill(i, host, p.lo, p.lo + n);
-    x[i] = i < 4 ? lift(host, all, s) : blank(all, s);
+    x[i] = i < 4 ? to_gpu(host, all, s) : blank(all, s);
     t[i] = on_gpu(x[i], shape);
   }
   ulysses_attention_args a;
   ulysses_attention_grads g;
   ULYSSES_INIT(&a), ULYSSES_INIT(&g);
   a.q = &t[0], a.k = &t[1], a.v = &t[2], a.out = &t[4], a.stream = s;
-  a.saved = device_room(p.size.saved), a.saved_bytes = p.size.saved;
+  a.saved = device_allocate(p.size.saved), a.saved_bytes = p.size.saved;
   if (!own_workspace)
-    a.workspace = device_room(p.size.workspace), a.workspace_bytes = p.size.workspace;
+    a.workspace = device_allocate(p.size.workspace), a.workspace_bytes = p.size.workspace;
   g.dout = &t[3], g.dq = &t[5], g.dk = &t[6], g.dv = &t[7];
   OK(ulysses_attention_forward(p.plan, p.batch, &a));
   OK(ulysses_attention_backward(p.plan, p.batch, &a, &g));
-  if (!waits) is_late(s, x[7]);
-  // The stream passes the caller's next work behind the call's: the inputs are gone, and the
-  // results are there.
+  if (!waits) check_pending(s, x[7]);
+  // What the caller enqueues now runs after the calls: overwriting the inputs does not change the
+  // results.
   for (int i = 0; i < 4; i++) RUN(cuda.set(x[i], 0xff, (size_t)all * 4, s));
   results r = {p.lo,
                p.lo + n,
@@ -50,7 +50,7 @@ static results gpu_attention(ulysses_context *c, stream_t s, int waits, int own_
   if (a.workspace) RUN(cuda.free(a.workspace));
   if (busy) RUN(cuda.free(busy));
   free(host);
-  unsettle(p);
+  free_pair(p);
   return r;
 }
 
@@ -59,15 +59,15 @@ static inline void near_the_cpu(results x, results y) {
   for (int i = 0; i < 4; i++) close_to(p[i], w[i], B * S * H * D, TWO_DEVICES);
 }
 
-// layer runs a whole layer forward and backward: y, dx [B, n, HIDDEN], and the gradient of wq. On
-// the CPU, or in the order of a stream.
+// layer runs a whole layer forward and backward, on the CPU or in the order of a stream. It returns
+// y and dx [B, n, HIDDEN], and the gradient of wq.
 typedef struct {
   float *y, *dx, *dwq;
   int64_t n, lo;
 } layered;
 
 static layered layer(ulysses_context *c, int gpu, stream_t s) {
-  pair p = settle(c);
+  pair p = attention_pair(c);
   int64_t n = p.n, sizes[8] = {B * n * HIDDEN, H * D * HIDDEN, H * D * HIDDEN, H * D * HIDDEN,
                                HIDDEN * H * D, B * n * HIDDEN, B * n * HIDDEN, B * n * HIDDEN};
   int64_t rows[3] = {B, n, HIDDEN}, in[2] = {H * D, HIDDEN}, out[2] = {HIDDEN, H * D};
@@ -75,7 +75,7 @@ static layered layer(ulysses_context *c, int gpu, stream_t s) {
   ulysses_tensor t[9];
   for (int i = 0; i < 9; i++) {
     int64_t m = i == 8 ? H * D * HIDDEN : sizes[i];
-    x[i] = room((uint64_t)m * 4);
+    x[i] = allocate((uint64_t)m * 4);
     int64_t *shape = i == 0 || (i > 4 && i < 8) ? rows : i == 4 ? out : in;
     for (int64_t k = 0; k < m; k++) x[i][k] = 0;
     if (i < 6 && shape != rows)
@@ -86,14 +86,13 @@ static layered layer(ulysses_context *c, int gpu, stream_t s) {
           x[i][b * n * HIDDEN + k] = number(i, (b * S + p.lo) * HIDDEN + k);
     if (gpu) {
       float *host = x[i];
-      x[i] = lift(host, m, s);
+      x[i] = to_gpu(host, m, s);
       free(host);
     }
     t[i] = ulysses_tensor_of(x[i], gpu ? ULYSSES_CUDA : ULYSSES_CPU, 0, ULYSSES_F32,
                              shape == rows ? 3 : 2, shape, NULL);
     if (gpu) t[i].ordinal = cuda.gpu;
   }
-  // The shapes must outlive the calls: they do, being this function's.
   ulysses_attention_layer_args a;
   ulysses_attention_layer_grads g;
   ulysses_sizes size;
@@ -103,8 +102,8 @@ static layered layer(ulysses_context *c, int gpu, stream_t s) {
   g.dy = &t[5], g.dx = &t[7], g.dwq = &t[8];
   OK(ulysses_attention_layer_sizes(p.plan, p.batch, &a, &size));
   a.saved_bytes = size.saved, a.workspace_bytes = size.workspace;
-  a.saved = gpu ? device_room(size.saved) : room(size.saved),
-  a.workspace = gpu ? device_room(size.workspace) : room(size.workspace);
+  a.saved = gpu ? device_allocate(size.saved) : allocate(size.saved),
+  a.workspace = gpu ? device_allocate(size.workspace) : allocate(size.workspace);
   OK(ulysses_attention_layer_forward(p.plan, p.batch, &a));
   OK(ulysses_attention_layer_backward(p.plan, p.batch, &a, &g));
   layered r = {x[6], x[7], x[8], n, p.lo};
@@ -118,12 +117,11 @@ static layered layer(ulysses_context *c, int gpu, stream_t s) {
     for (int i = 0; i < 6; i++) free(x[i]);
     free(a.saved), free(a.workspace);
   }
-  unsettle(p);
+  free_pair(p);
   return r;
 }
 
-// between is a host's own work between the exchanges, in the order of the stream that it is given:
-// out = v.
+// between is the host's own attention, in the order of the stream that it gets: out = v.
 static ulysses_status between(void *user, const ulysses_local_call *a) {
   stream_t s = user;
   int64_t n = a->v->shape[0] * a->v->shape[1] * a->v->shape[2] * a->v->shape[3];
@@ -141,13 +139,13 @@ static ulysses_status between(void *user, const ulysses_local_call *a) {
 }
 
 static void called_back(ulysses_context *c, stream_t s) {
-  pair p = settle(c);
+  pair p = attention_pair(c);
   int64_t all = B * p.n * H * D, shape[4] = {B, p.n, H, D};
   ulysses_tensor t[4];
-  float *x[4], *host = room((uint64_t)all * 4);
+  float *x[4], *host = allocate((uint64_t)all * 4);
   for (int i = 0; i < 4; i++) {
     fill(i, host, p.lo, p.lo + p.n);
-    x[i] = i < 3 ? lift(host, all, s) : blank(all, s);
+    x[i] = i < 3 ? to_gpu(host, all, s) : blank(all, s);
     t[i] = on_gpu(x[i], shape);
   }
   ulysses_attention_args a;
@@ -155,7 +153,7 @@ static void called_back(ulysses_context *c, stream_t s) {
   ULYSSES_INIT(&a), ULYSSES_INIT(&size);
   OK(ulysses_local_sizes(p.plan, p.batch, &size));
   a.q = &t[0], a.k = &t[1], a.v = &t[2], a.out = &t[3], a.stream = s,
-  a.workspace = device_room(size.workspace), a.workspace_bytes = size.workspace;
+  a.workspace = device_allocate(size.workspace), a.workspace_bytes = size.workspace;
   OK(ulysses_local_forward(p.plan, p.batch, &a, between, s));
   float *got = fetch(x[3], all, s);
   fill(2, host, p.lo, p.lo + p.n);
@@ -163,10 +161,10 @@ static void called_back(ulysses_context *c, stream_t s) {
   for (int i = 0; i < 4; i++) RUN(cuda.free(x[i]));
   RUN(cuda.free(a.workspace));
   free(got), free(host);
-  unsettle(p);
+  free_pair(p);
 }
 
-// everything is what a rank does on a context of the GPU, against one rank on the CPU.
+// everything runs all tests of a context on a GPU, and compares them with one rank.
 static void everything(ulysses_context *c, stream_t s, int waits) {
   ulysses_context *alone = context_on(ULYSSES_CUDA, ULYSSES_COMM_AUTO);
   results whole = gpu_attention(alone, s, 1, 0);
@@ -212,10 +210,10 @@ int main(int argc, char **argv) {
     OK(ulysses_context_create_mpi(MPI_Comm_c2f(MPI_COMM_WORLD), &o, &c));
     OK(ulysses_context_query(c, &info));
     CHECK(info.device == ULYSSES_CUDA && (size == 1 || info.comm == ways[i]));
-    everything(c, s, 1); // an event that another process waits for comes at once on the stand-in
+    everything(c, s, 1); // the emulated GPU waits for events of other processes in the call
     ulysses_context_destroy(c);
   }
-  RUN(cuda.drop(s));
+  RUN(cuda.destroy(s));
   MPI_Finalize();
   if (rank == 0) printf("ok gpu %d\n", size);
   return 0;
@@ -232,7 +230,7 @@ static void alone(void) {
   layered on_cpu = layer(cpu, 0, NULL);
   stream_t made[2], streams[5];
   for (int i = 0; i < 2; i++) RUN(cuda.stream(&made[i], NON_BLOCKING));
-  // the default ones by name
+  // 0, 1 and 2 are the names of default streams
   streams[0] = made[0], streams[1] = made[1], streams[2] = NULL, streams[3] = (stream_t)1,
   streams[4] = (stream_t)2;
   for (int i = 0; i < 5; i++) {
@@ -253,10 +251,10 @@ static void alone(void) {
   deltas(c, c, made[1], 0), deltas(c, c, NULL, 0);
   free_results(want);
   ulysses_context_destroy(c), ulysses_context_destroy(cpu);
-  for (int i = 0; i < 2; i++) RUN(cuda.drop(made[i]));
+  for (int i = 0; i < 2; i++) RUN(cuda.destroy(made[i]));
 }
 
-// hostile: memory and devices that are not what they are said to be. The context goes on.
+// hostile: tensors whose device is not the device of their memory. The context still works.
 static void hostile(void) {
   CHECK(strstr(ulysses_build_info(), "\"devices\":[\"cpu\",\"cuda\"]") &&
         strstr(ulysses_build_info(), getenv("ULYSSES_CUDA_PLUGIN")));
@@ -275,15 +273,15 @@ static void hostile(void) {
   IS(ulysses_context_create_local(&o, &none), ULYSSES_UNSUPPORTED);
   CHECK(!none);
   c = context_on(ULYSSES_CUDA, 0);
-  pair p = settle(c);
+  pair p = attention_pair(c);
   stream_t s;
   RUN(cuda.stream(&s, NON_BLOCKING));
   int64_t all = B * S * H * D, shape[4] = {B, S, H, D};
-  float *x[4], *host = room((uint64_t)all * 4), *pinned;
+  float *x[4], *host = allocate((uint64_t)all * 4), *pinned;
   ulysses_tensor t[4], bad;
   fill(0, host, 0, S);
   RUN(cuda.malloc_host((void **)&pinned, (size_t)all * 4));
-  for (int i = 0; i < 4; i++) x[i] = lift(host, all, s), t[i] = on_gpu(x[i], shape);
+  for (int i = 0; i < 4; i++) x[i] = to_gpu(host, all, s), t[i] = on_gpu(x[i], shape);
   ulysses_attention_args a;
   ULYSSES_INIT(&a);
   a.q = &bad, a.k = &t[1], a.v = &t[2], a.out = &t[3], a.stream = s;
@@ -305,22 +303,23 @@ static void hostile(void) {
     CHECK(strstr(ulysses_last_error(), wrong[i].says) || wrong[i].ordinal != cuda.gpu);
   }
   bad = t[0];
-  a.workspace = room(p.size.workspace + 256), a.workspace_bytes = p.size.workspace; // of the host
+  a.workspace = allocate(p.size.workspace + 256),
+  a.workspace_bytes = p.size.workspace; // host memory
   a.workspace = (void *)(((uintptr_t)a.workspace + 255) & ~(uintptr_t)255);
   IS(ulysses_attention_forward(p.plan, p.batch, &a), ULYSSES_INVALID_ARGUMENT);
   CHECK(strstr(ulysses_last_error(), "memory of the host"));
-  char *ws = device_room(p.size.workspace + 256);
-  a.workspace = ws + 64; // 256 it must be
+  char *ws = device_allocate(p.size.workspace + 256);
+  a.workspace = ws + 64; // not a multiple of 256
   IS(ulysses_attention_forward(p.plan, p.batch, &a), ULYSSES_INVALID_ARGUMENT);
   CHECK(strstr(ulysses_last_error(), "256"));
   a.workspace = ws;
   OK(ulysses_attention_forward(p.plan, p.batch, &a));
-  // Another GPU, where there is one: a context there takes memory of its own alone, and leaves the
-  // thread on the GPU that it has chosen.
+  // If there is another GPU: a context on it refuses memory of the first GPU, and does not change
+  // the current GPU of the thread.
   int now = -1;
   o.timeout = 0, o.ordinal = cuda.gpu + 1;
   if (ulysses_context_create_local(&o, &none) == ULYSSES_OK) {
-    pair q = settle(none);
+    pair q = attention_pair(none);
     for (int i = 0; i < 4; i++) t[i].ordinal = cuda.gpu + 1;
     bad.ordinal = cuda.gpu + 1;
     IS(ulysses_attention_forward(q.plan, q.batch, &a), ULYSSES_INVALID_ARGUMENT);
@@ -338,43 +337,44 @@ static void hostile(void) {
   ulysses_context_destroy(c);
   IS(ulysses_attention_forward(p.plan, p.batch, &a), ULYSSES_INVALID_ARGUMENT);
   IS(ulysses_context_async_error(c), ULYSSES_INVALID_ARGUMENT);
-  RUN(cuda.drop(s));
+  RUN(cuda.destroy(s));
 }
 
-// Ranks that are threads of one process meet at a barrier.
+// The collectives of ranks that are threads of one process.
 enum { RANKS = 4 };
 static struct {
-  pthread_barrier_t gate;
+  pthread_barrier_t barrier;
   const void *in[RANKS];
   const int64_t *bytes[RANKS];
-} meeting;
+} shared_buffers;
 typedef struct {
   int rank, size;
   int32_t comm;
 } member;
 
-static int32_t gather(void *user, const void *in, void *out, int64_t bytes) {
+static int32_t allgather(void *user, const void *in, void *out, int64_t bytes) {
   member *m = user;
-  meeting.in[m->rank] = in;
-  pthread_barrier_wait(&meeting.gate);
-  for (int r = 0; r < m->size; r++) memcpy((char *)out + r * bytes, meeting.in[r], (size_t)bytes);
-  pthread_barrier_wait(&meeting.gate);
+  shared_buffers.in[m->rank] = in;
+  pthread_barrier_wait(&shared_buffers.barrier);
+  for (int r = 0; r < m->size; r++)
+    memcpy((char *)out + r * bytes, shared_buffers.in[r], (size_t)bytes);
+  pthread_barrier_wait(&shared_buffers.barrier);
   return 0;
 }
 
-static int32_t exchange(void *user, const void *in, const int64_t *in_bytes, void *out,
-                        const int64_t *out_bytes) {
+static int32_t alltoallv(void *user, const void *in, const int64_t *in_bytes, void *out,
+                         const int64_t *out_bytes) {
   member *m = user;
-  meeting.in[m->rank] = in, meeting.bytes[m->rank] = in_bytes;
-  pthread_barrier_wait(&meeting.gate);
+  shared_buffers.in[m->rank] = in, shared_buffers.bytes[m->rank] = in_bytes;
+  pthread_barrier_wait(&shared_buffers.barrier);
   char *to = out;
   for (int r = 0; r < m->size; r++) {
-    const char *from = meeting.in[r];
-    for (int j = 0; j < m->rank; j++) from += meeting.bytes[r][j];
+    const char *from = shared_buffers.in[r];
+    for (int j = 0; j < m->rank; j++) from += shared_buffers.bytes[r][j];
     memcpy(to, from, (size_t)out_bytes[r]);
     to += out_bytes[r];
   }
-  pthread_barrier_wait(&meeting.gate);
+  pthread_barrier_wait(&shared_buffers.barrier);
   return 0;
 }
 
@@ -386,23 +386,23 @@ static void *rank_of(void *user) {
   ulysses_context_info info;
   ULYSSES_INIT(&o), ULYSSES_INIT(&h), ULYSSES_INIT(&info);
   RUN(cuda.set_device(cuda.gpu));
-  o.device = m->rank == 1 ? ULYSSES_CPU : ULYSSES_CUDA; // ranks must agree, and say so
-  h.rank = m->rank, h.size = m->size, h.user = m, h.allgather = gather,
-  h.alltoallv = m->comm == ULYSSES_COMM_HOST ? exchange : NULL;
+  o.device = m->rank == 1 ? ULYSSES_CPU : ULYSSES_CUDA; // the ranks' devices differ
+  h.rank = m->rank, h.size = m->size, h.user = m, h.allgather = allgather,
+  h.alltoallv = m->comm == ULYSSES_COMM_HOST ? alltoallv : NULL;
   IS(ulysses_context_create_host(&h, &o, &c), ULYSSES_INVALID_ARGUMENT);
   o.device = ULYSSES_CUDA, o.ordinal = m->rank ? cuda.gpu : 4096;
-  // a rank without its GPU is everyone's error
+  // a rank without its GPU is an error on all ranks
   IS(ulysses_context_create_host(&h, &o, &c), ULYSSES_INVALID_ARGUMENT);
   o.ordinal = cuda.gpu, o.comm = m->comm;
   OK(ulysses_context_create_host(&h, &o, &c));
   OK(ulysses_context_query(c, &info));
-  // they share a GPU: not NCCL
+  // the ranks share a GPU, so AUTO does not choose NCCL
   CHECK(info.comm == (m->comm ? m->comm : ULYSSES_COMM_IPC) && info.rank == m->rank);
   stream_t s;
   RUN(cuda.stream(&s, NON_BLOCKING));
   everything(c, s, m->comm == ULYSSES_COMM_HOST);
   ulysses_context_destroy(c);
-  RUN(cuda.drop(s));
+  RUN(cuda.destroy(s));
   return NULL;
 }
 
@@ -410,15 +410,15 @@ static void threads(int size, int32_t comm) {
   pthread_t t[RANKS];
   member m[RANKS];
   static pthread_barrier_t gate;
-  RUN(pthread_barrier_init(&meeting.gate, NULL, (unsigned)size));
+  RUN(pthread_barrier_init(&shared_buffers.barrier, NULL, (unsigned)size));
   RUN(pthread_barrier_init(&gate, NULL, (unsigned)size));
-  together = &gate;
+  check_barrier = &gate;
   for (int r = 0; r < size; r++) {
     m[r] = (member){r, size, comm};
     RUN(pthread_create(&t[r], NULL, rank_of, &m[r]));
   }
   for (int r = 0; r < size; r++) RUN(pthread_join(t[r], NULL));
-  RUN(pthread_barrier_destroy(&meeting.gate));
+  RUN(pthread_barrier_destroy(&shared_buffers.barrier));
   RUN(pthread_barrier_destroy(&gate));
 }
 

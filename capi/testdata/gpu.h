@@ -1,6 +1,6 @@
-// What the parts of gpu.c share. The CUDA runtime of a host program, found at run time:
-// ULYSSES_TEST_CUDART names the file (a libcudart, or the emulated plug-in, which has the same
-// names). Without a GPU the program ends with 77.
+// Helpers of gpu.c. The CUDA runtime of the host is opened at run time: ULYSSES_TEST_CUDART names
+// the file, a libcudart or the emulated plug-in, which has the same functions. Without a GPU the
+// program exits with 77.
 #pragma once
 #include <dlfcn.h>
 #include <pthread.h>
@@ -15,7 +15,7 @@ static struct {
   int (*malloc_host)(void **, size_t);
   int (*copy)(void *, const void *, size_t, int, stream_t);
   int (*set)(void *, int, size_t, stream_t);
-  int (*stream)(stream_t *, unsigned), (*drop)(stream_t), (*wait)(stream_t), (*query)(stream_t);
+  int (*stream)(stream_t *, unsigned), (*destroy)(stream_t), (*wait)(stream_t), (*query)(stream_t);
   int emulated, gpu;
 } cuda;
 
@@ -41,7 +41,7 @@ static inline void find_cuda(void) {
              {"cudaMalloc", &cuda.malloc},          {"cudaFree", &cuda.free},
              {"cudaMallocHost", &cuda.malloc_host}, {"cudaMemcpyAsync", &cuda.copy},
              {"cudaMemsetAsync", &cuda.set},        {"cudaStreamCreateWithFlags", &cuda.stream},
-             {"cudaStreamDestroy", &cuda.drop},     {"cudaStreamSynchronize", &cuda.wait},
+             {"cudaStreamDestroy", &cuda.destroy},  {"cudaStreamSynchronize", &cuda.wait},
              {"cudaStreamQuery", &cuda.query}};
   for (size_t i = 0; i < sizeof all / sizeof *all; i++)
     CHECK((*(void **)all[i].at = dlsym(file, all[i].name)) != NULL);
@@ -49,28 +49,29 @@ static inline void find_cuda(void) {
   if (cuda.set_device(0)) printf("SKIPPED: no GPU\n"), exit(77);
 }
 
-static inline void *device_room(uint64_t bytes) {
+static inline void *device_allocate(uint64_t bytes) {
   void *p = NULL;
   RUN(cuda.malloc(&p, bytes ? bytes : 256));
   return p;
 }
 
-// lift brings floats to the GPU in the order of the stream.
-static inline float *lift(const float *host, int64_t n, stream_t s) {
-  float *p = device_room((uint64_t)n * 4);
+// to_gpu copies n floats to new memory of the GPU, in the order of the stream.
+static inline float *to_gpu(const float *host, int64_t n, stream_t s) {
+  float *p = device_allocate((uint64_t)n * 4);
   if (n) RUN(cuda.copy(p, host, (size_t)n * 4, TO_GPU, s));
   return p;
 }
 
-// blank is memory that shows what was never written.
+// blank returns new memory of the GPU, filled with 0xff bytes (NaN).
 static inline float *blank(int64_t n, stream_t s) {
-  float *p = device_room((uint64_t)n * 4);
+  float *p = device_allocate((uint64_t)n * 4);
   if (n) RUN(cuda.set(p, 0xff, (size_t)n * 4, s));
   return p;
 }
 
+// fetch copies n floats from the GPU, and waits for the stream.
 static inline float *fetch(const float *p, int64_t n, stream_t s) {
-  float *host = room((uint64_t)n * 4);
+  float *host = allocate((uint64_t)n * 4);
   if (n) RUN(cuda.copy(host, p, (size_t)n * 4, TO_HOST, s));
   RUN(cuda.wait(s));
   return host;
@@ -80,31 +81,32 @@ static inline ulysses_tensor on_gpu(float *data, int64_t *shape) {
   return ulysses_tensor_of(data, ULYSSES_CUDA, cuda.gpu, ULYSSES_F32, 4, shape, NULL);
 }
 
-// late keeps a GPU's stream busy for a while; the stand-in runs nothing anyway before it is waited
-// for.
-static inline void *late(stream_t s) {
+// keep_busy enqueues work on a GPU's stream that takes a while. The emulated GPU runs nothing
+// before the host waits for it, so there it does nothing.
+static inline void *keep_busy(stream_t s) {
   if (cuda.emulated) return NULL;
-  void *p = device_room((uint64_t)1 << 30);
+  void *p = device_allocate((uint64_t)1 << 30);
   for (int i = 0; i < 100; i++) RUN(cuda.set(p, i, (size_t)1 << 30, s));
   return p;
 }
 
-// Ranks that are threads look together: who waits for his results may run, on the stand-in, what
-// others have enqueued.
-static pthread_barrier_t *together;
+// Ranks that are threads check at the same time: on the emulated GPU, a rank that waits for its
+// results may run what other ranks have enqueued.
+static pthread_barrier_t *check_barrier;
 
-// meet is for ranks that have waited and are to look: from here on nobody waits before is_late.
+// meet waits until all ranks are about to check. No rank waits for the GPU between meet and
+// check_pending.
 static inline void meet(void) {
-  if (together) pthread_barrier_wait(together);
+  if (check_barrier) pthread_barrier_wait(check_barrier);
 }
 
-// is_late holds that nothing has been waited for: what the call is to write (NULL = nothing) is not
-// there, or the stream is still busy.
-static inline void is_late(stream_t s, const float *out) {
+// check_pending checks that the calls have not waited for the GPU: the output (NULL = none) has not
+// been written, or the stream is still busy.
+static inline void check_pending(stream_t s, const float *out) {
   meet();
   if (cuda.emulated && out) {
     uint32_t bits;
-    memcpy(&bits, out, 4); // the stand-in's memory is the host's
+    memcpy(&bits, out, 4); // memory of the emulated GPU is host memory
     CHECK(bits == 0xffffffffu);
   } else if (!cuda.emulated) {
     CHECK(cuda.query(s) == NOT_READY);
@@ -122,7 +124,7 @@ static inline ulysses_context *context_on(int32_t device, int32_t comm) {
   return c;
 }
 
-// A plan with its batch, and what the query of sizes says.
+// A plan, a batch, their sizes, and this rank's number of rows and first row.
 typedef struct {
   ulysses_plan *plan;
   ulysses_batch *batch;
@@ -130,7 +132,8 @@ typedef struct {
   int64_t n, lo;
 } pair;
 
-static inline pair settle_as(ulysses_context *c, const ulysses_attention_desc *d) {
+// pair_of creates the plan of a description and a batch [B, S].
+static inline pair pair_of(ulysses_context *c, const ulysses_attention_desc *d) {
   pair p;
   ulysses_batch_desc bd;
   ulysses_batch_info info;
@@ -144,19 +147,19 @@ static inline pair settle_as(ulysses_context *c, const ulysses_attention_desc *d
   return p;
 }
 
-static inline pair settle(ulysses_context *c) {
+static inline pair attention_pair(ulysses_context *c) {
   ulysses_attention_desc d;
   ULYSSES_INIT(&d);
   d.dtype = ULYSSES_F32, d.flags = ULYSSES_CAUSAL, d.heads = H, d.head_dim = D;
-  return settle_as(c, &d);
+  return pair_of(c, &d);
 }
 
-static inline void unsettle(pair p) {
+static inline void free_pair(pair p) {
   ulysses_plan_destroy(p.plan), ulysses_batch_destroy(p.batch);
 }
 
-// close_to holds x to y by the largest value. TWO_DEVICES is the library's limit between two
-// devices, of which each is within half of it of float64.
+// close_to checks that the difference of x and y, relative to the largest value of y, is at most
+// limit. TWO_DEVICES is the tolerance between two devices: each is within 2e-5 of float64.
 #define TWO_DEVICES 4e-5
 static inline void close_to(const float *x, const float *y, int64_t n, double limit) {
   double most = 0;

@@ -1,35 +1,37 @@
 // The gated delta rule on a GPU: by heads and by states, with and without states of documents, in
-// F32 and BF16; one rank's results are near the CPU's, those of several are one's, and the same
-// call has the same bits.
+// F32 and BF16. The results of one rank are close to the CPU's, the results of several ranks agree
+// with one rank's, and a repeated call is bitwise equal.
 #pragma once
 #include "delta.h"
 #include "gpu.h"
 
-#define COARSE 2e-2 // of the largest value, in BF16: 8 bits, and sums of them round more than once
+// Relative to the largest value, in BF16: it has 8 bits, and sums are rounded more than once.
+#define COARSE 2e-2
 
-static inline void *delta_room(uint64_t bytes) { return device_room(bytes); }
-static inline void delta_give(void *p) { RUN(cuda.free(p)); }
-static inline void *delta_lift(const void *host, uint64_t bytes, void *stream) {
-  void *p = device_room(bytes);
+static inline void *delta_allocate(uint64_t bytes) { return device_allocate(bytes); }
+static inline void delta_release(void *p) { RUN(cuda.free(p)); }
+static inline void *delta_to_gpu(const void *host, uint64_t bytes, void *stream) {
+  void *p = device_allocate(bytes);
   if (bytes) RUN(cuda.copy(p, host, bytes, TO_GPU, stream));
-  RUN(cuda.wait(stream)); // the host's memory may go
+  RUN(cuda.wait(stream)); // the caller may free the host memory
   return p;
 }
-static inline void delta_fetch(void *host, const void *gpu, uint64_t bytes, void *stream) {
+static inline void delta_to_host(void *host, const void *gpu, uint64_t bytes, void *stream) {
   if (bytes) RUN(cuda.copy(host, gpu, bytes, TO_HOST, stream));
   RUN(cuda.wait(stream));
 }
-static inline void delta_wipe(void *gpu, uint64_t bytes, void *stream) {
+static inline void delta_overwrite(void *gpu, uint64_t bytes, void *stream) {
   if (bytes) RUN(cuda.set(gpu, 0xff, bytes, stream));
 }
-static inline void delta_called(void *stream, const void *out) { is_late(stream, out); }
+static inline void delta_called(void *stream, const void *out) { check_pending(stream, out); }
 
-// deltas: c is a context of the GPU, alone one of this rank alone there.
+// deltas tests the context c on the GPU; alone is a context of one rank on it.
 static inline void deltas(ulysses_context *c, ulysses_context *alone, stream_t s, int waits) {
-  gpu_memory m = {cuda.gpu, s, delta_room, delta_give, delta_lift, delta_fetch, delta_wipe, NULL},
-             late_memory = m;
-  // a GPU is soon done with so little
-  if (!waits && cuda.emulated) late_memory.called = delta_called;
+  gpu_memory m = {cuda.gpu,        s,   delta_allocate, delta_release, delta_to_gpu, delta_to_host,
+                  delta_overwrite, NULL},
+             checked_memory = m;
+  // a real GPU may have finished by then
+  if (!waits && cuda.emulated) checked_memory.called = delta_called;
   ulysses_context *cpu = context_on(ULYSSES_CPU, 0);
   for (int32_t bf16 = 0; bf16 < 2; bf16++)
     for (int states = 0; states < 2; states++) {
@@ -41,8 +43,8 @@ static inline void deltas(ulysses_context *c, ulysses_context *alone, stream_t s
       outcome one = rule(alone, &h), again = rule(alone, &h);
       agree("one rank on a GPU, against the CPU", &one, &want, states, bf16 ? COARSE : TWO_DEVICES);
       agree("the same call again", &again, &one, states, 0);
-      end(&again);
-      h.gpu = &late_memory;
+      free_outcome(&again);
+      h.gpu = &checked_memory;
       for (h.strategy = ULYSSES_GDN_HEADS; h.strategy <= ULYSSES_GDN_STATE; h.strategy++) {
         outcome part = rule(c, &h);
         agree(h.strategy == ULYSSES_GDN_HEADS ? "heads on a GPU" : "states on a GPU", &part, &one,
@@ -50,9 +52,9 @@ static inline void deltas(ulysses_context *c, ulysses_context *alone, stream_t s
               h.strategy == ULYSSES_GDN_HEADS ? 0
               : bf16                          ? COARSE
                                               : TWO_DEVICES);
-        end(&part);
+        free_outcome(&part);
       }
-      end(&one), end(&want);
+      free_outcome(&one), free_outcome(&want);
     }
   ulysses_context_destroy(cpu);
 }

@@ -1,21 +1,20 @@
-// Exchanges without attention, and tiled compute, on tensors of a GPU: values say where they come
-// from, and nothing is waited for.
+// Reshards, halos and tiled compute with tensors on a GPU. The values show where they come from,
+// and the calls do not wait for the GPU.
 #pragma once
 #include "gpu.h"
 
-// moved: two exchanges under way at once and back, and rows that are a neighbour's; the values say
-// where they come from.
+// moved: two reshards in progress at the same time, their inverse, and halos.
 static inline void moved(ulysses_context *c, stream_t s, int waits) {
-  pair p = settle(c);
+  pair p = attention_pair(c);
   int64_t n = p.n, h = p.size.head_hi - p.size.head_lo, rs[4] = {B, n, H, D}, hs[4] = {B, S, h, D};
   ulysses_request *q[2];
-  float *x[2], *y[2], *z[2], *host = room((uint64_t)(B * n * H * D) * 4);
+  float *x[2], *y[2], *z[2], *host = allocate((uint64_t)(B * n * H * D) * 4);
   ulysses_tensor tx[2], ty[2], tz[2];
-  void *ws[2], *busy = waits ? NULL : late(s);
+  void *ws[2], *busy = waits ? NULL : keep_busy(s);
   ulysses_reshard_args a;
   for (int i = 0; i < 2; i++) {
     fill(i, host, p.lo, p.lo + n);
-    x[i] = lift(host, B * n * H * D, s), y[i] = blank(B * S * h * D, s),
+    x[i] = to_gpu(host, B * n * H * D, s), y[i] = blank(B * S * h * D, s),
     z[i] = blank(B * n * H * D, s);
     tx[i] = on_gpu(x[i], rs), ty[i] = on_gpu(y[i], hs), tz[i] = on_gpu(z[i], rs);
     const ulysses_tensor *in[1] = {&tx[i]};
@@ -23,12 +22,13 @@ static inline void moved(ulysses_context *c, stream_t s, int waits) {
     ULYSSES_INIT(&a);
     a.n = 1, a.in = in, a.out = out, a.stream = s;
     OK(ulysses_reshard_workspace(p.plan, p.batch, &a, 1, &a.workspace_bytes));
-    ws[i] = a.workspace = a.workspace_bytes ? device_room(a.workspace_bytes) : NULL;
+    ws[i] = a.workspace = a.workspace_bytes ? device_allocate(a.workspace_bytes) : NULL;
     OK(ulysses_seq_to_heads_start(p.plan, p.batch, &a, &q[i]));
   }
   for (int i = 0; i < 2; i++) {
     OK(ulysses_request_wait(q[i]));
-    if (!waits && i == 0) is_late(s, y[i]); // fetching the first may bring the second
+    if (!waits && i == 0)
+      check_pending(s, y[i]); // on the emulated GPU, fetching the first may run the second
     float *got = fetch(y[i], B * S * h * D, s);
     for (int64_t b = 0; b < B; b++)
       for (int64_t r = 0; r < S; r++)
@@ -53,7 +53,7 @@ static inline void moved(ulysses_context *c, stream_t s, int waits) {
                  t1 = ulysses_tensor_of(halo, ULYSSES_CUDA, cuda.gpu, ULYSSES_F32, 3, two, NULL);
   ha.n = 2, ha.x = &t0, ha.halo = &t1, ha.stream = s;
   OK(ulysses_halo_workspace(c, p.batch, &ha, &ha.workspace_bytes));
-  ha.workspace = ha.workspace_bytes ? device_room(ha.workspace_bytes) : NULL;
+  ha.workspace = ha.workspace_bytes ? device_allocate(ha.workspace_bytes) : NULL;
   OK(ulysses_halo_forward(c, p.batch, &ha));
   float *got = fetch(halo, B * 2 * H * D, s);
   for (int64_t b = 0; b < B; b++)
@@ -76,18 +76,18 @@ static inline void moved(ulysses_context *c, stream_t s, int waits) {
   if (busy) RUN(cuda.free(busy));
   if (ha.workspace) RUN(cuda.free(ha.workspace));
   free(host);
-  unsettle(p);
+  free_pair(p);
 }
 
-// resharded: three tensors in one exchange, one of heads that ranks share and one with gaps between
-// its rows, there, back, and back with copies added up. The caller's stream takes its inputs away
-// behind each call.
+// resharded: three tensors in one reshard, one with shared heads and one with gaps between its
+// rows: forward, inverse, and inverse with sum_copies. The caller overwrites the inputs after each
+// call.
 enum { SHARED = 2, MOVED = 3 };
 static inline void resharded(ulysses_context *c, stream_t s, int waits) {
   ulysses_attention_desc d;
   ULYSSES_INIT(&d);
   d.dtype = ULYSSES_F32, d.heads = H, d.kv_heads = SHARED, d.head_dim = D;
-  pair p = settle_as(c, &d);
+  pair p = pair_of(c, &d);
   int64_t n = p.n, h = p.size.head_hi - p.size.head_lo, k = p.size.shared_hi - p.size.shared_lo,
           wide = H * D + 8;
   int64_t rows[MOVED][4] = {{B, n, H, D}, {B, n, SHARED, D}, {B, n, H, D}},
@@ -96,14 +96,14 @@ static inline void resharded(ulysses_context *c, stream_t s, int waits) {
           from[MOVED] = {p.size.head_lo, p.size.shared_lo, p.size.head_lo};
   int64_t copies[SHARED] = {0, 0};
   int32_t shared[MOVED] = {0, 1, 0};
-  float *x[MOVED], *y[MOVED], *z[MOVED], *host = room((uint64_t)(B * n * wide) * 4);
+  float *x[MOVED], *y[MOVED], *z[MOVED], *host = allocate((uint64_t)(B * n * wide) * 4);
   ulysses_tensor tx[MOVED], ty[MOVED], tz[MOVED];
   const ulysses_tensor *in[MOVED];
   ulysses_tensor *out[MOVED];
   ulysses_context_info info;
   ULYSSES_INIT(&info);
   OK(ulysses_context_query(c, &info));
-  // as heads are cut: the first H mod size ranks have one more
+  // heads are sharded evenly: the first H mod size ranks have one more
   for (int r = 0; r < info.size; r++) {
     int64_t lo = r * (H / info.size) + (r < H % info.size ? r : H % info.size),
             hi = lo + H / info.size + (r < H % info.size);
@@ -117,7 +117,7 @@ static inline void resharded(ulysses_context *c, stream_t s, int waits) {
         for (int64_t e = 0; e < step; e++)
           host[(b * n + r) * step + e] =
               e < have[i] * D ? number(50 + i, (b * S + p.lo + r) * have[i] * D + e) : 7;
-    x[i] = lift(host, B * n * step, s), y[i] = blank(B * S * mine[i] * D, s),
+    x[i] = to_gpu(host, B * n * step, s), y[i] = blank(B * S * mine[i] * D, s),
     z[i] = blank(B * n * have[i] * D, s);
     tx[i] = on_gpu(x[i], rows[i]), ty[i] = on_gpu(y[i], heads[i]), tz[i] = on_gpu(z[i], rows[i]);
     in[i] = &tx[i], out[i] = &ty[i];
@@ -125,17 +125,17 @@ static inline void resharded(ulysses_context *c, stream_t s, int waits) {
   tx[2].strides = gaps;
   RUN(cuda.wait(s)); // `host` has been read
   meet();
-  void *busy = waits ? NULL : late(s);
+  void *busy = waits ? NULL : keep_busy(s);
   ulysses_reshard_args a;
   ULYSSES_INIT(&a);
   a.n = MOVED, a.shared = shared, a.in = in, a.out = out, a.stream = s;
   OK(ulysses_reshard_workspace(p.plan, p.batch, &a, 1, &a.workspace_bytes));
-  void *ws = a.workspace = a.workspace_bytes ? device_room(a.workspace_bytes) : NULL;
+  void *ws = a.workspace = a.workspace_bytes ? device_allocate(a.workspace_bytes) : NULL;
   OK(ulysses_seq_to_heads(p.plan, p.batch, &a));
-  if (!waits) is_late(s, h ? y[0] : NULL);
+  if (!waits) check_pending(s, h ? y[0] : NULL);
   for (int i = 0; i < MOVED; i++)
     RUN(cuda.set(x[i], 0xff, (size_t)(B * n * (i == 2 ? wide : have[i] * D)) * 4, s));
-  // what comes later on the stream may have it
+  // later work on the stream may use the workspace
   if (ws) RUN(cuda.set(ws, 0xff, a.workspace_bytes, s));
   for (int i = 0; i < MOVED; i++) {
     float *got = fetch(y[i], B * S * mine[i] * D, s);
@@ -148,7 +148,7 @@ static inline void resharded(ulysses_context *c, stream_t s, int waits) {
   for (int sum = 0; sum < 2; sum++) {
     a.sum_copies = sum;
     OK(ulysses_reshard_workspace(p.plan, p.batch, &a, 0, &a.workspace_bytes));
-    a.workspace = a.workspace_bytes ? device_room(a.workspace_bytes) : NULL;
+    a.workspace = a.workspace_bytes ? device_allocate(a.workspace_bytes) : NULL;
     OK(ulysses_heads_to_seq(p.plan, p.batch, &a));
     for (int i = 0; i < MOVED; i++) {
       float *got = fetch(z[i], B * n * have[i] * D, s);
@@ -173,11 +173,11 @@ static inline void resharded(ulysses_context *c, stream_t s, int waits) {
   if (ws) RUN(cuda.free(ws));
   if (busy) RUN(cuda.free(busy));
   free(host);
-  unsettle(p);
+  free_pair(p);
 }
 
-// tiled: a walk over rows on a GPU. Callbacks get views there and the stream to work on; the number
-// of tiles is every rank's, so that they may be collective.
+// tiled: tiled compute on a GPU. Callbacks get views and the stream. The number of tiles is equal
+// on all ranks, so callbacks may be collective.
 enum { WIDE = 12, TILE_ROWS = 2 };
 typedef struct {
   ulysses_context *c;
@@ -201,7 +201,7 @@ static inline void copy_rows(const ulysses_tensor *to, const ulysses_tensor *fro
   for (int64_t r = 0; r < from->shape[0]; r++)
     RUN(cuda.copy(row_of(to, r), row_of(from, r), (size_t)from->shape[1] * 4, 3, s));
 }
-// forward: y = x, and `whole` is the last row seen. Backward: dx = dy, where all ranks meet.
+// Forward: y = x, and `whole` becomes the last row. Backward: dx = dy, with a collective call.
 static inline ulysses_status tile_forward(void *user, const ulysses_tile *t,
                                           const ulysses_tensor *const *in,
                                           ulysses_tensor *const *out) {
@@ -230,19 +230,19 @@ static inline ulysses_status tile_backward(void *user, const ulysses_tile *t,
 }
 
 static inline void tiled(ulysses_context *c, stream_t s) {
-  pair p = settle(c);
+  pair p = attention_pair(c);
   ulysses_batch_info info;
   ULYSSES_INIT(&info);
   OK(ulysses_batch_query(p.batch, &info));
   int64_t n = p.n, gap = WIDE + 4, shape[2] = {n, WIDE}, one[2] = {1, WIDE}, steps[2] = {gap, 1},
           tiles = (info.max_rows + TILE_ROWS - 1) / TILE_ROWS;
-  float *host = room((uint64_t)(n * gap) * 4), *x[4];
+  float *host = allocate((uint64_t)(n * gap) * 4), *x[4];
   for (int64_t i = 0; i < n * gap; i++) host[i] = number(60, p.lo * gap + i);
-  x[0] = lift(host, n * gap, s), x[1] = blank(n * WIDE, s), x[2] = blank(n * WIDE, s),
+  x[0] = to_gpu(host, n * gap, s), x[1] = blank(n * WIDE, s), x[2] = blank(n * WIDE, s),
   x[3] = blank(WIDE, s);
   RUN(cuda.wait(s)); // `host` has been read
   meet();
-  void *busy = late(s);
+  void *busy = keep_busy(s);
   ulysses_tensor tx = ulysses_tensor_of(x[0], ULYSSES_CUDA, cuda.gpu, ULYSSES_F32, 2, shape, steps),
                  ty = tx, td = tx, tw = tx;
   ty.data = x[1], ty.strides = NULL, td.data = x[2], td.strides = NULL, tw.data = x[3],
@@ -258,8 +258,8 @@ static inline void tiled(ulysses_context *c, stream_t s) {
   a.forward = tile_forward, a.backward = tile_backward, a.user = &w, a.stream = s;
   OK(tiled_compute(&a));
   CHECK(w.tiles == tiles && w.rows == n);
-  is_late(s, n ? x[1] : NULL);
-  RUN(cuda.set(x[0], 0xff, (size_t)(n * gap) * 4, s)); // behind the walk
+  check_pending(s, n ? x[1] : NULL);
+  RUN(cuda.set(x[0], 0xff, (size_t)(n * gap) * 4, s)); // after the tiles
   w.tiles = w.rows = 0;
   a.dout = dout, a.din = din;
   OK(tiled_compute_backward(&a));
@@ -274,5 +274,5 @@ static inline void tiled(ulysses_context *c, stream_t s) {
   for (int i = 0; i < 4; i++) RUN(cuda.free(x[i]));
   if (busy) RUN(cuda.free(busy));
   free(y), free(dx), free(last), free(host);
-  unsettle(p);
+  free_pair(p);
 }

@@ -1,11 +1,11 @@
-// Attention that is asked to repeat (ULYSSES_DETERMINISTIC): on kernels of the library's own, the
-// same bits every time, or refused when planning.
+// Attention with ULYSSES_DETERMINISTIC: it runs kernels of the library and is bitwise reproducible,
+// or the plan is refused.
 #pragma once
 #include "gpu.h"
 
 enum { TIMES = 4, REPEAT_HEADS = 4, REPEAT_KEYS = 2 };
 
-// half is a number that BF16 has.
+// half returns a number in BF16, and whole_of a BF16 number as a float.
 static inline uint16_t half(int which, int64_t i) {
   float f = number(which, i);
   uint32_t bits;
@@ -19,8 +19,8 @@ static inline float whole_of(uint16_t h) {
   return f;
 }
 
-// repeated is out, dq, dk and dv of a few calls that must have the same bits, as floats, with their
-// counts.
+// repeated runs attention TIMES times and checks that the results are bitwise equal. It returns
+// out, dq, dk and dv as floats, with their numbers of elements.
 static inline void repeated(ulysses_context *c, stream_t s, int32_t dtype, int64_t seq, int64_t dim,
                             float *result[4], int64_t counts[4]) {
   ulysses_attention_desc d;
@@ -40,7 +40,7 @@ static inline void repeated(ulysses_context *c, stream_t s, int32_t dtype, int64
   OK(ulysses_batch_create(c, &bd, &batch));
   OK(ulysses_batch_query(batch, &info));
   OK(ulysses_plan_sizes(plan, batch, &size));
-  // q, k, v, dout, then what is written: out, dq, dk, dv
+  // inputs q, k, v, dout; outputs out, dq, dk, dv
   int64_t n = info.rows, bytes = dtype == ULYSSES_BF16 ? 2 : 4, q[4] = {1, n, REPEAT_HEADS, dim},
           k[4] = {1, n, REPEAT_KEYS, dim};
   static const int of_keys[8] = {0, 1, 1, 0, 0, 0, 1, 1};
@@ -49,10 +49,10 @@ static inline void repeated(ulysses_context *c, stream_t s, int32_t dtype, int64
   for (int i = 0; i < 8; i++) {
     int64_t *shape = of_keys[i] ? k : q, m = n * shape[2] * dim,
             first = info.lo[0] * shape[2] * dim;
-    x[i] = device_room((uint64_t)(m * bytes));
+    x[i] = device_allocate((uint64_t)(m * bytes));
     t[i] = ulysses_tensor_of(x[i], ULYSSES_CUDA, cuda.gpu, dtype, 4, shape, NULL);
-    if (i >= 4) counts[i - 4] = m, result[i - 4] = room((uint64_t)m * 4);
-    char *host = room((uint64_t)m * 4);
+    if (i >= 4) counts[i - 4] = m, result[i - 4] = allocate((uint64_t)m * 4);
+    char *host = allocate((uint64_t)m * 4);
     for (int64_t j = 0; i < 4 && j < m; j++) {
       uint16_t h = half(70 + i, first + j);
       float f = whole_of(h);
@@ -66,7 +66,7 @@ static inline void repeated(ulysses_context *c, stream_t s, int32_t dtype, int64
   ulysses_attention_grads g;
   ULYSSES_INIT(&a), ULYSSES_INIT(&g);
   a.q = &t[0], a.k = &t[1], a.v = &t[2], a.out = &t[4], a.stream = s;
-  a.saved = device_room(size.saved), a.saved_bytes = size.saved;
+  a.saved = device_allocate(size.saved), a.saved_bytes = size.saved;
   g.dout = &t[3], g.dq = &t[5], g.dk = &t[6], g.dv = &t[7];
   char *first[4] = {0}, *now[4];
   for (int times = 0; times < TIMES; times++) {
@@ -75,7 +75,7 @@ static inline void repeated(ulysses_context *c, stream_t s, int32_t dtype, int64
     OK(ulysses_attention_forward(plan, batch, &a));
     OK(ulysses_attention_backward(plan, batch, &a, &g));
     for (int i = 0; i < 4; i++) {
-      now[i] = room((uint64_t)(counts[i] * bytes));
+      now[i] = allocate((uint64_t)(counts[i] * bytes));
       if (counts[i]) RUN(cuda.copy(now[i], x[4 + i], (size_t)(counts[i] * bytes), TO_HOST, s));
       RUN(cuda.wait(s));
       CHECK(times == 0 || memcmp(now[i], first[i], (size_t)(counts[i] * bytes)) == 0);
@@ -97,19 +97,20 @@ static inline void repeated(ulysses_context *c, stream_t s, int32_t dtype, int64
   ulysses_plan_destroy(plan), ulysses_batch_destroy(batch);
 }
 
-// repeats: on a GPU, of so many tokens that blocks which add to the same numbers would come in
-// another order.
+// repeats: on a real GPU, there are enough tokens for thread blocks to run in different orders.
 static inline void repeats(ulysses_context *c, stream_t s) {
   int64_t seq = cuda.emulated ? 70 : 4096, dim = cuda.emulated ? 16 : 128, n[2][4];
   float *r[2][4];
   repeated(c, s, ULYSSES_F32, seq, dim, r[0], n[0]);
   repeated(c, s, ULYSSES_BF16, seq, dim, r[1], n[1]);
   for (int i = 0; i < 4; i++) {
-    if (n[0][i]) close_to(r[1][i], r[0][i], n[0][i], 3e-2); // BF16's 8 bits, several times
+    if (n[0][i])
+      close_to(r[1][i], r[0][i], n[0][i],
+               3e-2); // BF16 has 8 bits, and results are rounded several times
     free(r[0][i]), free(r[1][i]);
   }
-  // What no kernel of ours serves is refused on all ranks, also on those without heads; and so are
-  // ranks that want different things.
+  // All ranks, also ranks without heads, refuse heads that no such kernel supports, and different
+  // descriptions.
   ulysses_attention_desc d;
   ulysses_context_info info;
   ulysses_plan *plan = NULL;

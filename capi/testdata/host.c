@@ -1,10 +1,11 @@
-// host.c MODE: a C host without MPI. "attention", "hostile", "tiled", "callbacks", "overhead",
-// "soak N".
+// host.c MODE: a host in C without MPI. The modes are "attention", "hostile", "tiled", "callbacks",
+// "overhead" and "soak N".
 #define _GNU_SOURCE
 #include <sched.h>
 #include <time.h>
 #include "host.h"
 
+// hostile: calls with invalid arguments return an error, and the calls after them succeed.
 static void hostile(void) {
   ulysses_context *c = NULL, *other = NULL;
   ulysses_options o;
@@ -85,7 +86,7 @@ static void hostile(void) {
   IS(ulysses_attention_forward(plan, batch, &a), ULYSSES_INVALID_ARGUMENT);
   CHECK(strstr(ulysses_last_error(), "overlap"));
   a.out = &t[3];
-  shape[1]--; // found out below the door: the text is of the function that was called all the same
+  shape[1]--; // package sp finds this error, but the message names the C function
   IS(ulysses_attention_forward(plan, batch, &a), ULYSSES_INVALID_ARGUMENT);
   CHECK(strstr(ulysses_last_error(), "ulysses_attention_forward: "));
   shape[1]++;
@@ -100,7 +101,7 @@ static void hostile(void) {
   OK(ulysses_attention_forward(plan, batch, &a));
   ulysses_plan_destroy(plan);
   IS(ulysses_attention_forward(plan, batch, &a), ULYSSES_INVALID_ARGUMENT);
-  ulysses_plan_destroy(plan); // twice: nothing happens
+  ulysses_plan_destroy(plan); // a second time: it only sets the message
   CHECK(ulysses_last_error()[0]);
   ulysses_context_destroy(c);
   IS(ulysses_batch_query(batch, NULL), ULYSSES_INVALID_ARGUMENT);
@@ -108,18 +109,18 @@ static void hostile(void) {
   ulysses_context_destroy(other);
 }
 
-// A host of one rank with collectives of its own.
+// The collectives of a host with one rank.
 typedef struct {
   int calls;
 } collectives;
-static int32_t gather(void *user, const void *in, void *out, int64_t bytes) {
+static int32_t allgather(void *user, const void *in, void *out, int64_t bytes) {
   collectives *u = user;
   u->calls++;
   memcpy(out, in, (size_t)bytes);
   return 0;
 }
-static int32_t exchange(void *user, const void *in, const int64_t *in_bytes, void *out,
-                        const int64_t *out_bytes) {
+static int32_t alltoallv(void *user, const void *in, const int64_t *in_bytes, void *out,
+                         const int64_t *out_bytes) {
   (void)user, (void)out_bytes;
   memcpy(out, in, (size_t)in_bytes[0]);
   return 0;
@@ -136,11 +137,11 @@ static ulysses_status failing(void *user, const ulysses_local_call *a) {
   (void)a;
   ulysses_context_info info;
   ULYSSES_INIT(&info);
-  // no callback may call in
+  // a callback must not use the context of the call
   IS(ulysses_context_query(*(ulysses_context **)user, &info), ULYSSES_INVALID_ARGUMENT);
   return ULYSSES_NUMERIC;
 }
-// mean is attention that looks everywhere alike: out = v.
+// copies is the host's attention: out = v.
 static ulysses_status copies(void *user, const ulysses_local_call *a) {
   (void)user;
   size_t n = (size_t)(a->q->shape[0] * a->q->shape[1] * a->q->shape[2] * a->q->shape[3]) * 4;
@@ -149,13 +150,14 @@ static ulysses_status copies(void *user, const ulysses_local_call *a) {
   return ULYSSES_OK;
 }
 
+// callbacks: host collectives, log functions and the host's own attention.
 static void callbacks(void) {
   collectives u = {0};
   ulysses_host_comm h;
   ulysses_options o;
   ULYSSES_INIT(&h);
   ULYSSES_INIT(&o);
-  h.size = 1, h.user = &u, h.allgather = gather, h.alltoallv = exchange, o.log = logged,
+  h.size = 1, h.user = &u, h.allgather = allgather, h.alltoallv = alltoallv, o.log = logged,
   o.log_user = &lines;
   ulysses_context *c, *alone;
   OK(ulysses_context_create_host(&h, &o, &c));
@@ -164,7 +166,7 @@ static void callbacks(void) {
   results x = attention(c, 1), y = attention(alone, 1);
   same(x, y);
   free_results(x), free_results(y);
-  // The host's mask counts when the context is made, not when the library was loaded.
+  // The number of threads is that of the affinity mask when the context is created.
   ulysses_context *bound;
   cpu_set_t mask, first;
   CHECK(sched_getaffinity(0, sizeof mask, &mask) == 0);
@@ -203,9 +205,9 @@ static void callbacks(void) {
   ulysses_attention_grads g;
   ULYSSES_INIT(&a);
   ULYSSES_INIT(&g);
-  a.q = &t[0], a.k = &t[1], a.v = &t[2], a.out = &t[3], a.saved = room(size.saved),
+  a.q = &t[0], a.k = &t[1], a.v = &t[2], a.out = &t[3], a.saved = allocate(size.saved),
   a.saved_bytes = size.saved;
-  a.workspace = room(size.workspace), a.workspace_bytes = size.workspace, g.dout = &t[4],
+  a.workspace = allocate(size.workspace), a.workspace_bytes = size.workspace, g.dout = &t[4],
   g.dq = &t[5], g.dk = &t[6], g.dv = &t[7];
   OK(ulysses_local_forward(plan, batch, &a, copies, NULL));
   CHECK(memcmp(data[3], data[2], sizeof data[2]) == 0);
@@ -213,23 +215,24 @@ static void callbacks(void) {
   CHECK(memcmp(data[7], data[4], sizeof data[4]) == 0 && data[5][7] == 0);
   IS(ulysses_local_forward(plan, batch, &a, failing, &c), ULYSSES_NUMERIC);
   IS(ulysses_local_forward(plan, batch, &a, NULL, &c), ULYSSES_INVALID_ARGUMENT);
-  OK(ulysses_local_forward(plan, batch, &a, copies, NULL)); // the context goes on
+  OK(ulysses_local_forward(plan, batch, &a, copies, NULL)); // the context still works
   free(a.saved), free(a.workspace);
   ulysses_context_destroy(c), ulysses_context_destroy(alone);
 }
 
-// y = x*x by tiles; the loss is added up whole.
+// What the callbacks of a walk over tiles have seen. fail_at is the tile at which they fail.
 typedef struct {
   int calls, last, fail_at;
   int64_t rows;
 } walk;
+// square computes y = x*x of a tile, and adds x to the sum.
 static ulysses_status square(void *user, const ulysses_tile *t, const ulysses_tensor *const *in,
                              ulysses_tensor *const *out) {
   walk *w = user;
   const float *x = (const float *)(const void *)((const char *)in[0]->data + in[0]->byte_offset);
   float *y = (float *)(void *)((char *)out[0]->data + out[0]->byte_offset);
   CHECK(t->index == w->calls && in[0]->shape[0] == t->hi - t->lo);
-  // what that call says is part of the error
+  // the message of the inner call is appended to the error
   if (w->calls++ == w->fail_at) return ulysses_attention_forward(NULL, NULL, NULL), ULYSSES_NUMERIC;
   w->last = t->index == t->count - 1, w->rows += t->hi - t->lo;
   for (int64_t i = 0; i < in[0]->shape[0] * in[0]->shape[1]; i++)
@@ -304,7 +307,7 @@ static void tiled(void) {
   }
 }
 
-// overhead times calls of the smallest layer: one row, one head, one feature.
+// overhead prints the time of calls of the smallest layer: one row, one head, one feature.
 static void overhead(void) {
   ulysses_context *c;
   ulysses_options o;

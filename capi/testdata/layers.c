@@ -1,12 +1,12 @@
-// A C host with its own MPI: key heads whose query heads lie on several ranks, cross attention,
-// statistics, whole layers, and attention of the host's own; each rank's rows are held to those of
-// one rank alone.
+// A host in C with its own MPI: key heads whose query heads are on several ranks, cross-attention,
+// statistics, whole layers, and the host's own attention. Each rank's rows are compared with the
+// results of one rank alone.
 #include "ranks.h"
 #include "rows.h"
 
 enum { HQ = 6, HKV = 2, DV = 5, SK = 9, HIDDEN = 24 };
 
-// The places of attention's tensors in a set.
+// The indices of attention's tensors in a set.
 enum { Q, K, V, DOUT, OUT, LSE, DQ, DK, DV_ };
 
 static ulysses_plan *planned(ulysses_context *c, int32_t flags) {
@@ -19,8 +19,8 @@ static ulysses_plan *planned(ulysses_context *c, int32_t flags) {
   return p;
 }
 
-// A host's own attention, in double precision, by strides: causal, or all keys.
-// fail: this rank's callback does, the first time; tries: every rank calls once more
+// The host's own attention, in double precision, for any strides: causal, or with all keys. fail:
+// the first call of this rank's callback fails. tries: every rank makes one call more.
 typedef struct {
   int causal, fail, calls, tries;
 } own;
@@ -79,7 +79,8 @@ static ulysses_status naive(void *user, const ulysses_local_call *a) {
   return ULYSSES_OK;
 }
 
-// attend runs attention there and back: the library's, or the host's own between its exchanges.
+// attend runs attention forward and backward: the library's, or the host's own between the
+// all-to-alls.
 static set attend(ulysses_context *c, int32_t flags, own *u) {
   ulysses_plan *plan = planned(c, flags);
   ulysses_batch_desc bd;
@@ -109,10 +110,10 @@ static set attend(ulysses_context *c, int32_t flags, own *u) {
   ulysses_attention_grads g;
   ULYSSES_INIT(&a), ULYSSES_INIT(&g);
   a.q = &s.t[Q], a.k = &s.t[K], a.v = &s.t[V], a.out = &s.t[OUT], a.lse = u ? NULL : &s.t[LSE];
-  a.saved = room(size.saved), a.saved_bytes = size.saved, a.workspace = room(size.workspace),
-  a.workspace_bytes = size.workspace;
+  a.saved = allocate(size.saved), a.saved_bytes = size.saved,
+  a.workspace = allocate(size.workspace), a.workspace_bytes = size.workspace;
   g.dout = &s.t[DOUT], g.dq = &s.t[DQ], g.dk = &s.t[DK], g.dv = &s.t[DV_];
-  if (u && u->tries) { // one rank's failure is its own: peers go on
+  if (u && u->tries) { // a callback's failure is an error only on its rank
     int has = size.head_hi > size.head_lo;
     CHECK(ulysses_local_forward(plan, batch, &a, naive, u) ==
               (u->fail && has ? ULYSSES_NUMERIC : ULYSSES_OK) &&
@@ -128,7 +129,7 @@ static set attend(ulysses_context *c, int32_t flags, own *u) {
   return s;
 }
 
-// The places of a layer's tensors: of tokens, and of weights.
+// The indices of a layer's tensors of tokens, and of its weights.
 enum { X, DY, Y, DX };
 enum { WQ, WK, WV, WO, BQ, BO, QN, KN, WEIGHTS };
 static const int64_t weight_shape[WEIGHTS][2] = {{HQ * D, HIDDEN},
@@ -144,8 +145,8 @@ typedef struct {
   int64_t n[WEIGHTS];
 } weights;
 
-// layer runs a whole layer with norms, biases and rotation there and back, and leaves the ranks'
-// gradients of the weights to be added up.
+// layer runs a whole layer with norms, biases and rotation forward and backward. out gets this
+// rank's share of the gradients of weights.
 static set layer(ulysses_context *c, weights *out) {
   ulysses_plan *plan = planned(c, ULYSSES_CAUSAL);
   ulysses_batch_desc bd;
@@ -162,12 +163,12 @@ static set layer(ulysses_context *c, weights *out) {
     s.t[i].ndim = 3;
   }
   float *w[WEIGHTS], *angle[2];
-  int64_t shape[WEIGHTS][2], positions[B * S], turns[2] = {B * info.rows, D / 2};
-  ulysses_tensor tw[WEIGHTS], tdw[WEIGHTS], tturn[2];
+  int64_t shape[WEIGHTS][2], positions[B * S], rotary_shape[2] = {B * info.rows, D / 2};
+  ulysses_tensor tw[WEIGHTS], tdw[WEIGHTS], rotary[2];
   for (int i = 0; i < WEIGHTS; i++) {
     out->n[i] = weight_shape[i][0] * (weight_shape[i][1] ? weight_shape[i][1] : 1);
     memcpy(shape[i], weight_shape[i], sizeof shape[i]);
-    w[i] = room((uint64_t)out->n[i] * 4), out->dw[i] = room((uint64_t)out->n[i] * 4);
+    w[i] = allocate((uint64_t)out->n[i] * 4), out->dw[i] = allocate((uint64_t)out->n[i] * 4);
     for (int64_t k = 0; k < out->n[i]; k++)
       w[i][k] = number(20 + i, k) + (i >= QN ? 1.0f : 0), out->dw[i][k] = 0;
     tw[i] = ulysses_tensor_of(w[i], 1, 0, ULYSSES_F32, weight_shape[i][1] ? 2 : 1, shape[i], NULL);
@@ -176,23 +177,23 @@ static set layer(ulysses_context *c, weights *out) {
   }
   OK(ulysses_batch_positions(batch, positions));
   for (int k = 0; k < 2; k++) {
-    angle[k] = room((uint64_t)(turns[0] * turns[1]) * 4);
-    for (int64_t i = 0; i < turns[0] * turns[1]; i++) {
-      double x =
-          (double)positions[i / turns[1]] / pow(100, (double)(i % turns[1]) / (double)turns[1]);
+    angle[k] = allocate((uint64_t)(rotary_shape[0] * rotary_shape[1]) * 4);
+    for (int64_t i = 0; i < rotary_shape[0] * rotary_shape[1]; i++) {
+      double x = (double)positions[i / rotary_shape[1]] /
+                 pow(100, (double)(i % rotary_shape[1]) / (double)rotary_shape[1]);
       angle[k][i] = (float)(k ? sin(x) : cos(x));
     }
-    tturn[k] = ulysses_tensor_of(angle[k], 1, 0, ULYSSES_F32, 2, turns, NULL);
+    rotary[k] = ulysses_tensor_of(angle[k], 1, 0, ULYSSES_F32, 2, rotary_shape, NULL);
   }
   ulysses_attention_layer_args a;
   ulysses_attention_layer_grads g;
   ULYSSES_INIT(&a), ULYSSES_INIT(&g);
   a.hidden = HIDDEN, a.x = &s.t[X], a.wq = &tw[WQ], a.wk = &tw[WK], a.wv = &tw[WV], a.wo = &tw[WO],
   a.bq = &tw[BQ], a.bo = &tw[BO], a.q_norm = &tw[QN], a.k_norm = &tw[KN];
-  a.cos = &tturn[0], a.sin = &tturn[1], a.y = &s.t[Y];
+  a.cos = &rotary[0], a.sin = &rotary[1], a.y = &s.t[Y];
   OK(ulysses_attention_layer_sizes(plan, batch, &a, &size));
-  a.saved = room(size.saved), a.saved_bytes = size.saved, a.workspace = room(size.workspace),
-  a.workspace_bytes = size.workspace;
+  a.saved = allocate(size.saved), a.saved_bytes = size.saved,
+  a.workspace = allocate(size.workspace), a.workspace_bytes = size.workspace;
   g.dy = &s.t[DY], g.dx = &s.t[DX], g.dwq = &tdw[WQ], g.dwk = &tdw[WK], g.dwv = &tdw[WV],
   g.dwo = &tdw[WO], g.dbq = &tdw[BQ], g.dbo = &tdw[BO];
   g.dq_norm = &tdw[QN], g.dk_norm = &tdw[KN];
@@ -204,16 +205,17 @@ static set layer(ulysses_context *c, weights *out) {
   return s;
 }
 
-// bf16 is refused by name where the device does not compute in it, and moved all the same.
+// bf16: a plan in BF16 is refused by name if the device does not compute in it. A reshard of BF16
+// works in any case.
 static void bf16(ulysses_context *c) {
   ulysses_attention_desc d;
   ULYSSES_INIT(&d);
   d.dtype = ULYSSES_BF16, d.heads = HQ, d.head_dim = D;
   ulysses_plan *plan;
-  ulysses_status said = ulysses_attention_plan(c, &d, &plan);
-  CHECK(said == ULYSSES_OK ||
-        (said == ULYSSES_UNSUPPORTED && strstr(ulysses_last_error(), "BF16")));
-  if (said == ULYSSES_OK) ulysses_plan_destroy(plan);
+  ulysses_status status = ulysses_attention_plan(c, &d, &plan);
+  CHECK(status == ULYSSES_OK ||
+        (status == ULYSSES_UNSUPPORTED && strstr(ulysses_last_error(), "BF16")));
+  if (status == ULYSSES_OK) ulysses_plan_destroy(plan);
   plan = planned(c, 0);
   ulysses_batch_desc bd;
   ulysses_batch *batch;
@@ -226,9 +228,9 @@ static void bf16(ulysses_context *c) {
   OK(ulysses_plan_sizes(plan, batch, &size));
   int64_t mine = size.shared_hi - size.shared_lo, rows[4] = {B, info.rows, HKV, D},
           heads[4] = {B, S, mine, D};
-  uint16_t *x = room((uint64_t)(B * info.rows * HKV * D) * 2),
-           *y = room((uint64_t)(B * S * mine * D) * 2),
-           *z = room((uint64_t)(B * info.rows * HKV * D) * 2);
+  uint16_t *x = allocate((uint64_t)(B * info.rows * HKV * D) * 2),
+           *y = allocate((uint64_t)(B * S * mine * D) * 2),
+           *z = allocate((uint64_t)(B * info.rows * HKV * D) * 2);
   for (int64_t b = 0; b < B; b++)
     for (int64_t i = 0; i < info.rows * HKV * D; i++)
       x[b * info.rows * HKV * D + i] = (uint16_t)((b * S + info.lo[0]) * HKV * D + i);
@@ -242,7 +244,7 @@ static void bf16(ulysses_context *c) {
   ULYSSES_INIT(&a);
   a.n = 1, a.in = &in, a.out = &out, a.shared = &shared;
   OK(ulysses_reshard_workspace(plan, batch, &a, 1, &a.workspace_bytes));
-  a.workspace = a.workspace_bytes ? room(a.workspace_bytes) : NULL;
+  a.workspace = a.workspace_bytes ? allocate(a.workspace_bytes) : NULL;
   OK(ulysses_seq_to_heads(plan, batch, &a));
   free(a.workspace);
   for (int64_t b = 0; b < B; b++)
@@ -252,7 +254,7 @@ static void bf16(ulysses_context *c) {
               (uint16_t)(((b * S + i) * HKV + size.shared_lo) * D + k));
   in = &ty, out = &tz, a.workspace = NULL, a.workspace_bytes = 0;
   OK(ulysses_reshard_workspace(plan, batch, &a, 0, &a.workspace_bytes));
-  a.workspace = a.workspace_bytes ? room(a.workspace_bytes) : NULL;
+  a.workspace = a.workspace_bytes ? allocate(a.workspace_bytes) : NULL;
   OK(ulysses_heads_to_seq(plan, batch, &a));
   CHECK(memcmp(x, z, (size_t)(B * info.rows * HKV * D) * 2) == 0);
   free(a.workspace), free(x), free(y), free(z);
@@ -275,7 +277,7 @@ int main(int argc, char **argv) {
       if (k != LSE)
         near("the host's own", &theirs, &whole, k, CLOSE),
             near("after a failure", &after, &whole, k, CLOSE);
-    drop(&part), drop(&theirs), drop(&after), drop(&whole);
+    free_set(&part), free_set(&theirs), free_set(&after), free_set(&whole);
   }
   weights sum, want;
   set whole = layer(alone, &want), part = layer(c, &sum);
@@ -288,7 +290,7 @@ int main(int argc, char **argv) {
       CHECK(fabs((double)sum.dw[i][k] - (double)want.dw[i][k]) <= 2e-5 * most && most > 1e-3);
     free(sum.dw[i]), free(want.dw[i]);
   }
-  drop(&part), drop(&whole);
+  free_set(&part), free_set(&whole);
   bf16(c);
   ulysses_context_destroy(c), ulysses_context_destroy(alone);
   MPI_Finalize();

@@ -1,5 +1,5 @@
-// A C host with its own MPI: contexts on its communicators, on a proper subset of the world, two at
-// once, on its own collectives, and ranks that disagree.
+// A host in C with its own MPI: contexts on MPI_COMM_WORLD and on a proper subset, two contexts at
+// the same time, contexts on the host's collectives, and ranks that disagree.
 #include <mpi.h>
 #include "host.h"
 
@@ -8,14 +8,14 @@ typedef struct {
   int calls, fail;
 } collectives;
 
-static int32_t gather(void *user, const void *in, void *out, int64_t bytes) {
+static int32_t allgather(void *user, const void *in, void *out, int64_t bytes) {
   collectives *u = user;
-  if (++u->calls == u->fail) return 77; // on all ranks alike
+  if (++u->calls == u->fail) return 77; // on all ranks
   return MPI_Allgather(in, (int)bytes, MPI_BYTE, out, (int)bytes, MPI_BYTE, u->comm);
 }
 
-static int32_t exchange(void *user, const void *in, const int64_t *in_bytes, void *out,
-                        const int64_t *out_bytes) {
+static int32_t alltoallv(void *user, const void *in, const int64_t *in_bytes, void *out,
+                         const int64_t *out_bytes) {
   collectives *u = user;
   int n, s[64], so[64], r[64], ro[64], at = 0, to = 0;
   MPI_Comm_size(u->comm, &n);
@@ -26,7 +26,7 @@ static int32_t exchange(void *user, const void *in, const int64_t *in_bytes, voi
   return MPI_Alltoallv(in, s, so, MPI_BYTE, out, r, ro, MPI_BYTE, u->comm);
 }
 
-// disagree: what one rank gets wrong is everyone's error, and the context goes on.
+// disagree: an invalid argument of one rank is an error on all ranks, and the context still works.
 static void disagree(ulysses_context *c, int rank, int size) {
   ulysses_attention_desc d;
   ulysses_batch_desc bd;
@@ -52,11 +52,11 @@ static void disagree(ulysses_context *c, int rank, int size) {
   IS(ulysses_batch_create(c, &bd, &batch), ULYSSES_INVALID_ARGUMENT);
   bd.seq = S;
   IS(ulysses_batch_create(c, rank ? NULL : &bd, &batch), ULYSSES_INVALID_ARGUMENT);
-  bd.kv_seq = 5, bd.kv_rows = rank ? 0 : 5; // this rank's part of five keys is less
+  bd.kv_seq = 5, bd.kv_rows = rank ? 0 : 5; // a rank has fewer than five keys
   IS(ulysses_batch_create(c, &bd, &batch), ULYSSES_INVALID_ARGUMENT);
   CHECK(!batch && strstr(ulysses_last_error(), "kv_rows"));
   int64_t keys[2] = {0, S};
-  // documents of keys, and no keys
+  // documents of keys without lengths of keys
   bd.kv_seq = bd.kv_rows = 0, bd.docs = 1, bd.cu_seqlens = bd.kv_cu_seqlens = keys;
   IS(ulysses_batch_create(c, &bd, &batch), ULYSSES_INVALID_ARGUMENT);
   CHECK(!batch && strstr(ulysses_last_error(), "kv_cu_seqlens"));
@@ -66,9 +66,8 @@ static void disagree(ulysses_context *c, int rank, int size) {
   IS(ulysses_batch_create(c, &bd, &batch), ULYSSES_INVALID_ARGUMENT);
 }
 
-// rows: every rank brings as many as it likes, with positions of its own; the loss is that of all.
-// What a rank holds, and the token beside its rows that is at place i of its halo; -1 where its
-// document or its rows end.
+// rows_of returns the rows of a rank, and first_of its first token. beside returns the token at
+// index i of a rank's halo; -1 = zero, because it is in another document or beyond the sequence.
 static int64_t rows_of(int rank) { return rank == 0 ? 3 : rank == 1 ? 0 : rank; }
 static int64_t first_of(int rank) {
   return rank < 2 ? rank * 3 : 3 + (int64_t)rank * (rank - 1) / 2 - 1;
@@ -78,11 +77,12 @@ static int64_t beside(int rank, int after, int i, int64_t total) {
           t = after ? first + mine + i : first - 2 + i;
   return mine && t >= 0 && t < total && t / 4 == near / 4 ? t : -1;
 }
-// a halo's gradient
+// slope returns the gradient of an element of a halo.
 static float slope(int rank, int after, int b, int i) {
   return (float)(1 + rank + 10 * i + 100 * after + 1000 * b);
 }
 
+// rows: ranks with different numbers of rows and their own positions; halos; the reduced loss.
 static void rows(ulysses_context *c, int rank, int size) {
   ulysses_batch_desc bd;
   ulysses_batch *batch;
@@ -93,7 +93,7 @@ static void rows(ulysses_context *c, int rank, int size) {
   for (int r = 2; r < size; r++) total += r;
   int64_t positions[2 * 64], got[2 * 64];
   for (int b = 0; b < 2; b++)
-    // documents of four tokens, cut by ranks
+    // documents of four tokens, which ranks divide
     for (int64_t i = 0; i < mine; i++) positions[b * mine + i] = (first + i) % 4;
   bd.batch = 2, bd.rows = mine, bd.positions = positions;
   OK(ulysses_batch_create(c, &bd, &batch));
@@ -117,7 +117,7 @@ static void rows(ulysses_context *c, int rank, int size) {
     ULYSSES_INIT(&a);
     a.n = after ? -2 : 2, a.x = &tx, a.halo = &th;
     OK(ulysses_halo_workspace(c, batch, &a, &a.workspace_bytes));
-    a.workspace = a.workspace_bytes ? room(a.workspace_bytes) : NULL;
+    a.workspace = a.workspace_bytes ? allocate(a.workspace_bytes) : NULL;
     OK(ulysses_halo_forward(c, batch, &a));
     for (int b = 0; b < 2; b++)
       for (int i = 0; i < 2; i++) {
@@ -144,7 +144,7 @@ static void rows(ulysses_context *c, int rank, int size) {
   ulysses_batch_destroy(batch);
 }
 
-// started: two exchanges under way at once give what attention's own exchange gives.
+// started: two reshards in progress at the same time return the tokens of this rank's heads.
 static void started(ulysses_context *c) {
   ulysses_attention_desc d;
   ulysses_batch_desc bd;
@@ -168,8 +168,9 @@ static void started(ulysses_context *c) {
   ulysses_tensor tx[2], ty[2], tz[2];
   ulysses_reshard_args a;
   for (int i = 0; i < 2; i++) {
-    x[i] = room((uint64_t)(B * info.rows * H * D) * 4), y[i] = room((uint64_t)(B * S * h * D) * 4),
-    z[i] = room((uint64_t)(B * info.rows * H * D) * 4);
+    x[i] = allocate((uint64_t)(B * info.rows * H * D) * 4),
+    y[i] = allocate((uint64_t)(B * S * h * D) * 4),
+    z[i] = allocate((uint64_t)(B * info.rows * H * D) * 4);
     fill(i, x[i], info.lo[0], info.hi[0]);
     tx[i] = floats(x[i], rs), ty[i] = floats(y[i], hs), tz[i] = floats(z[i], rs);
     const ulysses_tensor *in[1] = {&tx[i]};
@@ -177,7 +178,7 @@ static void started(ulysses_context *c) {
     ULYSSES_INIT(&a);
     a.n = 1, a.in = in, a.out = out;
     OK(ulysses_reshard_workspace(plan, batch, &a, 1, &a.workspace_bytes));
-    ws[i] = a.workspace = a.workspace_bytes ? room(a.workspace_bytes) : NULL;
+    ws[i] = a.workspace = a.workspace_bytes ? allocate(a.workspace_bytes) : NULL;
     OK(ulysses_seq_to_heads_start(plan, batch, &a, &q[i]));
   }
   for (int i = 0; i < 2; i++) {
@@ -218,14 +219,14 @@ int main(int argc, char **argv) {
        ULYSSES_INVALID_ARGUMENT);
   o.ulysses = 0;
 
-  // Every rank but the last, in the other order: a proper subset.
+  // A proper subset: all ranks except the last, in reverse order.
   MPI_Comm sub;
   MPI_Comm_split(MPI_COMM_WORLD, rank == size - 1 && size > 1 ? MPI_UNDEFINED : 0, -rank, &sub);
   if (sub != MPI_COMM_NULL) OK(ulysses_context_create_mpi(MPI_Comm_c2f(sub), &o, &part));
   collectives u = {MPI_COMM_WORLD, 0, 0};
   ulysses_host_comm h;
   ULYSSES_INIT(&h);
-  h.rank = rank, h.size = size, h.user = &u, h.allgather = gather, h.alltoallv = exchange;
+  h.rank = rank, h.size = size, h.user = &u, h.allgather = allgather, h.alltoallv = alltoallv;
   OK(ulysses_context_create_host(&h, &o, &own));
 
   ulysses_context *contexts[3] = {world, own, part};
@@ -235,7 +236,7 @@ int main(int argc, char **argv) {
       same(r, whole);
       free_results(r);
     }
-  CHECK(u.calls > 0 || size == 1); // one rank alone needs nobody
+  CHECK(u.calls > 0 || size == 1); // one rank alone makes no collective call
   for (int i = 1; i < 4 && size > 1; i++) {
     collectives bad = {MPI_COMM_WORLD, 0, i};
     ulysses_context *none = NULL;
@@ -243,20 +244,20 @@ int main(int argc, char **argv) {
     IS(ulysses_context_create_host(&h, &o, &none), ULYSSES_COMM);
     CHECK(!none && strstr(ulysses_last_error(), "77"));
   }
-  if (size > 1) { // a rank that two bring, and one that cannot send tensors
+  if (size > 1) { // two ranks with one number, and a rank without alltoallv
     ulysses_context *none = NULL;
     collectives good = {MPI_COMM_WORLD, 0, 0};
     h.user = &good, h.rank = rank == size - 1 ? 0 : rank;
     IS(ulysses_context_create_host(&h, &o, &none), ULYSSES_INVALID_ARGUMENT);
     CHECK(!none && strstr(ulysses_last_error(), "rank 0's block"));
-    h.rank = rank, h.alltoallv = rank ? exchange : NULL;
+    h.rank = rank, h.alltoallv = rank ? alltoallv : NULL;
     IS(ulysses_context_create_host(&h, &o, &none), ULYSSES_INVALID_ARGUMENT);
     CHECK(!none && strstr(ulysses_last_error(), "alltoallv"));
   }
   disagree(world, rank, size), disagree(own, rank, size);
   started(world), started(own);
   rows(world, rank, size), rows(own, rank, size);
-  results r = attention(world, 2); // after all that was refused
+  results r = attention(world, 2); // after the errors
   same(r, whole);
   free_results(r), free_results(whole);
 
@@ -265,7 +266,7 @@ int main(int argc, char **argv) {
   if (sub != MPI_COMM_NULL) MPI_Comm_free(&sub);
   int flag;
   MPI_Finalized(&flag);
-  CHECK(!flag); // MPI is the host's to end
+  CHECK(!flag); // the host finalizes MPI
   MPI_Barrier(MPI_COMM_WORLD);
   MPI_Finalize();
   if (rank == 0) printf("ok mpi %d\n", size);

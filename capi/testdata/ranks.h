@@ -1,4 +1,5 @@
-// A host on MPI: a context of this rank alone beside one of all ranks, a thread each.
+// open_ranks initializes MPI and creates two contexts with one CPU thread: one of this rank alone,
+// and one of all ranks.
 #pragma once
 #include <mpi.h>
 #include "host.h"

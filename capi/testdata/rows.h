@@ -1,9 +1,11 @@
-// Tensors of a rank's rows, filled as all ranks agree, and held to those of one rank alone.
+// Sets of tensors with a rank's rows. Their values depend on the position in the whole sequence, so
+// a rank's rows can be compared with the results of one rank alone.
 #include "host.h"
 
-// A set of tensors by name, of this rank's rows, with what they hold before and after.
+// A set of tensors [B, rows, heads, features] of rows [lo, hi), or of keys [klo, khi). row is the
+// elements of a row and from the first row of each tensor.
 enum { MOST = 16 };
-#define CLOSE 2e-5 // of the largest value: what F32 is held to
+#define CLOSE 2e-5 // relative to the largest value: the tolerance of F32
 typedef struct {
   int64_t lo, hi, klo, khi;
   int n;
@@ -12,14 +14,14 @@ typedef struct {
   ulysses_tensor t[MOST];
 } set;
 
-// add makes tensor `which` of rows [lo, hi) of seq, filled as all ranks agree.
+// add adds a tensor with rows [lo, hi) of seq to a set, and fills it with `number`.
 static inline ulysses_tensor *add(set *s, int64_t lo, int64_t hi, int64_t seq, int64_t heads,
                                   int64_t d) {
   int i = s->n++;
   CHECK(i < MOST);
   int64_t shape[4] = {B, hi - lo, heads, d}, row = heads * d;
   memcpy(s->shape[i], shape, sizeof shape);
-  s->row[i] = row, s->from[i] = lo, s->x[i] = room((uint64_t)(B * (hi - lo) * row) * 4);
+  s->row[i] = row, s->from[i] = lo, s->x[i] = allocate((uint64_t)(B * (hi - lo) * row) * 4);
   for (int64_t b = 0; b < B; b++)
     for (int64_t k = 0; k < (hi - lo) * row; k++)
       s->x[i][b * (hi - lo) * row + k] = number(i, (b * seq + lo) * row + k);
@@ -27,12 +29,13 @@ static inline ulysses_tensor *add(set *s, int64_t lo, int64_t hi, int64_t seq, i
   return &s->t[i];
 }
 
-static inline void drop(set *s) {
+// free_set frees the tensors of a set.
+static inline void free_set(set *s) {
   for (int i = 0; i < s->n; i++) free(s->x[i]);
 }
 
-// near holds rows of this rank to the whole: by the largest difference over the largest value, or
-// with a limit of 0 to the bit.
+// near compares tensor i of a rank with its rows of the whole tensor. limit is the largest allowed
+// difference relative to the largest value; 0 = bitwise equal.
 static inline void near(const char *what, const set *part, const set *whole, int i, double limit) {
   int64_t n = part->shape[i][1], all = whole->shape[i][1], row = part->row[i];
   double most = 0, off = 0;
@@ -42,12 +45,12 @@ static inline void near(const char *what, const set *part, const set *whole, int
       float x = part->x[i][b * n * row + k], y = whole->x[i][(b * all + part->from[i]) * row + k];
       if (limit > 0 ? !(fabs((double)x - (double)y) <= limit * most) : memcmp(&x, &y, 4) != 0) {
         fprintf(stderr,
-                "%s: tensor %d: sequence %d, element %d of this rank's rows from %d: %.9g, one "
-                "rank alone has %.9g\n",
+                "%s: tensor %d, sequence %d, element %d of the rows from %d: %.9g, but %.9g on "
+                "one rank\n",
                 what, i, (int)b, (int)k, (int)part->from[i], (double)x, (double)y);
         exit(9);
       }
       off = fmax(off, fabs((double)x - (double)y));
     }
-  CHECK(most > 1e-3); // something was computed
+  CHECK(most > 1e-3); // the results are not all zero
 }

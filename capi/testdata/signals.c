@@ -1,7 +1,9 @@
-// signals.c MODE: a host with signal handlers of its own, without SA_ONSTACK, and with memory that
-// cannot be read. "alarm": handlers that use much stack, while calls run. "mask": the thread's mask
-// after calls. "default" and "handled": a call on memory that cannot be read. "kill": SIGTERM, left
-// at its default, ends a process in a long call.
+// signals.c MODE: a host with signal handlers without SA_ONSTACK, and with unreadable memory.
+//   alarm     handlers that use much stack run during calls
+//   mask      the thread's signal mask is the same after calls
+//   default   a call on unreadable memory ends the process with SIGSEGV
+//   handled   a call on unreadable memory runs the host's handler
+//   kill      SIGTERM with its default action ends a process in a long call
 #define _GNU_SOURCE
 #include <alloca.h>
 #include <pthread.h>
@@ -15,7 +17,8 @@ static volatile long signals;
 static pthread_t host_thread;
 static volatile int elsewhere;
 
-static void deep(int sig) { // 100 KB of the stack that it runs on
+// deep is a handler that uses 100 KB of stack.
+static void deep(int sig) {
   volatile char *p = alloca(100 << 10);
   for (int i = 0; i < 100 << 10; i += 64) p[i] = (char)sig;
   signals++;
@@ -43,7 +46,7 @@ static void alarms(void) {
   }
   struct itimerval none = {{0, 0}, {0, 0}};
   setitimer(ITIMER_REAL, &none, NULL);
-  CHECK(signals > 100 && !elsewhere); // they arrive, and on the host's own thread alone
+  CHECK(signals > 100 && !elsewhere); // signals arrive, and only on the host's thread
   printf("%ld signals\n", signals);
   free_results(first);
   ulysses_context_destroy(c);
@@ -62,12 +65,12 @@ static void mask(void) {
   for (int i = 1; i < NSIG; i++) CHECK(sigismember(&before, i) == sigismember(&after, i));
 }
 
-static void seen(int sig, siginfo_t *info, void *context) {
+static void fault_handler(int sig, siginfo_t *info, void *context) {
   (void)context, (void)info;
   _exit(sig == SIGSEGV ? 42 : 43);
 }
 
-// unreadable: q lies in memory that the process may not read.
+// unreadable: q is in memory that the process must not read.
 static void unreadable(void) {
   ulysses_context *c;
   ulysses_plan *plan;
@@ -104,7 +107,7 @@ static void killed(void) {
   ulysses_context *c;
   OK(ulysses_context_create_local(NULL, &c));
   pthread_t t;
-  sigset_t all, old; // the other thread leaves the signal to the one in the call
+  sigset_t all, old; // the other thread blocks the signal, so that the thread in the call gets it
   sigfillset(&all), pthread_sigmask(SIG_SETMASK, &all, &old),
       pthread_create(&t, NULL, killer, NULL), pthread_sigmask(SIG_SETMASK, &old, NULL);
   for (;;) free_results(attention(c, 100));
@@ -117,7 +120,7 @@ int main(int argc, char **argv) {
   if (!strcmp(mode, "kill")) killed();
   if (!strcmp(mode, "handled")) {
     struct sigaction s;
-    memset(&s, 0, sizeof s), s.sa_sigaction = seen, s.sa_flags = SA_SIGINFO;
+    memset(&s, 0, sizeof s), s.sa_sigaction = fault_handler, s.sa_flags = SA_SIGINFO;
     CHECK(sigaction(SIGSEGV, &s, NULL) == 0);
   }
   if (!strcmp(mode, "default") || !strcmp(mode, "handled")) unreadable();

@@ -1,10 +1,10 @@
-/* Causal attention over a sequence that is cut across the ranks of your own MPI program.
+/* Causal attention over a sequence that is sharded over the ranks of your own MPI program.
  *
  *   mpicc attention_mpi.c -lulysses -lm && mpirun -n 4 ./a.out
- *   mpirun -n 4 ./a.out 3            on a communicator of three of them
+ *   mpirun -n 4 ./a.out 3            on a communicator of the first three ranks
  *
- * Every rank holds seq/ranks tokens of all heads and gets as many rows of the output and of the gradients. The program compares them with what
- * one rank computes alone: they are equal bit for bit. */
+ * Each rank holds SEQ/ranks tokens of all heads, and gets the output and the gradients of these
+ * tokens. The program compares them with the results of one rank alone: they are bitwise equal. */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,7 +21,8 @@ static void check(ulysses_status s) {
 
 static void *memory(uint64_t bytes) { return aligned_alloc(64, (bytes + 127) / 64 * 64); }
 
-/* attend fills out and dq [rows, HEADS, DIM] of this rank and says which rows they are. */
+/* attend returns out and dq [hi - lo, HEADS, DIM] of this rank's tokens [lo, hi), which the caller
+ * frees. */
 static void attend(ulysses_context *context, int64_t *lo, int64_t *hi, float **out, float **dq) {
   ulysses_attention_desc desc;
   ULYSSES_INIT(&desc);
@@ -30,14 +31,14 @@ static void attend(ulysses_context *context, int64_t *lo, int64_t *hi, float **o
   desc.heads = HEADS;
   desc.head_dim = DIM;
   ulysses_plan *plan;
-  check(ulysses_attention_plan(context, &desc, &plan)); /* once for a kind of layer */
+  check(ulysses_attention_plan(context, &desc, &plan)); /* once for each kind of layer */
 
   ulysses_batch_desc lengths;
   ULYSSES_INIT(&lengths);
   lengths.batch = 1;
   lengths.seq = SEQ;
   ulysses_batch *batch;
-  check(ulysses_batch_create(context, &lengths, &batch)); /* once for a batch */
+  check(ulysses_batch_create(context, &lengths, &batch)); /* once for each set of lengths */
   ulysses_batch_info info;
   ULYSSES_INIT(&info);
   check(ulysses_batch_query(batch, &info));
@@ -79,7 +80,7 @@ int main(int argc, char **argv) {
   int rank, size;
   MPI_Init(&argc, &argv);
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-  MPI_Comm group; /* yours, of any ranks */
+  MPI_Comm group; /* your communicator, of any ranks */
   MPI_Comm_split(MPI_COMM_WORLD, argc < 2 || rank < atoi(argv[1]) ? 0 : MPI_UNDEFINED, rank, &group);
   if (group == MPI_COMM_NULL) {
     MPI_Finalize();
@@ -99,7 +100,7 @@ int main(int argc, char **argv) {
   int differ = memcmp(out, whole + lo * HEADS * DIM, bytes) || memcmp(dq, whole_dq + lo * HEADS * DIM, bytes), any;
   MPI_Allreduce(&differ, &any, 1, MPI_INT, MPI_MAX, group);
   if (rank == 0)
-    printf("%d ranks, %d tokens: out and dq are %s those of one rank\n", size, SEQ, any ? "NOT" : "equal to");
+    printf("%d ranks, %d tokens: out and dq are %s the results of one rank\n", size, SEQ, any ? "NOT" : "equal to");
   free(out), free(dq), free(whole), free(whole_dq);
   ulysses_context_destroy(ranks);
   ulysses_context_destroy(alone);

@@ -1,5 +1,8 @@
-// Attention over the ranks of your own MPI program, from C++17, equal to one rank's: mpicxx
-// -std=c++17 attention.cpp -lulysses
+// Attention over a sequence that is sharded over the ranks of your own MPI program, in C++17. The
+// program compares the output with the output of one rank alone: they are bitwise equal.
+//
+//   mpicxx -std=c++17 attention.cpp -lulysses && mpirun -n 4 ./a.out
+//   mpirun -n 4 ./a.out 3            on a communicator of the first three ranks
 #include <mpi.h>
 #include <cstdio>
 #include <cstdlib>
@@ -9,7 +12,7 @@
 
 constexpr std::int64_t seq = 100, heads = 8, dim = 16;
 
-// attend gives out [rows, heads, dim] of this rank, which starts at row lo.
+// attend returns out [rows, heads, dim] of this rank, whose first token is lo.
 static std::vector<float> attend(const ulysses::context &context, std::int64_t &lo) {
   auto desc = ulysses::init<ulysses_attention_desc>();
   desc.dtype = ULYSSES_F32, desc.flags = ULYSSES_CAUSAL, desc.heads = heads, desc.kv_heads = heads / 4,
@@ -23,13 +26,13 @@ static std::vector<float> attend(const ulysses::context &context, std::int64_t &
 
   ulysses::floats q({1, info.rows, heads, dim}), k({1, info.rows, heads / 4, dim}), v({1, info.rows, heads / 4, dim}),
       out({1, info.rows, heads, dim});
-  auto number = [&](ulysses::floats &x, std::int64_t width, int seed) {
+  auto fill = [&](ulysses::floats &x, std::int64_t width, int seed) {
     for (std::int64_t i = 0; i < x.size(); i++)
       x[i] = static_cast<float>((seed + 13 * (lo * width * dim + i)) % 101) / 101 - 0.5f;
   };
-  number(q, heads, 1), number(k, heads / 4, 2), number(v, heads / 4, 3);
+  fill(q, heads, 1), fill(k, heads / 4, 2), fill(v, heads / 4, 3);
   auto args = ulysses::init<ulysses_attention_args>();
-  // saved NULL: no backward
+  // saved is NULL: no backward pass follows
   args.q = q.view(), args.k = k.view(), args.v = v.view(), args.out = out.view();
   ulysses::check(ulysses_attention_forward(plan.get(), batch.get(), &args));
   return {out.data(), out.data() + out.size()};
@@ -39,7 +42,7 @@ int main(int argc, char **argv) {
   MPI_Init(&argc, &argv);
   int rank, size, any = 1;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-  MPI_Comm group; // yours, of any ranks: with an argument the first so many
+  MPI_Comm group; // your communicator, of any ranks
   MPI_Comm_split(MPI_COMM_WORLD, argc < 2 || rank < std::atoi(argv[1]) ? 0 : MPI_UNDEFINED, rank, &group);
   if (group == MPI_COMM_NULL) {
     MPI_Finalize();
@@ -50,10 +53,10 @@ int main(int argc, char **argv) {
     auto ranks = ulysses::mpi(MPI_Comm_c2f(group));
     auto alone = ulysses::local();
     std::int64_t lo, zero;
-    auto part = attend(ranks, lo), whole = attend(alone, zero);
-    int differ = std::memcmp(part.data(), whole.data() + lo * heads * dim, part.size() * sizeof(float)) != 0;
+    auto shard = attend(ranks, lo), whole = attend(alone, zero);
+    int differ = std::memcmp(shard.data(), whole.data() + lo * heads * dim, shard.size() * sizeof(float)) != 0;
     MPI_Allreduce(&differ, &any, 1, MPI_INT, MPI_MAX, group);
-    if (rank == 0) std::printf("%d ranks: out is %s that of one rank\n", size, any ? "NOT" : "equal to");
+    if (rank == 0) std::printf("%d ranks: out is %s the output of one rank\n", size, any ? "NOT" : "equal to");
   } catch (const ulysses::error &e) {
     std::fprintf(stderr, "%s: %s\n", ulysses_status_string(e.code), e.what());
     MPI_Abort(MPI_COMM_WORLD, e.code);

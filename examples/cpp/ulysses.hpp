@@ -1,6 +1,5 @@
-// ulysses.hpp - a page of C++17 over ulysses.h: handles that destroy themselves, statuses that
-// throw. Errors are ulysses::error, whose code is the status and whose text is the library's
-// sentence.
+// C++17 classes over ulysses.h: handles that destroy themselves, and errors as exceptions. An
+// ulysses::error has the status as its code, and the library's message as its text.
 #pragma once
 #include <array>
 #include <cstdint>
@@ -20,6 +19,7 @@ inline void check(ulysses_status s) {
   if (s != ULYSSES_OK) throw error(s);
 }
 
+// init returns a struct of the library that ULYSSES_INIT has prepared.
 template <class T> T init() {
   T t;
   ULYSSES_INIT(&t);
@@ -35,26 +35,29 @@ using context = std::unique_ptr<ulysses_context, destroy>;
 using plan = std::unique_ptr<ulysses_plan, destroy>;
 using batch = std::unique_ptr<ulysses_batch, destroy>;
 
+// A context of one rank.
 inline context local(const ulysses_options *o = nullptr) {
   ulysses_context *c = nullptr;
   check(ulysses_context_create_local(o, &c));
   return context(c);
 }
 
-// MPI_Comm_c2f(comm); collective
+// A context on an MPI communicator, given as MPI_Comm_c2f(comm). Collective.
 inline context mpi(std::int64_t fortran_comm, const ulysses_options *o = nullptr) {
   ulysses_context *c = nullptr;
   check(ulysses_context_create_mpi(fortran_comm, o, &c));
   return context(c);
 }
 
-inline plan attention(const context &c, const ulysses_attention_desc &d) { // collective
+// A plan for attention. Collective.
+inline plan attention(const context &c, const ulysses_attention_desc &d) {
   ulysses_plan *p = nullptr;
   check(ulysses_attention_plan(c.get(), &d, &p));
   return plan(p);
 }
 
-inline batch lengths(const context &c, const ulysses_batch_desc &d) { // collective
+// A batch. Collective.
+inline batch lengths(const context &c, const ulysses_batch_desc &d) {
   ulysses_batch *b = nullptr;
   check(ulysses_batch_create(c.get(), &d, &b));
   return batch(b);
@@ -72,15 +75,15 @@ inline ulysses_sizes sizes(const plan &p, const batch &b) {
   return s;
 }
 
-// Memory, aligned as the library wants it on the CPU.
+// Memory with the alignment that the library needs on the CPU, 64 bytes.
 struct release {
   void operator()(void *p) const { std::free(p); }
 };
 using bytes = std::unique_ptr<void, release>;
 inline bytes allocate(std::uint64_t n) { return bytes(std::aligned_alloc(64, (n + 127) / 64 * 64)); }
 
-// A dense float tensor [B, rows, heads, dim] that owns its memory. It stays where it is: the view
-// points into it.
+// A row-major float tensor [B, rows, heads, dim] that owns its memory. It cannot be copied or
+// moved, because its view points into it.
 class floats {
   std::array<std::int64_t, 4> shape_;
   bytes data_;

@@ -1,7 +1,9 @@
-! Attention over the ranks of your own MPI program, from Fortran 2008 through iso_c_binding:
+! Attention over a sequence that is sharded over the ranks of your own MPI program, in Fortran 2008
+! with iso_c_binding. The program compares the output with the output of one rank alone: they are
+! bitwise equal.
 !   mpif90 attention.f90 -lulysses && mpirun -n 4 ./a.out
-!   mpirun -n 4 ./a.out 3            on a communicator of three of them
-! Arrays are (dim, heads, rows, batch): Fortran's first axis is the dense one, so the C shape is the reverse.
+!   mpirun -n 4 ./a.out 3            on a communicator of the first three ranks
+! Arrays are (dim, heads, rows, batch): the first axis is dense in Fortran, the last one in C.
 program attention
   use, intrinsic :: iso_c_binding
   use mpi
@@ -74,7 +76,7 @@ program attention
   integer :: rank, size, error, group, first
   character(len=8) :: word
   type(c_ptr) :: ranks, alone
-  real(c_float), allocatable, target :: part(:, :, :), whole(:, :, :)
+  real(c_float), allocatable, target :: shard(:, :, :), whole(:, :, :)
   integer(c_int64_t) :: lo, zero
   logical :: same, all_same
 
@@ -85,19 +87,20 @@ program attention
     call get_command_argument(1, word)
     read (word, *) first
   end if
-  call MPI_Comm_split(MPI_COMM_WORLD, merge(0, MPI_UNDEFINED, rank < first), rank, group, error)  ! yours, of any ranks
+  call MPI_Comm_split(MPI_COMM_WORLD, merge(0, MPI_UNDEFINED, rank < first), rank, group, error)  ! your communicator
   if (group == MPI_COMM_NULL) then
     call MPI_Finalize(error)
     stop
   end if
   call MPI_Comm_size(group, size, error)
-  call check(create_mpi(int(group, c_int64_t), c_null_ptr, ranks))  ! a Fortran communicator is its own MPI_Comm_c2f
+  ! In Fortran, a communicator is the integer that MPI_Comm_c2f returns in C.
+  call check(create_mpi(int(group, c_int64_t), c_null_ptr, ranks))
   call check(create_local(c_null_ptr, alone))
-  call attend(ranks, part, lo)
+  call attend(ranks, shard, lo)
   call attend(alone, whole, zero)
-  same = all(part == whole(:, :, lo + 1 : lo + ubound(part, 3)))
+  same = all(shard == whole(:, :, lo + 1 : lo + ubound(shard, 3)))
   call MPI_Allreduce(same, all_same, 1, MPI_LOGICAL, MPI_LAND, group, error)
-  if (rank == 0) print '(i0, 3a)', size, ' ranks: out is ', trim(merge('equal to', 'NOT     ', all_same)), ' that of one rank'
+  if (rank == 0) print '(i0, 3a)', size, ' ranks: out is ', trim(merge('equal to', 'NOT     ', all_same)), ' the output of one rank'
   call destroy(ranks)
   call destroy(alone)
   call MPI_Finalize(error)
@@ -119,7 +122,7 @@ contains
     call MPI_Abort(MPI_COMM_WORLD, int(status), error)
   end subroutine
 
-  ! attend gives out of this rank's rows, which start behind row lo.
+  ! attend returns out of this rank's tokens. Its first token is lo, counted from 0.
   subroutine attend(context, out, lo)
     type(c_ptr), intent(in) :: context
     real(c_float), allocatable, target, intent(out) :: out(:, :, :)
@@ -157,6 +160,6 @@ contains
     args%k = c_loc(t(2))
     args%v = c_loc(t(3))
     args%out = c_loc(t(4))
-    call check(forward(plan, batch, args))  ! saved is null: no backward
+    call check(forward(plan, batch, args))  ! saved is null: no backward pass follows
   end subroutine
 end program

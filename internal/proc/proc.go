@@ -20,8 +20,8 @@ func MemoryLimit() int64 {
 	return 0
 }
 
-// FreeMemory returns the bytes of host memory that this process and its neighbours may allocate,
-// within the limit of the container; 0 = unknown.
+// FreeMemory returns the bytes of host memory that are available to all processes of the machine,
+// or the limit of the container if that is smaller; 0 = unknown.
 func FreeMemory() int64 {
 	free := Meminfo("MemAvailable:")
 	if limit := MemoryLimit(); limit > 0 && limit < free {
@@ -30,10 +30,11 @@ func FreeMemory() int64 {
 	return free
 }
 
-// Meminfo returns a line of /proc/meminfo, such as "MemTotal:", in bytes; 0 = unknown.
+// Meminfo returns the value of a line of /proc/meminfo, such as "MemTotal:", in bytes; 0 = unknown.
 func Meminfo(name string) int64 { return procBytes("/proc/meminfo", name) }
 
-// procBytes returns a line "name 12 kB" of a file, in bytes; 0 if the line is missing.
+// procBytes returns the value of the line "name 12 kB" of a file, in bytes; 0 if there is no such
+// line.
 func procBytes(path, name string) int64 {
 	b, err := os.ReadFile(path)
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package status is the one table of outcomes: a Go code, a C value and a process exit code are the
-// same number.
+// Package status has the codes of errors. The status of a C function, the code of a Go error and
+// the exit code of the program are the same number.
 package status
 
 import (
@@ -7,24 +7,23 @@ import (
 	"fmt"
 )
 
-// Code is the outcome of an operation. Values are part of the C ABI and of the command line; they
+// Code is the result of an operation. The values are part of the C ABI and of the command line, and
 // never change.
 type Code int32
 
 const (
 	OK              Code = 0
-	InvalidArgument Code = 1 // a call or a command line that cannot be right
-	InvalidConfig   Code = 2 // a job file, a config.json or data that cannot be right
-	Unsupported     Code = 3 // right, but not built; refused by name
-	// does not fit; the text names the component and the setting that helps
-	OutOfMemory  Code = 4
-	Comm         Code = 5  // a peer is late, dead or disagrees
-	Device       Code = 6  // a device or its library failed
-	IO           Code = 7  // a file could not be read or written
-	Numeric      Code = 8  // NaN or infinity where a number is needed
-	Internal     Code = 10 // a fault of ours: a recovered panic
-	Preempted    Code = 75 // stopped in time with a checkpoint: requeue
-	NothingToRun Code = 77 // a check that had nothing to run on, such as no GPU
+	InvalidArgument Code = 1  // an argument of a call or of the command line is wrong
+	InvalidConfig   Code = 2  // a job file, a config.json or data is wrong
+	Unsupported     Code = 3  // valid, but not implemented; the message names it
+	OutOfMemory     Code = 4  // the message names what does not fit and the setting to change
+	Comm            Code = 5  // a rank is late, has failed, or has other arguments
+	Device          Code = 6  // a device or its driver failed
+	IO              Code = 7  // a file could not be read or written
+	Numeric         Code = 8  // NaN or Inf where a finite number is required
+	Internal        Code = 10 // a bug of this program, such as a panic
+	Preempted       Code = 75 // stopped by the scheduler, with a checkpoint: run the job again
+	NothingToRun    Code = 77 // a check without anything to check, such as without a GPU
 )
 
 var names = map[Code]string{
@@ -40,25 +39,25 @@ func (c Code) String() string {
 	return fmt.Sprintf("status %d", int32(c))
 }
 
-// Error carries a code beside a sentence that names the operation, the values and the fix.
+// Error is a message with a code. The message names the operation, the values and the fix.
 type Error struct {
 	Code   Code
 	Text   string
-	Err    error // cause, may be nil
-	Faults int   // number of faults that Text lists, a line each; 0 = one fault
+	Err    error // the cause; may be nil
+	Faults int   // number of faults that Text lists, one per line; 0 = one fault
 }
 
 func (e *Error) Error() string { return e.Text }
 func (e *Error) Unwrap() error { return e.Err }
 
-// Errorf makes an error with a code. The text should read "operation: values; fix"; %w keeps a
-// cause.
+// Errorf returns an error with a code. The message should read "operation: what is wrong, with
+// values; fix". %w sets the cause.
 func Errorf(c Code, format string, args ...any) error {
 	err := fmt.Errorf(format, args...)
 	return &Error{Code: c, Text: err.Error(), Err: errors.Unwrap(err)}
 }
 
-// Faults returns the number of faults that an error lists: 1 if it is no list, 0 for nil.
+// Faults returns the number of faults that an error lists: 1 if it has no list, 0 for nil.
 func Faults(err error) int {
 	if err == nil {
 		return 0
@@ -71,7 +70,7 @@ func Faults(err error) int {
 	return 1
 }
 
-// Of returns the code an error carries: OK for nil, Internal for one that carries none.
+// Of returns the code of an error: OK for nil, Internal for an error without a code.
 func Of(err error) Code {
 	if err == nil {
 		return OK
