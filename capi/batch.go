@@ -39,7 +39,7 @@ func checkBatch(op string, d *cBatchDesc, c *context) error {
 	case d.flags&flagZigzag != 0:
 		return unsupported("%s: ULYSSES_ZIGZAG: %s", op, notbuilt.Ring.Text("leave it out"))
 	case d.flags != 0:
-		return invalid("%s: flags is %#x; the only flag is ULYSSES_ZIGZAG", op, d.flags)
+		return invalid("%s: flags is %#x; leave it 0", op, d.flags)
 	case d.batch < 1 || d.seq < 0 || d.rows < 0 || d.kv_seq < 0 || d.kv_rows < 0 || d.docs < 0:
 		return invalid("%s: batch is %d, seq %d, rows %d, kv_seq %d, kv_rows %d and docs %d; give 1 or more for batch, and 0 or more for the others", op, d.batch, d.seq, d.rows, d.kv_seq, d.kv_rows, d.docs)
 	case max(d.batch, d.seq, d.rows, d.kv_seq, d.kv_rows) > maxTokens || d.batch > maxTokens/max(1, d.seq, d.rows, d.kv_seq, d.kv_rows):
@@ -67,11 +67,11 @@ func checkBatch(op string, d *cBatchDesc, c *context) error {
 
 // gatherRows returns the number of rows of each rank, and their sum. Collective.
 func gatherRows(op string, c comm.Comm, rows, batch int64) (all []int64, total int64, err error) {
-	parts, err := comm.GatherBytes(c, binary.LittleEndian.AppendUint64(nil, uint64(rows)))
+	blocks, err := comm.GatherBytes(c, binary.LittleEndian.AppendUint64(nil, uint64(rows)))
 	if err != nil {
 		return nil, 0, err
 	}
-	for _, p := range parts {
+	for _, p := range blocks {
 		n := int64(binary.LittleEndian.Uint64(p))
 		all, total = append(all, n), total+n
 		if total > maxTokens/batch {
@@ -87,24 +87,24 @@ func gatherRows(op string, c comm.Comm, rows, batch int64) (all []int64, total i
 // positionsGiven reports whether the ranks have given positions. Ranks without rows do not count.
 // Collective.
 func positionsGiven(op string, c comm.Comm, positions *int64, rows int64) (bool, error) {
-	const none, given, free = 0, 1, 2
-	mine := byte(none)
+	const absent, given, noRows = 0, 1, 2
+	mine := byte(absent)
 	switch {
 	case rows == 0:
-		mine = free
+		mine = noRows
 	case positions != nil:
 		mine = given
 	}
-	parts, err := comm.GatherBytes(c, []byte{mine})
+	blocks, err := comm.GatherBytes(c, []byte{mine})
 	if err != nil {
 		return false, err
 	}
-	rank := [3]int{-1, -1, -1} // a rank of each kind
-	for r, p := range parts {
+	rank := [3]int{-1, -1, -1} // the last rank with each value
+	for r, p := range blocks {
 		rank[p[0]] = r
 	}
-	if rank[none] >= 0 && rank[given] >= 0 {
-		return false, invalid("%s: positions is NULL on rank %d and given on rank %d; give it on every rank that has rows, or on none", op, rank[none], rank[given])
+	if rank[absent] >= 0 && rank[given] >= 0 {
+		return false, invalid("%s: positions is NULL on rank %d and given on rank %d; give it on every rank that has rows, or on none", op, rank[absent], rank[given])
 	}
 	return rank[given] >= 0, nil
 }
@@ -117,13 +117,13 @@ func gatherPositions(op string, c comm.Comm, s *sp.BatchSpec, mine []int64) erro
 	for _, p := range mine {
 		b = binary.LittleEndian.AppendUint64(b, uint64(p))
 	}
-	parts, err := comm.GatherBytes(c, b)
+	blocks, err := comm.GatherBytes(c, b)
 	if err != nil {
 		return err
 	}
 	s.Positions = make([]int64, 0, s.Batch*s.Seq)
 	for i := range s.Batch {
-		for r, p := range parts {
+		for r, p := range blocks {
 			row := int64(len(p)) / 8 / s.Batch
 			for j := i * row; j < (i+1)*row; j++ {
 				got, due := int64(binary.LittleEndian.Uint64(p[8*j:])), int64(0)
@@ -247,12 +247,12 @@ func (x *batch) createCross(op string, d *cBatchDesc, s sp.BatchSpec) error {
 	c := x.ctx.comm
 	s.KVSeq = d.kv_seq
 	if d.kv_seq == 0 {
-		parts, err := comm.GatherBytes(c, binary.LittleEndian.AppendUint64(nil, uint64(d.kv_rows)))
+		blocks, err := comm.GatherBytes(c, binary.LittleEndian.AppendUint64(nil, uint64(d.kv_rows)))
 		if err != nil {
 			return err
 		}
 		any := false
-		for _, p := range parts {
+		for _, p := range blocks {
 			any = any || binary.LittleEndian.Uint64(p) > 0
 		}
 		if !any && d.kv_cu_seqlens != nil {

@@ -270,8 +270,8 @@ func noWorkspace(op string, need int64) error {
 	return invalid("%s: workspace is NULL and the context was created with ULYSSES_OWN_WORKSPACES; give %d bytes", op, need)
 }
 
-func contextQuery(h uintptr, out unsafe.Pointer) error {
-	const op = "ulysses_context_query"
+// inContext runs the body of a call on a context that is not collective.
+func inContext(op string, h uintptr, body func(c *context) error) error {
 	c, err := find[context](op, contextKind, h)
 	if err != nil {
 		return err
@@ -280,43 +280,34 @@ func contextQuery(h uintptr, out unsafe.Pointer) error {
 		return err
 	}
 	defer c.leave()
+	return body(c)
+}
 
-	return writeStruct(op, "out", out, &cContextInfo{rank: int32(c.comm.Rank()), size: int32(c.comm.Size()), ulysses: int32(c.comm.Size()), ring: 1,
-		device: c.deviceType, ordinal: c.ordinal, comm: c.transport()})
+func contextQuery(h uintptr, out unsafe.Pointer) error {
+	const op = "ulysses_context_query"
+	return inContext(op, h, func(c *context) error {
+		return writeStruct(op, "out", out, &cContextInfo{rank: int32(c.comm.Rank()), size: int32(c.comm.Size()), ulysses: int32(c.comm.Size()), ring: 1,
+			device: c.deviceType, ordinal: c.ordinal, comm: c.transport()})
+	})
 }
 
 func contextError(h uintptr) error {
-	const op = "ulysses_context_async_error"
-	c, err := find[context](op, contextKind, h)
-	if err != nil {
-		return err
-	}
-	if err := c.enter(op); err != nil {
-		return err
-	}
-	defer c.leave()
-	return c.asyncError()
+	return inContext("ulysses_context_async_error", h, (*context).asyncError)
 }
 
 // contextAbort makes the later calls of this rank fail, and the calls of its peers if the
 // communicator can reach them.
 func contextAbort(h uintptr, why int32) error {
 	const op = "ulysses_context_abort"
-	c, err := find[context](op, contextKind, h)
-	if err != nil {
-		return err
-	}
-	if err := c.enter(op); err != nil {
-		return err
-	}
-	defer c.leave()
-	code := status.Code(why)
-	if code == status.OK {
-		code = status.Internal
-	}
-	c.failed = status.Errorf(code, "ulysses_context_abort was called with status %d (%v); destroy the context", why, status.Code(why))
-	c.comm.Abort(code, "ulysses_context_abort")
-	return nil
+	return inContext(op, h, func(c *context) error {
+		code := status.Code(why)
+		if code == status.OK {
+			code = status.Internal
+		}
+		c.failed = status.Errorf(code, "%s was called with status %d (%v); destroy the context", op, why, status.Code(why))
+		c.comm.Abort(code, op)
+		return nil
+	})
 }
 
 // contextDestroy destroys a context with its plans, batches and requests. Collective.
@@ -329,11 +320,11 @@ func contextDestroy(h uintptr) error {
 	if err != nil {
 		return err
 	}
-	if err := c.enter(op); err != nil && c.failed == nil {
-		return err
-	} else if err != nil && !c.mu.TryLock() {
-		return err
-	} else if err != nil {
+	if err := c.enter(op); err != nil {
+		// an aborted context refuses all other calls
+		if c.failed == nil || !c.mu.TryLock() {
+			return err
+		}
 		c.gpu.enter()
 	}
 	defer c.leave()

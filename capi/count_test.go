@@ -28,78 +28,55 @@ func tensorOf(shape ...int64) *cTensor {
 	return &x.t
 }
 
-// callsOfStep allocates the arguments of one call of each function that a training step uses, on
-// one rank of a context. It returns a function that makes all calls once.
+// callsOfStep returns a function that calls each function of a training step once, with workspaces,
+// on one rank of a context. Collective.
 func callsOfStep(t *testing.T, ctx uintptr) func() {
-	const b, s, hq, hkv, d, hidden = 1, 9, 4, 2, 8, 12
-	desc := cAttentionDesc{struct_size: uint32(unsafe.Sizeof(cAttentionDesc{})), dtype: typeF32, flags: flagCausal, heads: hq, kv_heads: hkv, head_dim: d}
-	rule := cGDNDesc{struct_size: uint32(unsafe.Sizeof(cGDNDesc{})), dtype: typeF32, flags: flagStates, strategy: gdnState, qk_heads: hkv, v_heads: hq, qk_dim: d, v_dim: d}
-	lengths := cBatchDesc{struct_size: uint32(unsafe.Sizeof(cBatchDesc{})), batch: b, seq: s}
-	info := cBatchInfo{struct_size: uint32(unsafe.Sizeof(cBatchInfo{}))}
-	var plan, states, heads, batch uintptr
-	must(t, newPlan(ctx, p(&desc), p(&plan)))
-	must(t, newGDNPlan(ctx, p(&rule), p(&states)))
-	rule.strategy = gdnHeads
-	must(t, newGDNPlan(ctx, p(&rule), p(&heads)))
-	must(t, newBatch(ctx, p(&lengths), p(&batch)))
-	must(t, batchQuery(batch, p(&info)))
-	n := info.rows
-	sizes := func(f func(s *cSizes) error) (size cSizes, saved, workspace unsafe.Pointer) {
+	r := newRankCalls(t, ctx)
+	var size cSizes
+	workspaceOf := func(query func(s *cSizes) error) (unsafe.Pointer, uint64) {
 		size.struct_size = uint32(unsafe.Sizeof(size))
-		must(t, f(&size))
-		return size, aligned(size.saved + 64), aligned(size.workspace + 64)
+		must(t, query(&size))
+		return aligned(size.workspace + 64), size.workspace
 	}
-	q := func() *cTensor { return tensorOf(b, n, hq, d) }
-	k := func() *cTensor { return tensorOf(b, n, hkv, d) }
-	x := func() *cTensor { return tensorOf(b, n, hidden) }
-
-	a := cAttentionArgs{struct_size: uint32(unsafe.Sizeof(cAttentionArgs{})), q: q(), k: k(), v: k(), out: q(), lse: tensorOf(b, n, hq)}
-	size, saved, workspace := sizes(func(s *cSizes) error { return planSizes(plan, batch, p(s)) })
-	a.saved, a.saved_bytes, a.workspace, a.workspace_bytes = saved, size.saved, workspace, size.workspace
-	g := cAttentionGrads{struct_size: uint32(unsafe.Sizeof(cAttentionGrads{})), dout: q(), dq: q(), dk: k(), dv: k()}
-
-	ins, outs := [2]*cTensor{q(), k()}, [2]*cTensor{tensorOf(b, s, size.head_hi-size.head_lo, d), tensorOf(b, s, size.shared_hi-size.shared_lo, d)}
-	shared := [2]int32{0, 1}
-	there := cReshardArgs{struct_size: uint32(unsafe.Sizeof(cReshardArgs{})), n: 2, in: &ins[0], out: &outs[0], shared: &shared[0]}
-	back := there
-	back.in, back.out, back.sum_copies = &outs[0], &ins[0], 1
-	for _, r := range []*cReshardArgs{&there, &back} {
-		must(t, reshardWorkspace(plan, batch, p(r), r == &there, p(&r.workspace_bytes)))
-		r.workspace = aligned(r.workspace_bytes + 64)
+	r.attention.lse = r.gates()
+	r.attention.workspace, r.attention.workspace_bytes = workspaceOf(func(s *cSizes) error { return planSizes(r.plan, r.batch, p(s)) })
+	for _, a := range []*cReshardArgs{&r.toHeads, &r.toSeq} {
+		must(t, reshardWorkspace(r.plan, r.batch, p(a), a == &r.toHeads, p(&a.workspace_bytes)))
+		a.workspace = aligned(a.workspace_bytes + 64)
 	}
-	halo := cHaloArgs{struct_size: uint32(unsafe.Sizeof(cHaloArgs{})), n: 3, x: x(), halo: tensorOf(b, 3, hidden)}
-	must(t, haloWorkspace(ctx, batch, p(&halo), p(&halo.workspace_bytes)))
-	halo.workspace = aligned(halo.workspace_bytes + 64)
-
-	layer := cAttentionLayerArgs{struct_size: uint32(unsafe.Sizeof(cAttentionLayerArgs{})), hidden: hidden, x: x(), wq: tensorOf(hq*d, hidden), wk: tensorOf(hkv*d, hidden), wv: tensorOf(hkv*d, hidden),
-		wo: tensorOf(hidden, hq*d), bq: tensorOf(hq * d), q_norm: tensorOf(d), k_norm: tensorOf(d), cos: tensorOf(n, d/2), sin: tensorOf(n, d/2), y: x()}
-	size, saved, workspace = sizes(func(s *cSizes) error { return attentionLayerSizes(plan, batch, p(&layer), p(s)) })
-	layer.saved, layer.saved_bytes, layer.workspace, layer.workspace_bytes = saved, size.saved, workspace, size.workspace
-	layerGrads := cAttentionLayerGrads{struct_size: uint32(unsafe.Sizeof(cAttentionLayerGrads{})), dy: x(), dx: x(), dwq: tensorOf(hq*d, hidden), dbq: tensorOf(hq * d), dk_norm: tensorOf(d)}
-
-	deltas := [2]cGDNArgs{}
-	plans := [2]uintptr{states, heads}
-	for i := range deltas {
-		size, saved, workspace = sizes(func(s *cSizes) error { return planSizes(plans[i], batch, p(s)) })
-		deltas[i] = cGDNArgs{struct_size: uint32(unsafe.Sizeof(cGDNArgs{})), q: k(), k: k(), v: q(), g: tensorOf(b, n, hq), beta: tensorOf(b, n, hq), state_in: tensorOf(b, hq, d, d), out: q(),
-			state_out: tensorOf(b, hq, d, d), saved: saved, saved_bytes: size.saved, workspace: workspace, workspace_bytes: size.workspace}
-		gates := unsafe.Slice((*float32)(deltas[i].g.data), n*hq)
-		for j := range gates {
-			gates[j] -= 1
+	must(t, haloWorkspace(ctx, r.batch, p(&r.halo), p(&r.halo.workspace_bytes)))
+	r.halo.workspace = aligned(r.halo.workspace_bytes + 64)
+	r.layer.bq, r.layer.q_norm, r.layer.k_norm = tensorOf(callHeads*callDim), tensorOf(callDim), tensorOf(callDim)
+	r.layer.cos, r.layer.sin = tensorOf(r.rows, callDim/2), tensorOf(r.rows, callDim/2)
+	r.layerGrads.dbq, r.layerGrads.dk_norm = tensorOf(callHeads*callDim), tensorOf(callDim)
+	r.layer.workspace, r.layer.workspace_bytes = workspaceOf(func(s *cSizes) error { return attentionLayerSizes(r.plan, r.batch, p(&r.layer), p(s)) })
+	r.layer.saved, r.layer.saved_bytes = aligned(size.saved+64), size.saved
+	for i := range r.gdn {
+		r.gdn[i].state_in, r.gdn[i].state_out = r.states(), r.states()
+		r.gdn[i].workspace, r.gdn[i].workspace_bytes = workspaceOf(func(s *cSizes) error { return planSizes(r.rules[i], r.batch, p(s)) })
+		decays := unsafe.Slice((*float32)(r.gdn[i].g.data), r.rows*callHeads)
+		for j := range decays {
+			decays[j] -= 1
 		}
 	}
-	delta := cGDNGrads{struct_size: uint32(unsafe.Sizeof(cGDNGrads{})), dout: q(), dq: k(), dk: k(), dv: q(), dg: tensorOf(b, n, hq), dbeta: tensorOf(b, n, hq), dstate_out: tensorOf(b, hq, d, d),
-		dstate_in: tensorOf(b, hq, d, d)}
+	r.gdnGrads.dstate_out, r.gdnGrads.dstate_in = r.states(), r.states()
 	sum, count := 1.0, int64(1)
 	var request uintptr
 	calls := []func() error{
-		func() error { return attentionForward(plan, batch, p(&a)) }, func() error { return attentionBackward(plan, batch, p(&a), p(&g)) },
-		func() error { return reshard(plan, batch, p(&there), true) }, func() error { return reshard(plan, batch, p(&back), false) },
-		func() error { return reshardStart(plan, batch, p(&there), true, p(&request)) }, func() error { return requestWait(request) },
-		func() error { return callHalo("ulysses_halo_forward", ctx, batch, p(&halo), true) }, func() error { return callHalo("ulysses_halo_backward", ctx, batch, p(&halo), false) },
-		func() error { return attentionLayerForward(plan, batch, p(&layer)) }, func() error { return attentionLayerBackward(plan, batch, p(&layer), p(&layerGrads)) },
-		func() error { return gdnForward(states, batch, p(&deltas[0])) }, func() error { return gdnBackward(states, batch, p(&deltas[0]), p(&delta)) },
-		func() error { return gdnForward(heads, batch, p(&deltas[1])) }, func() error { return gdnBackward(heads, batch, p(&deltas[1]), p(&delta)) },
+		func() error { return attentionForward(r.plan, r.batch, p(&r.attention)) },
+		func() error { return attentionBackward(r.plan, r.batch, p(&r.attention), p(&r.attentionGrads)) },
+		func() error { return reshard(r.plan, r.batch, p(&r.toHeads), true) },
+		func() error { return reshard(r.plan, r.batch, p(&r.toSeq), false) },
+		func() error { return reshardStart(r.plan, r.batch, p(&r.toHeads), true, p(&request)) },
+		func() error { return requestWait(request) },
+		func() error { return callHalo("ulysses_halo_forward", ctx, r.batch, p(&r.halo), true) },
+		func() error { return callHalo("ulysses_halo_backward", ctx, r.batch, p(&r.halo), false) },
+		func() error { return attentionLayerForward(r.plan, r.batch, p(&r.layer)) },
+		func() error { return attentionLayerBackward(r.plan, r.batch, p(&r.layer), p(&r.layerGrads)) },
+		func() error { return gdnForward(r.rules[0], r.batch, p(&r.gdn[0])) },
+		func() error { return gdnBackward(r.rules[0], r.batch, p(&r.gdn[0]), p(&r.gdnGrads)) },
+		func() error { return gdnForward(r.rules[1], r.batch, p(&r.gdn[1])) },
+		func() error { return gdnBackward(r.rules[1], r.batch, p(&r.gdn[1]), p(&r.gdnGrads)) },
 		func() error { sum, count = 1, 1; return lossReduce(ctx, p(&sum), p(&count), nil) },
 	}
 	return func() {

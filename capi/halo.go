@@ -123,19 +123,13 @@ func (h *halo) bytes() int64 {
 
 func haloWorkspace(ch, bh uintptr, args, out unsafe.Pointer) error {
 	const op = "ulysses_halo_workspace"
-	c, err := find[context](op, contextKind, ch)
-	if err != nil {
-		return err
-	}
-	if err := c.enter(op); err != nil {
-		return err
-	}
-	defer c.leave()
-	h, _, err := c.readHalo(op, bh, args, true, false)
-	if err != nil {
-		return err
-	}
-	return c.writeWorkspace(op, h.bytes(), out)
+	return inContext(op, ch, func(c *context) error {
+		h, _, err := c.readHalo(op, bh, args, true, false)
+		if err != nil {
+			return err
+		}
+		return c.writeWorkspace(op, h.bytes(), out)
+	})
 }
 
 // writeWorkspace writes the result of a query for workspace.

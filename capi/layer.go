@@ -131,6 +131,14 @@ func (c *context) readLayer(op string, p *plan, b *sp.Batch, args unsafe.Pointer
 	return a, x, nil
 }
 
+// layerArgs returns the lengths of a collective call, and what readLayer returns.
+func (p *plan) layerArgs(op string, both *batch, args unsafe.Pointer) (b *sp.Batch, a cAttentionLayerArgs, x *layerTensors, err error) {
+	if b, err = p.attentionBatch(op, both, true); err == nil {
+		a, x, err = p.ctx.readLayer(op, p, b, args)
+	}
+	return b, a, x, err
+}
+
 // weights reads the weights, biases, norms and rotations, which both passes read. It checks that
 // all are row-major and have the type of the plan (cos and sin: F32).
 func (x *layerTensors) weights(r *reader, a *cAttentionLayerArgs) {
@@ -199,11 +207,7 @@ func attentionLayerForward(ph, bh uintptr, args unsafe.Pointer) error {
 
 func (p *plan) layerForward(op string, both *batch, args unsafe.Pointer) error {
 	c := p.ctx
-	b, err := p.attentionBatch(op, both, true)
-	if err != nil {
-		return err
-	}
-	a, x, err := c.readLayer(op, p, b, args)
+	b, a, x, err := p.layerArgs(op, both, args)
 	if err != nil {
 		return err
 	}

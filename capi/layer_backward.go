@@ -15,11 +15,7 @@ func attentionLayerBackward(ph, bh uintptr, args, grads unsafe.Pointer) error {
 
 func (p *plan) layerBackward(op string, both *batch, args, grads unsafe.Pointer) error {
 	c := p.ctx
-	b, err := p.attentionBatch(op, both, true)
-	if err != nil {
-		return err
-	}
-	a, x, err := c.readLayer(op, p, b, args)
+	b, a, x, err := p.layerArgs(op, both, args)
 	if err != nil {
 		return err
 	}
