@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/json"
 	"flag"
 	"fmt"
 	"os"
@@ -80,6 +81,21 @@ func mpirun(t *testing.T, n int, exe ...string) string {
 	need.Tool(t, "mpirun", "run make deps-test")
 	env := []string{"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "OMPI_MCA_btl_vader_single_copy_mechanism=none", "OMPI_MCA_mpi_yield_when_idle=1"}
 	return output(t, 3*time.Minute, env, "mpirun", append([]string{"--oversubscribe", "--bind-to", "none", "-n", strconv.Itoa(n)}, exe...)...)
+}
+
+// ulysses_build_info names the commit from which `make lib` has built the library; "+" marks a
+// changed tree. Outside of a git checkout the commit is "".
+func TestBuildInfo(t *testing.T) {
+	exe := compile(t, "gcc", "-std=c11", "testdata/host.c")
+	var info struct{ Commit string }
+	if err := json.Unmarshal([]byte(output(t, time.Minute, nil, exe, "info")), &info); err != nil {
+		t.Fatal(err)
+	}
+	head, err := exec.Command("git", "-C", root(t), "rev-parse", "HEAD").Output()
+	commit := strings.TrimSuffix(info.Commit, "+")
+	if outside := err != nil; outside != (commit == "") || !strings.HasPrefix(string(head), commit) {
+		t.Errorf("the library names commit %q, git names %q", info.Commit, strings.TrimSpace(string(head)))
+	}
 }
 
 // Hosts in C with MPI.

@@ -1,5 +1,5 @@
 // host.c MODE: a host in C without MPI. The modes are "attention", "hostile", "tiled", "callbacks",
-// "overhead" and "soak N".
+// "overhead", "info" (prints ulysses_build_info) and "soak N".
 #define _GNU_SOURCE
 #include <sched.h>
 #include <time.h>
@@ -365,6 +365,7 @@ static void overhead(void) {
 
 int main(int argc, char **argv) {
   const char *mode = argc > 1 ? argv[1] : "attention";
+  if (!strcmp(mode, "info")) return puts(ulysses_build_info()) < 0;
   if (!strcmp(mode, "hostile")) hostile();
   else if (!strcmp(mode, "callbacks")) callbacks();
   else if (!strcmp(mode, "tiled")) tiled();
