@@ -11,8 +11,8 @@ import (
 	"ulysses/train"
 )
 
-// checkpoints is where the run keeps its states and what one that resumes must have in common with
-// it.
+// checkpoints returns the checkpoints of the run, with the settings that a resumed run must have in
+// common with it.
 func (s *session) checkpoints() *train.Checkpoints {
 	j := s.Job
 	base := j.Model.Path
@@ -32,7 +32,7 @@ func (s *session) checkpoints() *train.Checkpoints {
 	}}
 }
 
-// digest stands for a value in the comparison of runs.
+// digest returns a short hash of a value, for comparing runs.
 func digest(v any) string {
 	text, err := json.Marshal(v)
 	if err != nil {
@@ -42,7 +42,7 @@ func digest(v any) string {
 	return hex.EncodeToString(h[:8])
 }
 
-// names are files without their folders, which may have moved.
+// names returns the names of files without their folders, which may have moved.
 func names(paths []string) string {
 	short := make([]string, len(paths))
 	for i, p := range paths {
@@ -51,7 +51,8 @@ func names(paths []string) string {
 	return strings.Join(short, ", ")
 }
 
-// resume fills the weights from a checkpoint, if there is one and it is wanted. Collective.
+// resume reads the weights from a checkpoint, if there is one and checkpoint.resume is not "off".
+// Collective.
 func (s *session) resume(setup *train.Setup) error {
 	j := s.Job
 	setup.Checkpoints = s.checkpoints()

@@ -19,13 +19,13 @@ import (
 	"ulysses/slurm"
 )
 
-// Main is the command line without the process: it does what args say and returns the exit code.
-// Failures go to stderr, once for the whole job where all ranks share them.
+// Main runs the command line args and returns the exit code. It prints errors on stderr, once for
+// the whole job if all ranks have the same error.
 func Main(args []string, stdout, stderr io.Writer) (code status.Code) {
 	defer func() {
 		if p := recover(); p != nil {
 			code = status.Internal
-			fmt.Fprintf(stderr, "ulysses-mpi: a fault of this program: %v (%s)\n", p, panicPlace())
+			fmt.Fprintf(stderr, "ulysses-mpi: internal error: %v (%s)\n", p, panicPosition())
 		}
 	}()
 	name, o, err := parseArgs(args)
@@ -45,7 +45,7 @@ func Main(args []string, stdout, stderr io.Writer) (code status.Code) {
 	return status.Of(err)
 }
 
-// maxRanks bounds the ranks in one process; each is goroutines and memory here, not a machine.
+// maxRanks is the largest number of ranks in one process.
 const maxRanks = 1024
 
 // complain writes the error. If all ranks agreed on it, only the first rank writes it. A failure of
@@ -61,7 +61,8 @@ func (o *Options) complain(err error) {
 	var ownError launch.OwnError
 	lone := errors.As(err, &ownError)
 	if env.Rank > 0 && !own {
-		// what all share, the first has said by then, and the launcher has ended this process
+		// By then rank 0 has printed an error that all ranks have, and the launcher has ended this
+		// process.
 		time.Sleep(silence)
 		if !lone {
 			return
@@ -87,8 +88,8 @@ var (
 	rankCount  = regexp.MustCompile(` \((\d+) of (\d+) ranks failed\)$`)
 )
 
-// withoutRanks takes from an agreed error the ranks that every layer put before it, but for one
-// that tells something: a rank other than the first, in a failure that not all share.
+// withoutRanks removes the rank numbers that each layer has put before an agreed error. It keeps
+// the last one if it is not 0 and not all ranks have failed.
 func withoutRanks(text string) string {
 	shared := false
 	if m := rankCount.FindStringSubmatch(text); m != nil && m[1] == m[2] {
@@ -104,11 +105,11 @@ func withoutRanks(text string) string {
 	return "rank " + rank + ": " + text
 }
 
-// silence is how long the other ranks wait for the first to speak: a launcher kills all processes
-// when one exits with a failure.
+// silence is the time for which other ranks wait until rank 0 has printed an error, because a
+// launcher kills all processes when one exits with an error.
 const silence = 300 * time.Millisecond
 
-// onFirstRank keeps a verb that only tells something from telling it once a process.
+// onFirstRank runs a verb that only prints something, on rank 0 alone.
 func onFirstRank(f func() error) error {
 	if slurm.Env().Rank > 0 {
 		return nil
@@ -116,6 +117,7 @@ func onFirstRank(f func() error) error {
 	return f()
 }
 
+// version is the verb version.
 func version(w io.Writer) error { return written(fmt.Fprintln(w, programVersion())) }
 
 // programVersion returns one line: version, commit, and the compiler and options of the build.
@@ -131,6 +133,7 @@ func programVersion() string {
 	return fmt.Sprintf("ulysses-mpi %s, %s, %s, %s %s/%s", vers.String, commit, mpi, runtime.Version(), runtime.GOOS, runtime.GOARCH)
 }
 
+// written returns the error of writing to standard output.
 func written(_ int, err error) error {
 	if err != nil {
 		return status.Errorf(status.IO, "standard output: %w", err)
@@ -138,8 +141,8 @@ func written(_ int, err error) error {
 	return nil
 }
 
-// panicPlace is the function and line of ours that panicked, for a report of one line.
-func panicPlace() string {
+// panicPosition returns the function and line that panicked.
+func panicPosition() string {
 	pcs := make([]uintptr, 64)
 	frames := runtime.CallersFrames(pcs[:runtime.Callers(1, pcs)])
 	panicked := false

@@ -37,16 +37,16 @@ func init() {
 	cobra.EnableCommandSorting = false // help lists the verbs in this order
 	verbs = []verb{
 		{name: "run", words: []string{jobFile}, run: Run,
-			short: "run the job; the word run may be left out",
-			long: `Runs the job: kind = "train", "eval", "attention" or "gdn". A run that was stopped with a checkpoint
-resumes when the same command is given again.`,
+			short: "run the job; the word run is optional",
+			long: `Runs the job: kind = "train", "eval", "attention" or "gdn". To resume a run that was stopped with
+a checkpoint, run the same command again.`,
 			example: `mpirun -n 4 ulysses-mpi job.toml
 srun --mpi=pmix ulysses-mpi job.toml --set optimizer.lr=3e-4 --set output.dir=out2
 ulysses-mpi job.toml --ranks 4`,
 			codes: []status.Code{status.OK, status.InvalidConfig, status.Unsupported, status.OutOfMemory, status.Comm, status.Device, status.IO, status.Numeric, status.Preempted}},
 		{name: "plan", words: []string{jobFile}, run: func(o Options) error { return onFirstRank(func() error { return planJob(o) }) },
 			short: "predict memory, traffic and time of a step; executes nothing",
-			long: `Predicts the memory of each rank, the bytes it sends and the time of a step, and says whether the job fits.
+			long: `Predicts the memory of each rank, the bytes sent, the time of a step, and whether the job fits.
 It executes nothing and needs no GPU. docs/plan.md explains the tables.`,
 			example: `ulysses-mpi plan job.toml --ranks 8
 ulysses-mpi plan job.toml --cluster examples/clusters/h200.toml --search`,
@@ -54,36 +54,36 @@ ulysses-mpi plan job.toml --cluster examples/clusters/h200.toml --search`,
 		{name: "verify", words: []string{jobFile}, run: Verify,
 			short: "compare the job on one rank with the job on all ranks, tensor by tensor",
 			long: `Runs the first step of the job (or the whole operator job) on all ranks and on one rank, and
-compares loss, gradients and outputs. The first line is the verdict: bitwise, within tolerance, or FAIL with
-the tensors that differ by too much.`,
+compares loss, gradients and outputs. The first line is the verdict: bitwise, within tolerance, or
+FAIL with the tensors that differ by more than the tolerance.`,
 			example: `mpirun -n 4 ulysses-mpi verify job.toml
 ulysses-mpi verify job.toml --ranks 4 --all`,
 			codes: []status.Code{status.OK, status.InvalidConfig, status.Unsupported, status.OutOfMemory, status.IO, status.Numeric}},
 		{name: "export", words: []string{"checkpoint", "folder"}, run: func(o Options) error { return onFirstRank(func() error { return export(o) }) },
 			short: "write a Hugging Face folder from a checkpoint, or from the newest of several",
-			long: `Writes the weights of a checkpoint as the Hugging Face folder that the run would have written had it ended
-there. The checkpoint is a folder step-NNNNNNNN, or a folder of several, of which the newest is read.
-A folder that holds a model is refused without --force, and the base model's folder always.
-It needs no ranks and no GPU.`,
+			long: `Writes the weights of a checkpoint as a Hugging Face folder, as at the end of a run.
+The checkpoint is a folder step-NNNNNNNN, or a folder of several, of which the newest is read.
+A folder that has a model is not overwritten without --force; the base model's folder never is.
+It needs no other ranks and no GPU.`,
 			example: `ulysses-mpi export out/checkpoints model-of-checkpoint`,
 			codes:   []status.Code{status.OK, status.InvalidArgument, status.InvalidConfig, status.IO}},
 		{name: "init", option: "model-folder", run: func(o Options) error { return onFirstRank(func() error { return initJob(o) }) },
 			short: "write a commented job file, for a model folder or from scratch",
-			long: `Writes a job file with comments: for a Hugging Face folder one that fine-tunes it, without a folder one
-that trains a small model from scratch. A file that exists is not overwritten.`,
+			long: `Writes a job file with comments. With a Hugging Face folder, the job fine-tunes this model;
+without a folder, it trains a small model from scratch. A file that exists is not overwritten.`,
 			example: `ulysses-mpi init Qwen3-0.6B -o finetune.toml
 ulysses-mpi init`,
 			codes: []status.Code{status.OK, status.InvalidConfig, status.Unsupported, status.IO}},
 		{name: "doctor", run: func(o Options) error { return onFirstRank(func() error { return doctorHere(o) }) },
 			short: "list what was found on this machine and what is missing",
-			long: `Lists processor, memory, MPI, GPUs and libraries of this machine, and for each missing one what it costs
-and how to get it.`,
+			long: `Lists processor, memory, MPI, GPUs and libraries of this machine. For each missing one it
+prints the consequence and the fix.`,
 			example: `srun -N 1 -n 1 ulysses-mpi doctor`,
 			codes:   []status.Code{status.OK}},
 		{name: "completion", words: []string{"shell"}, run: func(o Options) error { return onFirstRank(func() error { return completion(o) }) },
 			short: "print the completion script of bash, zsh, fish or powershell",
-			long: `Prints a script that lets a shell complete verbs, flags, job files and the keys of --set. Load it in the
-shell's start file, or put it where the shell looks for such scripts.`,
+			long: `Prints a script with which a shell completes verbs, flags, job files and the keys of --set.
+Load it in the shell's start file, or write it to the shell's folder of completion scripts.`,
 			example: `source <(ulysses-mpi completion bash)
 ulysses-mpi completion bash > /etc/bash_completion.d/ulysses-mpi
 ulysses-mpi completion zsh > "${fpath[1]}/_ulysses-mpi"
@@ -91,11 +91,12 @@ ulysses-mpi completion fish > ~/.config/fish/completions/ulysses-mpi.fish`,
 			codes: []status.Code{status.OK}},
 		{name: "version", run: func(o Options) error { return onFirstRank(func() error { return version(o.Stdout) }) },
 			short:   "print version, commit and build",
-			long:    "Prints the version, the commit that the program was built from, whether MPI is part of it, and Go's version.",
+			long:    "Prints the version, the commit of the sources, whether the program is linked with MPI, and the Go version.",
 			example: "ulysses-mpi version", codes: []status.Code{status.OK}},
 	}
 }
 
+// verbOf returns the verb with a name, or nil.
 func verbOf(name string) *verb {
 	for i := range verbs {
 		if verbs[i].name == name {
@@ -105,15 +106,16 @@ func verbOf(name string) *verb {
 	return nil
 }
 
-// flagVerbs maps a flag to the verbs that take it. Every command defines every flag, so a flag may
-// stand before the verb, and a flag of another verb is refused by name.
+// flagVerbs maps a flag to the verbs that accept it. Every command defines every flag, so that a
+// flag may be in front of the verb, and a flag of another verb is refused by name.
 var flagVerbs = map[string][]string{
 	"set": {"run", "plan", "verify"}, "ranks": {"run", "plan", "verify"}, "search": {"plan"}, "cluster": {"plan"}, "json": {"verify"}, "all": {"verify"}, "force": {"run", "export"},
 	"log": {"run", "plan", "verify"}, "verbose": {"run"}, "quiet": {"run", "verify"}, "output": {"init"},
 }
 
+// addFlags defines all flags of all verbs.
 func addFlags(f *pflag.FlagSet, o *Options) {
-	f.Var((*setFlag)(&o.Sets), "set", "replace a key of the job file; the value is TOML, or else text; may be repeated")
+	f.Var((*setFlag)(&o.Sets), "set", "replace a key of the job file; the value is TOML or text; may be repeated")
 	f.IntVarP(&o.Ranks, "ranks", "n", 0, "run `N` ranks inside this process (default 1); with plan, plan for N ranks")
 	f.BoolVar(&o.search, "search", false, "find the best mesh for these ranks and the longest sequence that fits")
 	f.StringVar(&o.cluster, "cluster", "", "plan for the machine that `file.toml` describes (docs/plan.md)")
@@ -121,7 +123,7 @@ func addFlags(f *pflag.FlagSet, o *Options) {
 	f.BoolVar(&o.all, "all", false, "print every tensor")
 	f.BoolVar(&o.force, "force", false, "overwrite results of another run or an older model (output.overwrite)")
 	f.StringVarP(&o.output, "output", "o", "job.toml", "write `file.toml`")
-	f.StringVar(&o.log, "log", "auto", "write the log as `form`: auto, console (lines to read, the default) or json")
+	f.StringVar(&o.log, "log", "auto", "`form` of the log: auto (= console), console (text) or json")
 	f.BoolVarP(&o.Verbose, "verbose", "v", false, "print all tables: memory by component, every phase, bytes by operation")
 	f.BoolVarP(&o.Quiet, "quiet", "q", false, "print warnings, errors and one line of results")
 }
@@ -133,14 +135,14 @@ func (s *setFlag) String() string { return "" }
 func (s *setFlag) Type() string   { return "table.key=value" }
 func (s *setFlag) Set(text string) error {
 	if name, _, ok := strings.Cut(text, "="); !ok || strings.TrimSpace(name) == "" {
-		return errors.New("table.key=value is needed")
+		return errors.New("not table.key=value; write for example optimizer.lr=1e-4")
 	}
 	*s = append(*s, text)
 	return nil
 }
 
-// parseArgs reads flags before and after the verb and the job file. If the verb is "", o.text is
-// all that the program prints: a help text, the version or shell completions.
+// parseArgs reads flags before and after the verb and the job file. If the verb is "", the program
+// prints only o.text: a help text, the version or shell completions.
 func parseArgs(args []string) (chosen string, o Options, err error) {
 	var text strings.Builder
 	var misuse error
@@ -216,23 +218,23 @@ func (o *Options) choose(v *verb, cmd *cobra.Command, words []string) error {
 	}
 	switch want := v.words; {
 	case cmd.Flags().Changed("ranks") && (o.Ranks < 1 || o.Ranks > most):
-		return fmt.Errorf("--ranks %d: 1 to %d are possible", o.Ranks, most)
+		return fmt.Errorf("--ranks %d: not a number of ranks; set 1 to %d", o.Ranks, most)
 	case o.Quiet && o.Verbose:
-		return errors.New("--quiet and --verbose: give one of them")
+		return errors.New("--quiet and --verbose: contradictory; remove one")
 	case !slices.Contains(logForms, o.log):
-		return fmt.Errorf("--log %s: no such form; use %s", o.log, strings.Join(logForms, ", "))
+		return fmt.Errorf("--log %s: unknown form; use %s", o.log, strings.Join(logForms, ", "))
 	case cmd.Flags().Changed("cluster") && o.cluster == "":
-		return errors.New("plan: --cluster needs a file")
+		return errors.New("plan: --cluster: empty; name a file")
 	case len(words) == 0 && !cmd.HasParent():
-		return errors.New("a job file or a verb is needed")
+		return errors.New("no job file and no verb; name a job file")
 	case len(want) == 0 && v.option == "" && len(words) > 0:
-		return fmt.Errorf("%s takes no %q", v.name, words[0])
+		return fmt.Errorf("%s %s: %[1]s has no arguments; remove it", v.name, words[0])
 	case len(words) < len(want):
-		return fmt.Errorf("%s: a %s is needed", v.name, want[len(words)])
+		return fmt.Errorf("%s: %s is missing; name one", v.name, want[len(words)])
 	case cmd.Flags().Changed("output") && o.output == "":
-		return errors.New("init: --output needs a file")
+		return errors.New("init: --output: empty; name a file")
 	case v.option != "" && len(words) > len(want)+1:
-		return fmt.Errorf("%s: one %s is needed, and there are %d: %s", v.name, v.option, len(words), strings.Join(words, ", "))
+		return fmt.Errorf("%s: there are %[3]d %[2]ss: %[4]s; name one", v.name, v.option, len(words), strings.Join(words, ", "))
 	case v.option == "" && len(words) > len(want):
 		return v.tooMany(words)
 	}
@@ -245,7 +247,7 @@ func (o *Options) choose(v *verb, cmd *cobra.Command, words []string) error {
 	}
 	if near := file.Nearest(o.Path, verbNames()); near != "" {
 		if _, err := os.Stat(o.Path); errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("%s: no such verb, and no job file of that name; did you mean %s?", o.Path, near)
+			return fmt.Errorf("%s: neither a verb nor a job file; did you mean %s?", o.Path, near)
 		}
 	}
 	return nil
@@ -257,9 +259,9 @@ func (v *verb) refuseFlags(given *pflag.FlagSet) (err error) {
 		switch of := flagVerbs[f.Name]; {
 		case err != nil || slices.Contains(of, v.name):
 		case !v.hasFlags():
-			err = fmt.Errorf("%s takes no flags", v.name)
+			err = fmt.Errorf("%s: this verb has no flags; remove them", v.name)
 		default:
-			err = fmt.Errorf("%s: --%s is a flag of %s", v.name, f.Name, strings.Join(of, ", "))
+			err = fmt.Errorf("%s: --%s is a flag of %s; remove it", v.name, f.Name, strings.Join(of, ", "))
 		}
 	})
 	return err
@@ -277,15 +279,15 @@ func (v *verb) hasFlags() bool {
 // tooMany returns the error for more words than the verb takes.
 func (v *verb) tooMany(words []string) error {
 	if verbOf(words[1]) != nil {
-		return fmt.Errorf("%s %s: the verb comes first", words[0], words[1])
+		return fmt.Errorf("%s %s: the verb must come first", words[0], words[1])
 	}
 	if len(v.words) > 1 {
-		return fmt.Errorf("%s: a %s are needed, and there are %d words: %s", v.name, strings.Join(v.words, " and a "), len(words), strings.Join(words, ", "))
+		return fmt.Errorf("%s: there are %[3]d arguments: %[4]s; name a %[2]s", v.name, strings.Join(v.words, " and a "), len(words), strings.Join(words, ", "))
 	}
 	if near := file.Nearest(words[0], verbNames()); near != "" {
-		return fmt.Errorf("%s: no such verb; did you mean %s?", words[0], near)
+		return fmt.Errorf("%s: unknown verb; did you mean %s?", words[0], near)
 	}
-	return fmt.Errorf("%s: one job file is needed, and there are %d: %s", v.name, len(words), strings.Join(words, ", "))
+	return fmt.Errorf("%s: there are %d job files: %s; name one", v.name, len(words), strings.Join(words, ", "))
 }
 
 func verbNames() []string {

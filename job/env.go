@@ -40,13 +40,13 @@ type Env struct {
 	source  string   // of the job file
 	sets    []string // table.key=value, of the command line
 
-	world   comm.Comm // all ranks, for tensors in host memory; neither counted nor watched
-	opener  opener
-	perNode int           // ranks of this rank's node
-	threads int           // of this rank, for work on the host (device.threads)
-	free    int64         // bytes of free host memory for this rank at the start; 0 = unknown
-	layered bool          // the mesh uses a communicator of the device instead of world
-	owner   *outdir.Owner // of output.dir, on rank 0 of a job that trains or evaluates
-	writes  bool          // the run has started to write into output.dir
-	alone   bool          // an error is this rank's alone: its peers wait in a collective
+	world    comm.Comm // all ranks, for tensors in host memory; neither counted nor watched
+	opener   opener
+	perNode  int           // ranks of this rank's node
+	threads  int           // of this rank, for work on the host (device.threads)
+	freeHost int64         // bytes of free host memory for this rank at the start; 0 = unknown
+	layered  bool          // the mesh uses a communicator of the device instead of world
+	owner    *outdir.Owner // of output.dir, on rank 0 of a job that trains or evaluates
+	writes   bool          // the run has started to write into output.dir
+	alone    bool          // an error is this rank's alone: its peers wait in a collective
 }

@@ -9,7 +9,7 @@ import (
 	"ulysses/train"
 )
 
-// export is the verb: o.words are a checkpoint and the folder to write.
+// export is the verb export. o.words are a checkpoint and the folder to write.
 func export(o Options) error {
 	from, step, skipped, err := train.Export(o.words[0], o.words[1], o.force)
 	if err != nil {

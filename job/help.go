@@ -17,15 +17,15 @@ var exitCodes = []exitCode{
 	{status.OK, "success"},
 	{status.InvalidArgument, "the command line is wrong"},
 	{status.InvalidConfig, "the job file, the model or the data is wrong"},
-	{status.Unsupported, "the job is right but needs something that is not built"},
+	{status.Unsupported, "the job is valid but needs something that is not built"},
 	{status.OutOfMemory, "the job does not fit into memory"},
-	{status.Comm, "communication failed: a rank is late, dead or disagrees"},
+	{status.Comm, "communication failed: a rank is late, has died or has other arguments"},
 	{status.Device, "the device or one of its libraries failed"},
 	{status.IO, "a file could not be read or written"},
 	{status.Numeric, "a value is NaN or Inf, or verify found a difference"},
-	{status.Internal, "the program has a fault: please report it"},
-	{status.Preempted, "the run was stopped in time with a checkpoint: run it again to resume"},
-	{status.NothingToRun, "there was nothing to run on, such as no GPU"},
+	{status.Internal, "the program has an error; please report it"},
+	{status.Preempted, "the run was stopped early with a checkpoint; run the same command again to resume"},
+	{status.NothingToRun, "there was nothing to run on, for example no GPU"},
 }
 
 type exitCode struct {
@@ -34,7 +34,7 @@ type exitCode struct {
 }
 
 const rootLong = `Trains transformers on sequences that are sharded over ranks (DeepSpeed-Ulysses), on MPI and Slurm.
-Under mpirun or srun each process is one rank. Started alone, --ranks N runs N ranks inside one process.`
+Under mpirun or srun each process is one rank. Without a launcher, --ranks N runs N ranks in one process.`
 
 // writeHelp writes the help text of a command: usage, flags, an example, exit codes.
 func writeHelp(w io.Writer, cmd *cobra.Command) {
@@ -51,7 +51,7 @@ func writeHelp(w io.Writer, cmd *cobra.Command) {
 	}
 	fmt.Fprintf(w, "\n%s\n", strings.TrimSpace(long))
 	if cmd.HasAvailableSubCommands() {
-		fmt.Fprintln(w, "\nverbs (ulysses-mpi verb --help says more):")
+		fmt.Fprintln(w, "\nverbs (for details: ulysses-mpi verb --help):")
 		table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 		for _, sub := range cmd.Commands() {
 			if sub.IsAvailableCommand() {

@@ -30,10 +30,10 @@ var (
 // the memory of a first run allows.
 const longestStart = 8192
 
-// newJob holds the values that the templates of job files need.
+// newJob has the values for the templates of job files.
 type newJob struct {
 	File string // the job file
-	// the model's folder as the job file names it; "" = a model from scratch
+	// the model's folder, relative to the job file if possible; "" = a model from scratch
 	Model                      string
 	Type                       string
 	Layers, Width, Heads, Most int64 // Most is the number of positions of the model
@@ -52,7 +52,7 @@ func initJob(o Options) error {
 			return status.Errorf(status.InvalidArgument, "init: %s: %s", o.words[0], why)
 		}
 		if strings.Contains(folder, "${") {
-			return status.Errorf(status.InvalidArgument, "init: %s: ${ starts a variable in a job file; rename the folder", folder)
+			return status.Errorf(status.InvalidArgument, "init: %s: ${ starts a variable in job files; rename the folder", folder)
 		}
 		c, err := model.ReadConfig(folder, nil)
 		if err != nil {
@@ -67,7 +67,7 @@ func initJob(o Options) error {
 		return status.Errorf(status.Internal, "init: %w", err)
 	}
 	if _, err := file.Parse([]byte(b.String()), o.output, nil, nil); err != nil {
-		return status.Errorf(status.Internal, "init: the job file that was to be written is wrong: %w", err)
+		return status.Errorf(status.Internal, "init: the template of the job file is wrong: %w", err)
 	}
 	if err := writeNew(o.output, b.String()); err != nil {
 		return err
@@ -75,7 +75,7 @@ func initJob(o Options) error {
 	return written(fmt.Fprintf(o.Stdout, "wrote %s\nedit data.path in it, then: ulysses-mpi plan %s\n", o.output, o.output))
 }
 
-// initFault returns the error for a folder without a model, with the way to get one.
+// initFault returns the error for a folder without a model, with the fix.
 func initFault(j *file.Job, err error) error {
 	text := err.Error()
 	if _, statErr := os.Stat(j.Model.Path); errors.Is(statErr, fs.ErrNotExist) {
@@ -84,8 +84,8 @@ func initFault(j *file.Job, err error) error {
 	return &status.Error{Code: status.Of(err), Text: "init: " + text, Err: err}
 }
 
-// pathFrom returns a path as seen from a folder. If both are relative, the result is relative, so
-// the two can be moved together.
+// pathFrom returns a path relative to a folder. If both are relative, the result is relative, so
+// that the two can be moved together.
 func pathFrom(folder, path string) string {
 	if filepath.IsAbs(path) {
 		return path
@@ -105,7 +105,7 @@ func pathFrom(folder, path string) string {
 func writeNew(path, text string) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
 	if errors.Is(err, fs.ErrExist) {
-		return status.Errorf(status.IO, "init: %s exists and is not overwritten; name another file with -o", path)
+		return status.Errorf(status.IO, "init: %s exists; name another file with -o", path)
 	}
 	if err == nil {
 		_, err = f.WriteString(text)

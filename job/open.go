@@ -18,20 +18,20 @@ import (
 	"ulysses/tensor"
 )
 
-// opener opens a rank's device, and the communicator that goes with it on top of one for the host;
-// both say why it is these, where that was left open. Tests put a device of their own here.
+// opener opens the device of a rank, and the communicator for its tensors on top of one for host
+// memory. why is the reason of the choice, if the job leaves it open. Tests replace the functions.
 type opener struct {
 	device func(backends.Choice) (d device.Device, why string, err error)
 	comm   func(d device.Device, host comm.Comm, policy string) (c comm.Comm, why string, err error)
 }
 
-var ordinary = opener{backends.Open, backends.OpenComm}
+// defaultOpener opens the devices and communicators of package backends.
+var defaultOpener = opener{backends.Open, backends.OpenComm}
 
-// open reads the job file, opens the device and makes the mesh on the communicator that goes with
-// it: all ranks, or none.
+// open reads the job file, opens the device and makes the mesh. Collective: all ranks succeed or
+// return the same error.
 func (e *Env) open(world comm.Comm, ranksOnNode int, o Options) error {
-	// First of all: ranks that were started to do different things would meet in different
-	// collectives.
+	// This is the first check: ranks with different commands would call different collectives.
 	err := comm.Same(world, "command line", comm.Field{Name: "verb", Value: o.verb}, comm.Field{Name: "job file", Value: o.Path},
 		comm.Field{Name: "--set", Value: fmt.Sprintf("%q", o.Sets)})
 	if err != nil {
@@ -50,7 +50,7 @@ func (e *Env) open(world comm.Comm, ranksOnNode int, o Options) error {
 		return err
 	}
 	if e.opener = o.open; e.opener.device == nil {
-		e.opener = ordinary
+		e.opener = defaultOpener
 	}
 	if err := e.openDevice(world, ranksOnNode); err != nil {
 		return err
@@ -62,7 +62,7 @@ func (e *Env) open(world comm.Comm, ranksOnNode int, o Options) error {
 	return nil
 }
 
-// openDevice opens the device and settles what is computed in.
+// openDevice opens the device and chooses the compute type.
 func (e *Env) openDevice(world comm.Comm, ranksOnNode int) error {
 	t := &e.Job.Device
 	e.perNode = max(1, ranksOnNode)
@@ -78,8 +78,8 @@ func (e *Env) openDevice(world comm.Comm, ranksOnNode int) error {
 	if err = comm.Agree(world, err); err == nil {
 		info := d.Info()
 		err = comm.Same(world, "device",
-			comm.Field{Name: "kind (say which with device.backend)", Value: info.Kind},
-			comm.Field{Name: "kernels (pin with ULYSSES_ISA, or ULYSSES_KERNEL on a GPU)", Value: info.KernelsIn(e.Compute)})
+			comm.Field{Name: "kind (set device.backend)", Value: info.Kind},
+			comm.Field{Name: "kernels (set ULYSSES_ISA, or ULYSSES_KERNEL on a GPU)", Value: info.KernelsIn(e.Compute)})
 	}
 	if err != nil {
 		if d != nil {
@@ -87,7 +87,7 @@ func (e *Env) openDevice(world comm.Comm, ranksOnNode int) error {
 		}
 		return err
 	}
-	e.free = proc.FreeMemory() / int64(max(1, ranksOnNode))
+	e.freeHost = proc.FreeMemory() / int64(max(1, ranksOnNode))
 	info := d.Info()
 	text := fmt.Sprintf("device: %s %s, kernels %s, computing in %s", info.Kind, info.Name, info.Kernels, file.DTypeName(e.Compute))
 	if why != "" {
@@ -97,12 +97,11 @@ func (e *Env) openDevice(world comm.Comm, ranksOnNode int) error {
 	return nil
 }
 
-// openMesh makes the mesh of the job on these ranks, with the communicator that the device's
-// tensors travel by.
+// openMesh makes the mesh of the job, with the communicator for the device's tensors.
 func (e *Env) openMesh(host comm.Comm, ulysses int64) error {
 	under := host
 	var err error
-	// a communicator of the device takes the one under it along when it ends
+	// a communicator of the device closes the one below it
 	if e.Device.Info().Place != tensor.Host {
 		if under, err = host.Split(0, host.Rank()); err != nil {
 			return err
@@ -123,9 +122,9 @@ func (e *Env) openMesh(host comm.Comm, ulysses int64) error {
 	return err
 }
 
-// leave gives up the communicator of the device, before memory that peers may have mapped is given
-// back. All ranks come here, with an error or without, but one that is alone with its error; after
-// an error nothing is waited for.
+// leave closes the communicator of the device before memory is freed that other ranks may have
+// mapped. All ranks call it, with an error or without, except a rank whose error is its own. After
+// an error it does not wait for collectives. Collective.
 func (e *Env) leave(err error) error {
 	if !e.layered || e.alone {
 		return err
@@ -140,7 +139,7 @@ func (e *Env) leave(err error) error {
 	return e.Mesh.Close()
 }
 
-// localRank is this rank among those of its node.
+// localRank returns the number of this rank among the ranks of its node.
 func localRank(world comm.Comm) int {
 	if world.Kind() == "local" {
 		return world.Rank()
@@ -148,14 +147,14 @@ func localRank(world comm.Comm) int {
 	return slurm.Env().LocalRank
 }
 
-// onOneRank is the same job for this rank alone: one rank takes all sequences of the global batch,
-// one micro-batch after another.
+// onOneRank returns the same job on this rank alone, which processes all sequences of the global
+// batch, one micro-batch after the other.
 func (e *Env) onOneRank() (*Env, error) {
 	j := *e.Job
 	j.Parallel.Ulysses, j.Parallel.Ring, j.Data.GlobalBatch = 1, 1, 0
 	j.Data.Accumulate = e.Job.Mesh.GlobalBatch / j.Data.Batch
-	j.Device.Comm = "auto"                // among one rank there is nothing to choose
-	j.Memory.Device, j.Memory.Host = 0, 0 // limits of a rank among many
+	j.Device.Comm = "auto"                // one rank needs no communicator of the device
+	j.Memory.Device, j.Memory.Host = 0, 0 // these limits are for a rank of many
 	if err := j.Resolve(1); err != nil {
 		return nil, err
 	}

@@ -24,11 +24,11 @@ func (e *Env) keepModelApart() error {
 		}
 		switch base := j.Model.Path; {
 		case outdir.Inside(j.Output.Dir, base):
-			fail("%s is, or lies in, model.path = %s, which is never written to", j.Output.Dir, base)
+			fail("%s is, or is inside, model.path = %s, which is never written to", j.Output.Dir, base)
 		case j.Kind == "train" && j.Output.Model && outdir.Inside(base, j.ModelDir()):
-			fail("the trained model would replace model.path = %s, which is, or lies in, %s", base, j.ModelDir())
+			fail("the trained model would replace model.path = %s, which is, or is inside, %s", base, j.ModelDir())
 		case j.Kind == "train" && outdir.Inside(base, j.CheckpointDir()):
-			fail("model.path = %s lies in %s, whose checkpoints the run replaces", base, j.CheckpointDir())
+			fail("model.path = %s is inside %s, whose checkpoints the run replaces", base, j.CheckpointDir())
 		}
 	}
 	return comm.Agree(e.Mesh.World, err)
@@ -82,7 +82,7 @@ func (e *Env) takeOutput() (err error) {
 			e.owner.Undo()
 			e.owner = nil
 		}
-		last := func() { e.giveUp(false) } // if this fails, a later job finds the owner dead
+		last := func() { e.releaseOwner(false) } // if this fails, a later job finds the owner dead
 		if e.owner == nil {
 			last = nil
 		}
@@ -99,7 +99,7 @@ func (e *Env) releaseOutput(err error) error {
 		return err
 	}
 	var lost error
-	e.signals.Locked(func() { lost = e.giveUp(err == nil) })
+	e.signals.Locked(func() { lost = e.releaseOwner(err == nil) })
 	if err != nil {
 		if lost != nil {
 			e.Log.Error().Msg(lost.Error())
@@ -109,9 +109,9 @@ func (e *Env) releaseOutput(err error) error {
 	return comm.Agree(e.world, lost)
 }
 
-// giveUp ends the ownership of output.dir, once. The caller holds the lock of signals, because a
-// signal may end the process meanwhile.
-func (e *Env) giveUp(finished bool) error {
+// releaseOwner ends the ownership of output.dir, once. The caller holds the lock of signals,
+// because a signal may end the process meanwhile.
+func (e *Env) releaseOwner(finished bool) error {
 	o := e.owner
 	if e.owner = nil; o == nil {
 		return nil
@@ -144,8 +144,8 @@ func (s *session) createOutput() (m *train.Metrics, err error) {
 			return m, comm.Agree(s.Mesh.World, err)
 		}
 		t.Checkpoints.Check = func() error { return s.mayWrite(j.Checkpoint.Dir) }
-		goesOn := s.from != "" && outdir.Inside(s.from, t.Checkpoints.Dir)
-		if !goesOn {
+		resumes := s.from != "" && outdir.Inside(s.from, t.Checkpoints.Dir)
+		if !resumes {
 			err = s.refuseResults()
 		}
 		if err == nil {
@@ -155,7 +155,7 @@ func (s *session) createOutput() (m *train.Metrics, err error) {
 			err = s.owner.Identify(s.identity())
 		}
 		if err == nil {
-			if s.writes = true; goesOn {
+			if s.writes = true; resumes {
 				m, err = train.ResumeMetrics(path, t.Loop.Resumed)
 			} else {
 				m, err = train.CreateMetrics(path)
@@ -190,13 +190,13 @@ func (s *session) refuseResults() error {
 	}
 	if before := s.owner.Before; len(steps) == 0 && s.from == "" && before != nil && before.Run == s.identity() && !slices.Contains(found, file.ModelFolder+"/") {
 		if len(found) > 0 {
-			s.Log.Warn().Msgf("output.dir: the %v was ended before its first checkpoint: the run begins again", before)
+			s.Log.Warn().Msgf("output.dir: the %v has ended before its first checkpoint; the run starts again", before)
 		}
 		return nil
 	}
 	if len(found) == 0 {
 		return nil
 	}
-	return j.Errorf(status.InvalidConfig, "output.dir", "%s has results of another run (%s); choose another output.dir, or set output.overwrite = true (--force) to replace them",
+	return j.Errorf(status.InvalidConfig, "output.dir", "%s has results of another run (%s); choose another output.dir, or set output.overwrite = true (--force)",
 		j.Output.Dir, strings.Join(found, ", "))
 }

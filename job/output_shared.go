@@ -51,10 +51,11 @@ func (e *Env) shareOutput() error {
 	return comm.Agree(world, err)
 }
 
+// writeToken creates the file, under a random name.
 func writeToken(dir, host string) (t token, err error) {
 	t = token{Host: host, Name: ".shared." + rand.Text(), Text: rand.Text()}
 	if err = os.WriteFile(filepath.Join(dir, t.Name), []byte(t.Text), 0o666); err != nil {
-		return t, status.Errorf(status.IO, "output.dir: %w; choose a folder that can be written", err)
+		return t, status.Errorf(status.IO, "output.dir: %w; choose a folder that you may write to", err)
 	}
 	return t, nil
 }
@@ -69,16 +70,16 @@ func (e *Env) seeToken(t *token, host string) error {
 			break
 		}
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return e.Job.Errorf(status.InvalidConfig, "output.dir", "rank %d on %s cannot read what rank 0 on %s wrote: %v; choose a folder that all nodes may read and write", rank, host, t.Host, err)
+			return e.Job.Errorf(status.InvalidConfig, "output.dir", "rank %d on %s cannot read a file of rank 0 on %s: %v; choose a folder that all nodes may read and write", rank, host, t.Host, err)
 		}
 		if time.Now().After(end) {
-			return e.Job.Errorf(status.InvalidConfig, "output.dir", "%s is not shared: rank %d on %s does not see what rank 0 on %s wrote; choose a folder on a shared file system", dir, rank, host, t.Host)
+			return e.Job.Errorf(status.InvalidConfig, "output.dir", "%s is not shared: rank %d on %s does not see a file of rank 0 on %s; choose a folder on a shared file system", dir, rank, host, t.Host)
 		}
 		_, _ = os.ReadDir(dir) // reading the folder makes NFS fetch it from the server
 	}
 	f, err := os.OpenFile(filepath.Join(dir, t.Name), os.O_RDWR, 0)
 	if err != nil {
-		return e.Job.Errorf(status.InvalidConfig, "output.dir", "rank %d on %s cannot write it: %v; choose a folder that all nodes may read and write", rank, host, err)
+		return e.Job.Errorf(status.InvalidConfig, "output.dir", "rank %d on %s cannot write into it: %v; choose a folder that all nodes may read and write", rank, host, err)
 	}
 	return f.Close()
 }

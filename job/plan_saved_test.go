@@ -47,11 +47,11 @@ func TestPlanOfSavedTensorsIsTheRun(t *testing.T) {
 				for _, bytes := range f.Sent {
 					sent += bytes
 				}
-				if model.Bytes(f.Memory) != r.Bytes || sent != r.Sent || f.Node+f.Network != sent || f.Saved.Plan != r.Plan {
+				if model.Bytes(f.Memory) != r.Bytes || sent != r.Sent || f.Node+f.Network != sent || f.Operator.Plan != r.Plan {
 					t.Errorf("%s %s on %d: rank %d: planned %v, %d bytes sent (%d to its node, %d to others), %s; the run has %d, %d, %s", c.golden, c.sets, ranks, rank,
-						f.Memory, sent, f.Node, f.Network, f.Saved.Plan, r.Bytes, r.Sent, r.Plan)
+						f.Memory, sent, f.Node, f.Network, f.Operator.Plan, r.Bytes, r.Sent, r.Plan)
 				}
-				if heavy := plan.Heaviest(x.Rows, x.Heads, int64(ranks)); f.Seconds <= 0 || f.Memory[0].Bytes <= 0 || !slices.Contains(heavy, 0) {
+				if heavy := plan.Heaviest(x.Lengths, x.Heads, int64(ranks)); f.Seconds <= 0 || f.Memory[0].Bytes <= 0 || !slices.Contains(heavy, 0) {
 					t.Errorf("%s on %d: rank %d: %v s, %v, of ranks %v", c.golden, ranks, rank, f.Seconds, f.Memory, heavy)
 				}
 				return nil
@@ -81,7 +81,7 @@ func TestPlanOfSavedTensorsThroughTheCommandLine(t *testing.T) {
 		want []string
 	}{
 		{"plan " + golden("attention-gqa-packed") + " -n 3 --set attention.output=nowhere/out", status.OK,
-			[]string{"3 ranks, 3 a node", "input ", "saved for the backward pass", "workspace", "a run", "sequence: all-to-all", "tokens/s, beside reading and writing", "fits"}},
+			[]string{"3 ranks, 3 a node", "input ", "saved for the backward pass", "workspace", "a run", "sequence: all-to-all", "tokens/s, without reading and writing", "fits"}},
 		{"plan " + golden("gdn-states") + " -n 2", status.OK, []string{"2 ranks, 2 a node", "input ", "by state", "gdn", "a run", "fits"}},
 		{"plan " + golden("gdn-states") + " --search", status.InvalidArgument, []string{"nothing to --search"}},
 		{"plan " + golden("gdn-states") + " -n 4 --set parallel.ulysses=2", status.InvalidConfig, []string{"set 0 for all of them"}},

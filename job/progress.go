@@ -12,8 +12,8 @@ import (
 	"ulysses/train"
 )
 
-// progress shows the progress of a run: a bar if rank 0's standard error is a terminal, otherwise a
-// line every five seconds.
+// progress shows the progress of a run: a bar if the standard error of rank 0 is a terminal,
+// otherwise a log line every five seconds.
 type progress struct {
 	env    *Env
 	bar    *progressbar.ProgressBar // nil = lines

@@ -208,9 +208,9 @@ func TestReportOfOtherRuns(t *testing.T) {
 	}
 }
 
-// An evaluation in the output.dir of a training run leaves the run's results unchanged: metrics.jsonl
-// has one line for the last of several evaluations, and the report is a separate file. The run can
-// be resumed; a run that starts again starts a new metrics.jsonl.
+// An evaluation in the output.dir of a training run leaves the run's results unchanged:
+// metrics.jsonl has one line for the last of several evaluations, and the report is a separate
+// file. The run can be resumed; a run that starts again starts a new metrics.jsonl.
 func TestEvaluationBesideARun(t *testing.T) {
 	dir, run := newKept(t, "eval.split=0.2", "output.model=false")
 	metrics, report := filepath.Join(dir, "out", "metrics.jsonl"), filepath.Join(dir, "out", "report.html")
@@ -271,7 +271,8 @@ func TestEvaluationOfANewModel(t *testing.T) {
 	}
 }
 
-// Without a target the loss is 0, also of a training step, and a warning says that it has no meaning.
+// Without a target the loss is 0, also of a training step, and a warning says that it has no
+// meaning.
 func TestEvaluationOfNothing(t *testing.T) {
 	dir, _ := newKept(t)
 	for _, kind := range []string{"eval", "train"} {

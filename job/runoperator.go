@@ -14,7 +14,7 @@ import (
 
 // computeOperator runs an operator job.
 func computeOperator(e *Env) (*operator.Report, error) {
-	e.alone = false // the run agrees on its own failures
+	e.alone = false // all ranks return the same error
 	r, err := operator.Open(e.Job, e.Device, e.Mesh, e.Clock, e.Compute, e.Mesh.Seq.Rank() == 0)
 	if err != nil {
 		return nil, err
@@ -23,20 +23,20 @@ func computeOperator(e *Env) (*operator.Report, error) {
 	return r.Do(*output, e.leave)
 }
 
-// runOperator says what was done, the bytes of its all-to-alls compared with the formula. Results
-// that are no finite numbers end the job once they are written: they show where to look.
+// runOperator runs an operator job and prints its report, with the bytes of the all-to-alls beside
+// the formula. If results are NaN or Inf, it writes the output and returns an error.
 func runOperator(e *Env) error {
 	if err := e.refuseUsedFile(); err != nil {
 		return err
 	}
 	e.warn(nil, nil, 0)
-	r, unfinite := computeOperator(e)
+	r, notFinite := computeOperator(e)
 	if r == nil {
-		return unfinite
+		return notFinite
 	}
 	_, output := e.Job.OperatorFiles()
-	if unfinite != nil {
-		unfinite = status.Errorf(status.Of(unfinite), "%w; %s has all values, as they were computed", unfinite, *output)
+	if notFinite != nil {
+		notFinite = status.Errorf(status.Of(notFinite), "%w; %s has all results", notFinite, *output)
 	}
 	sums := []int64{r.Sent, r.Formula}
 	if err := e.world.AllReduce(nil, tensor.OfInt64(sums, 2), comm.Sum); err != nil {
@@ -59,5 +59,5 @@ func runOperator(e *Env) error {
 	if e.quiet {
 		fmt.Fprintln(e.Result, "output "+*output)
 	}
-	return unfinite
+	return notFinite
 }

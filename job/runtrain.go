@@ -21,7 +21,7 @@ import (
 func trainOwning(e *Env) (err error) {
 	start := time.Now()
 	if e.Job.Kind == "eval" && e.Job.Model.Path == "" {
-		e.Log.Warn().Msg("kind = \"eval\" with [model.new]: its weights are not trained, but drawn from seed: give model.path, such as a run's model/")
+		e.Log.Warn().Msg("kind = \"eval\" with [model.new]: the weights are random, drawn from seed; set model.path to a trained model")
 	}
 	s, err := prepare(e, true)
 	if err != nil {
@@ -37,7 +37,7 @@ func trainOwning(e *Env) (err error) {
 		return err
 	}
 	if done := s.trainer.Loop.Resumed; e.Job.Kind == "train" && done >= s.steps {
-		fmt.Fprintf(e.Result, "nothing left to do: the checkpoint has %s and train.steps is %d\n", units.Count(done, "step"), s.steps)
+		fmt.Fprintf(e.Result, "nothing left to do: the checkpoint has %s, and train.steps is %d\n", units.Count(done, "step"), s.steps)
 		return s.saveMissing()
 	}
 	if s.stop, err = launch.NewStopper(e.Job.Train.TimeLimit, e.signals, start); err != nil {
@@ -54,7 +54,7 @@ func trainOwning(e *Env) (err error) {
 		defer e.signals.Done()
 		return e.inStep(s.run)
 	}()
-	if train.Shared(err) { // all ranks are here, with the steps that were done
+	if train.Shared(err) { // all ranks have this error and can write the report together
 		s.failed = err
 		if lost := s.report().Write(); lost != nil {
 			s.Log.Error().Msg(lost.Error())
@@ -64,7 +64,7 @@ func trainOwning(e *Env) (err error) {
 		return err
 	}
 	if s.trainer.Stopped() {
-		// on all ranks; the checkpoint is there, and that is what counts
+		// The checkpoint is complete, so an error of writing the report is only logged.
 		if err := s.report().Write(); status.Of(err) == status.IO {
 			s.Log.Error().Msg(err.Error())
 		} else if err != nil {
@@ -81,6 +81,7 @@ func trainOwning(e *Env) (err error) {
 	return s.report().Write()
 }
 
+// run runs the steps, or the evaluation.
 func (s *session) run() error {
 	if s.Job.Kind == "eval" {
 		_, err := s.trainer.Evaluate(train.EvaluationStep)
@@ -89,7 +90,8 @@ func (s *session) run() error {
 	return s.trainer.Run()
 }
 
-// saveMissing writes the model of a run that was ended between its last checkpoint and the end.
+// saveMissing writes the model of a run that ended after its last checkpoint and before the model
+// was written. Collective.
 func (s *session) saveMissing() error {
 	if !s.Job.Output.Model {
 		return nil
@@ -108,7 +110,8 @@ func (s *session) saveMissing() error {
 	return err
 }
 
-// save writes the trained weights as a Hugging Face folder. Every rank lends what it keeps.
+// save writes the trained weights as a Hugging Face folder. Collective: rank 0 writes, and every
+// rank contributes its shard of each layer group.
 func (s *session) save(dir string) error {
 	stream, err := s.Device.NewStream()
 	if err = comm.Agree(s.Mesh.World, err); err != nil {
@@ -116,7 +119,7 @@ func (s *session) save(dir string) error {
 	}
 	defer stream.Close()
 	groups := len(s.parts.Model.Groups())
-	next := 0 // to be lent
+	next := 0 // the layer group to gather next
 	var lost error
 	whole := func(group int) (tensor.Tensor, error) {
 		next = group + 1
@@ -129,17 +132,18 @@ func (s *session) save(dir string) error {
 			err = s.parts.Model.Save(dir, s.Job.Model.Path, whole)
 		}
 	}
-	// the others, and rank 0 when the folder cannot be written: no rank is left waiting
+	// The other ranks, and rank 0 if the folder cannot be written, take part in the remaining
+	// gathers.
 	for next < groups && lost == nil {
 		whole(next)
 	}
 	if lost != nil {
-		return lost // no peer to agree with
+		return lost // communication has failed: the ranks cannot agree
 	}
 	return comm.Agree(s.Mesh.World, err)
 }
 
-// wholeGroup gathers a group's weights or gradients and waits until they are there. Collective.
+// wholeGroup gathers the weights or gradients of a layer group and waits for them. Collective.
 func (s *session) wholeGroup(group int, grads bool, stream device.Stream) (tensor.Tensor, error) {
 	t, err := s.parts.Weights.Whole(group, grads, stream)
 	if err == nil {

@@ -11,7 +11,7 @@ import (
 	"ulysses/train"
 )
 
-// session is a train or eval job that is ready to run: everything that can be refused has been.
+// session is a job of kind "train" or "eval" on one rank, after all checks.
 type session struct {
 	*Env
 	parts   *assembly.Parts
@@ -20,7 +20,7 @@ type session struct {
 	steps   int64
 	from    string  // checkpoint from which the run resumes; "" = none
 	waited  float64 // proc.WaitedForCore before the first step
-	failed  error   // the error that ended the steps early, on all ranks
+	failed  error   // the error that ended the steps early on all ranks
 
 	// set before the first step
 	metrics  *train.Metrics // nil on ranks above 0
@@ -28,10 +28,10 @@ type session struct {
 	stop     *launch.Stopper
 }
 
-// prepare builds model, weights, data and trainer, from a checkpoint if it may. Collective: all
-// ranks succeed or return the same code.
+// prepare makes the model, the weights, the data and the trainer. With resume it reads a
+// checkpoint, if the job has one. Collective: all ranks succeed or return the same code.
 func prepare(e *Env, resume bool) (*session, error) {
-	s := &session{Env: e, parts: &assembly.Parts{Job: e.Job, Device: e.Device, Mesh: e.Mesh, Clock: e.Clock, Compute: e.Compute, FreeHost: e.free}}
+	s := &session{Env: e, parts: &assembly.Parts{Job: e.Job, Device: e.Device, Mesh: e.Mesh, Clock: e.Clock, Compute: e.Compute, FreeHost: e.freeHost}}
 	setup, err := s.load()
 	if err == nil && resume && e.Job.Kind == "train" {
 		err = s.resume(setup)
@@ -51,8 +51,8 @@ func prepare(e *Env, resume bool) (*session, error) {
 	return s, nil
 }
 
-// load makes what the trainer is made of. Collective: ranks agree after each part that may fail on
-// some.
+// load makes the setup of the trainer. Collective: the ranks agree after each step that may fail on
+// some of them.
 func (s *session) load() (*train.Setup, error) {
 	folder, err := s.openConfig()
 	if folder != nil {
@@ -61,7 +61,7 @@ func (s *session) load() (*train.Setup, error) {
 	if err = comm.Agree(s.Mesh.World, err); err != nil {
 		return nil, err
 	}
-	if folder != nil { // another machine may have a stale copy of it
+	if folder != nil { // another machine may have an older copy
 		if err = comm.SameFiles(s.Mesh.World, "model.path", folder.Files()); err != nil {
 			return nil, err
 		}
@@ -75,7 +75,7 @@ func (s *session) load() (*train.Setup, error) {
 	j := s.Job
 	config := j.Data
 	if j.Kind == "eval" && len(j.Eval.Path) > 0 {
-		config.Path = nil // data.path need not exist
+		config.Path = nil // the evaluation does not read data.path
 	}
 	if s.data, err = data.Open(config, j.Eval, data.Options{Vocab: s.parts.Config.VocabSize, Seed: uint64(j.Seed), Comm: s.Mesh.World, Workers: s.threads}); err != nil {
 		return nil, err
@@ -90,15 +90,15 @@ func (s *session) load() (*train.Setup, error) {
 		}
 		setup.Loop.Steps = s.steps
 	} else if setup.Data.Eval == nil {
-		setup.Data.Eval = s.data.Train() // neither eval.path nor eval.split: all of data.path
+		setup.Data.Eval = s.data.Train() // without eval.path and eval.split: all of data.path
 	}
 	s.warn(s.parts.Config, folder, s.steps)
 	setup.Hooks.Probe, err = launch.FaultHook(s.Mesh.World.Rank())
 	return setup, comm.Agree(s.Mesh.World, err)
 }
 
-// hook sets the hooks of a run's trainer. They use metrics, progress and stop, which are nil until
-// the run is about to begin.
+// hook sets the hooks of the trainer. They use metrics, progress and stop, which are nil until the
+// first step.
 func (s *session) hook(h *train.Hooks) {
 	h.Step = func(r *train.Record) error {
 		if err := s.metrics.Write(r); err != nil {
@@ -116,12 +116,12 @@ func (s *session) hook(h *train.Hooks) {
 		return s.metrics.Write(r)
 	}
 	h.Skipped = func(why string) {
-		s.Log.Warn().Msg(why + ": the step is left out; later steps like it are left out without a message")
+		s.Log.Warn().Msg(why + ": the step is skipped; later steps of this kind are skipped without a message")
 	}
 	h.Stop = func() bool { return s.stop != nil && s.stop.Now() }
 }
 
-// openConfig reads what the model is; the folder is nil for one from scratch.
+// openConfig reads the model's configuration. The folder is nil for a model from scratch.
 func (s *session) openConfig() (folder *model.Folder, err error) {
 	j := s.Job
 	if j.Model.Path == "" {
@@ -132,7 +132,7 @@ func (s *session) openConfig() (folder *model.Folder, err error) {
 	return folder, j.ModelFault(err)
 }
 
-// fill gives the weights their values.
+// fill reads the weights from the folder, or draws them from the seed.
 func (s *session) fill(folder *model.Folder) error {
 	if folder != nil {
 		return folder.Load(s.parts.Model)
@@ -142,8 +142,7 @@ func (s *session) fill(folder *model.Folder) error {
 
 func (s *session) close() {
 	if s.alone && s.world.Kind() != "local" {
-		// its peers read this rank's memory, which they have mapped, until its Abort ends them, and
-		// it
+		// Other ranks may still read this rank's memory. Abort ends all processes.
 		return
 	}
 	if s.trainer != nil {
@@ -155,7 +154,7 @@ func (s *session) close() {
 	s.parts.Free()
 }
 
-// report returns the description of this run for its report.
+// report returns the description of the run for the report.
 func (s *session) report() *report.Run {
 	r := &report.Run{Parts: s.parts, Trainer: s.trainer, Rank: s.rank(), Ledger: s.Ledger, Steps: s.steps, Began: s.began, Waited: s.waited,
 		Threads: s.world.Kind() == "local", Beside: s.metrics.BesideRun(), Program: programVersion(), Source: s.source, Sets: s.sets,
@@ -172,7 +171,7 @@ func (s *session) report() *report.Run {
 	return r
 }
 
-// rank describes this rank to the planner.
+// rank returns this rank for the planner.
 func (s *session) rank() *plan.Rank {
 	return &plan.Rank{Parts: s.parts, PerNode: s.perNode, LocalRank: localRank(s.world)}
 }

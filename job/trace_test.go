@@ -119,8 +119,8 @@ func count(lanes map[[2]int][]event, lane int, name string) (n int) {
 	return n
 }
 
-// checkNested checks that the spans lie inside [lo, hi], and that they nest or follow one another, to
-// the nanosecond, which is the resolution of the file.
+// checkNested checks that the spans lie inside [lo, hi], and that they nest or follow one another,
+// to the nanosecond, which is the resolution of the file.
 func checkNested(t *testing.T, spans []event, lo, hi float64) {
 	t.Helper()
 	const nano = 2e-3

@@ -11,7 +11,7 @@ import (
 	"ulysses/internal/units"
 )
 
-// verdict is what verify found, as --json prints it.
+// verdict is the result of verify, as --json prints it.
 type verdict struct {
 	Verdict string     `json:"verdict"` // bitwise, within tolerance or FAIL, for the judged tensors
 	Ranks   int        `json:"ranks"`
@@ -20,11 +20,11 @@ type verdict struct {
 	DType   string     `json:"dtype"`
 	Kernels string     `json:"kernels"`
 	Limit   float64    `json:"limit"` // of relative
-	Same    bool       `json:"same"`  // every tensor that is judged is within it
+	Same    bool       `json:"same"`  // every judged tensor is within the limit
 	Tensors []compared `json:"tensors"`
 }
 
-// compared is a tensor of the run on all ranks beside the one of a single rank.
+// compared is a tensor of the run on all ranks, compared with the run on one rank.
 type compared struct {
 	Name     string   `json:"name"`
 	Shape    []int64  `json:"shape"`
@@ -32,11 +32,11 @@ type compared struct {
 	Mean     quantity `json:"mean"`     // mean|Δ|
 	Relative quantity `json:"relative"` // max|Δ| / max|ref|
 	Bits     bool     `json:"bits_equal"`
-	Judged   bool     `json:"judged"` // what is not is shown alone
+	Judged   bool     `json:"judged"` // false = the tensor does not count for the verdict
 	Within   bool     `json:"within"`
 }
 
-// quantity is null where it is not finite, for which JSON has no word.
+// quantity is null in JSON if it is NaN or Inf.
 type quantity float64
 
 func (x quantity) MarshalJSON() ([]byte, error) {
@@ -89,9 +89,9 @@ func (r *verdict) sentence() string {
 	text := fmt.Sprintf("%s: ", r.Verdict)
 	switch on := fmt.Sprintf("on %s (ulysses %d x data %d) and on one", units.Count(r.Ranks, "rank"), r.Ulysses, r.Data); r.Verdict {
 	case bitwise:
-		text += fmt.Sprintf("%s, the same bits %s", units.Count(judged, "tensor"), on)
+		text += fmt.Sprintf("%s are bitwise equal %s", units.Count(judged, "tensor"), on)
 	case within:
-		text += fmt.Sprintf("%s %s differ by at most %.1e of the largest element, %g is allowed; %d of them have the same bits", units.Count(judged, "tensor"), on, most, r.Limit, equal)
+		text += fmt.Sprintf("%s %s differ by at most %.1e of the largest element (limit %g); %d are bitwise equal", units.Count(judged, "tensor"), on, most, r.Limit, equal)
 	default:
 		text += fmt.Sprintf("%d of %s %s differ by more than %g of the largest element, by up to %.1e", far, units.Count(judged, "tensor"), on, r.Limit, most)
 	}
@@ -112,11 +112,11 @@ func (r *verdict) print(out io.Writer, all bool) error {
 		}
 		switch {
 		case x.Judged && !x.Within:
-			judgement = "TOO FAR"
+			judgement = "FAIL"
 		case x.Judged:
 			judgement = "ok"
 		}
-		if all || judgement == "TOO FAR" {
+		if all || judgement == "FAIL" {
 			fmt.Fprintf(w, "%s\t%v\t%.2e\t%.2e\t%.2e\t%s\t%s\n", x.Name, x.Shape, x.Max, x.Mean, x.Relative, bits, judgement)
 		}
 	}

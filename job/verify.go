@@ -15,14 +15,14 @@ import (
 	"ulysses/train"
 )
 
-// verifyLimits are the largest max|Δ|/max|ref| that two orders of summation may leave, by the type
-// of activations. In BF16 a sum that comes out a little different may be rounded the other way, by
-// 2^-8, and what follows with it.
+// verifyLimits has the largest max|Δ|/max|ref| that different orders of summation may cause, by the
+// type of activations. In BF16, a slightly different sum may be rounded in the other direction, by
+// 2^-8, and the following results change with it.
 var verifyLimits = map[tensor.DType]float64{tensor.F32: 2e-5, tensor.BF16: 2e-2}
 
-// Verify runs the job on all ranks and on one, and compares what they compute, tensor by tensor:
-// the outputs and gradients of an operator job; of a training job the loss, the gradients
-// and the updated weights of the first step. A difference beyond rounding is a Numeric error.
+// Verify runs the job on all ranks and on one rank and compares the results tensor by tensor: the
+// outputs and gradients of an operator job; the loss, the gradients and the updated weights of the
+// first step of a training job. A difference beyond verifyLimits is an error with the code Numeric.
 func Verify(o Options) error {
 	o.verb = "verify"
 	return onRanks(o, func(e *Env) error {
@@ -37,12 +37,12 @@ func Verify(o Options) error {
 		if e.Mesh.World.Rank() == 0 {
 			err = verifyAgainstOne(e, all, compute, &o)
 		}
-		// not counted and not watched: the others wait for as long as one rank takes
+		// e.world is not watched: the other ranks wait until rank 0 has finished
 		return comm.Agree(e.world, err)
 	})
 }
 
-// named is a tensor of a run in host memory. Judged tensors decide; the rest are shown.
+// named is a tensor of a run in host memory. Only judged tensors count for the verdict.
 type named struct {
 	name   string
 	shape  []int64
@@ -50,6 +50,7 @@ type named struct {
 	judged bool
 }
 
+// verifyAgainstOne computes the job on rank 0 alone and prints the comparison with all.
 func verifyAgainstOne(e *Env, all []named, compute func(*Env) ([]named, error), o *Options) error {
 	alone, err := e.onOneRank()
 	if err != nil {
@@ -78,18 +79,19 @@ func verifyAgainstOne(e *Env, all []named, compute func(*Env) ([]named, error), 
 		err = r.print(e.Result, o.all || o.Verbose)
 	}
 	if judged, far := r.judge(); err == nil && far > 0 {
-		err = status.Errorf(status.Numeric, "verify: %d of %s differ by more than %g of the largest element", far, units.Count(judged, "tensor"), r.Limit)
+		err = status.Errorf(status.Numeric, "verify: %d of %s differ by more than %g of the largest element; run ulysses-mpi doctor on every host, and compare", far, units.Count(judged, "tensor"), r.Limit)
 	}
 	return err
 }
 
+// difference is the result of compare.
 type difference struct {
 	max, mean, relative float64
 	equal               bool
 }
 
-// compare is max|Δ|, mean|Δ| and max|Δ|/max|ref|; -inf against -inf (the lse of a row without keys)
-// is no difference, NaN is an infinite one.
+// compare returns max|Δ|, mean|Δ| and max|Δ|/max|ref|. Two values of -Inf (the LSE of a query
+// without keys) are equal; a NaN gives an infinite difference.
 func compare(a, ref named) (difference, error) {
 	if a.name != ref.name || len(a.data) != len(ref.data) {
 		return difference{}, status.Errorf(status.Internal, "verify: %s has %d elements, on one rank %s has %d", a.name, len(a.data), ref.name, len(ref.data))
@@ -118,8 +120,8 @@ func compare(a, ref named) (difference, error) {
 	return d, nil
 }
 
-// trainTensors is the loss, the gradients and the updated weights of the first step; of an
-// evaluation the loss.
+// trainTensors returns the loss, the gradients and the updated weights of the first step, or the
+// loss of an evaluation. Collective.
 func trainTensors(e *Env) (out []named, err error) {
 	s, err := prepare(e, false)
 	if err != nil {
@@ -164,8 +166,8 @@ func trainTensors(e *Env) (out []named, err error) {
 					out = append(out, named{p.Name + " gradient", p.Shape, x, true})
 					continue
 				}
-				// AdamW's first step is lr·sign(g) where |g| is large against eps: rounding may
-				// decide the sign of a gradient near zero, so its weights are shown and not judged.
+				// AdamW's first update is lr·sign(g) if |g| is large compared with eps. Rounding
+				// may change the sign of a gradient near zero, so these weights are not judged.
 				out = append(out, named{p.Name + " updated", p.Shape, x, e.Job.Optimizer.Name == "sgd"})
 			}
 		}
@@ -173,7 +175,7 @@ func trainTensors(e *Env) (out []named, err error) {
 	return out, nil
 }
 
-// fetch brings a dense tensor to the host, in F32.
+// fetch copies a dense tensor to host memory, in F32.
 func fetch(d device.Device, s device.Stream, t tensor.Tensor) ([]float32, error) {
 	x := make([]float32, t.Numel())
 	if err := d.Copy(s, tensor.OfFloat32(x, int64(len(x))), t.View(t.Numel())); err != nil {
@@ -182,7 +184,8 @@ func fetch(d device.Device, s device.Stream, t tensor.Tensor) ([]float32, error)
 	return x, s.Sync()
 }
 
-// operatorTensors is what the job writes, read back from a file of its own.
+// operatorTensors runs the operator job with a temporary output file and returns the tensors of
+// that file. Collective; only rank 0 returns tensors.
 func operatorTensors(e *Env) ([]named, error) {
 	j := *e.Job
 	_, output := j.OperatorFiles()

@@ -8,14 +8,13 @@ import (
 	"ulysses/model"
 )
 
-// warned collects the warnings that rank 0 logs, for the report. It is a hook of the log, so no
-// warning is missed.
+// warned collects the warnings of the log for the report. It is a hook of the log.
 type warned struct {
 	mu  sync.Mutex
 	all []string
 }
 
-// Run records a warning.
+// Run is called for each line of the log. It records warnings.
 func (w *warned) Run(_ *zerolog.Event, level zerolog.Level, text string) {
 	if level == zerolog.WarnLevel {
 		w.mu.Lock()
@@ -24,6 +23,7 @@ func (w *warned) Run(_ *zerolog.Event, level zerolog.Level, text string) {
 	}
 }
 
+// list returns a copy of the warnings.
 func (w *warned) list() []string {
 	if w == nil {
 		return nil
@@ -33,7 +33,7 @@ func (w *warned) list() []string {
 	return append([]string(nil), w.all...)
 }
 
-// warn logs the warnings.
+// warn logs the warnings about settings of the job.
 func (e *Env) warn(c *model.Config, folder *model.Folder, steps int64) {
 	for _, line := range e.Job.Warnings(c, folder, steps) {
 		e.Log.Warn().Msg(line)

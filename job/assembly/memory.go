@@ -11,8 +11,8 @@ import (
 	"ulysses/train"
 )
 
-// PrintMemory prints the planned memory of this rank as tables. Ranks differ at most by one row of
-// tokens.
+// PrintMemory prints the planned memory of this rank as tables. Other ranks may have one token more
+// or less.
 func (p *Parts) PrintMemory(out io.Writer, t *train.Trainer) error {
 	if err := PrintComponents(out, t.Components(), p.Device.Info(), p.Model.Tiles().MLP); err != nil {
 		return err
@@ -35,7 +35,7 @@ func PrintComponents(out io.Writer, plan []model.Component, info device.Info, ti
 	}
 	fmt.Fprintf(w, "planned\t%d\t%.1f\t\n", model.Bytes(plan), units.MiB(model.Bytes(plan)))
 	if host := model.HostBytes(plan); host > 0 {
-		fmt.Fprintf(w, "planned, of the host\t%d\t%.1f\t\n", host, units.MiB(host))
+		fmt.Fprintf(w, "planned, host\t%d\t%.1f\t\n", host, units.MiB(host))
 	}
 	if info.Memory > 0 {
 		name := "of the device"
@@ -51,8 +51,8 @@ func PrintComponents(out io.Writer, plan []model.Component, info device.Info, ti
 	return w.Flush()
 }
 
-// printChoices prints what becomes of activations and what it costs, beside the other ways that
-// were looked at, where there was something to choose or to do.
+// printChoices prints the policies for saved activations that were considered, with their memory
+// and time. It prints nothing if there was nothing to choose.
 func printChoices(out io.Writer, t *train.Trainer) error {
 	choices := t.Choices()
 	if len(choices) == 1 && choices[0].Extra == 0 && !choices[0].Offloads() {
@@ -63,7 +63,7 @@ func printChoices(out io.Writer, t *train.Trainer) error {
 	for _, c := range choices {
 		mark := ""
 		if c.Chosen {
-			mark = "taken"
+			mark = "chosen"
 		}
 		fmt.Fprintf(w, "%s\t%.1f\t%.1f\t%s\t%s\n", DescribeChoice(c), units.MiB(c.Device), units.MiB(c.Host), fmt.Sprintf("+%.1f %%", 100*c.Extra), mark)
 	}
@@ -71,7 +71,7 @@ func printChoices(out io.Writer, t *train.Trainer) error {
 	return w.Flush()
 }
 
-// DescribeChoice describes a choice in a few words.
+// DescribeChoice returns the policies of a choice as text.
 func DescribeChoice(c train.Choice) string {
 	text := c.Activations.String()
 	if c.Tiles.MLP > 0 {

@@ -16,14 +16,14 @@ import (
 	"ulysses/train"
 )
 
-// Parts is what a job of kind "train" or "eval" is made of on one rank. The caller sets the first
-// group of fields; Layout makes the second.
+// Parts has the parts of a job of kind "train" or "eval" on one rank. The caller sets the first
+// group of fields; Layout sets the second. Free frees the second group.
 type Parts struct {
 	Job      *file.Job
 	Device   device.Device
 	Mesh     *comm.Mesh
 	Clock    *clock.Clock
-	Compute  tensor.DType // of activations, and of the weights that meet them
+	Compute  tensor.DType // of activations, and of the weights in matrix products
 	FreeHost int64        // bytes of host memory that this rank may allocate; 0 = unknown
 	Config   *model.Config
 
@@ -31,8 +31,8 @@ type Parts struct {
 	Weights train.Weights
 }
 
-// Layout makes the model and the weights' storage, without values. Collective: model.New talks to
-// the sequence group.
+// Layout makes the model and allocates its weights, without values. Collective over the sequence
+// axis.
 func (p *Parts) Layout() error {
 	j := p.Job
 	strategy, err := gdn.ParseStrategy(j.GDN.Strategy)

@@ -1,5 +1,5 @@
-// Package doctor lists what a machine offers to jobs (processor, memory, MPI, GPUs, libraries) and,
-// for each missing thing, the consequence and the fix. Print is all of it.
+// Package doctor lists the processor, the memory, MPI, the GPUs and the libraries of this machine
+// and, for each missing one, the consequence and the fix. Print is its only function.
 package doctor
 
 import (
@@ -20,14 +20,13 @@ import (
 	"ulysses/slurm"
 )
 
-// finding is one line of doctor: what was looked for, what was found, and if something is missing,
-// what that costs and how to get it.
+// finding is one line of the list. If something is missing, it has the consequence and the fix.
 type finding struct {
-	what, found string
-	costs, fix  string // "" when nothing is missing
+	what, found      string
+	consequence, fix string // "" = nothing is missing
 }
 
-// Print prints what this machine offers and what is missing. What is missing is no failure.
+// Print prints the list, then what is missing. Missing things are not an error.
 func Print(w io.Writer) error {
 	findings := append([]finding{processor(), kernels(), cores(), hostMemory(), sharedMemory(), mpi(), launcher()}, gpus()...)
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
@@ -39,7 +38,7 @@ func Print(w io.Writer) error {
 	}
 	missing := 0
 	for _, f := range findings {
-		if f.costs == "" {
+		if f.consequence == "" {
 			continue
 		}
 		if missing++; missing == 1 {
@@ -47,7 +46,7 @@ func Print(w io.Writer) error {
 				return err
 			}
 		}
-		if _, err := fmt.Fprintf(w, "  %s: %s\n    %s\n", f.what, f.costs, f.fix); err != nil {
+		if _, err := fmt.Fprintf(w, "  %s: %s\n    %s\n", f.what, f.consequence, f.fix); err != nil {
 			return err
 		}
 	}
@@ -71,7 +70,7 @@ func processor() finding {
 	}
 	f := finding{what: "processor", found: fmt.Sprintf("%s (%s): %s", strings.TrimSpace(cpuid.CPU.BrandName), runtime.GOARCH, strings.Join(have, " "))}
 	if !cpuid.CPU.Supports(cpuid.AVX2, cpuid.FMA3) {
-		f.costs, f.fix = "no AVX2 with FMA: the portable kernels run, several times slower", "use a machine from after 2015; in a virtual machine pass the host's CPU model through"
+		f.consequence, f.fix = "no AVX2 with FMA: the portable kernels run, several times slower", "use a processor with AVX2; in a virtual machine, pass the host's CPU model through"
 	}
 	return f
 }
@@ -79,25 +78,25 @@ func processor() finding {
 func kernels() finding {
 	d, _, err := backends.Open(backends.Choice{Backend: "cpu"})
 	if err != nil {
-		return finding{"kernels", "none", err.Error(), "unset ULYSSES_ISA, or set it to one that is named"}
+		return finding{"kernels", "none", err.Error(), "unset ULYSSES_ISA"}
 	}
 	defer d.Close()
 	f := finding{what: "kernels", found: d.Info().Kernels}
 	if pin := os.Getenv("ULYSSES_ISA"); pin != "" {
-		f.found += ", pinned by ULYSSES_ISA"
+		f.found += ", set by ULYSSES_ISA"
 	} else {
-		f.found += ", the best this processor runs (ULYSSES_ISA pins another)"
+		f.found += ", the best of this processor (ULYSSES_ISA selects another)"
 	}
 	return f
 }
 
-// cores: NumCPU counts the affinity mask, GOMAXPROCS a container's quota besides.
+// cores compares the affinity mask (NumCPU) with the quota of the container (GOMAXPROCS).
 func cores() finding {
 	n, quota := runtime.NumCPU(), runtime.GOMAXPROCS(0)
 	f := finding{what: "cores", found: fmt.Sprintf("%d allowed to this process, %d physical in the machine", n, cpuid.CPU.PhysicalCores)}
 	if quota < n {
-		f.costs = fmt.Sprintf("a quota (GOMAXPROCS or the container's) of %d of the %d cores: more threads than that slow each other down", quota, n)
-		f.fix = fmt.Sprintf("raise the quota, or keep ranks x device.threads at %d", quota)
+		f.consequence = fmt.Sprintf("GOMAXPROCS or the container allows %d of the %d cores: more threads slow each other down", quota, n)
+		f.fix = fmt.Sprintf("raise the quota, or keep ranks x device.threads at or below %d", quota)
 	}
 	return f
 }
@@ -118,11 +117,11 @@ func mpi() finding {
 	f := finding{what: "MPI", found: strings.Join(strings.Fields(comm.Library()), " ")}
 	switch _, err := exec.LookPath("mpirun"); {
 	case !comm.Available():
-		f.costs = "ranks run inside one process only (--ranks N): one machine"
-		f.fix = "install it (Debian, Ubuntu: apt-get install libopenmpi-dev openmpi-bin pkg-config) and build with make, or go build -tags mpi ./cmd/ulysses-mpi"
+		f.consequence = "all ranks run in one process (--ranks N), on one machine"
+		f.fix = "install Open MPI (Debian, Ubuntu: apt-get install libopenmpi-dev openmpi-bin pkg-config) and build with make"
 	case err != nil:
 		if _, err := exec.LookPath("srun"); err != nil {
-			f.costs, f.fix = "neither mpirun nor srun is in PATH: nothing to start several processes with", "install the launcher (Debian, Ubuntu: apt-get install openmpi-bin)"
+			f.consequence, f.fix = "neither mpirun nor srun is in PATH: several processes cannot be started", "install the launcher (Debian, Ubuntu: apt-get install openmpi-bin)"
 		}
 	}
 	return f
@@ -131,7 +130,7 @@ func mpi() finding {
 func launcher() finding {
 	e := slurm.Env()
 	if e.Tasks <= 1 && e.Launcher == "" {
-		return finding{what: "launcher", found: "none: started alone"}
+		return finding{what: "launcher", found: "none"}
 	}
 	return finding{what: "launcher", found: fmt.Sprintf("%s: %d tasks, %d on this node (%s)", e.Launcher, e.Tasks, e.LocalSize, e.Host)}
 }

@@ -7,8 +7,7 @@ import (
 )
 
 // sharedMemory checks the memory through which the ranks of a node communicate: Open MPI keeps its
-// segments there, and a
-// container's default is 64 MiB.
+// segments there. The default of a container, 64 MiB, is too small.
 func sharedMemory() finding {
 	const path = "/dev/shm"
 	var s syscall.Statfs_t
@@ -18,7 +17,7 @@ func sharedMemory() finding {
 	free := int64(s.Bavail) * int64(s.Bsize)
 	f := finding{what: "shared memory", found: units.GiB(free) + " free in " + path}
 	if free < 128<<20 {
-		f.costs, f.fix = "little room: several MPI ranks on this node may fail to start", "start the container with --shm-size=1g, or remove what fills "+path
+		f.consequence, f.fix = "too little memory: several MPI ranks on this node may fail to start", "start the container with --shm-size=1g"
 	}
 	return f
 }

@@ -3,5 +3,5 @@
 package doctor
 
 func sharedMemory() finding {
-	return finding{what: "shared memory", found: "not looked at on this system"}
+	return finding{what: "shared memory", found: "not checked on this system"}
 }

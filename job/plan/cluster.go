@@ -4,7 +4,7 @@ import (
 	"ulysses/job/file"
 )
 
-// applyRates puts a cluster's own figures in the place of known ones.
+// applyRates replaces the rates and the memory of a machine by the values of a --cluster file.
 func applyRates(c *file.Cluster, m *Machine) {
 	x := &c.Rates
 	for _, r := range []struct {
@@ -27,7 +27,7 @@ func applyRates(c *file.Cluster, m *Machine) {
 	m.Rates.PerNode = int(c.PerNode)
 }
 
-// clusterMachine is a rank's share of the cluster.
+// clusterMachine returns one rank's share of the cluster.
 func clusterMachine(c *file.Cluster, j *file.Job, x *subject) (m *Machine, err error) {
 	if c.Device == "here" {
 		m, err = thisMachine(j, x, int(c.PerNode))

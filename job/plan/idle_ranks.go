@@ -16,7 +16,7 @@ type idleRanks struct {
 	which string // "heads" or "value heads"
 }
 
-// idleRanks returns the kind of layer for which the most ranks of the mesh have no head; nil if
+// findIdleRanks returns the kind of layer for which the most ranks of the mesh have no head; nil if
 // every rank has one. linear is the plan of the linear layers.
 func findIdleRanks(j *file.Job, c *model.Config, linear *gdn.Plan) (found *idleRanks) {
 	look := func(heads int64, what, which string) {
@@ -75,7 +75,7 @@ func better(j *file.Job, m *Machine, x *subject, heads int64) (degree int64, tim
 // warning returns the line on idle ranks with the better mesh. It looks for a mesh only if the
 // machine's rates are known.
 func (i *idleRanks) warning(j *file.Job, m *Machine, x *subject) string {
-	fix := fmt.Sprintf("no other mesh of %d ranks is expected to be faster and to fit: start %d ranks", j.Mesh.World, i.heads)
+	fix := fmt.Sprintf("no other mesh of %d ranks that fits is expected to be faster: start %d ranks", j.Mesh.World, i.heads)
 	if m == nil {
 		fix = fmt.Sprintf("set parallel.ulysses = %d or less", i.heads)
 	} else if degree, times, err := better(j, m, x, i.heads); err == nil && degree > 0 {

@@ -16,21 +16,21 @@ import (
 	"ulysses/tensor"
 )
 
-// Machine is what a plan is for: a rank's share of it.
+// Machine is one rank's share of the machine of a plan.
 type Machine struct {
-	text  string // what it is, and where its rates come from
+	text  string // describes the machine and the source of its rates
 	Info  device.Info
 	Sizes dryrun.Sizes
 	Rates dryrun.Rates
 	// FLOP/s of matrix products on a rank's share of a CPU, measured after a run; 0 = not measured
 	Peak  float64
 	Share float64 // threads of ranks for each core, at least 1
-	Host  int64   // bytes of the host's memory that a rank may take; 0 = unknown
+	Host  int64   // bytes of host memory that a rank may allocate; 0 = unknown
 	close func()
 }
 
-// thisMachine is the one that the plan is made on, with so many ranks at work on it. A CPU's rates
-// are measured.
+// thisMachine returns a rank's share of this machine with perNode ranks. The rates of a CPU are
+// measured, and the rates of a GPU come from a table.
 func thisMachine(j *file.Job, x *subject, perNode int) (*Machine, error) {
 	t := &j.Device
 	open := func() (device.Device, error) {
@@ -39,7 +39,7 @@ func thisMachine(j *file.Job, x *subject, perNode int) (*Machine, error) {
 	}
 	d, err := open()
 	if err != nil && t.Backend == "cuda" {
-		err = status.Errorf(status.Of(err), "%w; a plan for GPUs elsewhere needs none here: describe them with --cluster (examples/clusters/h200.toml)", err)
+		err = status.Errorf(status.Of(err), "%w; to plan for other machines with GPUs, describe them with --cluster (examples/clusters/h200.toml)", err)
 	}
 	if err != nil {
 		return nil, err
@@ -79,8 +79,9 @@ func sized(j *file.Job, x *subject, ranks int) dryrun.Shape {
 	return shape
 }
 
-// measure times this host's cores as the ranks will have them. Where these have more threads than
-// there are cores, each gets its part.
+// measure measures the rates of this host's cores with as many ranks at a time as have cores of
+// their own. If the ranks have more threads than the host has cores, each gets its share of the
+// rates.
 func (m *Machine) measure(open func() (device.Device, error), x dryrun.Shape, perNode int) error {
 	atOnce, share := sharedBy(perNode, m.Info.Workers)
 	var devices []device.Device
@@ -108,7 +109,7 @@ func (m *Machine) measure(open func() (device.Device, error), x dryrun.Shape, pe
 	return nil
 }
 
-// shareGPUs leaves a rank its part of a GPU that several have.
+// shareGPUs divides the memory of a GPU that several ranks share.
 func (m *Machine) shareGPUs(perNode int) error {
 	found, err := backends.FindGPUs()
 	if err == nil && perNode > found.Count {
@@ -130,24 +131,25 @@ func (m *Machine) recognize(compute tensor.DType, perNode int) {
 	m.Rates.PerNode = perNode
 }
 
-// ready refuses a machine of which a rate is not known.
+// ready returns an error if a rate of the machine is unknown.
 func (m *Machine) ready() error {
 	if err := m.Rates.Check(); err != nil {
-		return status.Errorf(status.Unsupported, "plan: the rates of %s are not known (%w); give its [rates] in a file with --cluster", m.Info.Name, err)
+		return status.Errorf(status.Unsupported, "plan: the rates of %s are unknown (%w); write its [rates] into a file for --cluster", m.Info.Name, err)
 	}
 	return nil
 }
 
-// gpu is what is known of a kind of GPU: published figures to start from, until they are measured.
+// gpu has the published figures of a kind of GPU.
 type gpu struct {
 	name   string
-	memory int64 // bytes that a program may have
+	memory int64 // bytes that a program may allocate
 	rates  map[tensor.DType]dryrun.Rates
 }
 
-// gpuByName: cuBLAS and cuDNN for BF16, causal, heads of 128 (NVIDIA's cudnn-frontend publishes
-// H200's); F32 is by FMA, attention by kernels of our own. Links are NVLink and a 400 Gb/s (A100:
-// 200 Gb/s) adapter a GPU.
+// gpuByName has the rates of GPUs. BF16 rates are of cuBLAS and cuDNN with causal attention and
+// heads of 128 (NVIDIA's cudnn-frontend publishes those for H200). F32 rates are of FMA, with this
+// project's kernels for attention. Links are NVLink and one adapter of 400 Gb/s (A100: 200 Gb/s)
+// for each GPU.
 var gpuByName = map[string]gpu{
 	"h200": {"NVIDIA H200", 139 << 30, map[tensor.DType]dryrun.Rates{
 		tensor.BF16: {Products: 700e12, Attention: 688e12, Gradient: 581e12, Delta: 100e12, Memory: 4.1e12, Copies: 50e9, Node: 330e9, Network: 48e9, Launch: 5e-6, Latency: 20e-6},
@@ -160,10 +162,10 @@ var gpuByName = map[string]gpu{
 		tensor.F32:  {Products: 18e12, Attention: 9e12, Gradient: 9e12, Delta: 7e12, Memory: 1.7e12, Copies: 24e9, Node: 220e9, Network: 24e9, Launch: 5e-6, Latency: 20e-6}}},
 }
 
-// machine is one of GPUs that are not there.
+// machine returns a Machine of GPUs that this host need not have.
 func (g gpu) machine(j *file.Job) (*Machine, error) {
 	if j.Device.Backend == "cpu" {
-		return nil, j.Errorf(status.InvalidConfig, "device.backend", "\"cpu\", and the cluster has %s: set it to \"auto\" or \"cuda\"", g.name)
+		return nil, j.Errorf(status.InvalidConfig, "device.backend", "\"cpu\", and the cluster has %s; set it to \"auto\"", g.name)
 	}
 	d := backends.AbsentGPU(j.Device.Deterministic)
 	m := &Machine{Info: d.Info(), Sizes: d, close: func() {}}
@@ -176,7 +178,7 @@ func (g gpu) machine(j *file.Job) (*Machine, error) {
 	return m, nil
 }
 
-// known is the rates of a GPU that is known by its name.
+// known sets the rates of a GPU from the table.
 func (m *Machine) known(g gpu, compute tensor.DType) {
 	m.Rates = g.rates[compute]
 	m.text = fmt.Sprintf("%s, computing in %s, by published figures", g.name, file.DTypeName(compute))

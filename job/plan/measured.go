@@ -37,14 +37,14 @@ type Rank struct {
 // a table by its name. worked is rank 0's seconds in steps. Collective.
 func (r *Rank) Measure(worked float64) (*Machine, error) {
 	m := r.unmeasured()
-	far := []int64{0, 0}
+	after := []int64{0, 0} // 1 = long enough for the peak, for all rates
 	if r.Job.Kind == "train" && worked > MeasurePeakAfter.Seconds() {
-		far[0] = 1
+		after[0] = 1
 	}
-	if far[0] == 1 && worked > MeasureAllAfter.Seconds() {
-		far[1] = 1
+	if after[0] == 1 && worked > MeasureAllAfter.Seconds() {
+		after[1] = 1
 	}
-	if err := r.Mesh.World.Broadcast(nil, tensor.OfInt64(far, 2), 0); err != nil || far[0] == 0 {
+	if err := r.Mesh.World.Broadcast(nil, tensor.OfInt64(after, 2), 0); err != nil || after[0] == 0 {
 		return m, err
 	}
 	if m.Info.Place != tensor.Host {
@@ -52,7 +52,7 @@ func (r *Rank) Measure(worked float64) (*Machine, error) {
 		return m, nil
 	}
 	x := SubjectOfModel(r.Config)
-	if far[1] == 1 {
+	if after[1] == 1 {
 		all, err := r.machine(x)
 		if err = comm.Agree(r.Mesh.World, err); err != nil {
 			return nil, err
@@ -85,13 +85,14 @@ func (r *Rank) PlanStep(m *Machine) *Expected {
 		return nil
 	}
 	f, err := Predict(r.Job, m, SubjectOfModel(r.Config), true)
-	if err != nil { // what did not fit the plan ran all the same
+	if err != nil { // the run has worked, also if the plan does not fit
 		return nil
 	}
 	defer f.Close()
 	return &Expected{f.Seconds, f.Phases}
 }
 
+// unmeasured returns the machine without rates.
 func (r *Rank) unmeasured() *Machine {
 	return &Machine{Info: r.Device.Info(), Sizes: r.Device, Host: r.FreeHost}
 }

@@ -11,8 +11,8 @@ import (
 	"ulysses/model"
 )
 
-// predictOperator goes through an operator job, of which the file's header and lists of
-// documents are read.
+// predictOperator dry-runs an operator job. It reads the header of the input and the lists of
+// documents.
 func (f *Forecast) predictOperator() error {
 	k, err := operator.Open(f.Job, f.Device, f.Mesh, f.Clock, f.Compute, false)
 	if err != nil {
@@ -27,23 +27,24 @@ func (f *Forecast) predictOperator() error {
 	f.Memory = []model.Component{{Name: "tensors", Bytes: r.Bytes - saved - workspace}, {Name: "saved for the backward pass", Bytes: saved},
 		{Name: "workspace", Bytes: workspace}}
 	if all := f.Device.Info().Memory; all > 0 && r.Bytes > all {
-		return status.Errorf(status.OutOfMemory, "plan: %s are planned for each rank, and its device has %s: use more ranks, so that each holds fewer rows and heads",
+		return status.Errorf(status.OutOfMemory, "plan: %s are planned for each rank, and its device has %s; start more ranks, so that each has fewer tokens and heads",
 			units.Bytes(r.Bytes), units.Bytes(all))
 	}
-	if err := f.hostHolds(); err != nil {
+	if err := f.checkHost(); err != nil {
 		return err
 	}
-	before := f.so()
+	before := f.total()
 	f.Clock.Push(f.Job.Kind)
 	defer f.Clock.Pop()
 	if err := k.Compute(); err != nil {
 		return err
 	}
-	f.took, f.Saved, f.tokens = f.so().plus(before, -1), r, k.Tokens()
+	f.cost, f.Operator, f.tokens = f.total().plus(before, -1), r, k.Tokens()
 	return nil
 }
 
-func (f *Forecast) printSaved(out io.Writer) error {
-	fmt.Fprintf(out, "input            %s\nplan             %s\n\n", f.Saved.Input, f.Saved.Plan)
+// printOperator prints the input, the plan and the memory of an operator job.
+func (f *Forecast) printOperator(out io.Writer) error {
+	fmt.Fprintf(out, "input            %s\nplan             %s\n\n", f.Operator.Input, f.Operator.Plan)
 	return assembly.PrintComponents(out, f.Memory, f.Device.Info(), 0)
 }

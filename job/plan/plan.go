@@ -1,10 +1,9 @@
-// Package plan predicts the memory, the communication and the time of a job. It executes the job's
-// own code on package dryrun's device, which computes nothing and adds up what each operation
-// takes.
+// Package plan predicts the memory, the bytes sent and the time of a job. It runs the job's code on
+// the device of package dryrun, which computes nothing and adds up the cost of each operation.
 //
-// A Machine has the rates of a rank's device and links: measured here, published for a GPU, or read
-// from a file of --cluster. Predict plans one job on a Machine; Run is the verb plan; Rank measures
-// the machine of a run and plans a step for comparison.
+// A Machine has the rates of a rank's device and links: measured on this machine, published for a
+// GPU, or read from a --cluster file. Predict plans one job on a Machine and returns a Forecast.
+// Run is the verb plan. Rank measures the machine of a run and plans one step for comparison.
 package plan
 
 import (
@@ -25,20 +24,19 @@ import (
 	"ulysses/slurm"
 )
 
-// Options is what the command line says of a plan.
+// Options are the arguments of the verb plan.
 type Options struct {
 	Path    string   // of the job file
 	Sets    []string // table.key=value
-	Ranks   int      // 0 = the launcher's, the cluster's or the job's
+	Ranks   int      // 0 = as many as the launcher, the cluster or the job has
 	Search  bool     // plan every mesh
-	Cluster string   // a file that describes another machine; "" = this machine
+	Cluster string   // path of a --cluster file; "" = this machine
 	Stdout  io.Writer
 	Warn    func(text string)
 }
 
-// Run predicts what a job takes: memory of a rank by component, bytes sent, the time of a step or
-// of the passes, and whether it fits. It runs nothing; the job's own code is dry-run on devices
-// that compute nothing.
+// Run prints the predicted memory of a rank by component, the bytes sent, the time of a step or of
+// the passes, and whether the job fits. It executes nothing.
 func Run(o Options) error {
 	src, err := file.Read(o.Path)
 	if err != nil {
@@ -52,7 +50,7 @@ func Run(o Options) error {
 		return err
 	}
 	if o.Search && !j.IsModelJob() {
-		return j.Errorf(status.InvalidArgument, "kind", "%q: all ranks share the one sequence, there is nothing to --search: leave it out", j.Kind)
+		return j.Errorf(status.InvalidArgument, "kind", "%q: all ranks share one sequence, so there is no mesh to search; leave out --search", j.Kind)
 	}
 	x, err := SubjectOf(j)
 	if err != nil {
@@ -88,9 +86,9 @@ func Run(o Options) error {
 	return f.print(o.Stdout, m)
 }
 
-// machine returns the machine of the plan and the number of ranks. The machine is the cluster's, or
-// this one. The number of ranks comes from --ranks, the launcher or the cluster, otherwise from the
-// job's degrees, on one node.
+// machine returns the number of ranks and the machine of the plan: the cluster's, or this one. The
+// number of ranks comes from --ranks, the launcher or the cluster, otherwise from the job's
+// degrees, on one node.
 func (o *Options) machine(j *file.Job, x *subject) (ranks int, m *Machine, err error) {
 	if o.Cluster != "" {
 		c, err := file.ReadCluster(o.Cluster)
@@ -115,8 +113,9 @@ func RanksOfReplica(j *file.Job) int {
 	return int(min(file.MaxPlanned, max(1, j.Parallel.Ulysses)*j.Parallel.Ring))
 }
 
+// print prints the tables of the verb plan.
 func (f *Forecast) print(out io.Writer, m *Machine) error {
-	what, err := f.printWork(out, m)
+	work, err := f.printWork(out, m)
 	if err != nil {
 		return err
 	}
@@ -131,49 +130,50 @@ func (f *Forecast) print(out io.Writer, m *Machine) error {
 			fmt.Fprintf(w, "%s\t%.4f\t%.1f %%\t\n", clock.Label(name), f.Phases[name], 100*f.Phases[name]/busy)
 		}
 	}
-	fmt.Fprintf(w, "a %s\t%.4f\t\t\n\n", what, f.Seconds)
-	fmt.Fprintf(w, "sent by a rank in a %s\tbytes\t\n", what)
-	for _, of := range slices.SortedFunc(maps.Keys(f.Sent), func(a, b [2]string) int { return slices.Compare(a[:], b[:]) }) {
-		fmt.Fprintf(w, "%s: %s\t%d\t\n", of[0], of[1], f.Sent[of])
+	fmt.Fprintf(w, "a %s\t%.4f\t\t\n\n", work, f.Seconds)
+	fmt.Fprintf(w, "sent by a rank in a %s\tbytes\t\n", work)
+	for _, key := range slices.SortedFunc(maps.Keys(f.Sent), func(a, b [2]string) int { return slices.Compare(a[:], b[:]) }) {
+		fmt.Fprintf(w, "%s: %s\t%d\t\n", key[0], key[1], f.Sent[key])
 	}
 	fmt.Fprintf(w, "to ranks of its node\t%d\t\nto other nodes\t%d\t\n", f.Node, f.Network)
 	if err := w.Flush(); err != nil {
 		return err
 	}
 	rate := units.Short(float64(f.tokens) / f.Seconds)
-	if f.Saved != nil {
-		fmt.Fprintf(out, "\nspeed            %s tokens/s, beside reading and writing\n", rate)
+	if f.Operator != nil {
+		fmt.Fprintf(out, "\nspeed            %s tokens/s, without reading and writing\n", rate)
 	} else {
 		flops := f.flops() / f.Seconds / float64(f.Job.Mesh.World)
 		fmt.Fprintf(out, "\nspeed            %s tokens/s, %s causal model FLOP/s a rank, for sequences of one document\n", rate, units.Short(flops))
 	}
 	if f.Job.Kind == "train" && f.Job.Train.Epochs == 0 {
 		all := time.Duration(f.Seconds * float64(f.Job.Train.Steps) * float64(time.Second))
-		fmt.Fprintf(out, "run              %s of %d tokens in %v, beside reading, evaluations and checkpoints\n", units.Count(f.Job.Train.Steps, "step"), f.tokens, all.Round(time.Second))
+		fmt.Fprintf(out, "run              %s of %d tokens in %v, without reading data, evaluations and checkpoints\n", units.Count(f.Job.Train.Steps, "step"), f.tokens, all.Round(time.Second))
 	}
 	_, err = fmt.Fprintf(out, "fits             %s of a rank's memory are planned%s\n", units.Bytes(model.Bytes(f.Memory)), f.limit())
 	return err
 }
 
-// printWork prints ranks, machine and memory, and has a word for what takes the time.
-func (f *Forecast) printWork(out io.Writer, m *Machine) (what string, err error) {
+// printWork prints ranks, machine and memory. It returns the name of the work whose time is
+// planned: step, pass or run.
+func (f *Forecast) printWork(out io.Writer, m *Machine) (work string, err error) {
 	x := f.Job.Mesh
 	where := fmt.Sprintf("%d a node: %s\n\n", m.Rates.PerNode, m.text)
 	switch f.Job.Kind {
 	case "train":
-		what = "step"
+		work = "step"
 	case "eval":
-		what = "pass"
+		work = "pass"
 	default:
 		fmt.Fprintf(out, "%s, %s", units.Count(x.World, "rank"), where)
-		return "run", f.printSaved(out)
+		return "run", f.printOperator(out)
 	}
 	fmt.Fprintf(out, "%s, ulysses %d x data %d, zero %d, %s", units.Count(x.World, "rank"), x.Ulysses, x.Replicas, f.Job.Parallel.Zero, where)
-	return what, f.PrintMemory(out, f.trainer)
+	return work, f.PrintMemory(out, f.trainer)
 }
 
-// flops is the model's arithmetic in the step, or pass, of all ranks; an evaluation is a third of
-// training.
+// flops returns the model FLOPs of a step, or of a pass, on all ranks. An evaluation has a third of
+// the FLOPs of training.
 func (f *Forecast) flops() float64 {
 	s := float64(f.Job.Data.Sequence)
 	all := f.Config.Flops(f.tokens, float64(f.tokens)*s/2)
@@ -183,13 +183,13 @@ func (f *Forecast) flops() float64 {
 	return all
 }
 
-// limit is what there is for a rank.
+// limit describes the memory that is available for a rank.
 func (f *Forecast) limit() string {
 	if n := f.Device.Info().Memory; n > 0 {
 		return ", of " + units.Bytes(n)
 	}
 	if f.FreeHost > 0 {
-		return ", and " + units.Bytes(f.FreeHost) + " of the host's are free for it"
+		return ", and " + units.Bytes(f.FreeHost) + " of host memory are free"
 	}
 	return ""
 }

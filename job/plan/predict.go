@@ -18,34 +18,35 @@ import (
 	"ulysses/train"
 )
 
-// Forecast is a job's step on one rank, as the dry run found it.
+// Forecast is the predicted cost of a job on one rank. The caller must Close it.
 type Forecast struct {
 	*assembly.Parts
-	trainer *train.Trainer
-	ledger  *comm.Ledger
-	took    // in a step, of an evaluation in a pass; nothing where it was only sized
-	Rank    int
-	device  *dryrun.Device
-	Memory  []model.Component
-	tokens  int64            // of a step, or pass, of all ranks
-	Saved   *operator.Report // of an operator job
+	trainer  *train.Trainer
+	ledger   *comm.Ledger
+	cost     // of a step, or of a pass of an evaluation; 0 if only memory was planned
+	Rank     int
+	device   *dryrun.Device
+	Memory   []model.Component
+	tokens   int64            // of a step, or of a pass, of all ranks
+	Operator *operator.Report // of an operator job; nil for models
 }
 
-// subject is what a plan is of: a model, or saved tensors.
+// subject is what a plan is made for: a model, or the tensors of an operator job.
 type subject struct {
-	config *model.Config // nil for saved tensors
-	shape  dryrun.Shape  // that rates are measured on, but for the compute type
-	Rows   []int64       // that a sequence's ranks share; a model's are the job's
-	Heads  [][2]int64    // as many heads, and as many of keys
+	config  *model.Config // nil for operator jobs
+	shape   dryrun.Shape  // shapes on which rates are measured, without the compute type
+	Lengths []int64       // of the sequences of an operator job
+	Heads   [][2]int64    // heads and key heads of each kind of layer
 }
 
+// SubjectOf returns the subject of a job.
 func SubjectOf(j *file.Job) (*subject, error) {
 	if !j.IsModelJob() {
 		s, err := operator.Describe(j)
 		if err != nil {
 			return nil, err
 		}
-		return &subject{Rows: s.Lengths, Heads: s.Heads, shape: dryrun.Shape{Hidden: s.Hidden, Dim: s.Dim, KeyDim: s.KeyDim, ValueDim: s.ValueDim}}, nil
+		return &subject{Lengths: s.Lengths, Heads: s.Heads, shape: dryrun.Shape{Hidden: s.Hidden, Dim: s.Dim, KeyDim: s.KeyDim, ValueDim: s.ValueDim}}, nil
 	}
 	c, err := j.ReadConfig()
 	if err != nil {
@@ -54,6 +55,7 @@ func SubjectOf(j *file.Job) (*subject, error) {
 	return SubjectOfModel(c), nil
 }
 
+// SubjectOfModel returns the subject of a job with a model.
 func SubjectOfModel(c *model.Config) *subject {
 	x := &subject{config: c, shape: dryrun.Shape{Hidden: c.HiddenSize, Dim: c.HeadDim}, Heads: [][2]int64{{c.NumAttentionHeads, c.NumKeyValueHeads}}}
 	if c.LinearLayers() > 0 {
@@ -63,16 +65,16 @@ func SubjectOfModel(c *model.Config) *subject {
 	return x
 }
 
-// Predict dry-runs a resolved job on the ranks of one sequence that may need most, and keeps the
-// one that takes the most memory; the time is the longest of them. A plan that does not fit is an
-// error of kind OutOfMemory. Without timing it is sized alone.
+// Predict dry-runs a resolved job on the ranks of one sequence that may have the most work. It
+// returns the forecast of the rank with the most memory, with the longest time of all. If the job
+// does not fit, the error has the code OutOfMemory. Without timing only memory is planned.
 func Predict(j *file.Job, m *Machine, x *subject, timing bool) (*Forecast, error) {
-	rows := x.Rows
+	lengths := x.Lengths
 	if x.config != nil {
-		rows = []int64{j.Data.Batch * j.Data.Sequence}
+		lengths = []int64{j.Data.Batch * j.Data.Sequence}
 	}
 	var most *Forecast
-	for _, rank := range Heaviest(rows, x.Heads, j.Mesh.Ulysses) {
+	for _, rank := range Heaviest(lengths, x.Heads, j.Mesh.Ulysses) {
 		f, err := PredictRank(j, m, x, rank, timing)
 		if err != nil {
 			if most != nil {
@@ -94,13 +96,13 @@ func Predict(j *file.Job, m *Machine, x *subject, timing bool) (*Forecast, error
 	return most, nil
 }
 
-// Heaviest are the ranks of a sequence such that every other has no more rows and no more heads of
-// any kind than one of them.
-func Heaviest(rows []int64, heads [][2]int64, ulysses int64) (ranks []int) {
+// Heaviest returns ranks of a sequence such that each other rank has at most as many tokens and
+// heads of each kind as one of these.
+func Heaviest(lengths []int64, heads [][2]int64, ulysses int64) (ranks []int) {
 	var loads [][]int64
 	for r := range ulysses {
 		var load []int64
-		for _, n := range rows {
+		for _, n := range lengths {
 			lo, hi := comm.Shard(n, ulysses, r)
 			load = append(load, hi-lo)
 		}
@@ -150,13 +152,13 @@ func PredictRank(j *file.Job, m *Machine, x *subject, rank int, timing bool) (*F
 		f.Close()
 		return nil, err
 	}
-	f.meet(m)
+	f.addWaits(m)
 	return f, nil
 }
 
-// meet adds the cost of waiting for other ranks on CPUs. The dry run has counted how often the
+// addWaits adds the cost of waiting for other ranks on CPUs. The dry run has counted how often the
 // ranks wait and how long they compute in between.
-func (f *Forecast) meet(m *Machine) {
+func (f *Forecast) addWaits(m *Machine) {
 	all := int64(0)
 	for _, n := range f.Waits {
 		all += n
@@ -171,23 +173,24 @@ func (f *Forecast) meet(m *Machine) {
 	}
 }
 
+// prepare makes the model and the trainer on the dry-run device, and plans memory.
 func (f *Forecast) prepare() (err error) {
 	if err = f.Layout(); err != nil {
 		return err
 	}
 	j, setup := f.Job, f.Setup()
-	rows := data.Placeholder(j.Data.Sequence)
+	sequences := data.Placeholder(j.Data.Sequence)
 	if j.Kind == "train" {
-		setup.Data.Train, setup.Loop.Steps = rows, j.Train.Steps
+		setup.Data.Train, setup.Loop.Steps = sequences, j.Train.Steps
 		setup.Checkpoints = &train.Checkpoints{Every: j.Checkpoint.Every}
 	} else {
-		setup.Data.Eval = rows
+		setup.Data.Eval = sequences
 	}
 	if f.trainer, err = train.New(*setup); err != nil {
 		return err
 	}
 	f.Memory = f.trainer.Components()
-	if err := f.hostHolds(); err != nil {
+	if err := f.checkHost(); err != nil {
 		return err
 	}
 	tokens, _ := f.trainer.MaxTokens()
@@ -198,55 +201,58 @@ func (f *Forecast) prepare() (err error) {
 	return nil
 }
 
-// hostHolds refuses what the host's free memory is too small for: the trainer, which has it
-// already, is told of a device's alone.
-func (f *Forecast) hostHolds() error {
-	planned, of := model.HostBytes(f.Memory), "of the host's memory "
+// checkHost returns an error if the planned host memory exceeds the free memory. The trainer checks
+// only device memory.
+func (f *Forecast) checkHost() error {
+	planned, of := model.HostBytes(f.Memory), "host memory "
 	if f.Device.Info().Place == tensor.Host {
 		planned, of = model.Bytes(f.Memory), ""
 	}
 	if f.FreeHost > 0 && planned > f.FreeHost {
-		return status.Errorf(status.OutOfMemory, "plan: %s %sare planned for each rank, and %s are free for it: use more nodes, a shorter data.sequence or a higher parallel.zero", units.Bytes(planned), of, units.Bytes(f.FreeHost))
+		return status.Errorf(status.OutOfMemory, "plan: %s %sare planned for each rank, and %s are free; use more nodes", units.Bytes(planned), of, units.Bytes(f.FreeHost))
 	}
 	return nil
 }
 
-// time dry-runs a step, after one that does not count: memory that layers share is as a step
-// leaves it. Micro-batches behind the second are as that one was.
+// time dry-runs steps. The first step does not count, because memory that layers share is then in
+// the state in which a step leaves it. A step with one micro-batch and a step with two are run;
+// each further micro-batch costs as much as the second.
 func (f *Forecast) time() error {
-	micros := int64(1)
+	microBatches := int64(1)
 	if f.Job.Kind == "train" {
-		micros = f.Job.Data.Accumulate
+		microBatches = f.Job.Data.Accumulate
 	}
 	if _, err := f.step(1); err != nil {
 		return err
 	}
 	one, err := f.step(1)
-	if err != nil || micros == 1 {
-		f.took = one
+	if err != nil || microBatches == 1 {
+		f.cost = one
 		return err
 	}
 	two, err := f.step(2)
-	f.took = one.plus(two.plus(one, -1), micros-1)
+	f.cost = one.plus(two.plus(one, -1), microBatches-1)
 	return err
 }
 
-// took is what a step took on a rank.
-type took struct {
+// cost is the time and the bytes sent of steps on a rank.
+type cost struct {
 	dryrun.Account
 	Sent map[[2]string]int64 // bytes by axis and operation
 }
 
-func (x took) plus(y took, times int64) took {
-	sum := took{x.Plus(y.Account, times), maps.Clone(x.Sent)}
-	for of, bytes := range y.Sent {
-		sum.Sent[of] += times * bytes
+// plus returns x + times·y.
+func (x cost) plus(y cost, times int64) cost {
+	sum := cost{x.Plus(y.Account, times), maps.Clone(x.Sent)}
+	for key, bytes := range y.Sent {
+		sum.Sent[key] += times * bytes
 	}
 	return sum
 }
 
-func (f *Forecast) so() took {
-	x := took{f.device.Spent(), map[[2]string]int64{}}
+// total returns the cost since the device was opened.
+func (f *Forecast) total() cost {
+	x := cost{f.device.Spent(), map[[2]string]int64{}}
 	for _, e := range f.ledger.Entries() {
 		if !e.Control {
 			x.Sent[[2]string{e.Axis, e.Op}] = e.Bytes
@@ -255,12 +261,14 @@ func (f *Forecast) so() took {
 	return x
 }
 
-func (f *Forecast) step(micros int64) (took, error) {
-	before := f.so()
-	err := f.trainer.DryRun(micros)
-	return f.so().plus(before, -1), err
+// step dry-runs a step of some micro-batches.
+func (f *Forecast) step(microBatches int64) (cost, error) {
+	before := f.total()
+	err := f.trainer.DryRun(microBatches)
+	return f.total().plus(before, -1), err
 }
 
+// Close frees the trainer and the model.
 func (f *Forecast) Close() {
 	if f.trainer != nil {
 		f.trainer.Free()

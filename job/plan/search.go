@@ -20,19 +20,19 @@ import (
 	"ulysses/model"
 )
 
-// candidate is a mesh that was looked at.
+// candidate is a mesh and ZeRO stage that search plans.
 type candidate struct {
 	ulysses, data, zero int64
 	memory              int64   // bytes of a rank
 	seconds, rate       float64 // of a step; tokens a second
-	longest             int64   // tokens of the longest sequence that fits, 0 = none
-	why                 error   // it is none
+	longest             int64   // tokens of the longest sequence that fits; 0 = none
+	why                 error   // the reason why the job does not fit or is not possible
 
 	job func(sets ...string) (*file.Job, error) // on this mesh
 }
 
-// search looks at every mesh of the ranks and, where the job leaves it open, every ZeRO stage, and
-// prints them, the fastest that fits first.
+// search plans every mesh of the ranks with every ZeRO stage, or with the stage that the job sets,
+// and prints them, the fastest first.
 func search(w io.Writer, parse func(sets ...string) (*file.Job, error), ranks int, m *Machine, x *subject) error {
 	given, err := parse()
 	if err != nil {
@@ -44,7 +44,7 @@ func search(w io.Writer, parse func(sets ...string) (*file.Job, error), ranks in
 		stages = []int64{given.Parallel.Zero}
 	case ranks == 1:
 		stages = stages[:1]
-	case given.Kind == "eval": // there are values to cut alone
+	case given.Kind == "eval": // only weights can be sharded
 		stages = []int64{0, 3}
 	}
 	var all []candidate
@@ -63,7 +63,7 @@ func search(w io.Writer, parse func(sets ...string) (*file.Job, error), ranks in
 			all = append(all, candidate{ulysses: u, data: int64(ranks) / u, zero: zero, job: job})
 		}
 	}
-	if err := lookAt(all, m, x); err != nil {
+	if err := planAll(all, m, x); err != nil {
 		return err
 	}
 	slices.SortStableFunc(all, func(a, b candidate) int {
@@ -72,35 +72,34 @@ func search(w io.Writer, parse func(sets ...string) (*file.Job, error), ranks in
 	return printCandidates(w, all, m)
 }
 
-// inTurn is sizes that several planners ask for: a device is one caller's at a time.
-type inTurn struct {
+// lockedSizes serialises calls of a device's sizes, because a device serves one caller at a time.
+type lockedSizes struct {
 	mu    sync.Mutex
 	sizes dryrun.Sizes
 }
 
-func (s *inTurn) AttentionWorkspace(a *device.Attention, backward bool) int64 {
+func (s *lockedSizes) AttentionWorkspace(a *device.Attention, backward bool) int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.sizes.AttentionWorkspace(a, backward)
 }
 
-func (s *inTurn) GatedDeltaSizes(a *device.GatedDelta) device.DeltaSizes {
+func (s *lockedSizes) GatedDeltaSizes(a *device.GatedDelta) device.DeltaSizes {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.sizes.GatedDeltaSizes(a)
 }
 
-// lookAt looks at candidates, as many at a time as there are cores: they have nothing to do with
-// one another but the device.
-func lookAt(all []candidate, m *Machine, x *subject) error {
+// planAll plans the candidates in parallel on all cores. They share only the device.
+func planAll(all []candidate, m *Machine, x *subject) error {
 	shared := *m
-	shared.Sizes = &inTurn{sizes: m.Sizes}
+	shared.Sizes = &lockedSizes{sizes: m.Sizes}
 	errs, next := make([]error, len(all)), make(chan int)
 	var group sync.WaitGroup
 	for range min(len(all), runtime.GOMAXPROCS(0)) {
 		group.Go(func() {
 			for i := range next {
-				errs[i] = all[i].look(&shared, x)
+				errs[i] = all[i].plan(&shared, x)
 			}
 		})
 	}
@@ -112,10 +111,10 @@ func lookAt(all []candidate, m *Machine, x *subject) error {
 	return cmp.Or(errs...)
 }
 
-// look forecasts the job on a mesh, and finds the longest sequence that fits.
-func (c *candidate) look(m *Machine, x *subject) (err error) {
+// plan predicts the job on a mesh, and the longest sequence that fits.
+func (c *candidate) plan(m *Machine, x *subject) (err error) {
 	defer func() {
-		if p := recover(); p != nil { // not the caller's goroutine
+		if p := recover(); p != nil { // the caller of search cannot recover it
 			err = status.Errorf(status.Internal, "panic: %v\n%s", p, debug.Stack())
 		}
 	}()
@@ -152,7 +151,8 @@ func (c *candidate) look(m *Machine, x *subject) (err error) {
 	return err
 }
 
-// longest is the largest number of tokens that fits, to within a hundredth; 0 where nothing does.
+// longest returns the largest number of tokens that fits, with an error of at most 1 %; 0 if none
+// fits.
 func longest(fits func(tokens int64) (bool, error)) (int64, error) {
 	const first, most = 1024, math.MaxInt32
 	lo, hi := int64(0), int64(first)
