@@ -25,11 +25,11 @@ func TestParseArgs(t *testing.T) {
 		{args: "run job.toml --set a=1 -n 4 --set b=2=3", verb: "run", want: Options{Path: "job.toml", Sets: []string{"a=1", "b=2=3"}, Ranks: 4}},
 		{args: "--ranks=2 --set a=1 verify --set=b=2 job.toml", verb: "verify", want: Options{Path: "job.toml", Sets: []string{"a=1", "b=2"}, Ranks: 2}},
 		{args: "doctor", verb: "doctor"}, {args: "version", verb: "version"},
-		{args: "", err: "a job file or a verb is needed"}, {args: "run", err: "run: a job file is needed"}, {args: "verify", err: "verify: a job file"},
-		{args: "job.toml verify", err: "the verb comes first"}, {args: "a.toml b.toml", err: "there are 2: a.toml, b.toml"},
-		{args: "job.toml --ranks 0", err: "--ranks 0: 1 to"}, {args: "job.toml -n x", err: "invalid value"}, {args: "job.toml --rank 2", err: "not defined: -rank"},
-		{args: "job.toml --set", err: "flag needs an argument"}, {args: "job.toml --set a", err: "table.key=value is needed"}, {args: "job.toml --set =a", err: "table.key=value"},
-		{args: "doctor x", err: `doctor takes no "x"`}, {args: "version -n 2", err: "version takes no flags"},
+		{args: "", err: "no job file and no verb"}, {args: "run", err: "run: job file is missing"}, {args: "verify", err: "verify: job file is missing"},
+		{args: "job.toml verify", err: "the verb must come first"}, {args: "a.toml b.toml", err: "there are 2 job files: a.toml, b.toml"},
+		{args: "job.toml --ranks 0", err: "--ranks 0: not a number of ranks; set 1 to"}, {args: "job.toml -n x", err: "invalid value"}, {args: "job.toml --rank 2", err: "not defined: -rank"},
+		{args: "job.toml --set", err: "flag needs an argument"}, {args: "job.toml --set a", err: "not table.key=value"}, {args: "job.toml --set =a", err: "table.key=value"},
+		{args: "doctor x", err: "doctor has no arguments"}, {args: "version -n 2", err: "version: this verb has no flags"},
 	} {
 		verb, o, err := parseArgs(strings.Fields(c.args))
 		if c.err != "" {
@@ -42,7 +42,7 @@ func TestParseArgs(t *testing.T) {
 	}
 }
 
-// call is the command line with what it wrote.
+// call runs a command line and returns its exit code and output.
 func call(args ...string) (code status.Code, stdout, stderr string) {
 	var out, errs strings.Builder
 	code = Main(args, &out, &errs)
@@ -60,11 +60,11 @@ func TestVerbs(t *testing.T) {
 		{[]string{"help"}, status.OK, "usage: ulysses-mpi", ""},
 		{[]string{"verify", "-h"}, status.OK, "usage: ulysses-mpi", ""},
 		{[]string{"version"}, status.OK, "ulysses-mpi " + vers.String, ""},
-		{[]string{"export", "nowhere"}, status.InvalidArgument, "", "a folder is needed"},
-		{[]string{"export", "nowhere", "b", "c"}, status.InvalidArgument, "", "a checkpoint and a folder are needed"},
+		{[]string{"export", "nowhere"}, status.InvalidArgument, "", "export: folder is missing"},
+		{[]string{"export", "nowhere", "b", "c"}, status.InvalidArgument, "", "name a checkpoint and a folder"},
 		{[]string{"export", "nowhere", "b", "-n", "2"}, status.InvalidArgument, "", "export: --ranks is a flag of run, plan, verify"},
 		{[]string{"export", "nowhere", "b"}, status.IO, "", "checkpoint nowhere: "},
-		{nil, status.InvalidArgument, "", "a job file or a verb is needed"},
+		{nil, status.InvalidArgument, "", "no job file and no verb"},
 	} {
 		code, out, errs := call(c.args...)
 		if code != c.code || !strings.Contains(out, c.out) || !strings.Contains(errs, c.stderr) || (c.stderr == "") != (errs == "") {
@@ -242,13 +242,13 @@ func TestHelp(t *testing.T) {
 	}
 }
 
-// Flags may stand before the verb. A flag of another verb is refused with the verbs that take it,
-// and a mistyped verb with the likely one.
+// Flags may be in front of the verb. The error for a flag of another verb names that verb, and the
+// error for a mistyped verb names the likely one.
 func TestFlagsAndVerbs(t *testing.T) {
 	for args, want := range map[string]string{
-		"--search plan": "plan: a job file is needed", "--cluster c plan a b": "plan: one job file is needed", "doctor --json": "doctor takes no flags",
-		"run a.toml --search": "run: --search is a flag of plan", "--json a.toml": "run: --json is a flag of verify", "verfiy a.toml": "verfiy: no such verb; did you mean verify?",
-		"docter": "docter: no such verb, and no job file of that name; did you mean doctor?", "-ranks 3 -set a= a.toml b.toml": "one job file is needed", "plan x --cluster": "flag needs an argument: --cluster", "completion tcsh": "completion tcsh: no script for this shell; use bash, fish, powershell, zsh",
+		"--search plan": "plan: job file is missing", "--cluster c plan a b": "plan: there are 2 job files", "doctor --json": "doctor: this verb has no flags",
+		"run a.toml --search": "run: --search is a flag of plan", "--json a.toml": "run: --json is a flag of verify", "verfiy a.toml": "verfiy: unknown verb; did you mean verify?",
+		"docter": "docter: neither a verb nor a job file; did you mean doctor?", "-ranks 3 -set a= a.toml b.toml": "there are 2 job files", "plan x --cluster": "flag needs an argument: --cluster", "completion tcsh": "completion tcsh: no script for this shell; use bash, fish, powershell, zsh",
 	} {
 		if code, out, errs := call(strings.Fields(args)...); code != status.InvalidArgument || out != "" || !strings.Contains(errs, want) {
 			t.Errorf("%s: %v: %s%s", args, code, out, errs)

@@ -32,7 +32,7 @@ func wants(t *testing.T, out string, wants ...string) {
 
 func TestDoctorWithoutPlugin(t *testing.T) {
 	t.Setenv("ULYSSES_CUDA_PLUGIN", "")
-	wants(t, runDoctor(t), " CUDA plug-in none", "\n CUDA plug-in: everything runs on the CPU", "make cuda", "\n GPUs ", "\n NCCL not looked for")
+	wants(t, runDoctor(t), " CUDA plug-in none", "\n CUDA plug-in: jobs run on the CPU", "make cuda", "\n GPUs ", "\n NCCL unknown")
 	path := filepath.Join(t.TempDir(), "broken.so")
 	if err := os.WriteFile(path, nil, 0o600); err != nil {
 		t.Fatal(err)
@@ -80,6 +80,6 @@ func TestDoctorOnGPUs(t *testing.T) {
 	}
 	t.Setenv("ULYSSES_EMULATED_DEVICES", "0") // a real GPU stays
 	if strings.Contains(path, "emulated") {
-		wants(t, runDoctor(t), " GPUs none", "\n GPUs: everything runs on the CPU", "no GPU is visible")
+		wants(t, runDoctor(t), " GPUs none", "\n GPUs: jobs run on the CPU", "no GPU is visible")
 	}
 }

@@ -206,7 +206,7 @@ func TestExportFaults(t *testing.T) {
 	checkpoints := filepath.Join(dir, "out", "checkpoints")
 	for _, path := range []string{checkpoints, filepath.Join(checkpoints, "step-00000002")} {
 		_, err := run(2, "kind=eval", "model.new={}", "model.path="+path)
-		if status.Of(err) != status.IO || !strings.Contains(err.Error(), "`ulysses-mpi export "+filepath.Join(checkpoints, "step-00000002")+" FOLDER`") {
+		if status.Of(err) != status.IO || !strings.Contains(err.Error(), "write a model folder with ulysses-mpi export "+filepath.Join(checkpoints, "step-00000002")+" FOLDER") {
 			t.Errorf("%s as a model: %v", path, err)
 		}
 	}

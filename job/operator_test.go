@@ -28,7 +28,7 @@ func TestUnfiniteJob(t *testing.T) {
 				t.Errorf("%s in %s: %v, named %d times: %s", verb, dtype, code, n, stderr.String())
 			}
 			ran := verb == "run"
-			if strings.Contains(stderr.String(), out+" has all values") != ran || strings.Contains(stdout.String(), ": equal") != ran {
+			if strings.Contains(stderr.String(), out+" has all results") != ran || strings.Contains(stdout.String(), ": equal") != ran {
 				t.Errorf("%s: %s%s", verb, stdout.String(), stderr.String())
 			}
 			if files, _ := filepath.Glob(filepath.Join(dir, "*out*")); ran != (len(files) == 1 && files[0] == out) {

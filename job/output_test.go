@@ -97,9 +97,9 @@ func TestRunLeavesItsBaseModelAlone(t *testing.T) {
 	link(t, "../base", at("out/model"))
 	link(t, "base", at("checkpoints"))
 	for _, x := range []struct{ name, out, want string }{
-		{"the folder", base, "is, or lies in, model.path = "},
-		{"a folder in it", filepath.Join(base, "new", "out"), "is, or lies in, model.path = "},
-		{"a link to it", link(t, "base", at("link")), "is, or lies in, model.path = "},
+		{"the folder", base, "is, or is inside, model.path = "},
+		{"a folder in it", filepath.Join(base, "new", "out"), "is, or is inside, model.path = "},
+		{"a link to it", link(t, "base", at("link")), "is, or is inside, model.path = "},
 		{"model/ is a link to it", at("out"), "the trained model would replace model.path = "},
 		{"checkpoints is a link to it", dir, "whose checkpoints the run replaces"},
 	} {

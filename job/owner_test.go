@@ -81,7 +81,7 @@ func TestUsedFolder(t *testing.T) {
 		for _, ranks := range []int{1, 2, 4} {
 			_, err := run(ranks, strings.Fields(x.second)...)
 			expectFault(t, err, status.InvalidConfig, []string{"job.toml:", "output.dir: " + out + " has results of another run (" + x.found +
-				"); choose another output.dir, or set output.overwrite = true (--force) to replace them"})
+				"); choose another output.dir, or set output.overwrite = true (--force)"})
 			if !maps.Equal(tree(t, out), before) {
 				t.Errorf("%s: files were changed", x.name)
 			}

@@ -83,8 +83,8 @@ func TestPlanOfSavedTensorsThroughTheCommandLine(t *testing.T) {
 		{"plan " + golden("attention-gqa-packed") + " -n 3 --set attention.output=nowhere/out", status.OK,
 			[]string{"3 ranks, 3 a node", "input ", "saved for the backward pass", "workspace", "a run", "sequence: all-to-all", "tokens/s, without reading and writing", "fits"}},
 		{"plan " + golden("gdn-states") + " -n 2", status.OK, []string{"2 ranks, 2 a node", "input ", "by state", "gdn", "a run", "fits"}},
-		{"plan " + golden("gdn-states") + " --search", status.InvalidArgument, []string{"nothing to --search"}},
-		{"plan " + golden("gdn-states") + " -n 4 --set parallel.ulysses=2", status.InvalidConfig, []string{"set 0 for all of them"}},
+		{"plan " + golden("gdn-states") + " --search", status.InvalidArgument, []string{"no mesh to search"}},
+		{"plan " + golden("gdn-states") + " -n 4 --set parallel.ulysses=2", status.InvalidConfig, []string{"set it to 0"}},
 		{"plan " + golden("gdn-states") + " --set gdn.input=nowhere", status.IO, []string{"nowhere"}},
 		{"plan " + golden("attention-cross") + " --set attention.softcap=2.0", status.Unsupported, []string{"softcap"}},
 	} {

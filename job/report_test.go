@@ -265,7 +265,7 @@ func TestEvaluationOfANewModel(t *testing.T) {
 		if err := Run(Options{Path: filepath.Join(dir, "job.toml"), Sets: []string{"kind=" + kind, "train.steps=1", "output.overwrite=true"}, Ranks: 2, Stdout: io.Discard, Stderr: &stderr}); err != nil {
 			t.Fatal(err)
 		}
-		if strings.Contains(stderr.String(), "not trained, but drawn from seed") != want {
+		if strings.Contains(stderr.String(), "the weights are random, drawn from seed") != want {
 			t.Errorf("%s: %s", kind, stderr.String())
 		}
 	}

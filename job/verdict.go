@@ -89,7 +89,7 @@ func (r *verdict) sentence() string {
 	text := fmt.Sprintf("%s: ", r.Verdict)
 	switch on := fmt.Sprintf("on %s (ulysses %d x data %d) and on one", units.Count(r.Ranks, "rank"), r.Ulysses, r.Data); r.Verdict {
 	case bitwise:
-		text += fmt.Sprintf("%s are bitwise equal %s", units.Count(judged, "tensor"), on)
+		text += fmt.Sprintf("%s bitwise equal %s", units.Count(judged, "tensor"), on)
 	case within:
 		text += fmt.Sprintf("%s %s differ by at most %.1e of the largest element (limit %g); %d are bitwise equal", units.Count(judged, "tensor"), on, most, r.Limit, equal)
 	default:

@@ -67,7 +67,7 @@ func TestSlurm(t *testing.T) {
 		out := fmt.Sprintf("/dev/shm/ulysses-test-%d", os.Getpid()) // each node has its own
 		srun := []string{"timeout", "-k", "5", "90", "srun", "-N2", "--ntasks-per-node=2", "--mpi=pmix", program, job, "--set", "output.dir=" + out}
 		code, stdout, stderr := launch(t, conf, srun...)
-		want := "output.dir: " + out + " is not shared: rank 2 on n2 does not see what rank 0 on n1 wrote; choose a folder on a shared file system"
+		want := "output.dir: " + out + " is not shared: rank 2 on n2 does not see a file of rank 0 on n1; choose a folder on a shared file system"
 		if code != 2 || strings.Count(stderr, want) != 1 || strings.Contains(stderr, "step=") {
 			t.Errorf("exit %d: %s%s", code, stdout, stderr)
 		}
