@@ -33,9 +33,9 @@ type diagnosis struct {
 	first   *finding
 }
 
-// diagnose returns in which tensor NaN or Inf was first seen, and the fix. again runs the passes
-// again. If gradients is set, the passes compute gradients, which are searched as well. An error is
-// an error of the search. Collective.
+// diagnose returns in which tensor NaN or Inf was first seen, and the fix. again repeats the passes
+// of the step. If gradients is set, the passes compute gradients, which are searched as well. An
+// error is an error of the search. Collective.
 func (t *Trainer) diagnose(again func(x *diagnosis) error, gradients bool) (seen, fix string, err error) {
 	t.Clock.Push("diagnosis")
 	defer t.Clock.Pop()
@@ -47,8 +47,8 @@ func (t *Trainer) diagnose(again func(x *diagnosis) error, gradients bool) (seen
 		needed bool
 	}{
 		{x.weights, "resume from an older checkpoint, with a lower optimizer.lr", true},
-		{func() error { t.inspect = x.look; return again(x) }, "lower optimizer.lr, check the data, or set train.on_nan = \"skip\"", true},
-		{x.sums, "lower optimizer.lr, check the data, or set train.on_nan = \"skip\"", gradients},
+		{func() error { t.inspect = x.look; return again(x) }, "lower optimizer.lr, or set train.on_nan = \"skip\" to skip such steps", true},
+		{x.sums, "lower optimizer.lr, or set train.on_nan = \"skip\" to skip such steps", gradients},
 	} {
 		if !area.needed {
 			continue
