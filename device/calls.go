@@ -187,7 +187,7 @@ var Operations = [...]Operation{
 }
 
 // Calls has the operations of Ops as methods, which pass them all to one function. A device
-// embeds it, and so has no code for a single operation.
+// that embeds it has no code for single operations.
 type Calls struct {
 	enqueue func(s Stream, op Op, args unsafe.Pointer) error
 	// Arguments of a call in progress, kept here so that calls allocate nothing on the heap.

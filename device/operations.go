@@ -21,8 +21,8 @@ import (
 //	scratch         the contents are undefined before and after
 //	optional        the tensor may be absent
 //	host            the tensor may be in host memory
-//	documents       a list of boundaries of documents: at least one entry; all such lists of a call
-//	                have the same length
+//	documents       a list of boundaries of documents, with at least one entry; all such lists
+//	                of a call have the same length
 //	heads=T         a list with one entry for each head (axis 1) of the tensor T, or nil
 //	unused=T        of an embedded struct: the operation does not use its tensor T
 //

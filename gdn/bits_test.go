@@ -12,7 +12,7 @@ import (
 	"ulysses/testkit/mpitest"
 )
 
-// sameBits compares this rank's rows, from lo on, with those of a whole tensor.
+// sameBits compares this rank's tokens of a tensor, from lo on, with the whole tensor, bitwise.
 func sameBits(name string, got, whole tensor.Tensor, lo int64) (err error) {
 	data, rows, h, d := whole.Float32s(), whole.Shape[1], whole.Shape[2], whole.Shape[3]
 	each(got, func(i [4]int64, v *float32) {
@@ -24,16 +24,16 @@ func sameBits(name string, got, whole tensor.Tensor, lo int64) (err error) {
 	return err
 }
 
-// With Heads every result on any number of ranks has the bits of one rank, those of key heads that
-// several ranks share too.
-func TestHeadsGiveTheBitsOfOneRank(t *testing.T) {
-	sweep{strategy: Heads}.run(t, func(b *bench, k *kase, scan bool) error {
+// With Heads, every result on any number of ranks is bitwise equal to the result of one rank, also
+// for key heads that several ranks share.
+func TestHeadsBitwiseEqualToOneRank(t *testing.T) {
+	sweep{strategy: Heads}.run(t, func(b *bench, k *testCase, scan bool) error {
 		return b.bitsOfOne(k, host)
 	})
 }
 
-// bitsOfOne runs a case here and on one rank.
-func (b *bench) bitsOfOne(k *kase, kind devicetest.Kind) error {
+// bitsOfOne runs a case on the ranks and on one rank, and compares the results bitwise.
+func (b *bench) bitsOfOne(k *testCase, kind devicetest.Kind) error {
 	r := prepare(b, k, true, false)
 	must(r.run())
 	whole := *k
@@ -54,10 +54,10 @@ func (b *bench) bitsOfOne(k *kase, kind devicetest.Kind) error {
 	return nil
 }
 
-// Running again, and writing the output again from what was saved, gives the same bits, over memory
-// that held something else.
-func TestAgainGivesTheSameBits(t *testing.T) {
-	sweep{cases: lateCases}.run(t, func(b *bench, k *kase, scan bool) error {
+// A second run, and recomputing the output from Saved, give bitwise equal results, also if the
+// memory had other values before.
+func TestRepeatedCallsBitwiseEqual(t *testing.T) {
+	sweep{cases: slowCases}.run(t, func(b *bench, k *testCase, scan bool) error {
 		r, again := prepare(b, k, true, scan), prepare(b, k, true, scan)
 		must(r.run())
 		must(again.run())
@@ -73,7 +73,7 @@ func TestAgainGivesTheSameBits(t *testing.T) {
 				return err
 			}
 		}
-		// Without Saved there is the same output.
+		// Without Saved, the output is the same.
 		if must(b.dev.Fill(b.stream, again.a.Workspace, 0xff)); again.a.Out.Numel() > 0 {
 			must(b.dev.Fill(b.stream, again.a.Out, 0))
 		}
@@ -83,19 +83,19 @@ func TestAgainGivesTheSameBits(t *testing.T) {
 	})
 }
 
-// fakes are devices of which each is different; their arithmetic is the CPU's.
+// fakes are test devices with different orders of axes. Their arithmetic is the CPU's.
 func fakes() []devicetest.Kind {
 	return []devicetest.Kind{devicetest.Fake("tokens first", fake.Options{}), devicetest.Fake("heads first", fake.Options{HeadMajor: true})}
 }
 
-// lateCases are enough for most tests, and where the host stands in for a GPU: one for each way in
-// which ranks, heads or documents are uneven.
-var lateCases = []string{"257 1 253 257 1 253 2", "keys across ranks", "fewer heads than ranks", "fewer tokens than ranks", "documents in rows"}
+// slowCases are the cases for tests on slow devices: one for each way in which ranks, heads or
+// documents are uneven.
+var slowCases = []string{"257 1 253 257 1 253 2", "keys across ranks", "fewer heads than ranks", "fewer tokens than ranks", "documents in rows"}
 
-// A device whose operations run late, in random order between streams, and whose memory the host
-// cannot read gives the bits that the CPU gives.
-func TestLateDeviceGivesTheBitsOfTheCPU(t *testing.T) {
-	sweep{kinds: fakes(), cases: lateCases, most: 4}.run(t, func(b *bench, k *kase, scan bool) error {
+// A device whose operations run late and in random order between streams, and whose memory the host
+// cannot read, gives results that are bitwise equal to the CPU's.
+func TestTestDeviceBitwiseEqualToCPU(t *testing.T) {
+	sweep{kinds: fakes(), cases: slowCases, most: 4}.run(t, func(b *bench, k *testCase, scan bool) error {
 		r := prepare(b, k, true, scan)
 		must(r.run())
 		inner, err := b.comm.Split(0, b.comm.Rank())
@@ -114,7 +114,7 @@ func TestLateDeviceGivesTheBitsOfTheCPU(t *testing.T) {
 	})
 }
 
-// hostOf is the communicator of the host under one for a device.
+// hostOf returns the communicator for host tensors that a communicator for device tensors uses.
 func hostOf(c comm.Comm) comm.Comm {
 	if counted, ok := c.(*comm.Counted); ok {
 		c = counted.Inner()
@@ -125,9 +125,9 @@ func hostOf(c comm.Comm) comm.Comm {
 	return c
 }
 
-// limit is how far a result of the core may be from float64. What is F32 in a BF16 call is held to
-// what the products of two BF16 halves have.
-func (k *kase) limit(x result) float64 {
+// limit is the largest error of a result of the core. F32 results of a BF16 call have the error of
+// products of two BF16 numbers.
+func (k *testCase) limit(x result) float64 {
 	roundings := 1.0
 	if x.name == "dq" || x.name == "dk" {
 		roundings += float64(k.layer.ValueHeads / k.layer.KeyHeads)
@@ -141,12 +141,12 @@ func (k *kase) limit(x result) float64 {
 	return 1e-4 + roundings/256
 }
 
-// In BF16 heads give the bits of one rank as well, gates travelling whole in the same exchange.
-// Both ways are as near to float64 as roundings to that type allow, each of 2^-8: one of results,
-// and of dq and dk one more for each value head's own before they are summed.
+// In BF16, results with Heads are bitwise equal to one rank's as well: gates are sent in F32 in the
+// same all-to-all. With both strategies the error is that of roundings to BF16, 2^-8 each: one of
+// each result, and for dq and dk one more per value head before the sum.
 func TestBF16(t *testing.T) {
 	for _, on := range []devicetest.Kind{fakes()[0], host} {
-		sweep{kinds: []devicetest.Kind{on}, dtypes: []tensor.DType{tensor.BF16}, cases: lateCases, most: 4}.run(t, func(b *bench, k *kase, scan bool) error {
+		sweep{kinds: []devicetest.Kind{on}, dtypes: []tensor.DType{tensor.BF16}, cases: slowCases, most: 4}.run(t, func(b *bench, k *testCase, scan bool) error {
 			if k.layer.Strategy == Heads {
 				if err := b.bitsOfOne(k, on); err != nil {
 					return err
@@ -164,13 +164,13 @@ func TestBF16(t *testing.T) {
 	}
 }
 
-// A hundred times the same call gives the same bits.
-func TestHundredTimesTheSameBits(t *testing.T) {
+// A hundred equal calls give bitwise equal results.
+func TestHundredCallsBitwiseEqual(t *testing.T) {
 	for _, n := range mpitest.Sizes() {
 		mpitest.Ranks(t, n, func(c comm.Comm) error {
-			for _, way := range ways {
+			for _, way := range strategies {
 				b := open(host, c)
-				k := kase{name: "hundred", layer: small, batch: packed(11, 90, 4)}
+				k := testCase{name: "hundred", layer: small, batch: packed(11, 90, 4)}
 				k.layer.Strategy = way.strategy
 				r := prepare(b, &k, true, way.scan)
 				must(r.run())
@@ -193,16 +193,16 @@ func TestHundredTimesTheSameBits(t *testing.T) {
 	}
 }
 
-// What State sends does not depend on the tokens; what Heads sends does. Two documents of the same
-// shape show it.
+// The bytes sent with State do not depend on the number of tokens, with Heads they do. The test
+// compares two batches whose documents have the same proportions.
 func TestStateSendsTheSameForTwiceTheTokens(t *testing.T) {
 	for _, n := range mpitest.Sizes() {
 		mpitest.Ranks(t, n, func(c comm.Comm) error {
-			for _, way := range ways {
+			for _, way := range strategies {
 				var sent [2][2]int64
 				for i, seq := range []int64{240, 480} {
 					b := open(host, c)
-					k := kase{name: "twice", layer: small, batch: packed(seq/4, seq*3/4)}
+					k := testCase{name: "twice", layer: small, batch: packed(seq/4, seq*3/4)}
 					k.layer.Strategy = way.strategy
 					r := prepare(b, &k, false, way.scan)
 					before := b.sent()
@@ -217,7 +217,7 @@ func TestStateSendsTheSameForTwiceTheTokens(t *testing.T) {
 					twice = sent[0]
 				}
 				if sent[1] != twice {
-					return fmt.Errorf("%s sends %v bytes of 240 tokens and %v of 480", way.name, sent[0], sent[1])
+					return fmt.Errorf("%s sends %v bytes for 240 tokens and %v for 480", way.name, sent[0], sent[1])
 				}
 			}
 			return nil

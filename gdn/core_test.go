@@ -14,8 +14,7 @@ import (
 	"ulysses/testkit/ref"
 )
 
-// coreRun is a plan, a batch and their tensors: this rank's rows, or all rows when the communicator
-// has one rank.
+// coreRun is a plan, a batch and the tensors of this rank.
 type coreRun struct {
 	*bench
 	p *Plan
@@ -24,8 +23,8 @@ type coreRun struct {
 	g Grads
 }
 
-// prepare fills the tensors of a case, with gaps in all but states.
-func prepare(b *bench, k *kase, states, scan bool) *coreRun {
+// prepare returns a run of a case with its inputs. All tensors but states have gaps.
+func prepare(b *bench, k *testCase, states, scan bool) *coreRun {
 	r := &coreRun{bench: b}
 	var err error
 	r.p, err = NewPlan(b.dev, b.comm, k.layer)
@@ -60,7 +59,7 @@ func (r *coreRun) run() error {
 	return r.p.Backward(r.stream, r.x, &r.a, &r.g)
 }
 
-// result is a tensor of a call and what it is called; whole says that all ranks have all of it.
+// result is a result of a call and its name. whole: all ranks have the whole tensor.
 type result struct {
 	name  string
 	t     tensor.Tensor
@@ -75,7 +74,7 @@ func (r *coreRun) results() []result {
 	return x
 }
 
-// references are results in float64 by case and what it was asked, over all tests.
+// references caches the results in float64 by case and type.
 var references sync.Map
 
 type lazy struct {
@@ -83,8 +82,8 @@ type lazy struct {
 	x    map[string][]float64
 }
 
-// reference is the results of the whole batch in float64.
-func (r *coreRun) reference(k *kase) map[string][]float64 {
+// reference returns the results of the whole batch in float64.
+func (r *coreRun) reference(k *testCase) map[string][]float64 {
 	states := !r.a.StateIn.IsNil()
 	entry, _ := references.LoadOrStore(fmt.Sprint("core ", k.name, r.p.layer.DType, states), new(lazy))
 	e := entry.(*lazy)
@@ -92,8 +91,8 @@ func (r *coreRun) reference(k *kase) map[string][]float64 {
 	return e.x
 }
 
-// whole is a global input, token-major.
-func (k *kase) whole(name uint64, dtype tensor.DType, shape ...int64) (x []float64) {
+// whole returns the elements of a global input, tokens before heads.
+func (k *testCase) whole(name uint64, dtype tensor.DType, shape ...int64) (x []float64) {
 	t := tensor.OfFloat32(make([]float32, tensor.Of(nil, tensor.F32, shape...).Numel()), shape...)
 	for t.NDim < 4 {
 		t = t.View(append(t.Dims(), 1)...)
@@ -103,7 +102,7 @@ func (k *kase) whole(name uint64, dtype tensor.DType, shape ...int64) (x []float
 	return x
 }
 
-func (k *kase) geometry(l Layer, x *sp.Batch, states bool) *ref.GatedDelta {
+func (k *testCase) geometry(l Layer, x *sp.Batch, states bool) *ref.GatedDelta {
 	cu, _ := x.Documents()
 	g := &ref.GatedDelta{Hk: l.KeyHeads, Hv: l.ValueHeads, Dk: l.KeyDim, Dv: l.ValueDim, Cu: cu, L2Norm: l.L2Norm, Scale: l.Scale}
 	if states {
@@ -112,7 +111,7 @@ func (k *kase) geometry(l Layer, x *sp.Batch, states bool) *ref.GatedDelta {
 	return g
 }
 
-func (k *kase) reference(l Layer, x *sp.Batch, states bool) map[string][]float64 {
+func (k *testCase) reference(l Layer, x *sp.Batch, states bool) map[string][]float64 {
 	b, s, f32 := x.Batch(), x.Seq(), tensor.F32
 	g := k.geometry(l, x, states)
 	docs := g.Documents()
@@ -130,8 +129,9 @@ func (k *kase) reference(l Layer, x *sp.Batch, states bool) map[string][]float64
 		"state_out": last, "dstate_in": d.DState}
 }
 
-// near holds a rank's results to those in float64: max|Δ|/max|ref| at most so much; rounding of
-// numbers about 1 is granted, as gradients that are zero but for rounding have no other measure.
+// near returns an error if max|Δ|/max|ref| of a rank's results exceeds the limit. Absolute errors
+// up to the rounding of 1 are always allowed, because gradients that are zero except for rounding
+// have no scale.
 func near(b *bench, x *sp.Batch, results []result, exact map[string][]float64, limit float64) error {
 	for _, y := range results {
 		rows, lo := x.Seq(), x.Lo()
@@ -140,14 +140,14 @@ func near(b *bench, x *sp.Batch, results []result, exact map[string][]float64, l
 		}
 		delta, top := far(b.host(y.t), exact[y.name], rows, lo)
 		if allowed := max(limit*top, 1.0/(1<<23)); !(delta <= allowed) {
-			return fmt.Errorf("%s: error %.3g of %.3g", y.name, delta, top)
+			return fmt.Errorf("%s: error %.3g, largest value %.3g", y.name, delta, top)
 		}
 	}
 	return nil
 }
 
-// sweep is what a test runs over: every number of ranks, with an even cut and with rows given, and
-// of the rest all that is not narrowed.
+// sweep is the set of cases, devices and types of a test. It runs on every number of ranks, with
+// even and with given shards.
 type sweep struct {
 	kinds    []devicetest.Kind
 	dtypes   []tensor.DType
@@ -157,7 +157,7 @@ type sweep struct {
 	brief    bool     // an even cut alone, and states in their first form
 }
 
-func (w sweep) run(t *testing.T, f func(b *bench, k *kase, scan bool) error) {
+func (w sweep) run(t *testing.T, f func(b *bench, k *testCase, scan bool) error) {
 	if w.kinds == nil {
 		w.kinds = []devicetest.Kind{host}
 	}
@@ -166,7 +166,7 @@ func (w sweep) run(t *testing.T, f func(b *bench, k *kase, scan bool) error) {
 	}
 	for _, kind := range w.kinds {
 		for _, k := range cases {
-			for _, way := range ways {
+			for _, way := range strategies {
 				if w.strategy != Auto && w.strategy != way.strategy || w.cases != nil && !slices.Contains(w.cases, k.name) {
 					continue
 				}
@@ -199,10 +199,10 @@ func (w sweep) run(t *testing.T, f func(b *bench, k *kase, scan bool) error) {
 	}
 }
 
-// All results are within 2e-5 of the recurrence in float64, with states of documents and without,
-// and what is sent is what was predicted.
+// All results are within 2e-5 of the recurrence in float64, with and without states of documents,
+// and the bytes sent are the predicted ones.
 func TestCoreAgainstFloat64(t *testing.T) {
-	sweep{}.run(t, func(b *bench, k *kase, scan bool) error {
+	sweep{}.run(t, func(b *bench, k *testCase, scan bool) error {
 		for _, states := range []bool{false, true} {
 			r := prepare(b, k, states, scan)
 			forward, backward := r.p.BytesSent(r.x)

@@ -146,8 +146,8 @@ func (l *Layer) channels() int64 { return 2*l.KeyHeads*l.KeyDim + l.ValueHeads*l
 // row of the convolution's weight matrix.
 type channelRange struct{ lo, hi, row int64 }
 
-// channelRanges returns the ranges of the heads of a rank: those of q, k and v, or a single range
-// if the rank has all heads.
+// channelRanges returns the ranges of q, k and v of the heads of a rank, or a single range if the
+// rank has all heads.
 func (l *Layer) channelRanges(h headRange) []channelRange {
 	keys, values := h.keys()*l.KeyDim, h.values()*l.ValueDim
 	if all := l.channels(); 2*keys+values == all {

@@ -11,7 +11,7 @@ import (
 	"ulysses/testkit/ref"
 )
 
-// layerRun is a layer's tensors on a rank.
+// layerRun is a plan of a layer, a batch and the tensors of this rank.
 type layerRun struct {
 	*bench
 	p *Plan
@@ -20,15 +20,15 @@ type layerRun struct {
 	g LayerGrads
 }
 
-// projection is q|k|v, a and b as columns of one tensor, as a projection leaves them: [B, rows, C +
-// 2·Hv + 3].
+// projection returns q|k|v, a and b as columns of one tensor [B, n, C + 2·Hv + 3], as a projection
+// writes them.
 func (b *bench) projection(l Layer, n, rows int64) (qkv, x, y tensor.Tensor) {
 	c, h := l.channels(), l.ValueHeads
 	all := b.gapped(l.DType, n, rows, 1, c+2*h).Select(2, 0)
 	return all.Slice(2, 0, c), all.Slice(2, c, c+h), all.Slice(2, c+h, c+2*h)
 }
 
-func prepareLayer(b *bench, k *kase, scan bool) *layerRun {
+func prepareLayer(b *bench, k *testCase, scan bool) *layerRun {
 	r := &layerRun{bench: b}
 	var err error
 	r.p, err = NewPlan(b.dev, b.comm, k.layer)
@@ -67,7 +67,7 @@ func (r *layerRun) activations() []result {
 	return []result{{"out", r.a.Out, false}, {"dqkv", r.g.DQKV, false}, {"da", r.g.DA, false}, {"db", r.g.DB, false}}
 }
 
-// weights are gradients of this rank, summed over all ranks.
+// weights returns the gradients of the weights, summed over all ranks.
 func (r *layerRun) weights(host comm.Comm) (x []result) {
 	for _, y := range []result{{"dconv", r.g.DConv, true}, {"da_log", r.g.DALog, true}, {"ddt_bias", r.g.DDtBias, true}} {
 		y.t = r.host(y.t)
@@ -77,14 +77,14 @@ func (r *layerRun) weights(host comm.Comm) (x []result) {
 	return x
 }
 
-func (r *layerRun) reference(k *kase) map[string][]float64 {
+func (r *layerRun) reference(k *testCase) map[string][]float64 {
 	entry, _ := references.LoadOrStore(fmt.Sprint("layer ", k.name, r.p.layer.DType), new(lazy))
 	e := entry.(*lazy)
 	e.once.Do(func() { e.x = k.layerReference(r.p.layer, r.x) })
 	return e.x
 }
 
-func (k *kase) layerReference(l Layer, x *sp.Batch) map[string][]float64 {
+func (k *testCase) layerReference(l Layer, x *sp.Batch) map[string][]float64 {
 	b, s, c, h := x.Batch(), x.Seq(), l.channels(), l.ValueHeads
 	g := k.geometry(l, x, false)
 	qkv, dout := k.whole(nameQKV, l.DType, b, s, c), k.whole(nameDOut, l.DType, b, s, h, l.ValueDim)
@@ -115,10 +115,10 @@ func (k *kase) layerReference(l Layer, x *sp.Batch) map[string][]float64 {
 	return map[string][]float64{"out": out, "dqkv": dx, "da": da, "db": db, "dconv": dw, "da_log": dalog, "ddt_bias": dbias}
 }
 
-// All results of the layer are within 2e-5 of float64, rows across a cut included, and what is sent
-// is what was predicted.
+// All results of the layer are within 2e-5 of float64, also for tokens whose convolution reads
+// another rank's tokens, and the bytes sent are the predicted ones.
 func TestLayerAgainstFloat64(t *testing.T) {
-	sweep{}.run(t, func(b *bench, k *kase, scan bool) error {
+	sweep{}.run(t, func(b *bench, k *testCase, scan bool) error {
 		r := prepareLayer(b, k, scan)
 		forward, backward := r.p.LayerBytesSent(r.x)
 		before := b.sent()
@@ -136,15 +136,15 @@ func TestLayerAgainstFloat64(t *testing.T) {
 	})
 }
 
-// With Heads the layer on any number of ranks has the bits of one rank but for the inputs and
-// weights of key heads that several ranks share: those add up what each rank's value heads have.
-func TestLayerHeadsGiveTheBitsOfOneRank(t *testing.T) {
-	sweep{strategy: Heads}.run(t, func(b *bench, k *kase, scan bool) error {
+// With Heads, the layer on any number of ranks is bitwise equal to one rank, except for gradients
+// of inputs and weights of key heads that several ranks share: these are sums over the ranks.
+func TestLayerHeadsBitwiseEqualToOneRank(t *testing.T) {
+	sweep{strategy: Heads}.run(t, func(b *bench, k *testCase, scan bool) error {
 		return layerBitsOfOne(b, k, host)
 	})
 }
 
-func layerBitsOfOne(b *bench, k *kase, kind devicetest.Kind) error {
+func layerBitsOfOne(b *bench, k *testCase, kind devicetest.Kind) error {
 	r := prepareLayer(b, k, false)
 	must(r.run())
 	whole := *k
@@ -159,7 +159,7 @@ func layerBitsOfOne(b *bench, k *kase, kind devicetest.Kind) error {
 		}
 		if sharedKeys(r.p) && (x.name == "dqkv" || x.name == "dconv") {
 			if delta, top := far(got, floats(w), w.Shape[1], lo); !(delta <= 1e-6*max(top, 1)) {
-				return fmt.Errorf("%s is %.3g from one rank's, of %.3g", x.name, delta, top)
+				return fmt.Errorf("%s: the difference from one rank is %.3g, the largest value %.3g", x.name, delta, top)
 			}
 			continue
 		}
@@ -171,10 +171,10 @@ func layerBitsOfOne(b *bench, k *kase, kind devicetest.Kind) error {
 	return nil
 }
 
-// Running again, and writing the output again from what was saved, gives the same bits; weights'
-// gradients are added to.
-func TestLayerAgainGivesTheSameBits(t *testing.T) {
-	sweep{cases: lateCases, most: 4}.run(t, func(b *bench, k *kase, scan bool) error {
+// A second run, and recomputing the output from Saved, give bitwise equal results. Gradients of
+// weights are added to.
+func TestLayerRepeatedCallsBitwiseEqual(t *testing.T) {
+	sweep{cases: slowCases, most: 4}.run(t, func(b *bench, k *testCase, scan bool) error {
 		r, again := prepareLayer(b, k, scan), prepareLayer(b, k, scan)
 		must(r.run())
 		must(again.run())
@@ -203,7 +203,7 @@ func TestLayerAgainGivesTheSameBits(t *testing.T) {
 			must(b.dev.Scale(b.stream, twice, 2))
 			delta, top := far(x.t, floats(twice), x.t.Shape[1], 0)
 			if !(delta <= 1e-6*max(1, top)) {
-				return fmt.Errorf("%s of two backward passes is %.3g from twice that of one, of %.3g", x.name, delta, top)
+				return fmt.Errorf("%s of two backward passes: the difference from twice that of one pass is %.3g, the largest value %.3g", x.name, delta, top)
 			}
 		}
 		must(b.dev.Fill(b.stream, again.a.Workspace, 0xff))
@@ -218,10 +218,10 @@ func floats(t tensor.Tensor) (x []float64) {
 	return x
 }
 
-// The layer on a late device, and in BF16, where it is as near to float64 as its roundings allow:
-// of q, k and v behind the convolution too.
-func TestLayerOnLateDevices(t *testing.T) {
-	sweep{kinds: fakes(), dtypes: []tensor.DType{tensor.F32, tensor.BF16}, cases: lateCases, most: 3}.run(t, func(b *bench, k *kase, scan bool) error {
+// The layer on test devices, and in BF16, where the error is that of roundings to BF16, also of q,
+// k and v after the convolution.
+func TestLayerOnTestDevices(t *testing.T) {
+	sweep{kinds: fakes(), dtypes: []tensor.DType{tensor.F32, tensor.BF16}, cases: slowCases, most: 3}.run(t, func(b *bench, k *testCase, scan bool) error {
 		if k.layer.DType == tensor.F32 && k.layer.Strategy == Heads {
 			if err := layerBitsOfOne(b, k, host); err != nil {
 				return err

@@ -22,8 +22,8 @@ func must(err error) {
 	}
 }
 
-// bench is one rank's device and memory in a test. Failures panic: comm.RunLocal makes them the
-// test's error.
+// bench is the device and the memory of a rank in a test. Failures panic, and comm.RunLocal returns
+// them as the test's error.
 type bench struct {
 	dev    device.Device
 	comm   comm.Comm // for its tensors
@@ -34,7 +34,7 @@ type bench struct {
 	gaps   []gap
 }
 
-// gap is a tensor inside a larger one; what lies between must stay as it was.
+// gap is a tensor inside a larger one. Elements of outer that are not in inner must not change.
 type gap struct{ outer, inner tensor.Tensor }
 
 func open(k devicetest.Kind, host comm.Comm) *bench {
@@ -46,7 +46,7 @@ func open(k devicetest.Kind, host comm.Comm) *bench {
 	return &bench{dev: d, comm: comm.NewCounted(c, "sequence", ledger, nil, nil), ledger: ledger, stream: s, done: done}
 }
 
-// sent is the bytes this rank has sent to others.
+// sent returns the bytes that this rank has sent to others.
 func (b *bench) sent() (n int64) {
 	for _, e := range b.ledger.Entries() {
 		n += e.Bytes
@@ -54,7 +54,8 @@ func (b *bench) sent() (n int64) {
 	return n
 }
 
-// close is for ranks that have come through: they may meet in it.
+// close frees the rank's memory and device. It is called only without errors, because closing may
+// be collective.
 func (b *bench) close() {
 	must(b.stream.Sync())
 	must(b.done())
@@ -65,7 +66,7 @@ func (b *bench) close() {
 	b.dev.Close()
 }
 
-// bytes is fresh memory, filled with NaNs.
+// bytes allocates memory filled with NaN.
 func (b *bench) bytes(n int64) tensor.Tensor {
 	buf, err := b.dev.Alloc(max(n, 1))
 	must(err)
@@ -78,12 +79,12 @@ func (b *bench) bytes(n int64) tensor.Tensor {
 	return t
 }
 
-// dense is a tensor of its own memory.
+// dense allocates a dense tensor.
 func (b *bench) dense(dtype tensor.DType, shape ...int64) tensor.Tensor {
 	return b.bytes(tensor.Of(nil, dtype, shape...).Bytes()).At(0, dtype, shape...)
 }
 
-// gapped is a tensor [B, n, H, D] inside a larger one: no two axes can be merged.
+// gapped allocates a tensor [B, n, H, D] inside a larger one, so that no two axes can be merged.
 func (b *bench) gapped(dtype tensor.DType, n0, n1, n2, n3 int64) tensor.Tensor {
 	outer := b.dense(dtype, n0, n1+1, n2+1, n3+3)
 	inner := outer.Slice(1, 0, n1).Slice(2, 0, n2).Slice(3, 0, n3)
@@ -91,14 +92,14 @@ func (b *bench) gapped(dtype tensor.DType, n0, n1, n2, n3 int64) tensor.Tensor {
 	return inner
 }
 
-// gapsIntact finds writes between the rows of gapped tensors.
+// gapsIntact panics if elements outside gapped tensors have changed.
 func (b *bench) gapsIntact() error {
 	for _, g := range b.gaps {
 		x, in := b.host(g.outer), g.inner.Shape
 		each(x, func(i [4]int64, v *float32) {
 			if i[1] >= in[1] || i[2] >= in[2] || i[3] >= in[3] {
 				if *v == *v {
-					panic(fmt.Sprintf("%v was written outside, at %v", g.inner, i))
+					panic(fmt.Sprintf("%v: the element %v outside it was overwritten", g.inner, i))
 				}
 			}
 		})
@@ -106,7 +107,7 @@ func (b *bench) gapsIntact() error {
 	return nil
 }
 
-// host brings a tensor to the host, in F32, with four axes.
+// host copies a tensor to the host, in F32, with four axes.
 func (b *bench) host(t tensor.Tensor) tensor.Tensor {
 	x := tensor.OfFloat32(make([]float32, t.Numel()), t.Dims()...)
 	if t.Where != b.dev.Info().Place {
@@ -121,7 +122,7 @@ func (b *bench) host(t tensor.Tensor) tensor.Tensor {
 	return x
 }
 
-// put writes a function of the global index into a tensor, whose axis 1 begins at row lo.
+// put writes a function of the global index to a tensor, whose axis 1 begins at token lo.
 func (b *bench) put(t tensor.Tensor, lo int64, f func(i [4]int64) float32) {
 	x := tensor.OfFloat32(make([]float32, t.Numel()), t.Dims()...)
 	y := x
@@ -135,7 +136,7 @@ func (b *bench) put(t tensor.Tensor, lo int64, f func(i [4]int64) float32) {
 	}
 }
 
-// each visits the elements of a host tensor of four axes.
+// each visits the elements of a host tensor with four axes.
 func each(t tensor.Tensor, f func(i [4]int64, v *float32)) {
 	data := t.Float32s()
 	at := 0
@@ -151,7 +152,7 @@ func each(t tensor.Tensor, f func(i [4]int64, v *float32)) {
 	}
 }
 
-// value is what an element of a global tensor has, in [-1, 1): any rank can state it.
+// value returns an element of a global tensor, in [-1, 1). Each rank can compute every element.
 func value(name uint64, i [4]int64) float32 {
 	h := name*0x9e3779b97f4a7c15 + 0x1234567
 	for _, x := range i {
@@ -162,7 +163,7 @@ func value(name uint64, i [4]int64) float32 {
 	return float32(int64(h>>40)-1<<23) / (1 << 23)
 }
 
-// Names of global tensors.
+// The names of global tensors.
 const (
 	nameQ = iota
 	nameK
@@ -180,16 +181,16 @@ const (
 	nameDtBias
 )
 
-// kase is a layer and a batch that are awkward in some way.
-type kase struct {
+// testCase is a test case: a layer and a batch.
+type testCase struct {
 	name  string
 	layer Layer
 	batch sp.BatchSpec
 	decay float32 // g is from −2·decay to 0; 0 = 0.1
 }
 
-// input is the element of a global tensor in a case, before rounding to the layer's type.
-func (k *kase) input(name uint64) func(i [4]int64) float32 {
+// input returns the elements of a global tensor in a case, before rounding to the layer's type.
+func (k *testCase) input(name uint64) func(i [4]int64) float32 {
 	return func(i [4]int64) float32 {
 		v := value(name, i)
 		switch name {
@@ -228,7 +229,7 @@ func packed(cu ...int64) sp.BatchSpec {
 	return sp.BatchSpec{Batch: 1, Seq: lengths[len(lengths)-1], CuSeqlens: lengths}
 }
 
-var cases = []kase{
+var cases = []testCase{
 	{"one document", small, sp.BatchSpec{Batch: 1, Seq: 203}, 0},
 	{"strong decay", small, sp.BatchSpec{Batch: 1, Seq: 203}, 10},
 	{"512 1 511", with(func(l *Layer) { l.KeyHeads, l.ValueHeads, l.KeyDim, l.ValueDim = 1, 2, 8, 8 }), packed(512, 1, 511), 0},
@@ -248,7 +249,8 @@ var cases = []kase{
 	{"without the norm", with(func(l *Layer) { l.L2Norm, l.Chunk = false, 16 }), packed(100, 33), 0},
 }
 
-// rowsOf leaves ranks without rows and others with few, for any number of ranks.
+// rowsOf returns uneven shards of a sequence for any number of ranks: some ranks have no tokens,
+// others few.
 func rowsOf(seq int64, ranks int) []int64 {
 	rows := make([]int64, ranks)
 	left := seq
@@ -270,7 +272,7 @@ func rowsOf(seq int64, ranks int) []int64 {
 
 var host = devicetest.CPU()
 
-// round is what the compute type makes of an input.
+// round rounds a value to a type.
 func round(dtype tensor.DType, v float32) float32 {
 	if dtype == tensor.BF16 {
 		return tensor.BF16ToF32(tensor.F32ToBF16(v))
@@ -278,18 +280,18 @@ func round(dtype tensor.DType, v float32) float32 {
 	return v
 }
 
-// alone is a communicator of one rank.
+// alone returns a communicator of one rank.
 func alone() comm.Comm { return comm.Local(1)[0] }
 
-// ways are the strategies, the second in both of its forms.
-var ways = []struct {
+// strategies are the strategies, State with each of its two algorithms.
+var strategies = []struct {
 	name     string
 	strategy Strategy
 	scan     bool
 }{{"heads", Heads, false}, {"state", State, false}, {"scan", State, true}}
 
-// far is max|Δ| between a rank's rows, from lo on, and those of a whole tensor given as a slice,
-// and the largest element of that. A NaN is infinitely far.
+// far returns max|Δ| between a rank's tokens, from lo on, and a whole tensor, and the largest
+// element of the whole tensor. With NaN, max|Δ| is +Inf.
 func far(got tensor.Tensor, whole []float64, rows, lo int64) (delta, top float64) {
 	h, d := got.Shape[2], got.Shape[3]
 	each(got, func(i [4]int64, v *float32) {

@@ -1,13 +1,13 @@
 // Package gdn runs the gated delta rule (Yang, Kautz & Hatamizadeh 2024, arXiv:2412.06464) on ranks
 // that hold shards of the tokens. A Plan uses one of two strategies:
 //
-//   - Heads: as in package sp, one all-to-all gives each rank all tokens of a shard of the heads, and
-//     a second one restores token sharding. Results are bitwise equal to the results of one rank. The
-//     number of bytes sent is proportional to the number of tokens.
-//   - State: tokens stay on their ranks. Each rank describes the document that continues on the next
-//     rank by a recurrent state and a transition matrix. One all-to-all brings these to the ranks that
-//     follow, and each rank starts from the state before its first token. The number of bytes sent does
-//     not depend on the number of tokens.
+//   - Heads: as in package sp, one all-to-all gives each rank all tokens of a shard of the heads,
+//     and a second one restores token sharding. Results are bitwise equal to the results of one
+//     rank. The number of bytes sent is proportional to the number of tokens.
+//   - State: tokens stay on their ranks. Each rank describes the document that continues on the
+//     next rank by a recurrent state and a transition matrix. One all-to-all brings these to the
+//     ranks that follow, and each rank starts from the state before its first token. The number of
+//     bytes sent does not depend on the number of tokens.
 //
 // Both strategies are exact for packed documents with any boundaries, and for any numbers of heads,
 // tokens and ranks. Forward and Backward run the rule alone (the core). LayerForward and

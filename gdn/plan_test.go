@@ -14,7 +14,7 @@ import (
 	"ulysses/testkit/mpitest"
 )
 
-// A layer that cannot be is refused on every rank alike, and so is one that differs between ranks.
+// Every rank returns an error for an invalid layer, and for a layer that differs between ranks.
 func TestLayersRefused(t *testing.T) {
 	for _, x := range []struct {
 		want   string
@@ -41,7 +41,7 @@ func TestLayersRefused(t *testing.T) {
 				if code := status.Of(err); code != status.InvalidArgument && code != status.Unsupported || !strings.Contains(err.Error(), x.want) {
 					return fmt.Errorf("%v, want %q", err, x.want)
 				}
-				// The ranks still meet, and a rank that differs is named on all of them.
+				// All ranks return, and the error names the rank that differs.
 				l := small
 				if c.Rank() == c.Size()-1 && c.Size() > 1 {
 					x.change(&l)
@@ -55,12 +55,12 @@ func TestLayersRefused(t *testing.T) {
 	}
 }
 
-// Tensors of another shape, memory that is too small, and batches of another kind are refused
-// before anything is sent.
+// Tensors of another shape, memory that is too small, and batches of another kind are errors before
+// anything is sent.
 func TestArgumentsAreChecked(t *testing.T) {
 	b := open(host, alone())
 	defer b.close()
-	k := kase{layer: with(func(l *Layer) { l.Strategy = Heads }), batch: packed(20, 10)}
+	k := testCase{layer: with(func(l *Layer) { l.Strategy = Heads }), batch: packed(20, 10)}
 	mixed, err := sp.NewBatch(alone(), sp.BatchSpec{Batch: 1, Seq: 30, KVSeq: 20})
 	must(err)
 	other, err := sp.SketchBatch(1, 2, sp.BatchSpec{Batch: 1, Seq: 30})
@@ -126,9 +126,9 @@ func TestArgumentsAreChecked(t *testing.T) {
 	}
 }
 
-// Memory that is planned for extents serves every batch within them, whatever its documents.
-func TestMaxSizesCoverAll(t *testing.T) {
-	sweep{}.run(t, func(b *bench, k *kase, scan bool) error {
+// MaxSizes is enough for every batch of at most these sizes, with any documents.
+func TestMaxSizesCoverAllBatches(t *testing.T) {
+	sweep{}.run(t, func(b *bench, k *testCase, scan bool) error {
 		if k.batch.Rows != nil {
 			return nil
 		}
@@ -146,26 +146,26 @@ func TestMaxSizesCoverAll(t *testing.T) {
 			must(err)
 			l := p.layoutOf(x)
 			if size := p.sizes(l, callKind{}); size.Saved > most.Saved || size.Workspace > most.Workspace {
-				return fmt.Errorf("%v is needed, %v were planned", size, most)
+				return fmt.Errorf("needs %v, MaxSizes is %v", size, most)
 			}
 			if size := p.Sizes(x); k.batch.CuSeqlens == nil && k.batch.Positions == nil && (size.Saved > mostStates.Saved || size.Workspace > mostStates.Workspace) {
-				return fmt.Errorf("%v is needed with states, %v were planned", size, mostStates)
+				return fmt.Errorf("with states: needs %v, MaxSizes is %v", size, mostStates)
 			}
 			if size := p.LayerSizes(x); size.Saved > mostLayer.Saved || size.Workspace > mostLayer.Workspace {
-				return fmt.Errorf("%v is needed by the layer, %v were planned", size, mostLayer)
+				return fmt.Errorf("layer: needs %v, MaxLayerSizes is %v", size, mostLayer)
 			}
 		}
 		return p.Reserve(k.batch.Batch, k.batch.Seq)
 	})
 }
 
-// A layer without a backward keeps nothing, and its forward runs in the memory that it asks for.
+// A layer without a backward pass saves nothing, and its forward pass runs in the memory of Sizes.
 func TestNoBackward(t *testing.T) {
-	sweep{cases: lateCases, most: 4}.run(t, func(b *bench, k *kase, scan bool) error {
+	sweep{cases: slowCases, most: 4}.run(t, func(b *bench, k *testCase, scan bool) error {
 		k.layer.NoBackward = true
 		r, layer := prepare(b, k, true, scan), prepareLayer(b, k, scan)
 		if r.p.Sizes(r.x).Saved != 0 || layer.p.LayerSizes(r.x).Saved != 0 {
-			return fmt.Errorf("a layer without a backward keeps %v, %v", r.p.Sizes(r.x), layer.p.LayerSizes(r.x))
+			return fmt.Errorf("a layer with no_backward has Saved in %v, %v", r.p.Sizes(r.x), layer.p.LayerSizes(r.x))
 		}
 		r.a.Saved, layer.a.Saved = tensor.Tensor{}, tensor.Tensor{}
 		must(r.p.Forward(b.stream, r.x, &r.a))
@@ -177,7 +177,7 @@ func TestNoBackward(t *testing.T) {
 	})
 }
 
-// Auto takes what sends fewer bytes, and says so.
+// Auto chooses the strategy that sends fewer bytes, and String says so.
 func TestAutoChoosesByBytes(t *testing.T) {
 	for _, n := range mpitest.Sizes() {
 		mpitest.Ranks(t, n, func(c comm.Comm) error {
@@ -210,7 +210,7 @@ func TestAutoChoosesByBytes(t *testing.T) {
 						want = State
 					}
 					if p.Strategy() != want || p.Layer().Strategy != want {
-						return fmt.Errorf("%d tokens by %v, which sends %d bytes by heads and %d by state", tokens, p.Strategy(), bytes[Heads], bytes[State])
+						return fmt.Errorf("%d tokens: strategy %v, but heads sends %d bytes and state %d", tokens, p.Strategy(), bytes[Heads], bytes[State])
 					}
 					text := p.String()
 					if n > 1 && tokens > 0 && !strings.Contains(text, fmt.Sprintf("%d bytes by heads and %d by state", bytes[Heads], bytes[State])) ||
@@ -220,7 +220,7 @@ func TestAutoChoosesByBytes(t *testing.T) {
 					last = want
 				}
 				if n > 1 && last != State {
-					return fmt.Errorf("5000 tokens over %d ranks still go by heads: the test shows nothing", n)
+					return fmt.Errorf("5000 tokens over %d ranks: strategy heads; the test needs a case in which state sends fewer bytes", n)
 				}
 			}
 			return nil
@@ -228,7 +228,7 @@ func TestAutoChoosesByBytes(t *testing.T) {
 	}
 }
 
-// Over many ranks states go by the prefix scan, and send less than if each went to all behind it.
+// Over many ranks, states are sent by the prefix scan, which sends fewer bytes than gathering.
 func TestScanOverManyRanks(t *testing.T) {
 	for n, want := range map[int64]bool{2: false, 8: false, 16: true, 100: true} {
 		p := &Plan{base: base{layer: with(func(l *Layer) { l.Strategy, l.Scale = State, 1 }), size: n}}
@@ -260,15 +260,15 @@ func TestStrategyNames(t *testing.T) {
 	}
 }
 
-// Calls allocate nothing. Memory is counted for the whole process, so ranks are measured between
-// barriers, and the best of several rounds is taken: the runtime allocates now and then.
+// Calls allocate nothing. Allocations are counted for the whole process, so the count is taken
+// between barriers, and the smallest of several rounds counts: the runtime allocates occasionally.
 func TestCallsAllocateNothing(t *testing.T) {
 	for _, n := range mpitest.Sizes() {
-		for _, way := range ways {
+		for _, way := range strategies {
 			mpitest.Ranks(t, n, func(c comm.Comm) error {
 				b := open(host, c)
 				defer b.close()
-				k := kase{layer: with(func(l *Layer) { l.KeyHeads, l.ValueHeads, l.Strategy = 3, 6, way.strategy }), batch: packed(11, 90, 4)}
+				k := testCase{layer: with(func(l *Layer) { l.KeyHeads, l.ValueHeads, l.Strategy = 3, 6, way.strategy }), batch: packed(11, 90, 4)}
 				core, layer := prepare(b, &k, true, way.scan), prepareLayer(b, &k, way.scan)
 				all := func() {
 					must(core.run())

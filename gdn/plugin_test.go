@@ -12,13 +12,13 @@ import (
 	"ulysses/testkit/mpitest"
 )
 
-// On the CUDA plug-in, in a small case as the host may stand in for a GPU, thread by thread, with
-// its communicators: Heads give the bits of one rank, and both ways are near to float64, the core
-// and the layer.
+// On the CUDA plug-in with its communicators, in a small case because an emulated GPU is slow:
+// Heads is bitwise equal to one rank, and both strategies are close to float64, for the core and
+// the layer.
 func TestPlugin(t *testing.T) {
 	cuda := devicetest.CUDA(t, "cuda", false)
 	w := sweep{kinds: []devicetest.Kind{cuda}, dtypes: []tensor.DType{tensor.F32, tensor.BF16}, cases: []string{"short rows"}, most: 3, brief: true}
-	w.run(t, func(b *bench, k *kase, scan bool) error {
+	w.run(t, func(b *bench, k *testCase, scan bool) error {
 		if k.layer.Strategy == Heads {
 			if err := b.bitsOfOne(k, cuda); err != nil {
 				return err
@@ -43,8 +43,8 @@ func TestPlugin(t *testing.T) {
 	})
 }
 
-// Heads wider than the device's kernels serve are refused when the layer is planned, on all ranks,
-// either way.
+// Heads that are wider than the device's kernels support are an error of NewPlan on all ranks, with
+// both strategies.
 func TestWideHeadsAreRefused(t *testing.T) {
 	kind := devicetest.CUDA(t, "cuda", false)
 	refused := func(host comm.Comm) error {

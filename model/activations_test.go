@@ -12,14 +12,14 @@ import (
 	"ulysses/testkit/mpitest"
 )
 
-// deeper is a configuration with so many layers.
+// deeper returns a configuration with so many layers.
 func deeper(cfg *Config, layers int64) *Config {
 	c, err := cfg.Override(map[string]any{"num_hidden_layers": layers, "layer_types": nil})
 	must(err)
 	return c
 }
 
-// policies are ways to keep activations: each kind by itself, all together, segments of several
+// policies are activation policies: each category separately, all together, segments of several
 // lengths, groups of heads.
 func policies() []Activations {
 	all := []Activations{
@@ -35,7 +35,8 @@ func policies() []Activations {
 	return all
 }
 
-// under gives a rank tiles and activations, and arenas as large as Memory says then.
+// under sets a rank's tiles and activation policies, and makes arenas of the size that Memory
+// returns for them.
 func under(a Activations, x Tiles, tokens int64) func(r *rank) {
 	return func(r *rank) {
 		must(r.SetTiles(x))
@@ -51,8 +52,8 @@ func under(a Activations, x Tiles, tokens int64) func(r *rank) {
 	}
 }
 
-// What is not kept is computed again, or comes back from the host, to the bit: losses and gradients
-// are those of a pass that keeps everything, on any number of ranks, with tiles and without.
+// Losses and gradients are bitwise equal to a pass that keeps everything, on any number of
+// ranks, with and without tiles.
 func TestActivations(t *testing.T) {
 	each(t, func(t *testing.T, cfg *Config) {
 		cfg = deeper(cfg, 5)
@@ -68,7 +69,7 @@ func TestActivations(t *testing.T) {
 					}
 					for name, g := range want.grads {
 						if !slices.Equal(got.grads[name], g) {
-							t.Errorf("%s: gradient of %s is off by %.2g", what, name, far(got.grads[name], g))
+							t.Errorf("%s: gradient of %s has error %.2g", what, name, far(got.grads[name], g))
 						}
 					}
 				}
@@ -77,8 +78,8 @@ func TestActivations(t *testing.T) {
 	})
 }
 
-// Groups of heads leave every head's attention as it is; gradients of key heads whose query heads
-// lie on several ranks are summed in another order.
+// With groups of heads, each head's attention is bitwise equal. Gradients of key heads whose query
+// heads are on several ranks are summed in another order.
 func TestHeadGroups(t *testing.T) {
 	each(t, func(t *testing.T, cfg *Config) {
 		s := documents(cfg.VocabSize, 9, 1, 13)
@@ -95,7 +96,7 @@ func TestHeadGroups(t *testing.T) {
 				if n == 1 {
 					for name, g := range want.grads {
 						if !slices.Equal(got.grads[name], g) {
-							t.Errorf("%v: gradient of %s is off by %.2g", a, name, far(got.grads[name], g))
+							t.Errorf("%v: gradient of %s has error %.2g", a, name, far(got.grads[name], g))
 						}
 					}
 				}
@@ -104,8 +105,8 @@ func TestHeadGroups(t *testing.T) {
 	})
 }
 
-// A pass takes what is planned to the byte, on the device and on the host, sends what the formula
-// says, and allocates nothing; an evaluation afterwards too.
+// A pass uses exactly the planned memory on the device and on the host, sends the predicted bytes
+// and allocates nothing; so does an evaluation after it.
 func TestActivationsMemory(t *testing.T) {
 	each(t, func(t *testing.T, cfg *Config) {
 		cfg = deeper(cfg, 4)
@@ -129,7 +130,7 @@ func TestActivationsMemory(t *testing.T) {
 					}
 					for _, x := range []*device.Arena{r.c.Arena, r.c.Host} {
 						if x.Mark() != 0 || c.Rank() == 0 && x.Peak() != x.Bytes() && x.Bytes() > 1 {
-							t.Errorf("%v, %d ranks: %s: peak %d, planned %d, left %d", a, n, x.Name(), x.Peak(), x.Bytes(), x.Mark())
+							t.Errorf("%v, %d ranks: %s: peak %d, planned %d, still in use %d", a, n, x.Name(), x.Peak(), x.Bytes(), x.Mark())
 						}
 					}
 					if n == 1 {
@@ -148,8 +149,8 @@ func TestActivationsMemory(t *testing.T) {
 	})
 }
 
-// What a layer keeps is what the categories say, in bytes a token: nothing of a layer but its
-// input, with everything recomputed; of every other layer in segments of two.
+// A layer saves the bytes of the kept categories: only its input if everything is
+// recomputed, and the input of every other layer with segments of two.
 func TestActivationsBytes(t *testing.T) {
 	base := configs(t)["llama"]
 	const tokens = 64 * 48 // so that nothing is padded
@@ -190,7 +191,7 @@ func TestActivationsBytes(t *testing.T) {
 		{"segments of four, offloaded", Activations{Segment: 4, BlockInput: Offload, Attention: Recompute, QKV: Recompute, MLP: Recompute}, 0, input / 4},
 	} {
 		if all, host := slope(x.a); all != x.all || host != x.host {
-			t.Errorf("%s: a layer takes %d bytes a token and %d of the host, want %d and %d", x.name, all, host, x.all, x.host)
+			t.Errorf("%s: a layer needs %d bytes per token and %d on the host, want %d and %d", x.name, all, host, x.all, x.host)
 		}
 	}
 	whole := peak(deeper(base, 4), frugal)["all"]
@@ -200,7 +201,7 @@ func TestActivationsBytes(t *testing.T) {
 	}
 }
 
-// What cannot be is refused with the values.
+// Invalid policies are errors with the values.
 func TestActivationsRefusals(t *testing.T) {
 	ranks(t, 1, func(c comm.Comm) error {
 		r := newRank(c, configs(t)["llama"], 1, true)
@@ -218,7 +219,8 @@ func TestActivationsRefusals(t *testing.T) {
 	})
 }
 
-// On a device that runs streams late and in random order, offloading gives the CPU's bits.
+// On a test device, which runs streams late and in random order, a pass that offloads is bitwise
+// equal to the CPU.
 func TestActivationsOnALateDevice(t *testing.T) {
 	each(t, func(t *testing.T, cfg *Config) {
 		cfg = deeper(cfg, 5)
@@ -229,7 +231,7 @@ func TestActivationsOnALateDevice(t *testing.T) {
 				got := trainLate(t, n, cfg, tensor.F32, s, a)
 				for name, g := range want.grads {
 					if !slices.Equal(got.grads[name], g) {
-						t.Errorf("%d ranks, %v: gradient of %s is off by %.2g", n, a, name, far(got.grads[name], g))
+						t.Errorf("%d ranks, %v: gradient of %s has error %.2g", n, a, name, far(got.grads[name], g))
 					}
 				}
 			}

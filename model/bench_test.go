@@ -20,13 +20,13 @@ import (
 	"ulysses/testkit/ref"
 )
 
-// sequence is the tokens of a micro step, whole.
+// sequence has the tokens of a whole micro-batch.
 type sequence struct {
 	ids, targets, positions []int32
 	cu                      []int64
 }
 
-// documents makes a sequence of random documents of these lengths; targets are shifted, and some
+// documents returns a sequence of random documents of these lengths. Targets are shifted, and some
 // are ignored.
 func documents(vocab int64, lengths ...int64) *sequence {
 	r := rand.New(rand.NewPCG(1, uint64(len(lengths))))
@@ -56,7 +56,7 @@ func (s *sequence) valid() (n int64) {
 	return n
 }
 
-// configs are small models in which everything that types differ in is at work.
+// configs are small models that have all differences between model types.
 func configs(t testing.TB) map[string]*Config {
 	base := map[string]any{"vocab_size": 23, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 6,
 		"num_key_value_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "initializer_range": 0.3}
@@ -87,7 +87,7 @@ func configs(t testing.TB) map[string]*Config {
 	}
 }
 
-// weights are values for every parameter, by name alone.
+// weights returns values for every parameter. They depend on its name only.
 func weights(m *Model) map[string][]float32 {
 	w := map[string][]float32{}
 	for _, g := range m.Groups() {
@@ -116,7 +116,7 @@ func weights(m *Model) map[string][]float32 {
 	return w
 }
 
-// rank is a model with memory on one rank.
+// rank is a model with its memory on one rank.
 type rank struct {
 	*Model
 	c      *Ctx
@@ -130,7 +130,8 @@ func must(err error) {
 	}
 }
 
-// newRank makes a model whose arena is as large as Memory says for sequences of this many tokens.
+// newRank returns a model with an arena of the size that Memory returns for sequences of this many
+// tokens.
 func newRank(c comm.Comm, cfg *Config, tokens int64, backward bool) *rank {
 	dev, err := cpu.New(cpu.Options{Workers: 1})
 	must(err)
@@ -175,7 +176,7 @@ func (r *rank) set(w map[string][]float32) {
 	}
 }
 
-// shard is this rank's part of a sequence.
+// shard returns this rank's shard of a sequence.
 func shard(c comm.Comm, s *sequence) *Batch {
 	b, err := sp.NewBatch(c, sp.BatchSpec{Batch: 1, Seq: int64(len(s.ids)), CuSeqlens: s.cu})
 	must(err)
@@ -186,7 +187,7 @@ func shard(c comm.Comm, s *sequence) *Batch {
 	return &Batch{SP: b, IDs: part(s.ids), Targets: part(s.targets), Positions: part(s.positions), GradScale: 1}
 }
 
-// outcome is loss and gradients summed over ranks.
+// outcome has the loss and the gradients, summed over ranks.
 type outcome struct {
 	Loss
 	grads map[string][]float64
@@ -194,8 +195,8 @@ type outcome struct {
 
 func TestMain(m *testing.M) { os.Exit(mpitest.Main(m)) }
 
-// ranks runs f on n ranks: goroutines, or processes when n is the number of them; one rank is
-// always at hand.
+// ranks runs f on n ranks: goroutines, or processes if n is their number. One rank is always
+// possible.
 func ranks(t testing.TB, n int, f func(c comm.Comm) error) {
 	t.Helper()
 	if n > 1 {
@@ -205,7 +206,7 @@ func ranks(t testing.TB, n int, f func(c comm.Comm) error) {
 	}
 }
 
-// several is the largest number of ranks at hand.
+// several returns the largest possible number of ranks.
 func several() int { sizes := mpitest.Sizes(); return sizes[len(sizes)-1] }
 
 // train runs forward and backward on n ranks.
@@ -245,7 +246,7 @@ func train(t testing.TB, n int, cfg *Config, s *sequence, prepare func(r *rank))
 	return o
 }
 
-// far is max|a-b| / max|b|, +Inf with a NaN.
+// far returns max|a-b| / max|b|, +Inf with NaN.
 func far(a, b []float64) float64 {
 	var d, size float64
 	for i := range b {

@@ -33,7 +33,7 @@ const qwen3 = `{"model_type": "qwen3", "attention_bias": false, "head_dim": 128,
  "num_attention_heads": 16, "num_hidden_layers": 2, "num_key_value_heads": 8, "rms_norm_eps": 1e-06,
  "rope_parameters": {"rope_theta": 1000000, "rope_type": "default"}, "sliding_window": null, "dtype": "bfloat16", "vocab_size": 151936}`
 
-// As Qwen3.5 models are published: a language model inside one with vision.
+// As Qwen3.5 models are published: a language model inside a model with vision.
 const qwen35 = `{"model_type": "qwen3_5_text", "attention_bias": false, "attention_dropout": 0.0, "attn_output_gate": true, "dtype": "bfloat16",
  "full_attention_interval": 4, "head_dim": 256, "hidden_act": "silu", "hidden_size": 1024, "initializer_range": 0.02, "intermediate_size": 3584,
  "layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"], "linear_conv_kernel_dim": 4,
@@ -79,13 +79,13 @@ func TestParseHybrid(t *testing.T) {
 			t.Errorf("%+v", c)
 		}
 	}
-	// transformers' own defaults
+	// defaults of transformers
 	c := parse(t, `{"model_type": "qwen3_5_text", "vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 9, "num_attention_heads": 4}`)
 	if c.HeadDim != 256 || c.RotaryDim != 64 || c.Rope.Theta != 10000 || c.LinearNumKeyHeads != 16 || c.LinearNumValueHeads != 32 ||
 		c.LinearKeyHeadDim != 128 || c.LinearValueHeadDim != 128 || c.LinearConvKernelDim != 4 || c.LinearLayers() != 7 || c.Linear(3) || c.Linear(7) || !c.Linear(8) {
 		t.Errorf("%+v", c)
 	}
-	// Fields are replaced wherever the file has them.
+	// Fields are replaced in whichever place the file has them.
 	for fields, want := range map[string]int64{"partial_rotary_factor": 128, "rope_theta": 64} {
 		o, err := parse(t, qwen35).Override(map[string]any{fields: 0.5})
 		if err != nil || o.RotaryDim != want || (o.Rope.Theta == 0.5) != (fields == "rope_theta") {
@@ -98,7 +98,7 @@ func TestParseHybrid(t *testing.T) {
 	}
 }
 
-// with replaces fields of a JSON object; null stays and means absent.
+// with replaces fields of a JSON object. A field that is null is the same as a missing one.
 func with(t *testing.T, text, fields string) []byte {
 	t.Helper()
 	var a, b map[string]any
@@ -210,8 +210,8 @@ func TestConfigFromMap(t *testing.T) {
 	}
 }
 
-// A window that a job asks for by itself is refused; a config.json has one lying about, and a job
-// may switch it off.
+// A sliding window set in a job is an error. In a config.json it is ignored, and a job may switch
+// it off.
 func TestOwnWindow(t *testing.T) {
 	fields := map[string]any{"model_type": "qwen3", "vocab_size": int64(256), "hidden_size": int64(64), "intermediate_size": int64(128),
 		"num_hidden_layers": int64(2), "num_attention_heads": int64(4), "sliding_window": int64(8)}
@@ -237,8 +237,8 @@ func TestUnbuiltModelFromScratch(t *testing.T) {
 	}
 }
 
-// Mistral without a sliding window has Llama's layers, and its config.json says null. With a window
-// it is refused, and the error names the override.
+// Mistral without a sliding window has Llama's layers, and its config.json has null. With a window
+// it is an error that names the override.
 func TestMistral(t *testing.T) {
 	mistral := func(fields string) []byte {
 		return with(t, llama31, `"model_type": "mistral", "architectures": ["MistralForCausalLM"]`+fields)
@@ -319,8 +319,8 @@ func TestOverride(t *testing.T) {
 	}
 }
 
-// The frequencies of Llama 3.1 are those of transformers' formula, whose three cases are written
-// out here.
+// The frequencies of Llama 3.1 agree with the formula of transformers, whose three cases are
+// written out here.
 func TestFrequencies(t *testing.T) {
 	rope := parse(t, llama31).Rope
 	got := rope.Frequencies(64)

@@ -16,7 +16,8 @@ import (
 	"ulysses/testkit/ref"
 )
 
-// lateRank is a model on a device whose memory the host cannot read and whose operations run late.
+// lateRank is a model on a test device, whose memory the host cannot read and whose operations run
+// late.
 type lateRank struct {
 	*Model
 	dev     *fake.Device
@@ -81,7 +82,7 @@ func (r *lateRank) tensor(dtype tensor.DType, shape ...int64) tensor.Tensor {
 	return t
 }
 
-// set gives every parameter its value.
+// set writes values to all parameters.
 func (r *lateRank) set(w map[string][]float32) {
 	for _, g := range r.Groups() {
 		for _, p := range g.Params {
@@ -93,7 +94,7 @@ func (r *lateRank) set(w map[string][]float32) {
 	}
 }
 
-// shard is this rank's part of a sequence, on the device.
+// shard returns this rank's shard of a sequence, on the device.
 func (r *lateRank) shard(s *sequence) *Batch {
 	b := shard(r.host, s)
 	for _, t := range []*tensor.Tensor{&b.IDs, &b.Targets, &b.Positions} {
@@ -104,7 +105,7 @@ func (r *lateRank) shard(s *sequence) *Batch {
 	return b
 }
 
-// read brings a tensor to the host, in F32.
+// read copies a tensor to the host, in F32.
 func (r *lateRank) read(t tensor.Tensor) []float32 {
 	x := make([]float32, t.Numel())
 	must(r.dev.Copy(r.c.Stream, tensor.OfFloat32(x, t.Dims()...), t))
@@ -112,7 +113,7 @@ func (r *lateRank) read(t tensor.Tensor) []float32 {
 	return x
 }
 
-// trainLate is train on late devices.
+// trainLate is train on test devices.
 func trainLate(t *testing.T, n int, cfg *Config, compute tensor.DType, s *sequence, set ...any) (o outcome) {
 	t.Helper()
 	ranks(t, n, func(host comm.Comm) error {
@@ -124,7 +125,7 @@ func trainLate(t *testing.T, n int, cfg *Config, compute tensor.DType, s *sequen
 			return err
 		}
 		if r.c.Arena.Peak() != r.c.Arena.Bytes() || r.c.Arena.Mark() != 0 {
-			t.Errorf("peak %d, planned %d, left %d", r.c.Arena.Peak(), r.c.Arena.Bytes(), r.c.Arena.Mark())
+			t.Errorf("peak %d, planned %d, still in use %d", r.c.Arena.Peak(), r.c.Arena.Bytes(), r.c.Arena.Mark())
 		}
 		all := []float64{loss.Sum, float64(loss.Tokens)}
 		for _, g := range r.grads {
@@ -146,8 +147,8 @@ func trainLate(t *testing.T, n int, cfg *Config, compute tensor.DType, s *sequen
 	return o
 }
 
-// In F32 a late device gives the CPU's bits: nothing in the pass leans on operations being done
-// when they return.
+// In F32, a test device gives results that are bitwise equal to the CPU's: no code depends on
+// operations that are complete when they return.
 func TestLateDevice(t *testing.T) {
 	each(t, func(t *testing.T, cfg *Config) {
 		s := documents(cfg.VocabSize, 9, 1, 13)
@@ -158,14 +159,14 @@ func TestLateDevice(t *testing.T) {
 			}
 			for name, g := range want.grads {
 				if !slices.Equal(got.grads[name], g) {
-					t.Errorf("%d ranks: gradient of %s is off by %.2g", n, name, far(got.grads[name], g))
+					t.Errorf("%d ranks: gradient of %s has error %.2g", n, name, far(got.grads[name], g))
 				}
 			}
 		}
 	})
 }
 
-// In BF16 loss and gradients are near those in F32, on any number of ranks.
+// In BF16, loss and gradients are close to those in F32, on any number of ranks.
 func TestBF16(t *testing.T) {
 	each(t, func(t *testing.T, cfg *Config) {
 		s := documents(cfg.VocabSize, 9, 1, 13)
@@ -183,17 +184,18 @@ func TestBF16(t *testing.T) {
 				for i := range g {
 					off[i] = got.grads[name][i] - g[i]
 				}
-				// A dozen roundings of 2^-9 in a row, in numbers that partly cancel: most in biases
-				// of keys, whose gradient is nearly nothing.
+				// A chain of a dozen roundings of 2^-9, in numbers that partly cancel: the error is
+				// largest in biases of keys, whose gradient is almost zero.
 				if size := norm2(g); !(norm2(off) < 0.1*size+1e-4*norm2(want.grads["model.norm.weight"])) {
-					t.Errorf("%d ranks: gradient of %s is off by %.2g of %.2g", n, name, norm2(off), size)
+					t.Errorf("%d ranks: gradient of %s has error %.2g of %.2g", n, name, norm2(off), size)
 				}
 			}
 		}
 	})
 }
 
-// Activations in BF16 take about half, and the logits and attention's statistics as much as ever.
+// Activations in BF16 have about half the size; the logits and attention's statistics have the same
+// size as in F32.
 func TestMemoryOfBF16(t *testing.T) {
 	cfg := configs(t)["llama"]
 	ranks(t, 1, func(c comm.Comm) error {
@@ -220,9 +222,9 @@ func TestMemoryOfBF16(t *testing.T) {
 	})
 }
 
-// Masters are what is drawn, loaded and saved; values are they rounded.
+// Master weights are initialized, loaded and saved; values are rounded from them.
 func TestMasters(t *testing.T) {
-	// more than a piece on its way
+	// more elements than the upload buffer has
 	cfg, err := configs(t)["qwen3"].Override(map[string]any{"vocab_size": 4000})
 	must(err)
 	ranks(t, 1, func(c comm.Comm) error {
@@ -253,11 +255,11 @@ func TestMasters(t *testing.T) {
 					rounded[k] = tensor.BF16ToF32(tensor.F32ToBF16(v))
 				}
 				if !slices.Equal(r.read(p.Owned.Master), want) || !slices.Equal(r.read(p.Value.View(p.Numel())), rounded) {
-					t.Errorf("%s: master and value are not what was drawn", p.Name)
+					t.Errorf("%s: master and value differ from the initial values", p.Name)
 				}
 				q := other[p.Name]
 				if !slices.Equal(loaded.read(q.Owned.Master), want) || !slices.Equal(loaded.read(q.Value.View(p.Numel())), rounded) {
-					t.Errorf("%s: master and value are not what was saved", p.Name)
+					t.Errorf("%s: master and value differ from the saved values", p.Name)
 				}
 			}
 		}
@@ -266,8 +268,8 @@ func TestMasters(t *testing.T) {
 	})
 }
 
-// Ids that lie where the device cannot read them are refused, and so is a type that it does not
-// compute in.
+// Ids in memory that the device cannot read are an error. A type in which the device does not
+// compute is an error.
 func TestPlaces(t *testing.T) {
 	cfg := configs(t)["llama"]
 	s := documents(cfg.VocabSize, 5)

@@ -17,7 +17,7 @@ import (
 	"ulysses/tensor"
 )
 
-// onRank runs f with a model on one rank, whose weights are set.
+// onRank runs f with a model on one rank whose weights are set.
 func onRank(t *testing.T, cfg *Config, f func(r *rank)) {
 	t.Helper()
 	err := comm.RunLocal(1, func(c comm.Comm) error {
@@ -31,7 +31,7 @@ func onRank(t *testing.T, cfg *Config, f func(r *rank)) {
 	}
 }
 
-// items lists a model's parameters for a file of the given type.
+// items returns a model's parameters for a file of the given type.
 func items(m *Model, dtype tensor.DType) (all []tensor.Item) {
 	for _, g := range m.Groups() {
 		for _, p := range g.Params {
@@ -68,14 +68,14 @@ func writeFolder(t *testing.T, cfg *Config, files map[string][]tensor.Item) stri
 	}
 	if files[weightsFile] == nil {
 		index, _ := json.Marshal(map[string]any{"weight_map": parts})
-		// which an editor may have saved
+		// a byte order mark, as some editors write it
 		os.WriteFile(filepath.Join(dir, indexFile), append([]byte(input.BOM), index...), 0o600)
 	}
 	os.WriteFile(filepath.Join(dir, configFile), text, 0o600)
 	return dir
 }
 
-// load opens a folder and fills a fresh model from it.
+// load opens a folder and loads it into a new model.
 func load(t *testing.T, dir string, override map[string]any, then func(r *rank)) error {
 	t.Helper()
 	f, err := OpenFolder(dir, override)
@@ -95,8 +95,8 @@ func load(t *testing.T, dir string, override map[string]any, then func(r *rank))
 	})
 }
 
-// What is saved is what is loaded, to the bit in F32, with the tokenizer beside it; a folder that
-// was there is replaced whole.
+// Save and Load are inverse, bitwise in F32, with the tokenizer's files. An existing folder is
+// replaced completely.
 func TestSaveAndLoad(t *testing.T) {
 	each(t, func(t *testing.T, cfg *Config) {
 		source, dir := t.TempDir(), filepath.Join(t.TempDir(), "new", "model")
@@ -119,7 +119,7 @@ func TestSaveAndLoad(t *testing.T) {
 				t.Error(string(text), err)
 			}
 			if left, _ := os.ReadDir(filepath.Dir(dir)); len(left) != 1 {
-				t.Errorf("beside the folder: %v", left)
+				t.Errorf("files next to the folder: %v", left)
 			}
 			link := filepath.Join(t.TempDir(), "link")
 			if err := errors.Join(os.Symlink(dir, link), r.Save(link, source, r.whole)); err != nil {
@@ -145,8 +145,7 @@ func TestSaveAndLoad(t *testing.T) {
 	})
 }
 
-// Parts with an index load like one file, in any type; the type of the source is the type of what
-// is saved.
+// Several files with an index load like one file, in any type. Save writes the type of the source.
 func TestPartsAndTypes(t *testing.T) {
 	cfg := configs(t)["qwen3"]
 	onRank(t, cfg, func(r *rank) {
@@ -160,7 +159,7 @@ func TestPartsAndTypes(t *testing.T) {
 			err := load(t, dir, override, func(s *rank) {
 				p, q := r.Groups()[1].Params[1], s.Groups()[1].Params[1]
 				if v := tensor.BF16ToF32(tensor.F32ToBF16(p.Value.Float32s()[7])); q.Value.Float32s()[7] != v {
-					t.Errorf("%v is not %v rounded", q.Value.Float32s()[7], v)
+					t.Errorf("%v, want %v rounded", q.Value.Float32s()[7], v)
 				}
 				out := filepath.Join(t.TempDir(), "out")
 				if err := s.Save(out, dir, s.whole); err != nil {
@@ -268,7 +267,7 @@ func TestFolderFaults(t *testing.T) {
 	}
 }
 
-// A second, equal copy of tied weights and old buffers are no fault.
+// A second, equal copy of tied weights and buffers of old versions are no faults.
 func TestFolderTolerates(t *testing.T) {
 	cfg := configs(t)["qwen2"]
 	onRank(t, cfg, func(r *rank) {
@@ -281,8 +280,8 @@ func TestFolderTolerates(t *testing.T) {
 	})
 }
 
-// Of a folder of Qwen3.5 with vision the language model is read, whose tensors have longer names
-// there, and saved as one without.
+// From a folder of Qwen3.5 with vision, only the language model is loaded, whose tensors have
+// longer names there. It is saved as a model without vision.
 func TestFolderWithVision(t *testing.T) {
 	cfg := configs(t)["qwen3_5"]
 	onRank(t, cfg, func(r *rank) {
@@ -307,7 +306,7 @@ func TestFolderWithVision(t *testing.T) {
 			for i, g := range got.Groups() {
 				for j, p := range g.Params {
 					if want := r.Groups()[i].Params[j]; p.Name != want.Name || !slices.Equal(p.Value.View(p.Numel()).Float32s(), want.Value.View(p.Numel()).Float32s()) {
-						t.Errorf("%s is not what %s was", p.Name, want.Name)
+						t.Errorf("%s differs from %s", p.Name, want.Name)
 					}
 				}
 			}
@@ -318,7 +317,7 @@ func TestFolderWithVision(t *testing.T) {
 		if err := load(t, saved, nil, same); err != nil {
 			t.Error(err)
 		}
-		// Elsewhere such names have no place.
+		// In other models such names are not known.
 		os.WriteFile(filepath.Join(dir, configFile), must1(json.Marshal(configs(t)["qwen3"].fields())), 0o600)
 		if err := load(t, dir, nil, nil); status.Of(err) != status.InvalidConfig || !strings.Contains(err.Error(), "model.embed_tokens.weight[23 24] is missing") {
 			t.Errorf("qwen3: %v", err)
@@ -331,7 +330,7 @@ func must1[T any](x T, err error) T {
 	return x
 }
 
-// A folder that cannot be written leaves nothing behind and says what to do.
+// If a folder cannot be written, no file remains and the error says what to do.
 func TestSaveFaults(t *testing.T) {
 	onRank(t, configs(t)["llama"], func(r *rank) {
 		dir := t.TempDir()
@@ -350,12 +349,13 @@ func TestSaveFaults(t *testing.T) {
 			t.Error(err)
 		}
 		if left, _ := os.ReadDir(dir); len(left) != 1 {
-			t.Errorf("left behind: %v", left)
+			t.Errorf("files that remain: %v", left)
 		}
 	})
 }
 
-// Every half is itself when widened and rounded back, and rounding is to the nearest, ties to even.
+// Every F16 value stays the same when it is converted to F32 and back. Rounding is to nearest, ties
+// to even.
 func TestHalf(t *testing.T) {
 	for h := range 1 << 16 {
 		f := tensor.F16ToF32(uint16(h))

@@ -10,8 +10,8 @@ import (
 	"ulysses/tensor"
 )
 
-// An inspected pass shows every layer's output and every gradient once, in the order of the work,
-// and computes what it does without.
+// A pass with Inspect passes every layer's output and every gradient to it once, in order, and has
+// the same results as without.
 func TestInspect(t *testing.T) {
 	each(t, func(t *testing.T, cfg *Config) {
 		s := documents(cfg.VocabSize, 9, 13)
@@ -36,7 +36,7 @@ func TestInspect(t *testing.T) {
 				return err
 			}
 			if got != want {
-				t.Errorf("loss %v inspected, %v without", got, want)
+				t.Errorf("loss %v with Inspect, %v without", got, want)
 			}
 			place := -1
 			for _, at := range []string{"embed: output", "layer 0: residual after mlp", "layer 1: residual after mlp", "head: norm's output",
@@ -44,7 +44,7 @@ func TestInspect(t *testing.T) {
 				"layer 0: gradient of model.layers.0.input_layernorm.weight", "embed: gradient of model.embed_tokens.weight"} {
 				i := slices.Index(seen, at)
 				if i <= place {
-					t.Errorf("%q is seen at %d, after %d: %q", at, i, place, seen)
+					t.Errorf("%q is inspected at position %d, after %d: %q", at, i, place, seen)
 				}
 				place = i
 			}
@@ -57,7 +57,7 @@ func TestInspect(t *testing.T) {
 						}
 					}
 					if n != 1 {
-						t.Errorf("gradient of %s is seen %d times", p.Name, n)
+						t.Errorf("gradient of %s is inspected %d times", p.Name, n)
 					}
 				}
 			}

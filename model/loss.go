@@ -63,7 +63,8 @@ func (h *head) run(p *pass, x, sum tensor.Tensor) tensor.Tensor {
 	}
 	h.p, h.compute.Plan, h.compute.Fused = p, p.tilePlan(tokens), p.backward
 	h.compute.In[0], h.compute.In[1] = tile.Tiled(p.act, 0), tile.Tiled(p.batch.Targets, 0)
-	h.compute.Out[0], h.compute.Out[1] = tile.Tiled(nll, 0), tile.Tiled(p.act, 0) // p.act: its gradient
+	// p.act: its gradient
+	h.compute.Out[0], h.compute.Out[1] = tile.Tiled(nll, 0), tile.Tiled(p.act, 0)
 	p.tiled(&h.compute, nil, nil)
 	p.inspect("loss of each token", "", nll)
 	p.Sum(sum, nll)

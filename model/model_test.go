@@ -28,7 +28,7 @@ func newReference(t testing.TB, cfg *Config) *reference {
 	return r
 }
 
-// The loss is the float64 model's, and every parameter's gradient has its slope along random
+// The loss is the float64 model's, and the gradient of every parameter has its slope in random
 // directions.
 func TestGradients(t *testing.T) {
 	each(t, func(t *testing.T, cfg *Config) {
@@ -62,7 +62,7 @@ func TestGradients(t *testing.T) {
 	})
 }
 
-// Loss and gradients do not depend on the number of ranks, fewer tokens than ranks included.
+// Loss and gradients do not depend on the number of ranks, also with fewer tokens than ranks.
 func TestRanks(t *testing.T) {
 	each(t, func(t *testing.T, cfg *Config) {
 		for _, s := range []*sequence{documents(cfg.VocabSize, 9, 1, 13, 4), documents(cfg.VocabSize, 3), documents(cfg.VocabSize, 32)} {
@@ -74,7 +74,7 @@ func TestRanks(t *testing.T) {
 				}
 				for name, g := range o.grads {
 					if e := far(g, one.grads[name]); !(e < 2e-5) {
-						t.Errorf("%d ranks, %d tokens: gradient of %s is off by %.2g", n, len(s.ids), name, e)
+						t.Errorf("%d ranks, %d tokens: gradient of %s has error %.2g", n, len(s.ids), name, e)
 					}
 				}
 			}
@@ -82,7 +82,7 @@ func TestRanks(t *testing.T) {
 	})
 }
 
-// A document alone, and among others, has the same loss and gradients: their sum is that of all.
+// The losses and gradients of documents run alone add up to the results of the packed sequence.
 func TestDocumentsAreAlone(t *testing.T) {
 	each(t, func(t *testing.T, cfg *Config) {
 		s := documents(cfg.VocabSize, 6, 11, 2)
@@ -104,13 +104,13 @@ func TestDocumentsAreAlone(t *testing.T) {
 		}
 		for name, g := range all.grads {
 			if e := far(g, grads[name]); !(e < 2e-5) {
-				t.Errorf("gradient of %s is off by %.2g", name, e)
+				t.Errorf("gradient of %s has error %.2g", name, e)
 			}
 		}
 	})
 }
 
-// A token changes no loss before it and none in another document, to the bit.
+// A token changes no bit of the loss of earlier tokens and of other documents.
 func TestNoTokenIsSeenTooEarly(t *testing.T) {
 	cfg := configs(t)["llama"]
 	s := documents(cfg.VocabSize, 12, 8)
@@ -138,7 +138,7 @@ func TestNoTokenIsSeenTooEarly(t *testing.T) {
 	}
 }
 
-// Any tile of the loss gives one loss, to the bit, and one gradient.
+// The loss is bitwise equal for every tile size, and the gradient is close.
 func TestLossTiles(t *testing.T) {
 	each(t, func(t *testing.T, cfg *Config) {
 		s := documents(cfg.VocabSize, 9, 14)
@@ -150,15 +150,15 @@ func TestLossTiles(t *testing.T) {
 			}
 			for name, g := range o.grads {
 				if e := far(g, one.grads[name]); !(e < 2e-5) {
-					t.Errorf("tile of %d: gradient of %s is off by %.2g", tile, name, e)
+					t.Errorf("tile of %d: gradient of %s has error %.2g", tile, name, e)
 				}
 			}
 		}
 	})
 }
 
-// An evaluation gives the loss of training to the bit and needs less memory; gradients add up, and
-// scale.
+// An evaluation gives a loss that is bitwise equal to training's and needs less memory. Gradients
+// are added to, and scale with GradScale.
 func TestForwardAndAccumulation(t *testing.T) {
 	each(t, func(t *testing.T, cfg *Config) {
 		s := documents(cfg.VocabSize, 9, 14)
@@ -180,7 +180,7 @@ func TestForwardAndAccumulation(t *testing.T) {
 			for _, g := range r.Groups() {
 				for _, p := range g.Params {
 					if e := far(ref.Convert[float64](p.Grad.Float32s()), one.grads[p.Name]); !(e < 2e-5) {
-						t.Errorf("gradient of %s in four parts is off by %.2g", p.Name, e)
+						t.Errorf("gradient of %s in four parts has error %.2g", p.Name, e)
 					}
 				}
 			}
@@ -189,7 +189,7 @@ func TestForwardAndAccumulation(t *testing.T) {
 	})
 }
 
-// The plan of memory is what a pass takes, to the byte, and a pass takes nothing elsewhere.
+// A pass uses exactly the memory of the plan, and allocates nothing elsewhere.
 func TestMemory(t *testing.T) {
 	each(t, func(t *testing.T, cfg *Config) {
 		for _, n := range append(mpitest.Sizes(), 1) {
@@ -209,7 +209,7 @@ func TestMemory(t *testing.T) {
 						}
 					}
 					if r.c.Arena.Peak() != r.c.Arena.Bytes() || r.c.Arena.Mark() != 0 {
-						return fmt.Errorf("backward %v: peak %d, planned %d, left %d", backward, r.c.Arena.Peak(), r.c.Arena.Bytes(), r.c.Arena.Mark())
+						return fmt.Errorf("backward %v: peak %d, planned %d, still in use %d", backward, r.c.Arena.Peak(), r.c.Arena.Bytes(), r.c.Arena.Mark())
 					}
 					if n == 1 {
 						if a := testing.AllocsPerRun(3, func() { pass(r.c, b) }); a > 0 {
@@ -223,7 +223,7 @@ func TestMemory(t *testing.T) {
 	})
 }
 
-// lender records what a trainer would see.
+// lender records the calls that a trainer gets.
 type lender struct {
 	t     *testing.T
 	m     *Model
@@ -236,7 +236,7 @@ func (l *lender) Pass(order []Use) error { l.order = order; return nil }
 
 func (l *lender) Gather(group int, _ device.Stream) error {
 	if len(l.order) == 0 || l.order[0].Group != group || len(l.held) > 1 {
-		l.t.Errorf("group %d is needed while %v are, where %v are to come", group, l.held, l.order)
+		l.t.Errorf("group %d is gathered while %v are in use; next in the order are %v", group, l.held, l.order)
 	} else {
 		l.order = l.order[1:]
 	}
@@ -245,15 +245,15 @@ func (l *lender) Gather(group int, _ device.Stream) error {
 }
 func (l *lender) Release(group int, _ device.Stream) error {
 	if !l.held[group] {
-		l.t.Errorf("group %d is done without need", group)
+		l.t.Errorf("group %d is released but not in use", group)
 	}
 	delete(l.held, group)
 	return nil
 }
 func (l *lender) GradReady(p *Param, _ device.Stream) error { l.ready[p.Name]++; return nil }
 
-// Groups are given back, every gradient is announced once and is complete then, and a trainer's
-// error ends the pass.
+// Groups are released, every gradient is reported once and is complete then, and an error of the
+// trainer ends the pass.
 func TestWeights(t *testing.T) {
 	each(t, func(t *testing.T, cfg *Config) {
 		s := documents(cfg.VocabSize, 9, 14)
@@ -267,19 +267,19 @@ func TestWeights(t *testing.T) {
 				t.Fatal(err)
 			}
 			if len(l.held) != 0 || len(l.order) != 0 {
-				t.Errorf("groups %v are not given back, %v were to come", l.held, l.order)
+				t.Errorf("groups %v are not released, %v were not gathered", l.held, l.order)
 			}
 			for _, g := range r.Groups() {
 				for _, p := range g.Params {
 					if l.ready[p.Name] != 1 {
-						t.Errorf("%s is announced %d times", p.Name, l.ready[p.Name])
+						t.Errorf("gradient of %s is reported %d times", p.Name, l.ready[p.Name])
 					}
 					clear(p.Grad.Float32s())
 				}
 			}
 			r.c.Weights = refusing{}
 			if _, err := r.ForwardBackward(r.c, shard(comm.Local(1)[0], s)); status.Of(err) != status.Comm {
-				t.Errorf("a trainer's error came back as %v", err)
+				t.Errorf("the pass returned %v instead of the trainer's error", err)
 			}
 			r.c.Weights = nil
 		})
@@ -291,14 +291,14 @@ type complete struct {
 	want outcome
 }
 
-// whole are weights that are bound.
+// whole attaches weights without a trainer.
 func (m *Model) whole(group int) (tensor.Tensor, error) {
 	return span(m.groups[group].Params[0].Owned.Full(), m.groups[group].Numel()), nil
 }
 
 func (l *complete) GradReady(p *Param, s device.Stream) error {
 	if e := far(ref.Convert[float64](p.Grad.Float32s()), l.want.grads[p.Name]); e != 0 {
-		l.t.Errorf("%s is announced before it is complete: off by %.2g", p.Name, e)
+		l.t.Errorf("gradient of %s is reported before it is complete: error %.2g", p.Name, e)
 	}
 	return l.lender.GradReady(p, s)
 }
@@ -315,7 +315,7 @@ func (refusing) Gather(group int, _ device.Stream) error {
 func (refusing) Release(int, device.Stream) error      { return nil }
 func (refusing) GradReady(*Param, device.Stream) error { return nil }
 
-// Weights of a new model depend on seed and name alone, and are normal.
+// Weights of a new model depend only on seed and name, and are normally distributed.
 func TestInit(t *testing.T) {
 	cfg := configs(t)["qwen2"]
 	init := func(seed uint64) (x map[string][]float32) {
@@ -337,7 +337,7 @@ func TestInit(t *testing.T) {
 	a, b, other := init(1), init(1), init(2)
 	for name := range a {
 		if !slices.Equal(a[name], b[name]) {
-			t.Errorf("%s is not repeatable", name)
+			t.Errorf("%s differs in a second initialization", name)
 		}
 	}
 	q := a["model.layers.0.self_attn.q_proj.weight"]
@@ -358,8 +358,8 @@ func TestInit(t *testing.T) {
 	near.Value(t, "fourth moment, which is 3 for a normal distribution", fourth, 3.0, 0.5)
 }
 
-// A hybrid starts as transformers' does: decays ln of uniform(0.01, 16), their offsets 1, norms
-// around 1 stored as 0.
+// A hybrid model is initialized as in transformers: A_log as ln of uniform(0.01, 16), dt_bias as 1,
+// weights of norms, stored as their distance from 1, as 0.
 func TestInitHybrid(t *testing.T) {
 	cfg, err := configs(t)["qwen3_5"].Override(map[string]any{"linear_num_value_heads": 2000, "linear_value_head_dim": 1})
 	must(err)
@@ -398,7 +398,7 @@ func TestInitHybrid(t *testing.T) {
 	})
 }
 
-// What a pass cannot run on is refused with a sentence.
+// Invalid arguments of a pass are errors.
 func TestPassRefusals(t *testing.T) {
 	cfg := configs(t)["llama"]
 	s := documents(cfg.VocabSize, 9)
@@ -407,7 +407,7 @@ func TestPassRefusals(t *testing.T) {
 		b := shard(c, s)
 		b.IDs = tensor.OfInt32(make([]int32, 8), 8)
 		if _, err := r.ForwardBackward(r.c, b); status.Of(err) != status.InvalidArgument {
-			t.Errorf("8 ids for 9 rows: %v", err)
+			t.Errorf("8 ids for 9 tokens: %v", err)
 		}
 		small, err := device.NewArena(r.dev, "activations", r.c.Arena.Bytes()-64)
 		must(err)

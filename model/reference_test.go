@@ -7,14 +7,14 @@ import (
 	"ulysses/testkit/ref"
 )
 
-// reference is the whole model in float64, forward alone and by definition: what the passes and
-// their derivatives are held to.
+// reference is the forward pass of the whole model in float64, by definition. Tests compare losses
+// with it, and gradients with its slopes.
 type reference struct {
 	cfg *Config
 	w   map[string][]float64
 }
 
-// linear is x·Wᵀ + b, rows of in.
+// linear returns x·Wᵀ + b for lines of in elements.
 func (r *reference) linear(x []float64, in int64, name string) []float64 {
 	w, b := r.w[name+".weight"], r.w[name+".bias"]
 	out := int64(len(w)) / in
@@ -36,7 +36,7 @@ func (r *reference) norm(x []float64, n int64, name string) []float64 {
 	return y
 }
 
-// columns is columns [lo, hi) of x, whose rows have n.
+// columns returns the columns [lo, hi) of x, whose lines have n elements.
 func columns(x []float64, n, lo, hi int64) (y []float64) {
 	for row := int64(0); row < int64(len(x)); row += n {
 		y = append(y, x[row+lo:row+hi]...)
@@ -44,7 +44,8 @@ func columns(x []float64, n, lo, hi int64) (y []float64) {
 	return y
 }
 
-// frequencies are written here once more, from the formulas of the papers and of transformers.
+// frequencies computes RoPE's frequencies independently, from the formulas of the papers and of
+// transformers.
 func (r *reference) frequencies() []float64 {
 	f := ref.RopeFrequencies(r.cfg.Rope.Theta, r.cfg.RotaryDim)
 	switch rope := r.cfg.Rope; rope.Type {
@@ -62,7 +63,7 @@ func (r *reference) frequencies() []float64 {
 	return f
 }
 
-// loss is ΣNLL over the whole sequence.
+// loss returns ΣNLL over the whole sequence.
 func (r *reference) loss(s *sequence) float64 {
 	c := r.cfg
 	table := r.w["model.embed_tokens.weight"]
@@ -124,7 +125,7 @@ func (r *reference) linearAttention(s *sequence, x []float64, name string) []flo
 	return r.linear(y, values, name+".out_proj")
 }
 
-// slope is the derivative of the loss along a direction of one parameter, by central differences.
+// slope returns the derivative of the loss in a direction of one parameter, by central differences.
 func (r *reference) slope(s *sequence, name string, direction []float64) float64 {
 	const step = 1e-5
 	w := r.w[name]

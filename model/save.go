@@ -8,8 +8,8 @@ import (
 )
 
 // Save writes a Hugging Face folder that transformers loads. whole returns the parameters of a
-// group as one flat tensor; it is called once per group, in order. Names and element types are
-// those of the source (F32 for a model from scratch). Tied tensors are written once. source is a
+// group as one flat tensor; it is called once per group, in order. Save keeps the names and element
+// types of the source (F32 for a model from scratch). Tied tensors are written once. source is a
 // folder from which the tokenizer's files are copied, or "". The folder is written completely or
 // not at all. If dir exists, its model is replaced and its other files stay. One rank calls Save.
 func (m *Model) Save(dir, source string, whole func(group int) (tensor.Tensor, error)) error {

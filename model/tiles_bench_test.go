@@ -10,9 +10,9 @@ import (
 	"ulysses/internal/clock"
 )
 
-// BenchmarkTiles is forward and backward passes with MLP or loss in tiles and without, in turn:
-// what tiles cost, and what they save. One rank with two workers; benchmarks/results/tiles.md has
-// the figures.
+// BenchmarkTiles runs forward and backward passes with and without tiles of MLP or loss,
+// alternately, and reports the time and memory of tiles. One rank with two workers; the figures are
+// in benchmarks/results/tiles.md.
 func BenchmarkTiles(b *testing.B) {
 	for _, x := range []struct {
 		name                      string
@@ -32,7 +32,7 @@ func BenchmarkTiles(b *testing.B) {
 		}{
 			{"loss", "loss", Tiles{TileOff, TileOff}, Tiles{TileOff, TileAuto}},
 			{"mlp", "mlp", Tiles{TileOff, TileOff}, Tiles{1024, TileOff}},
-			// one tile computes again too
+			// a single tile recomputes as well
 			{"mlp-without-computing-again", "mlp", Tiles{1 << 30, TileOff}, Tiles{1024, TileOff}},
 		} {
 			b.Run(x.name+"/"+pair.name, func(b *testing.B) {
@@ -42,7 +42,7 @@ func BenchmarkTiles(b *testing.B) {
 	}
 }
 
-// benchTiles runs pairs of passes, so that both see the same machine, and reports the median of
+// benchTiles runs pairs of passes, so that both have the same conditions, and reports the median of
 // their ratios.
 func benchTiles(b *testing.B, cfg *Config, s *sequence, phase string, settings [2]Tiles) {
 	ranks(b, 1, func(c comm.Comm) error {

@@ -16,10 +16,10 @@ import (
 	"ulysses/tile"
 )
 
-// inTiles gives a rank tiles, and an arena as large as Memory says then.
+// inTiles sets a rank's tiles, and makes an arena of the size that Memory returns for them.
 func inTiles(x Tiles, tokens int64) func(r *rank) { return under(Activations{}, x, tokens) }
 
-// ignoring leaves a sequence's targets from lo to hi out.
+// ignoring sets a sequence's targets from lo to hi to none.
 func ignoring(s *sequence, lo, hi int) *sequence {
 	s.targets = slices.Clone(s.targets)
 	for i := lo; i < hi; i++ {
@@ -28,18 +28,18 @@ func ignoring(s *sequence, lo, hi int) *sequence {
 	return s
 }
 
-// lengths are tiles: single rows, some, many, and more than there are.
+// lengths are tile sizes: one token, some, many, and more than there are.
 var lengths = []int64{1, 7, 64, 1000}
 
-// Tiles of MLP and loss leave the loss to the bit, gradients within the rounding of their sums, and
-// an SGD step's weights within 1e-7: in stacked layers, on ranks with unequal shards, with no
-// token, with no target.
+// With tiles of MLP and loss, the loss is bitwise equal, gradients are equal up to the rounding of
+// their sums, and the weights after an SGD step are within 1e-7: in several layers, on ranks with
+// unequal shards, without tokens, without targets.
 func TestTiles(t *testing.T) {
 	each(t, func(t *testing.T, cfg *Config) {
 		for _, s := range []*sequence{
 			documents(cfg.VocabSize, 9, 1, 13),
 			documents(cfg.VocabSize, 3), // fewer than ranks
-			// no target on rank 0 of two, on 0 and 1 of four
+			// no target on rank 0 of two, on ranks 0 and 1 of four
 			ignoring(documents(cfg.VocabSize, 150), 0, 76),
 		} {
 			for _, n := range append([]int{1}, mpitest.Sizes()...) {
@@ -56,24 +56,24 @@ func TestTiles(t *testing.T) {
 	})
 }
 
-// same compares gradients, and the weights that SGD makes of them.
+// same compares gradients, and the weights after an SGD step.
 func same(t *testing.T, what string, got, want outcome) {
 	t.Helper()
 	const lr = 0.1
 	for name, g := range want.grads {
 		if e := far(got.grads[name], g); !(e < 2e-5) {
-			t.Errorf("%s: gradient of %s is off by %.2g", what, name, e)
+			t.Errorf("%s: gradient of %s has error %.2g", what, name, e)
 		}
 		for i := range g {
 			if d := lr * math.Abs(got.grads[name][i]-g[i]) / float64(max(1, want.Tokens)); !(d <= 1e-7) {
-				t.Fatalf("%s: weight %d of %s is off by %.2g after a step", what, i, name, d)
+				t.Fatalf("%s: weight %d of %s has error %.2g after a step", what, i, name, d)
 			}
 		}
 	}
 }
 
-// Tiled passes take what is planned to the byte, an evaluation too, with the same loss, allocate
-// nothing, and keep no gate and up.
+// Passes in tiles use exactly the planned memory, also evaluations with the same loss. They
+// allocate nothing and save no gate and up.
 func TestTilesMemory(t *testing.T) {
 	each(t, func(t *testing.T, cfg *Config) {
 		s := documents(cfg.VocabSize, 150, 31)
@@ -87,7 +87,7 @@ func TestTilesMemory(t *testing.T) {
 					must(r.SetTiles(x))
 					table, err := r.Memory(181, 181, backward)
 					must(err)
-					// two layers' gates and ups
+					// gate and up of two layers
 					if size := Bytes(table); before > 0 && size > before || backward && x.MLP == 64 && size > before-2*2*4*40*181 {
 						t.Errorf("backward %v, tiles %v: %d bytes, with larger ones %d", backward, x, size, before)
 					}
@@ -110,7 +110,7 @@ func TestTilesMemory(t *testing.T) {
 						t.Errorf("backward %v, tiles %v: loss %v, want %v", backward, x, got, want)
 					}
 					if r.c.Arena.Peak() != before || r.c.Arena.Mark() != 0 {
-						t.Errorf("backward %v, tiles %v: peak %d, planned %d, left %d", backward, x, r.c.Arena.Peak(), before, r.c.Arena.Mark())
+						t.Errorf("backward %v, tiles %v: peak %d, planned %d, still in use %d", backward, x, r.c.Arena.Peak(), before, r.c.Arena.Mark())
 					}
 					if a := testing.AllocsPerRun(3, func() { pass(r.c, b) }); a > 0 {
 						t.Errorf("backward %v, tiles %v: %v allocations in a pass", backward, x, a)
@@ -126,8 +126,8 @@ func TestTilesMemory(t *testing.T) {
 	})
 }
 
-// What the logits and the loss take beside the hidden states does not grow with the sequence, but
-// for one number a token, its loss.
+// The memory of logits and loss does not grow with the sequence, except one number per token, its
+// loss.
 func TestLossMemoryIsFlat(t *testing.T) {
 	cfg, err := ConfigFromMap(map[string]any{"model_type": "llama", "vocab_size": 128256, "hidden_size": 64, "intermediate_size": 64,
 		"num_hidden_layers": 1, "num_attention_heads": 1})
@@ -151,14 +151,14 @@ func TestLossMemoryIsFlat(t *testing.T) {
 			auto, whole := peak(rows, TileAuto), peak(rows, TileOff)
 			t.Logf("vocabulary 128256, %7d tokens: logits and loss take %5.1f MiB in tiles of %d, %9.1f MiB at once", rows, float64(auto)/(1<<20), m.head.tileTokens(r.dev, Tiles{}), float64(whole)/(1<<20))
 			if auto != peak(2048, TileAuto) || whole != rows*128256*4 {
-				t.Errorf("%d tokens: %d bytes in tiles, %d at once; 2048 tokens take %d in tiles", rows, auto, whole, peak(2048, TileAuto))
+				t.Errorf("%d tokens: %d bytes in tiles, %d without; 2048 tokens need %d in tiles", rows, auto, whole, peak(2048, TileAuto))
 			}
 		}
 		return nil
 	})
 }
 
-// A GPU gets tiles whose products are not all reading of weights.
+// On a GPU, tiles are so large that reading the weights is not most of the time.
 func TestTilesOfDevices(t *testing.T) {
 	cfg := *configs(t)["llama"]
 	cfg.HiddenSize, cfg.IntermediateSize, cfg.VocabSize = 4096, 14336, 128256
@@ -174,13 +174,13 @@ func TestTilesOfDevices(t *testing.T) {
 	}{{host, 390, 130}, {gpu, 4096, 2092}} {
 		m := &Model{Config: &cfg, dev: x.dev, compute: tensor.F32, head: newHead(&cfg, nil, newParam("lm_head.weight", cfg.DType, normal, []string{"", ""}, cfg.VocabSize, cfg.HiddenSize))}
 		if mlp, loss := m.MLPTile(), m.head.tileTokens(x.dev, m.tiles); mlp != x.mlp || loss != x.loss {
-			t.Errorf("%s: tiles of %d rows of the MLP, %d of the loss, want %d and %d", x.dev.Info().Kind, mlp, loss, x.mlp, x.loss)
+			t.Errorf("%s: tiles of %d tokens in the MLP and %d in the loss, want %d and %d", x.dev.Info().Kind, mlp, loss, x.mlp, x.loss)
 		}
 	}
 }
 
-// Every gradient is announced once, after its last tile, though a rank's last tiles are empty or it
-// has no rows at all.
+// Every gradient is reported once, after its last tile, also if a rank's last tiles are empty or it
+// has no tokens.
 func TestTilesWeights(t *testing.T) {
 	each(t, func(t *testing.T, cfg *Config) {
 		for _, s := range []*sequence{documents(cfg.VocabSize, 9, 14), documents(cfg.VocabSize, 3)} {
@@ -208,7 +208,7 @@ func TestTilesWeights(t *testing.T) {
 					r.c.Weights = nil
 					_, most := comm.Shard(int64(len(s.ids)), n, 0)
 					if got, want := r.head.compute.Plan.Count, tile.Count(most, 2); got != want {
-						t.Errorf("%d tokens: rank %d of %d has %d tiles, want %d as all", len(s.ids), r.comm.Rank(), n, got, want)
+						t.Errorf("%d tokens: rank %d of %d has %d tiles, want %d as the other ranks", len(s.ids), r.comm.Rank(), n, got, want)
 					}
 				})
 			}
@@ -220,14 +220,14 @@ func once(t *testing.T, r *rank, l *lender) {
 	for _, g := range r.Groups() {
 		for _, p := range g.Params {
 			if l.ready[p.Name] != 1 {
-				t.Errorf("%s is announced %d times", p.Name, l.ready[p.Name])
+				t.Errorf("gradient of %s is reported %d times", p.Name, l.ready[p.Name])
 			}
 			clear(p.Grad.Float32s())
 		}
 	}
 }
 
-// On a device that runs late tiles give the CPU's bits, and in BF16 what is near.
+// On a test device, tiles give results that are bitwise equal to the CPU's, and in BF16 close ones.
 func TestTilesOnLateDevice(t *testing.T) {
 	each(t, func(t *testing.T, cfg *Config) {
 		s, x := documents(cfg.VocabSize, 9, 1, 13), Tiles{MLP: 7, Loss: 5}
@@ -238,7 +238,7 @@ func TestTilesOnLateDevice(t *testing.T) {
 			}
 			for name, g := range want.grads {
 				if !slices.Equal(got.grads[name], g) {
-					t.Errorf("%d ranks: gradient of %s is off by %.2g", n, name, far(got.grads[name], g))
+					t.Errorf("%d ranks: gradient of %s has error %.2g", n, name, far(got.grads[name], g))
 				}
 			}
 		}
@@ -248,13 +248,13 @@ func TestTilesOnLateDevice(t *testing.T) {
 		}
 		for name, g := range want.grads {
 			if e := far(got.grads[name], g); !(e < 2e-5) {
-				t.Errorf("BF16: gradient of %s is off by %.2g", name, e)
+				t.Errorf("BF16: gradient of %s has error %.2g", name, e)
 			}
 		}
 	})
 }
 
-// Tiles that cannot be are refused.
+// Invalid tiles are errors.
 func TestTilesRefusals(t *testing.T) {
 	ranks(t, 1, func(c comm.Comm) error {
 		r := newRank(c, configs(t)["llama"], 1, false)

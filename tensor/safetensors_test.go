@@ -54,7 +54,7 @@ func TestSafetensorsRoundTrip(t *testing.T) {
 	}
 }
 
-// A writer that brings too few bytes must not leave a file behind.
+// If a writer writes too few bytes, no file remains.
 func TestSafetensorsWriteIsWholeOrAbsent(t *testing.T) {
 	dir := t.TempDir()
 	err := WriteSafetensors(filepath.Join(dir, "a"), nil, []Item{{Name: "x", Tensor: Of(nil, F32, 4),
@@ -68,7 +68,7 @@ func TestSafetensorsWriteIsWholeOrAbsent(t *testing.T) {
 	}
 }
 
-// What is written through a link is in the file it names, and the link stays one.
+// Writing through a symbolic link replaces the file to which it points.
 func TestWriteFileThroughLink(t *testing.T) {
 	dir := t.TempDir()
 	file, link := filepath.Join(dir, "file"), filepath.Join(dir, "link")
@@ -84,7 +84,7 @@ func TestWriteFileThroughLink(t *testing.T) {
 	}
 }
 
-// What is written may be read and written by whom the umask lets, and nobody else.
+// A file that WriteFile writes has the mode that the umask leaves.
 func TestWriteFileHasTheUmasksMode(t *testing.T) {
 	for umask, want := range map[int]os.FileMode{0o077: 0o600, 0o022: 0o644, 0o002: 0o664} {
 		path := filepath.Join(t.TempDir(), "a")
@@ -147,7 +147,7 @@ func TestSafetensorsHostile(t *testing.T) {
 	}
 }
 
-// FuzzSafetensors: whatever opens can be read to the last byte.
+// FuzzSafetensors checks that every byte of a file that opens can be read.
 func FuzzSafetensors(f *testing.F) {
 	f.Add([]byte(`{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}`), 8)
 	f.Add([]byte(`{"__metadata__":{"a":"b"},"a":{"dtype":"BF16","shape":[],"data_offsets":[0,2]}}`), 2)

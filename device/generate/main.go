@@ -104,7 +104,7 @@ func calls() []byte {
 		p("Op%s: operation(%q, %s{}, func(d Ops, s Stream, args unsafe.Pointer) error {\na := (*%s)(args)\nreturn d.%s(s, %s)\n}),", m.name, m.name, m.args.Name(), m.args.Name(), m.name, given)
 	}
 	p("}\n\n// Calls has the operations of Ops as methods, which pass them all to one function. A device\n" +
-		"// embeds it, and so has no code for a single operation.\ntype Calls struct {\n" +
+		"// that embeds it has no code for single operations.\ntype Calls struct {\n" +
 		"enqueue func(s Stream, op Op, args unsafe.Pointer) error\n" +
 		"// Arguments of a call in progress, kept here so that calls allocate nothing on the heap.")
 	for _, m := range all {
