@@ -32,13 +32,13 @@ func TestWithoutPlugin(t *testing.T) {
 	}
 }
 
-func refused(t *testing.T, backend string, wants ...string) {
+func refused(t *testing.T, backend string, texts ...string) {
 	t.Helper()
 	d, _, err := Open(Choice{Backend: backend, Threads: 1})
 	if err == nil || d != nil {
 		t.Fatalf("%s opens %v", backend, d)
 	}
-	for _, w := range append(wants, `device.backend = "`+backend+`"`) {
+	for _, w := range append(texts, `device.backend = "`+backend+`"`) {
 		if !strings.Contains(err.Error(), w) {
 			t.Errorf("%s: %v: want %q in it", backend, err, w)
 		}
@@ -80,7 +80,7 @@ func TestGPUs(t *testing.T) {
 				t.Errorf("rank %d has %v %+v of %d GPUs", rank, i, gpu, found.Count)
 			}
 			if (why == "") != (backend == "cuda") {
-				t.Errorf("%s says %q", backend, why)
+				t.Errorf("%s has the reason %q", backend, why)
 			}
 			d.Close()
 		}

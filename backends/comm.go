@@ -103,7 +103,7 @@ func choose(infos []rankInfo, host, route, policy string) (kind, why string, err
 	if infos[0].Kind != "cuda" {
 		return chooseHost(infos[0].Kind, host, policy)
 	}
-	noNCCL, noIPC, asked := whyNoNCCL(infos), whyNoIPC(infos), fmt.Sprintf("device.comm = %q", policy)
+	noNCCL, noIPC, requested := whyNoNCCL(infos), whyNoIPC(infos), fmt.Sprintf("device.comm = %q", policy)
 	switch policy {
 	case "auto":
 		switch {
@@ -117,16 +117,16 @@ func choose(infos []rankInfo, host, route, policy string) (kind, why string, err
 		return "staged", fmt.Sprintf("staged %s: nccl is not possible: %s; ipc is not possible: %s", route, noNCCL, noIPC), nil
 	case "nccl":
 		if noNCCL == "" {
-			return "nccl", asked, nil
+			return "nccl", requested, nil
 		}
 		return "", "", status.Errorf(status.Unsupported, "device.comm = \"nccl\": %s; set device.comm to \"ipc\" (one machine) or \"mpi\", or start one rank for each GPU with NCCL", noNCCL)
 	case "ipc":
 		if noIPC == "" {
-			return "ipc", asked, nil
+			return "ipc", requested, nil
 		}
 		return "", "", status.Errorf(status.Unsupported, "device.comm = \"ipc\": %s; set device.comm to \"nccl\" or \"mpi\"", noIPC)
 	case "mpi", "local":
-		return "staged", fmt.Sprintf("staged %s: %s", route, asked), nil
+		return "staged", fmt.Sprintf("staged %s: %s", route, requested), nil
 	}
 	return "", "", status.Errorf(status.InvalidConfig, "device.comm = %q is unknown; use auto, nccl, ipc, mpi or local", policy)
 }

@@ -9,6 +9,7 @@ import (
 	"hash/crc32"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -17,12 +18,11 @@ import (
 	"ulysses/tensor"
 )
 
-// File is a file that all ranks read by the same name. Ranks on other machines may see another
-// copy.
+// File is a file that all ranks read. Ranks on other machines may see another copy of it.
 type File struct {
-	Name  string // in messages; the same on all ranks
+	Name  string // for messages; equal on all ranks
 	Path  string
-	Parts []Part // names for the file's bytes, in order; none = one part
+	Parts []Part // ranges of the file, in order; nil = one range
 }
 
 // Part is a range of bytes of a file with a name for messages.
@@ -48,10 +48,10 @@ const (
 	round     = 20 * time.Second
 )
 
-// copies records which ranks see the same copies of some files.
+// copies records which ranks see the same copies of the files.
 type copies struct {
 	hosts []string
-	group []int // of each rank: the lowest rank that sees the same copies
+	group []int // by rank: the lowest rank that sees the same copies
 }
 
 // members returns this rank's position among the ranks that see its copies, and their number.
@@ -156,14 +156,16 @@ func SameFiles(c Comm, key string, files []File) error {
 	return x.compare(key, files, units, all)
 }
 
-// sameLayout compares names, lengths and parts.
+// layoutEntry describes a file for the comparison between ranks.
+type layoutEntry struct {
+	Name  string
+	Bytes int64
+	Parts []Part
+}
+
+// sameLayout compares the names, lengths and parts of the files. Collective over c.
 func sameLayout(c Comm, key string, files []File) error {
-	type entry struct {
-		Name  string
-		Bytes int64
-		Parts []Part
-	}
-	var list []entry
+	var list []layoutEntry
 	var err error
 	for _, f := range files {
 		var info os.FileInfo
@@ -171,7 +173,7 @@ func sameLayout(c Comm, key string, files []File) error {
 			err = status.Errorf(status.IO, "%s: %w", key, err)
 			break
 		}
-		list = append(list, entry{f.Name, info.Size(), f.Parts})
+		list = append(list, layoutEntry{f.Name, info.Size(), f.Parts})
 	}
 	if err = Agree(c, err); err != nil {
 		return err
@@ -185,14 +187,11 @@ func sameLayout(c Comm, key string, files []File) error {
 	if err != nil {
 		return err
 	}
-	other := 0
-	for other < len(all) && bytes.Equal(all[other][:4], all[0][:4]) {
-		other++
-	}
-	if other == len(all) {
+	other := slices.IndexFunc(all, func(b []byte) bool { return !bytes.Equal(b[:4], all[0][:4]) })
+	if other < 0 {
 		return nil
 	}
-	var lists [2][]entry
+	var lists [2][]layoutEntry
 	for i, root := range []int{0, other} {
 		b, err := BroadcastBytes(c, text, root)
 		if err == nil {
@@ -202,26 +201,30 @@ func sameLayout(c Comm, key string, files []File) error {
 			return err
 		}
 	}
-	between := betweenRanks(0, string(all[0][4:]), other, string(all[other][4:]))
-	for i := range max(len(lists[0]), len(lists[1])) {
-		if i >= min(len(lists[0]), len(lists[1])) || lists[0][i].Name != lists[1][i].Name {
-			name := func(list []entry) string {
-				if i < len(list) {
-					return list[i].Name
-				}
-				return "no more"
-			}
-			return status.Errorf(status.InvalidConfig, "%s: the files differ %s: file %d is %s on the first and %s on the second: %s",
-				key, between, i+1, input.Short(name(lists[0])), input.Short(name(lists[1])), copyFix)
+	return layoutDifference(key, betweenRanks(0, string(all[0][4:]), other, string(all[other][4:])), lists[0], lists[1])
+}
+
+// layoutDifference returns the error for the first file that differs between two ranks.
+func layoutDifference(key, between string, first, second []layoutEntry) error {
+	name := func(list []layoutEntry, i int) string {
+		if i < len(list) {
+			return input.Short(list[i].Name)
 		}
-		a, b := lists[0][i], lists[1][i]
-		what := "its header"
+		return "absent"
+	}
+	for i := range max(len(first), len(second)) {
+		if i >= min(len(first), len(second)) || first[i].Name != second[i].Name {
+			return status.Errorf(status.InvalidConfig, "%s: the files differ %s: file %d is %s on the first and %s on the second; %s",
+				key, between, i+1, name(first, i), name(second, i), copyFix)
+		}
+		a, b := first[i], second[i]
+		difference := "its header"
 		if a.Bytes != b.Bytes {
-			what = fmt.Sprintf("it has %d bytes on the first and %d on the second", a.Bytes, b.Bytes)
+			difference = fmt.Sprintf("it has %d bytes on the first and %d on the second", a.Bytes, b.Bytes)
 		} else if fmt.Sprint(a.Parts) == fmt.Sprint(b.Parts) {
 			continue
 		}
-		return status.Errorf(status.InvalidConfig, "%s: %s differs %s: %s: %s", key, input.Short(a.Name), between, what, copyFix)
+		return status.Errorf(status.InvalidConfig, "%s: %s differs %s: %s; %s", key, input.Short(a.Name), between, difference, copyFix)
 	}
 	return status.Errorf(status.Internal, "%s: the files differ %s", key, between)
 }
@@ -335,7 +338,7 @@ func (x *copies) compare(key string, files []File, units []unit, all [][]byte) e
 			if u.part != "" {
 				what = input.Short(u.part)
 			}
-			return status.Errorf(status.InvalidConfig, "%s: %s differs %s: %s: %s", key, input.Short(files[u.file].Name),
+			return status.Errorf(status.InvalidConfig, "%s: %s differs %s: %s; %s", key, input.Short(files[u.file].Name),
 				betweenRanks(0, x.hosts[0], g, x.hosts[g]), what, copyFix)
 		}
 	}

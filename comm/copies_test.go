@@ -21,11 +21,11 @@ func TestSameFiles(t *testing.T) {
 		want  string                 // "" if nothing differs
 	}{
 		{"alike", func(string) error { return nil }, ""},
-		{"first byte", func(dir string) error { return flip(filepath.Join(dir, "a"), 0) }, "model.path: a differs between rank 0 on HOST and rank 2 on HOST: header: copy it to every node"},
-		{"in a part", func(dir string) error { return flip(filepath.Join(dir, "a"), 100) }, "model.path: a differs between rank 0 on HOST and rank 2 on HOST: weights: copy"},
-		{"behind the parts", func(dir string) error { return flip(filepath.Join(dir, "a"), size-1) }, "a differs between rank 0 on HOST and rank 2 on HOST: bytes 600 to 1024: copy"},
-		{"without parts", func(dir string) error { return flip(filepath.Join(dir, "b"), 5) }, "b differs between rank 0 on HOST and rank 2 on HOST: bytes 0 to 1024: copy"},
-		{"shorter", func(dir string) error { return os.Truncate(filepath.Join(dir, "b"), 7) }, "b differs between rank 0 on HOST and rank 2 on HOST: it has 1024 bytes on the first and 7 on the second: copy"},
+		{"first byte", func(dir string) error { return flip(filepath.Join(dir, "a"), 0) }, "model.path: a differs between rank 0 on HOST and rank 2 on HOST: header; copy it to every node"},
+		{"in a part", func(dir string) error { return flip(filepath.Join(dir, "a"), 100) }, "model.path: a differs between rank 0 on HOST and rank 2 on HOST: weights; copy"},
+		{"behind the parts", func(dir string) error { return flip(filepath.Join(dir, "a"), size-1) }, "a differs between rank 0 on HOST and rank 2 on HOST: bytes 600 to 1024; copy"},
+		{"without parts", func(dir string) error { return flip(filepath.Join(dir, "b"), 5) }, "b differs between rank 0 on HOST and rank 2 on HOST: bytes 0 to 1024; copy"},
+		{"shorter", func(dir string) error { return os.Truncate(filepath.Join(dir, "b"), 7) }, "b differs between rank 0 on HOST and rank 2 on HOST: it has 1024 bytes on the first and 7 on the second; copy"},
 	} {
 		dirs := []string{t.TempDir(), t.TempDir()}
 		for _, dir := range dirs {

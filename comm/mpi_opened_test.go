@@ -38,8 +38,8 @@ func compile(t *testing.T, cc, source, name string) string {
 	return file
 }
 
-// checkLoadedMPI: the library that was opened privately, as a Python module's would be, is found in
-// memory.
+// checkLoadedMPI checks that loadedMPI finds a library that was opened privately, as by a Python
+// module.
 func checkLoadedMPI(t *testing.T) {
 	if loaded := loadedMPI(); firstWords(loaded) != libraryName() {
 		t.Errorf("loaded: %q, opened: %q", loaded, libraryName())

@@ -51,8 +51,8 @@ func TestWatch(t *testing.T) {
 // TestWatchQuiet checks that short calls, together longer than the limit, are not late, and that
 // late calls are reported once.
 func TestWatchQuiet(t *testing.T) {
-	said := make(chan string, 10)
-	w := NewWatch(60*time.Millisecond, "h", func(s string) { said <- s })
+	reports := make(chan string, 10)
+	w := NewWatch(60*time.Millisecond, "h", func(s string) { reports <- s })
 	defer w.Close()
 	if !strings.Contains(w.InFlight(), "no call made yet") {
 		t.Errorf("%q", w.InFlight())
@@ -62,8 +62,8 @@ func TestWatchQuiet(t *testing.T) {
 		time.Sleep(6 * time.Millisecond)
 		w.end(p)
 	}
-	if len(said) != 0 {
-		t.Errorf("late: %s", <-said)
+	if len(reports) != 0 {
+		t.Errorf("late: %s", <-reports)
 	}
 	a, b := w.begin(activeCall{op: "x", axis: "a", seq: 1, size: 1}), w.begin(activeCall{op: "y", axis: "a", seq: 2, size: 1})
 	if f := w.InFlight(); !strings.Contains(f, "x #1") || !strings.Contains(f, "; ") || !strings.Contains(f, "y #2") {
@@ -72,8 +72,8 @@ func TestWatchQuiet(t *testing.T) {
 	time.Sleep(200 * time.Millisecond)
 	w.end(a)
 	w.end(b)
-	if len(said) != 1 || !strings.Contains(<-said, "x #1") {
-		t.Errorf("%d reports", len(said))
+	if len(reports) != 1 || !strings.Contains(<-reports, "x #1") {
+		t.Errorf("%d reports", len(reports))
 	}
 }
 

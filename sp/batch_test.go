@@ -22,11 +22,11 @@ func TestKeyHeadsUnderQueryHeads(t *testing.T) {
 					for h := range kv {
 						used := q.lo < (h+1)*group && q.hi > h*group
 						if held := key[r].lo <= h && h < key[r].hi; used != held {
-							t.Fatalf("kv %d group %d size %d: rank %d with query heads %v holds key head %d: %v", kv, group, size, r, q, h, held)
+							t.Fatalf("kv %d group %d size %d: rank %d with query heads %v has key head %d: %v", kv, group, size, r, q, h, held)
 						}
 					}
 					if owned[r].lo != next || owned[r].n() > 0 && (owned[r].lo < key[r].lo || owned[r].hi != key[r].hi) {
-						t.Fatalf("kv %d group %d size %d: rank %d holds %v and owns %v", kv, group, size, r, key[r], owned[r])
+						t.Fatalf("kv %d group %d size %d: rank %d has %v and owns %v", kv, group, size, r, key[r], owned[r])
 					}
 					next = owned[r].hi
 				}

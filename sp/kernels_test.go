@@ -14,22 +14,22 @@ import (
 // records the arguments of its calls.
 type several struct {
 	device.Device
-	asked []bool // Deterministic of every operation and question for workspace
-	shape [][2]int64
+	deterministic []bool // of the operation, by call of an operation or of AttentionWorkspace
+	shape         [][2]int64
 }
 
 func (d *several) AttentionWorkspace(a *device.Attention, backward bool) int64 {
-	d.asked = append(d.asked, a.Deterministic)
+	d.deterministic = append(d.deterministic, a.Deterministic)
 	return d.Device.AttentionWorkspace(a, backward)
 }
 
 func (d *several) AttentionForward(s device.Stream, a *device.Attention) error {
-	d.asked = append(d.asked, a.Deterministic)
+	d.deterministic = append(d.deterministic, a.Deterministic)
 	return d.Device.AttentionForward(s, a)
 }
 
 func (d *several) AttentionBackward(s device.Stream, g *device.AttentionGrad) error {
-	d.asked = append(d.asked, g.Deterministic)
+	d.deterministic = append(d.deterministic, g.Deterministic)
 	return d.Device.AttentionBackward(s, g)
 }
 
@@ -62,7 +62,7 @@ func TestDeterministic(t *testing.T) {
 			}
 			for _, s := range d.shape {
 				if s != [2]int64{2, 1} {
-					t.Errorf("rank %d asked for %v heads", c.Rank(), s)
+					t.Errorf("rank %d queried kernels for %v heads", c.Rank(), s)
 				}
 			}
 			x, err := NewBatch(c, BatchSpec{Batch: 1, Seq: 7})
@@ -74,10 +74,10 @@ func TestDeterministic(t *testing.T) {
 			g := Grads{DOut: b.tensor(1, rows, 2, 4), DQ: b.tensor(1, rows, 2, 8), DK: b.tensor(1, rows, 1, 8), DV: b.tensor(1, rows, 1, 4)}
 			must(p.Forward(b.stream, x, &a))
 			must(p.Backward(b.stream, x, &a, &g))
-			if least := map[bool]int{false: 2, true: 4}[c.Rank() < 2]; len(d.asked) < least {
-				t.Errorf("rank %d asked %d times", c.Rank(), len(d.asked))
+			if least := map[bool]int{false: 2, true: 4}[c.Rank() < 2]; len(d.deterministic) < least {
+				t.Errorf("rank %d has %d calls", c.Rank(), len(d.deterministic))
 			}
-			for i, asked := range d.asked {
+			for i, asked := range d.deterministic {
 				if asked != deterministic {
 					t.Errorf("call %d of rank %d: deterministic is %v", i, c.Rank(), asked)
 				}

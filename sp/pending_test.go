@@ -30,7 +30,7 @@ func TestPendingAndUnevenRows(t *testing.T) {
 			return err
 		}
 		if b.Rows() != rows[c.Rank()] {
-			t.Errorf("rank %d holds %d rows of %v", c.Rank(), b.Rows(), rows)
+			t.Errorf("rank %d has %d rows of %v", c.Rank(), b.Rows(), rows)
 		}
 		lo, hi, _, _ := p.Heads()
 		made := func(n ...int64) tensor.Tensor {

@@ -72,7 +72,7 @@ func TestReshardThereAndBackIsTheIdentity(t *testing.T) {
 			}
 		}
 		if count.calls > 1 {
-			return fmt.Errorf("%d exchanges", count.calls)
+			return fmt.Errorf("%d all-to-alls", count.calls)
 		}
 		for _, t := range r.Seq {
 			each(t, func(_, _, _, _ int64, x *float32) { *x = -7 })

@@ -33,7 +33,7 @@ func TestRestore(t *testing.T) {
 		restore := func() { must(r.p.Restore(b.stream, r.x, &r.a)) }
 		restore()
 		if bytes := r.p.RestoreBytesSent(r.x); count.bytes != bytes || count.calls != 2*min(1, c.Size()-1) {
-			return fmt.Errorf("restoring sent %d bytes in %d exchanges, planned %d in 2", count.bytes, count.calls, bytes)
+			return fmt.Errorf("restoring sent %d bytes in %d all-to-alls, planned %d in 2", count.bytes, count.calls, bytes)
 		}
 		must(r.p.Backward(b.stream, r.x, &r.a, &r.g))
 		for _, x := range []struct {

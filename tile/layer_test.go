@@ -114,10 +114,10 @@ type consumer struct {
 
 func (c *consumer) tile(t *Tile) error {
 	if c.told > 0 {
-		return errors.New("a tile comes after gradients were complete")
+		return errors.New("a tile after Complete")
 	}
 	if t.Index != c.tiles {
-		return fmt.Errorf("tile %d comes as the %d-th", t.Index, c.tiles)
+		return fmt.Errorf("tile %d is call %d", t.Index, c.tiles)
 	}
 	c.tiles, c.count = c.tiles+1, t.Count
 	return nil
