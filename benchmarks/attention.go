@@ -10,11 +10,12 @@ import (
 	"ulysses/tensor"
 )
 
-// arena is an arena that a benchmark can do without error checks on: its plan is a sketch of the
-// same calls.
+// arena is a device.Arena whose allocations cannot fail, because build computes its size with the
+// same calls on a sketch.
 type arena struct{ *device.Arena }
 
-func (a arena) take(dtype tensor.DType, shape ...int64) tensor.Tensor {
+// alloc allocates a dense tensor.
+func (a arena) alloc(dtype tensor.DType, shape ...int64) tensor.Tensor {
 	t, err := a.Tensor(dtype, shape...)
 	if err != nil {
 		panic(err)
@@ -22,9 +23,9 @@ func (a arena) take(dtype tensor.DType, shape ...int64) tensor.Tensor {
 	return t
 }
 
-// random takes a dense tensor of normal variates, F32 or BF16.
+// random allocates a dense tensor of normal variates, F32 or BF16.
 func (a arena) random(dtype tensor.DType, shape ...int64) tensor.Tensor {
-	t := a.take(dtype, shape...)
+	t := a.alloc(dtype, shape...)
 	switch {
 	case a.Sketched():
 	case dtype == tensor.F32:
@@ -38,7 +39,7 @@ func (a arena) random(dtype tensor.DType, shape ...int64) tensor.Tensor {
 	return t
 }
 
-// normals are n standard normal variates, the same in every run.
+// normals returns n standard normal variates, the same in every run.
 func normals(n int64) []float32 {
 	r, x := rand.New(rand.NewPCG(1, 1)), make([]float32, n)
 	for i := range x {
@@ -47,7 +48,7 @@ func normals(n int64) []float32 {
 	return x
 }
 
-// opened gives the device a stream.
+// opened returns the device with a stream. It passes on the error of opening the device.
 func opened(d device.Device, err error) (device.Device, device.Stream, error) {
 	if err != nil {
 		return nil, nil, err
@@ -60,7 +61,8 @@ func opened(d device.Device, err error) (device.Device, device.Stream, error) {
 	return d, s, nil
 }
 
-// build lays f's tensors out on a sketch, then for real.
+// build calls f on a sketch to compute the size of its tensors, and then on an arena of that size.
+// The caller frees the arena.
 func build(d device.Device, f func(arena)) (free func(), err error) {
 	s := arena{device.Sketch(d, "benchmark")}
 	f(s)
@@ -72,7 +74,8 @@ func build(d device.Device, f func(arena)) (free func(), err error) {
 	return a.Free, nil
 }
 
-// flops counts causal as half; forward and backward together are 3.5 forwards.
+// flops returns the FLOP of attention's forward pass, half of them if it is causal. The backward
+// pass has 2.5 times as many.
 func (s shape) flops() float64 {
 	cu, pairs := s.documents(), 0.0
 	for i := 1; i < len(cu); i++ {
@@ -85,6 +88,7 @@ func (s shape) flops() float64 {
 	return 4 * pairs * float64(s.Heads*s.HeadDim)
 }
 
+// documents returns the boundaries of the documents; without cu_seqlens there is one document.
 func (s shape) documents() []int64 {
 	if s.CuSeqlens != nil {
 		return s.CuSeqlens
@@ -92,6 +96,8 @@ func (s shape) documents() []int64 {
 	return []int64{0, s.Tokens}
 }
 
+// attention times attention on the CPU, forward and backward together, and with --forward also the
+// forward pass.
 func attention(o *options) error {
 	d, stream, err := opened(cpu.New(cpu.Options{Workers: o.threads}))
 	if err != nil {
@@ -105,12 +111,7 @@ func attention(o *options) error {
 			return err
 		}
 		forward := func() error { return d.AttentionForward(stream, &g.Attention) }
-		both := func() error {
-			if err := forward(); err != nil {
-				return err
-			}
-			return d.AttentionBackward(stream, &g)
-		}
+		both := inOrder(forward, func() error { return d.AttentionBackward(stream, &g) })
 		more := map[string]any{"threads": o.threads, "kernels": d.Info().Kernels, "dtype": o.compute.String()}
 		if o.forward {
 			times, err := measure(o.repeat, nil, forward)
@@ -131,21 +132,21 @@ func attention(o *options) error {
 	return nil
 }
 
-// attentionTensors is head-major, the layout that sp gives the kernels.
+// headMajor returns functions that allocate [tokens, n, features] tensors in head-major memory, the
+// layout that sp gives the kernels: one with random values, one for results.
+func (a arena) headMajor(s shape, dtype tensor.DType) (random, result func(n int64) tensor.Tensor) {
+	random = func(n int64) tensor.Tensor { return a.random(dtype, n, s.Tokens, s.HeadDim).Permute(1, 0, 2) }
+	result = func(n int64) tensor.Tensor { return a.alloc(dtype, n, s.Tokens, s.HeadDim).Permute(1, 0, 2) }
+	return random, result
+}
+
+// attentionTensors allocates the operands of attention, head-major.
 func attentionTensors(d device.Device, a arena, s shape, dtype tensor.DType) (g device.AttentionGrad) {
-	heads := func(n int64, random bool) tensor.Tensor {
-		var t tensor.Tensor
-		if random {
-			t = a.random(dtype, n, s.Tokens, s.HeadDim)
-		} else {
-			t = a.take(dtype, n, s.Tokens, s.HeadDim)
-		}
-		return t.Permute(1, 0, 2)
-	}
-	g.Q, g.K, g.V, g.DOut = heads(s.Heads, true), heads(s.KVHeads, true), heads(s.KVHeads, true), heads(s.Heads, true)
-	g.Out, g.DQ, g.DK, g.DV = heads(s.Heads, false), heads(s.Heads, false), heads(s.KVHeads, false), heads(s.KVHeads, false)
-	g.LSE = a.take(tensor.F32, s.Heads, s.Tokens).Permute(1, 0)
+	random, result := a.headMajor(s, dtype)
+	g.Q, g.K, g.V, g.DOut = random(s.Heads), random(s.KVHeads), random(s.KVHeads), random(s.Heads)
+	g.Out, g.DQ, g.DK, g.DV = result(s.Heads), result(s.Heads), result(s.KVHeads), result(s.KVHeads)
+	g.LSE = a.alloc(tensor.F32, s.Heads, s.Tokens).Permute(1, 0)
 	g.CuQ, g.CuK, g.Causal, g.Scale = s.documents(), s.documents(), s.Causal, 1/math.Sqrt(float64(s.HeadDim))
-	g.Workspace = a.take(tensor.U8, max(d.AttentionWorkspace(&g.Attention, false), d.AttentionWorkspace(&g.Attention, true)))
+	g.Workspace = a.alloc(tensor.U8, max(d.AttentionWorkspace(&g.Attention, false), d.AttentionWorkspace(&g.Attention, true)))
 	return g
 }

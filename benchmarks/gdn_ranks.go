@@ -10,8 +10,8 @@ import (
 	"ulysses/tensor"
 )
 
-// gdnRanks times the gated delta rule over ranks, forward and backward, both ways in turn, with the
-// bytes that all ranks send.
+// gdnRanks times the gated delta rule over ranks, forward and backward together, with each of its
+// two strategies. It also prints the bytes that all ranks send.
 func gdnRanks(o *options) error {
 	d, stream, err := opened(cpu.New(cpu.Options{Workers: max(1, o.threads/o.world.Size())}))
 	if err != nil {
@@ -39,11 +39,11 @@ func gdnRanks(o *options) error {
 				if !a.Sketched() {
 					gates(x.G.Float32s(), x.Beta.Float32s())
 				}
-				f32 := func(shape ...int64) tensor.Tensor { return a.take(tensor.F32, shape...) }
+				f32 := func(shape ...int64) tensor.Tensor { return a.alloc(tensor.F32, shape...) }
 				x.Out, g.DV = f32(1, n, s.Heads, s.HeadDim), f32(1, n, s.Heads, s.HeadDim)
 				g.DQ, g.DK = f32(1, n, s.KVHeads, s.HeadDim), f32(1, n, s.KVHeads, s.HeadDim)
 				g.DG, g.DBeta = f32(1, n, s.Heads), f32(1, n, s.Heads)
-				x.Saved, x.Workspace = a.take(tensor.U8, size.Saved), a.take(tensor.U8, size.Workspace)
+				x.Saved, x.Workspace = a.alloc(tensor.U8, size.Saved), a.alloc(tensor.U8, size.Workspace)
 			})
 			if err != nil {
 				return err
@@ -68,8 +68,7 @@ func gdnRanks(o *options) error {
 	return nil
 }
 
-// gates turns normal deviates into decays, a tenth of their size below 0, and betas between 0 and
-// 1.
+// gates replaces normal variates in g by decays -|g|/10, and sets beta to values between 0 and 1.
 func gates(g, beta []float32) {
 	for i, x := range g {
 		g[i] = float32(-0.1 * math.Abs(float64(x)))

@@ -6,6 +6,7 @@ import (
 	"ulysses/tensor"
 )
 
+// gemm times batches of matrix products on the CPU.
 func gemm(o *options) error {
 	d, stream, err := opened(cpu.New(cpu.Options{Workers: o.threads}))
 	if err != nil {
@@ -15,7 +16,7 @@ func gemm(o *options) error {
 	for _, s := range o.chosen(o.cases.Gemm) {
 		var a, b, c tensor.Tensor // [batch, M, K], [batch, K, N], [batch, M, N]
 		free, err := build(d, func(m arena) {
-			a, b, c = m.random(o.compute, s.Batch, s.M, s.K), m.random(o.compute, s.Batch, s.K, s.N), m.take(o.compute, s.Batch, s.M, s.N)
+			a, b, c = m.random(o.compute, s.Batch, s.M, s.K), m.random(o.compute, s.Batch, s.K, s.N), m.alloc(o.compute, s.Batch, s.M, s.N)
 			if s.Form == "tn" {
 				a = tensor.Of(a.Data, o.compute, s.Batch, s.K, s.M).Permute(0, 2, 1)
 			}

@@ -9,10 +9,10 @@ import (
 	"ulysses/tensor"
 )
 
-// The suites gpu_* run on the device of --device, in the type of --dtype; peers/torch_gpu.py is
-// what they are held against.
+// The suites gpu_* run on the device of --device, in the compute type of --dtype. Their peer is
+// peers/torch_gpu.py.
 
-// openGPU opens the device of a rank.
+// openGPU opens the device of a rank. Rank 0 prints a line about it.
 func (o *options) openGPU(rank int) (device.Device, device.Stream, error) {
 	d, _, err := backends.Open(backends.Choice{Backend: o.device, Threads: o.threads, LocalRank: rank, RanksOnNode: 1})
 	d, s, err := opened(d, err)
@@ -25,19 +25,21 @@ func (o *options) openGPU(rank int) (device.Device, device.Stream, error) {
 	return d, s, nil
 }
 
-// steady times f, which enqueues. The host waits once for as many calls as take some tens of
-// milliseconds, so that what it costs to begin and to be told of the end is not in the time; half a
-// second of calls come first, for the clocks.
+// steady returns the seconds of a call of f, which enqueues work on s. Each time is the mean of as
+// many calls as take about 30 ms, after which the host waits once, so the cost of the first launch
+// and of the wait is small. Before the timing, f runs for o.warm, so the GPU reaches its clock
+// rate.
 func (o *options) steady(s device.Stream, f func() error) ([]float64, error) {
 	calls := func(n int) (float64, error) {
-		began := time.Now()
-		for range n {
-			if err := f(); err != nil {
-				return 0, err
+		t, err := seconds(func() error {
+			for range n {
+				if err := f(); err != nil {
+					return err
+				}
 			}
-		}
-		err := s.Sync()
-		return time.Since(began).Seconds() / float64(n), err
+			return s.Sync()
+		})
+		return t / float64(n), err
 	}
 	n := 1
 	for began := time.Now(); ; {
@@ -50,17 +52,11 @@ func (o *options) steady(s device.Stream, f func() error) ([]float64, error) {
 			break
 		}
 	}
-	times := make([]float64, o.repeat)
-	for i := range times {
-		var err error
-		if times[i], err = calls(n); err != nil {
-			return nil, err
-		}
-	}
-	return times, nil
+	return repeated(0, o.repeat, func() (float64, error) { return calls(n) })
 }
 
-// gpuAttention times forward and backward apart; [T, H, D] lies as the device likes it.
+// gpuAttention times the forward pass and the backward pass of attention. Tensors [T, H, D] have
+// the memory layout that the device prefers.
 func gpuAttention(o *options) error {
 	d, stream, err := o.openGPU(0)
 	if err != nil {
@@ -70,18 +66,16 @@ func gpuAttention(o *options) error {
 	for _, s := range o.chosen(o.cases.GPUAttention) {
 		var g device.AttentionGrad
 		free, err := build(d, func(a arena) {
-			take := func(heads int64) tensor.Tensor {
-				if d.Info().TokenMajor {
-					return a.take(o.compute, s.Tokens, heads, s.HeadDim)
-				}
-				return a.take(o.compute, heads, s.Tokens, s.HeadDim).Permute(1, 0, 2)
+			_, take := a.headMajor(s, o.compute)
+			if d.Info().TokenMajor {
+				take = func(heads int64) tensor.Tensor { return a.alloc(o.compute, s.Tokens, heads, s.HeadDim) }
 			}
 			g = device.AttentionGrad{Attention: device.Attention{Q: take(s.Heads), K: take(s.KVHeads), V: take(s.KVHeads), Out: take(s.Heads),
-				LSE: a.take(tensor.F32, s.Heads, s.Tokens).Permute(1, 0), CuQ: s.documents(), CuK: s.documents(), KVHead: s.KVHead, Causal: s.Causal,
+				LSE: a.alloc(tensor.F32, s.Heads, s.Tokens).Permute(1, 0), CuQ: s.documents(), CuK: s.documents(), KVHead: s.KVHead, Causal: s.Causal,
 				Scale: 1 / math.Sqrt(float64(s.HeadDim))},
 				DOut: take(s.Heads), DQ: take(s.Heads), DK: take(s.KVHeads), DV: take(s.KVHeads)}
 			bytes := max(d.AttentionWorkspace(&g.Attention, false), d.AttentionWorkspace(&g.Attention, true))
-			g.Workspace = a.take(tensor.U8, bytes)
+			g.Workspace = a.alloc(tensor.U8, bytes)
 		})
 		if err != nil {
 			return err
@@ -102,9 +96,10 @@ func gpuAttention(o *options) error {
 	return nil
 }
 
+// timeAttention times both passes of attention and prints a line for each.
 func (o *options) timeAttention(d device.Device, stream device.Stream, s shape, g *device.AttentionGrad) error {
 	more := map[string]any{"dtype": o.compute.String(), "workspace_mib": g.Workspace.Numel() >> 20}
-	for _, half := range []struct {
+	for _, pass := range []struct {
 		op    string
 		flops float64
 		run   func() error
@@ -112,25 +107,25 @@ func (o *options) timeAttention(d device.Device, stream device.Stream, s shape, 
 		{"forward", s.flops(), func() error { return d.AttentionForward(stream, &g.Attention) }},
 		{"backward", 2.5 * s.flops(), func() error { return d.AttentionBackward(stream, g) }},
 	} {
-		times, err := o.steady(stream, half.run)
+		times, err := o.steady(stream, pass.run)
 		if err != nil {
 			return err
 		}
-		more["op"] = half.op
-		emit(s.Name, times, "gflops", half.flops, more)
+		more["op"] = pass.op
+		emit(s.Name, times, "gflops", pass.flops, more)
 	}
 	return nil
 }
 
-// randomize fills a tensor of any strides with the same 2¹⁶ normal variates over and over, in the
-// order of its memory.
+// randomize fills a tensor whose memory has no gaps with normal variates, in the order of its
+// memory. The same 2¹⁶ variates repeat.
 func randomize(d device.Device, s device.Stream, t tensor.Tensor) error {
 	dense := tensor.Of(t.Data, t.DType, t.Numel())
 	dense.Where = t.Where
-	piece := normals(min(t.Numel(), 1<<16))
-	for at := int64(0); at < t.Numel(); at += int64(len(piece)) {
-		n := min(int64(len(piece)), t.Numel()-at)
-		if err := d.Copy(s, dense.Slice(0, at, at+n), tensor.OfFloat32(piece[:n], n)); err != nil {
+	values := normals(min(t.Numel(), 1<<16))
+	for at := int64(0); at < t.Numel(); at += int64(len(values)) {
+		n := min(int64(len(values)), t.Numel()-at)
+		if err := d.Copy(s, dense.Slice(0, at, at+n), tensor.OfFloat32(values[:n], n)); err != nil {
 			return err
 		}
 	}

@@ -13,14 +13,14 @@ import (
 	"ulysses/tensor"
 )
 
-// layered is a Llama of some layers and a vocabulary of 256 on one rank, its weights, and a batch.
-// Activations are kept.
+// layered is a Llama model of some layers with a vocabulary of 256, its weights and a batch, on one
+// rank. The policy for saved activations is keep. close frees all memory.
 type layered struct {
 	*model.Model
 	c       model.Ctx
 	b       model.Batch
 	cfg     *model.Config
-	weights *lent
+	weights *residentWeights
 	free    []func()
 }
 
@@ -30,6 +30,7 @@ func (l *layered) close() {
 	}
 }
 
+// layered makes a model for a sequence of s.Tokens tokens over the ranks of c.
 func (o *options) layered(d device.Device, stream device.Stream, c comm.Comm, s shape, layers int64) (l *layered, err error) {
 	l = &layered{}
 	defer func() {
@@ -64,9 +65,9 @@ func (o *options) layered(d device.Device, stream device.Stream, c comm.Comm, s 
 	l.b.GradScale = 1 / float64(s.Tokens)
 	free, err := build(d, func(a arena) {
 		for _, g := range l.Groups() {
-			g.Bind(a.take(o.compute, g.Numel()), tensor.Tensor{}, a.take(tensor.F32, g.Numel()))
+			g.Bind(a.alloc(o.compute, g.Numel()), tensor.Tensor{}, a.alloc(tensor.F32, g.Numel()))
 		}
-		l.b.IDs, l.b.Targets, l.b.Positions = a.take(tensor.I32, rows), a.take(tensor.I32, rows), a.take(tensor.I32, rows)
+		l.b.IDs, l.b.Targets, l.b.Positions = a.alloc(tensor.I32, rows), a.alloc(tensor.I32, rows), a.alloc(tensor.I32, rows)
 	})
 	if err != nil {
 		return nil, err
@@ -75,7 +76,20 @@ func (o *options) layered(d device.Device, stream device.Stream, c comm.Comm, s 
 	if err = l.Init(1); err != nil {
 		return nil, err
 	}
-	host := make([]int32, rows)
+	if err = l.fillBatch(d, stream, lo, hi); err != nil {
+		return nil, err
+	}
+	if l.b.SP, err = sp.NewBatch(c, sp.BatchSpec{Batch: 1, Seq: s.Tokens}); err != nil {
+		return nil, err
+	}
+	l.weights = &residentWeights{stream: stream, world: c}
+	l.c = model.Ctx{Stream: stream, Arena: activations, Weights: l.weights}
+	return l, nil
+}
+
+// fillBatch writes the ids, targets and positions of tokens [lo, hi).
+func (l *layered) fillBatch(d device.Device, stream device.Stream, lo, hi int64) error {
+	host := make([]int32, hi-lo)
 	for _, x := range []struct {
 		t tensor.Tensor
 		f func(i int64) int32
@@ -84,43 +98,40 @@ func (o *options) layered(d device.Device, stream device.Stream, c comm.Comm, s 
 		for i := range host {
 			host[i] = x.f(lo + int64(i))
 		}
-		if err = d.Copy(stream, x.t, tensor.OfInt32(host, rows)); err != nil {
-			return nil, err
+		if err := d.Copy(stream, x.t, tensor.OfInt32(host, hi-lo)); err != nil {
+			return err
 		}
-		if err = stream.Sync(); err != nil {
-			return nil, err
+		if err := stream.Sync(); err != nil {
+			return err
 		}
 	}
-	if l.b.SP, err = sp.NewBatch(c, sp.BatchSpec{Batch: 1, Seq: s.Tokens}); err != nil {
-		return nil, err
-	}
-	l.weights = &lent{stream: stream, world: c}
-	l.c = model.Ctx{Stream: stream, Arena: activations, Weights: l.weights}
-	return l, nil
+	return nil
 }
 
+// pass runs the model forward and backward once.
 func (l *layered) pass() error {
 	_, err := l.ForwardBackward(&l.c, &l.b)
 	return err
 }
 
-// lent lends weights that are always there, and by what a pass tells it takes times: of each half
-// of the first layer, whose ranks it makes begin together and wait for their GPUs; or, with host,
-// of the host from the beginning of the pass to its last operation, without waiting for anything.
-type lent struct {
+// residentWeights is a model.Weights whose layer groups are always gathered. It uses the calls of a
+// pass to take times. Without host it times the forward half and the backward half of the first
+// layer: all ranks begin a half together, and the half ends when the GPU has ended it. With host it
+// times the host from the start of the pass to its last operation and waits for nothing.
+type residentWeights struct {
 	stream device.Stream
 	world  comm.Comm
 	host   bool
 	begun  time.Time
-	took   []float64 // forward and backward; or the host's
+	took   []float64 // seconds: forward and backward; with host, of the host
 }
 
-func (w *lent) Pass([]model.Use) error {
+func (w *residentWeights) Pass([]model.Use) error {
 	w.begun, w.took = time.Now(), w.took[:0]
 	return nil
 }
 
-func (w *lent) Gather(group int, _ device.Stream) error {
+func (w *residentWeights) Gather(group int, _ device.Stream) error {
 	if w.host || group != 1 {
 		return nil
 	}
@@ -132,9 +143,9 @@ func (w *lent) Gather(group int, _ device.Stream) error {
 	return err
 }
 
-func (w *lent) Release(group int, _ device.Stream) error {
+func (w *residentWeights) Release(group int, _ device.Stream) error {
 	switch {
-	case w.host && group == 0: // the embedding's, in the forward and in the backward half: the last one counts
+	case w.host && group == 0: // the embedding, in both halves of the pass; the last release counts
 		w.took = append(w.took[:0], time.Since(w.begun).Seconds())
 	case !w.host && group == 1:
 		err := w.stream.Sync()
@@ -144,17 +155,17 @@ func (w *lent) Release(group int, _ device.Stream) error {
 	return nil
 }
 
-func (w *lent) GradReady(*model.Param, device.Stream) error { return nil }
+func (w *residentWeights) GradReady(*model.Param, device.Stream) error { return nil }
 
-// gpuLayer times one decoder layer, forward and backward, and nothing of the model around it, on
-// the ranks that share its sequence: the slowest one's time.
+// gpuLayer times one decoder layer, forward and backward, without the rest of the model, on the
+// ranks that share its sequence. A time is that of the slowest rank.
 func gpuLayer(o *options) error {
 	d, stream, err := o.openGPU(o.world.Rank())
 	if err != nil {
 		return err
 	}
 	defer d.Close()
-	c, way, err := backends.OpenComm(d, o.world, o.comm)
+	c, transport, err := backends.OpenComm(d, o.world, o.comm)
 	if err != nil {
 		return err
 	}
@@ -164,7 +175,7 @@ func gpuLayer(o *options) error {
 	for _, s := range o.chosen(o.cases.GPULayer) {
 		l, err := o.layered(d, stream, c, s, 1)
 		if err == nil {
-			err = o.timeLayer(l, s, way)
+			err = o.timeLayer(l, s, transport)
 			l.close()
 		}
 		if err != nil {
@@ -174,20 +185,25 @@ func gpuLayer(o *options) error {
 	return nil
 }
 
-func (o *options) timeLayer(l *layered, s shape, way string) error {
+// timeLayer times passes of a layer after 3 passes that are not timed, and prints a line for each
+// half and one for both. It is collective.
+func (o *options) timeLayer(l *layered, s shape, transport string) error {
+	const warm = 3
 	halves := make([][]float64, 3) // forward, backward, both
-	for i := range o.repeat + 3 {
+	both, err := repeated(warm, o.repeat, func() (float64, error) {
 		if err := l.pass(); err != nil {
-			return err
+			return 0, err
 		}
-		if i < 3 {
-			continue
-		}
-		for h, t := range []float64{l.weights.took[0], l.weights.took[1], l.weights.took[0] + l.weights.took[1]} {
+		for h, t := range l.weights.took {
 			halves[h] = append(halves[h], t)
 		}
+		return l.weights.took[0] + l.weights.took[1], nil
+	})
+	if err != nil {
+		return err
 	}
-	more := map[string]any{"dtype": o.compute.String(), "activations_gib": float64(l.c.Arena.Bytes()) / (1 << 30), "ranks": o.world.Size(), "comm": way}
+	halves[0], halves[1], halves[2] = halves[0][warm:], halves[1][warm:], both
+	more := map[string]any{"dtype": o.compute.String(), "activations_gib": float64(l.c.Arena.Bytes()) / (1 << 30), "ranks": o.world.Size(), "comm": transport}
 	flops := l.cfg.Flops(s.Tokens, float64(s.Tokens)*float64(s.Tokens)/2)
 	for h, op := range []string{"forward", "backward", "forward+backward"} {
 		if err := slowest(o.world, halves[h]); err != nil {
@@ -200,8 +216,8 @@ func (o *options) timeLayer(l *layered, s shape, way string) error {
 	return nil
 }
 
-// gpuHost times what the host does to enqueue a pass, on layers so small that the GPU keeps up, by
-// the layer; with the calls into C and the allocations of a pass.
+// gpuHost times the host while it enqueues a pass, per layer. The layers are so small that the GPU
+// is never behind. It also counts the calls into C and the allocations of a pass.
 func gpuHost(o *options) error {
 	d, stream, err := o.openGPU(0)
 	if err != nil {
@@ -215,20 +231,21 @@ func gpuHost(o *options) error {
 	}
 	defer l.close()
 	l.weights.host = true
-	var times []float64
-	var before, after runtime.MemStats
-	calls := int64(0)
-	for i := range o.repeat + 3 {
-		if i == 3 {
-			runtime.ReadMemStats(&before)
-			calls = runtime.NumCgoCall()
-		}
+	pass := func() (float64, error) {
 		if err := l.pass(); err != nil {
-			return err
+			return 0, err
 		}
-		if i >= 3 {
-			times = append(times, l.weights.took[0]/layers)
-		}
+		return l.weights.took[0] / layers, nil
+	}
+	if _, err := repeated(0, 3, pass); err != nil { // not timed
+		return err
+	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	calls := runtime.NumCgoCall()
+	times, err := repeated(0, o.repeat, pass)
+	if err != nil {
+		return err
 	}
 	calls = runtime.NumCgoCall() - calls
 	runtime.ReadMemStats(&after)

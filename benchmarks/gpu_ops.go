@@ -5,10 +5,10 @@ import (
 	"ulysses/tensor"
 )
 
-// gpuOps times the operations of a decoder layer and of the optimizer one by one, on the shapes of
-// the first layer that is chosen: those that wait for memory in GB/s, each input counted once and
-// each output, with "copy" for what memory does at best; products in GFLOP/s, forward, to the input
-// and to the weights.
+// gpuOps times single operations of a decoder layer and of the optimizer, on the shape of the first
+// chosen case of gpu_layer. Operations that memory limits are given in GB/s, with each input and
+// output counted once; "copy" shows the rate of the memory itself. Matrix products are given in
+// GFLOP/s: forward, gradient of the input, gradient of the weights.
 func gpuOps(o *options) error {
 	d, stream, err := o.openGPU(0)
 	if err != nil {
@@ -18,7 +18,7 @@ func gpuOps(o *options) error {
 	chosen := o.chosen(o.cases.GPULayer)
 	for _, s := range chosen[:min(1, len(chosen))] {
 		x := &opBench{o: o, d: d, s: stream, shape: s}
-		free, err := build(d, x.lay)
+		free, err := build(d, x.allocate)
 		if err != nil {
 			return err
 		}
@@ -41,6 +41,7 @@ func gpuOps(o *options) error {
 	return nil
 }
 
+// opBench holds the operands of the timed operations.
 type opBench struct {
 	o *options
 	d device.Device
@@ -50,36 +51,38 @@ type opBench struct {
 	all           tensor.Tensor    // [T, q, k and v]
 	hidden, wide  tensor.Tensor    // [T, 2·FFN], [T, FFN]
 	up            tensor.Tensor    // [2·FFN, hidden], the largest weights
-	grad          tensor.Tensor    // theirs, F32
+	grad          tensor.Tensor    // gradient of up, F32
 	dw, rstd      tensor.Tensor    // F32
 	cos, sin      tensor.Tensor    // [T, D/2]
 	table, ids    tensor.Tensor    // [vocabulary, hidden], [T]
 	dtable        tensor.Tensor    // F32
-	logits, nll   tensor.Tensor    // [rows, wide vocabulary] F32
-	dlogits, want tensor.Tensor    // want: targets
-	state         [4]tensor.Tensor // of the optimizer: weights, gradients, both moments
+	logits, nll   tensor.Tensor    // [rows, 32·hidden] F32, [rows]
+	dlogits, want tensor.Tensor    // gradient of logits; targets
+	state         [4]tensor.Tensor // weights, gradients and both moments of AdamW
 	low, sum      tensor.Tensor
 }
 
-func (x *opBench) lay(a arena) {
+// allocate allocates all operands.
+func (x *opBench) allocate(a arena) {
 	t, h, f, kind := x.Tokens, x.Hidden, x.FFN, x.o.compute
-	x.a, x.b, x.c, x.w = a.take(kind, t, h), a.take(kind, t, h), a.take(kind, t, h), a.take(kind, h)
-	x.all = a.take(kind, t, (x.Heads+2*x.KVHeads)*x.HeadDim)
-	x.hidden, x.wide = a.take(kind, t, 2*f), a.take(kind, t, f)
-	x.up, x.grad = a.take(kind, 2*f, h), a.take(tensor.F32, 2*f, h)
-	x.dw, x.rstd = a.take(tensor.F32, h), a.take(tensor.F32, t)
-	x.cos, x.sin = a.take(tensor.F32, t, x.HeadDim/2), a.take(tensor.F32, t, x.HeadDim/2)
+	x.a, x.b, x.c, x.w = a.alloc(kind, t, h), a.alloc(kind, t, h), a.alloc(kind, t, h), a.alloc(kind, h)
+	x.all = a.alloc(kind, t, (x.Heads+2*x.KVHeads)*x.HeadDim)
+	x.hidden, x.wide = a.alloc(kind, t, 2*f), a.alloc(kind, t, f)
+	x.up, x.grad = a.alloc(kind, 2*f, h), a.alloc(tensor.F32, 2*f, h)
+	x.dw, x.rstd = a.alloc(tensor.F32, h), a.alloc(tensor.F32, t)
+	x.cos, x.sin = a.alloc(tensor.F32, t, x.HeadDim/2), a.alloc(tensor.F32, t, x.HeadDim/2)
 	vocabulary := max(256, 8*h)
-	x.table, x.ids, x.dtable = a.take(kind, vocabulary, h), a.take(tensor.I32, t), a.take(tensor.F32, vocabulary, h)
+	x.table, x.ids, x.dtable = a.alloc(kind, vocabulary, h), a.alloc(tensor.I32, t), a.alloc(tensor.F32, vocabulary, h)
 	rows := max(1, t/16)
-	x.logits, x.nll, x.dlogits, x.want = a.take(tensor.F32, rows, 32*h), a.take(tensor.F32, rows), a.take(kind, rows, 32*h), a.take(tensor.I32, rows)
+	x.logits, x.nll, x.dlogits, x.want = a.alloc(tensor.F32, rows, 32*h), a.alloc(tensor.F32, rows), a.alloc(kind, rows, 32*h), a.alloc(tensor.I32, rows)
 	n := f * h * 2
 	for i := range x.state {
-		x.state[i] = a.take(tensor.F32, n)
+		x.state[i] = a.alloc(tensor.F32, n)
 	}
-	x.low, x.sum = a.take(kind, n), a.take(tensor.F64, 1)
+	x.low, x.sum = a.alloc(kind, n), a.alloc(tensor.F64, 1)
 }
 
+// bytesOf returns the size of some tensors in bytes.
 func bytesOf(ts ...tensor.Tensor) (n int64) {
 	for _, t := range ts {
 		n += t.Numel() * t.DType.Size()
@@ -87,6 +90,7 @@ func bytesOf(ts ...tensor.Tensor) (n int64) {
 	return n
 }
 
+// run times all operations and prints a line for each.
 func (x *opBench) run() error {
 	d, s, f := x.d, x.s, x.FFN
 	vocabulary := x.table.Shape[0]
@@ -147,10 +151,11 @@ func (x *opBench) run() error {
 	return x.products()
 }
 
-// products are those of the layer's projections, in the memory of whatever is as large.
+// products times the matrix products of the layer's projections. Their matrices use the memory of
+// other operands that are large enough.
 func (x *opBench) products() error {
 	h := x.Hidden
-	part := func(t tensor.Tensor, rows, columns int64) tensor.Tensor {
+	matrix := func(t tensor.Tensor, rows, columns int64) tensor.Tensor {
 		p := tensor.Of(t.Data, t.DType, rows, columns)
 		p.Where = t.Where
 		return p
@@ -160,14 +165,14 @@ func (x *opBench) products() error {
 		in, out int64
 		x, y    tensor.Tensor
 	}{{"qkv", h, x.all.Shape[1], x.a, x.all}, {"out", x.Heads * x.HeadDim, h, x.a, x.b}, {"gate and up", h, 2 * x.FFN, x.a, x.hidden}, {"down", x.FFN, h, x.wide, x.a}} {
-		in, out := part(p.x, x.Tokens, p.in), part(p.y, x.Tokens, p.out)
-		w, dw := part(x.up, p.out, p.in), part(x.grad, p.out, p.in)
+		in, out := matrix(p.x, x.Tokens, p.in), matrix(p.y, x.Tokens, p.out)
+		w, dw := matrix(x.up, p.out, p.in), matrix(x.grad, p.out, p.in)
 		for _, g := range []struct {
-			way string
+			name string
 			device.Gemm
 		}{{"forward", device.Gemm{A: in, B: w.Permute(1, 0), C: out}}, {"to the input", device.Gemm{A: out, B: w, C: in}},
 			{"to the weights", device.Gemm{A: out.Permute(1, 0), B: in, C: dw, Accumulate: true}}} {
-			// values of products grow from one to the next
+			// new values, because results of one product are operands of the next and grow
 			for _, t := range []tensor.Tensor{in, out, w} {
 				if err := randomize(x.d, x.s, t); err != nil {
 					return err
@@ -177,7 +182,7 @@ func (x *opBench) products() error {
 			if err != nil {
 				return err
 			}
-			emit(p.name+" "+g.way, times, "gflops", 2*float64(x.Tokens)*float64(p.in*p.out), map[string]any{"op": "product"})
+			emit(p.name+" "+g.name, times, "gflops", 2*float64(x.Tokens)*float64(p.in*p.out), map[string]any{"op": "product"})
 		}
 	}
 	return nil

@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// Cases that a suite does not have are no cases of it: --cases goes to all suites alike.
+// A suite without a case that --cases selects runs nothing and succeeds, because gpu.py passes the
+// same --cases to all suites.
 func TestGPUSuitesWithoutCases(t *testing.T) {
 	for _, suite := range []string{"gpu_attention", "gpu_layer", "gpu_ops"} {
 		if err := run([]string{suite, "--device", "cpu", "--cases", "no such case", "--repeat", "1", "--warm", "1ns"}); err != nil {
@@ -17,8 +18,8 @@ func TestGPUSuitesWithoutCases(t *testing.T) {
 	}
 }
 
-// The suites for GPUs run to their end, on the CPU: time on a GPU is too dear to find out there
-// that they do not.
+// The suites for GPUs run on the CPU and print lines for all operations, so errors in them are
+// found without a GPU.
 func TestGPUSuites(t *testing.T) {
 	for suite, want := range map[string][]string{
 		"gpu_attention": {"forward", "backward"},

@@ -1,18 +1,19 @@
-// Command ulysses-bench times our operations on the shapes of cases.json and prints one JSON line a
-// case, in the form of the programs under peers/, so that run.py can put the two side by side.
+// Command ulysses-bench times this project's operations on the shapes of cases.json. It prints one
+// JSON line for each case, in the format of the programs under peers/; run.py compares the two.
 //
-//	ulysses-bench peak|attention|gemm|gdn [--dtype bf16] [--threads N] [--repeat N] [--cases words]
-//	ulysses-bench gdn_ranks|ulysses|a2a [--threads N] [--repeat N] [--cases words] [--ranks N]
-//	ulysses-bench gpu_attention|gpu_layer|gpu_ops|gpu_host [--device cuda] [--dtype f32] [--repeat N] [--cases words] [--ranks N] [--comm auto]
+//	ulysses-bench peak|attention|gemm|gdn [flags]
+//	ulysses-bench gdn_ranks|ulysses|a2a [flags]
+//	ulysses-bench gpu_attention|gpu_layer|gpu_ops|gpu_host [flags]
 //
-// gdn_ranks, ulysses, a2a and gpu_layer run on the ranks that mpirun started, or on --ranks
-// goroutine ranks; the others on one.
+// ulysses-bench SUITE -h lists the flags. gdn_ranks, ulysses, a2a and gpu_layer run on the ranks
+// that mpirun started, or on --ranks goroutine ranks; the other suites run on one rank.
 package main
 
 import (
 	"encoding/json"
 	"flag"
 	"fmt"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -30,22 +31,22 @@ import (
 //go:embed cases.json
 var casesJSON []byte
 
-// shape is one case of cases.json.
+// shape is one case of cases.json. Each suite uses some of the fields.
 type shape struct {
 	Name    string
 	Tokens  int64
 	HeadDim int64 `json:"head_dim"`
 	Heads   int64
 	KVHeads int64 `json:"kv_heads"`
-	// key head of each query head, of a rank whose share ends within a group
+	// key head of each query head, for a rank whose shard of heads ends inside a group
 	KVHead    []int64 `json:"kv_head"`
 	Causal    bool
 	CuSeqlens []int64 `json:"cu_seqlens"`
 	Batch     int64
 	M, K, N   int64
-	Form      string // nn, nt, tn: which operand lies transposed
-	Hidden    int64  // of a layer
-	FFN       int64
+	Form      string // nn, nt, tn: which operand of the matrix product is stored transposed
+	Hidden    int64  // features of a layer
+	FFN       int64  // features inside the MLP
 }
 
 type cases struct {
@@ -57,15 +58,15 @@ type cases struct {
 	GPULayer                 []shape `json:"gpu_layer"`
 }
 
-// options are the flags.
+// options are the flags and the cases. The flags are described in run.
 type options struct {
 	threads, repeat, ranks int
 	words, device, comm    string
-	warm                   time.Duration // before a case of the gpu suites is timed
-	compute                tensor.DType  // F32 or BF16
+	warm                   time.Duration
+	compute                tensor.DType // F32 or BF16
 	forward                bool
 	cases                  cases
-	world                  comm.Comm // of those that run on ranks
+	world                  comm.Comm // nil in suites that run on one rank
 }
 
 func main() {
@@ -79,19 +80,19 @@ func run(args []string) error {
 	benches := map[string]func(*options) error{"peak": peak, "attention": attention, "gemm": gemm, "gdn": gdn, "gdn_ranks": gdnRanks, "ulysses": ulysses, "a2a": allToAll,
 		"gpu_attention": gpuAttention, "gpu_layer": gpuLayer, "gpu_ops": gpuOps, "gpu_host": gpuHost}
 	if len(args) == 0 || benches[args[0]] == nil {
-		return status.Errorf(status.InvalidArgument, "usage: ulysses-bench peak|attention|gemm|gdn|gdn_ranks|ulysses|a2a|gpu_attention|gpu_layer|gpu_ops|gpu_host [flags]")
+		return status.Errorf(status.InvalidArgument, "usage: ulysses-bench %s [flags]", strings.Join(slices.Sorted(maps.Keys(benches)), "|"))
 	}
 	o := &options{}
 	f := flag.NewFlagSet(args[0], flag.ContinueOnError)
 	f.IntVar(&o.threads, "threads", 2, "CPU threads of a rank")
 	f.IntVar(&o.repeat, "repeat", 7, "timed repetitions of a case")
-	f.IntVar(&o.ranks, "ranks", 1, "goroutine ranks, where no launcher started any")
+	f.IntVar(&o.ranks, "ranks", 1, "number of goroutine ranks, if no launcher started ranks")
 	f.StringVar(&o.device, "device", "cuda", "device of the gpu suites")
-	f.StringVar(&o.comm, "comm", "auto", "way between the GPUs of ranks: auto, nccl, ipc, mpi or local")
+	f.StringVar(&o.comm, "comm", "auto", "transport between the GPUs of ranks: auto, nccl, ipc, mpi or local")
 	f.DurationVar(&o.warm, "warm", time.Second/2, "time that a case of the gpu suites runs before it is timed")
-	dtype := f.String("dtype", "", "compute type: f32 or bf16; if not given, bf16 for the gpu suites, f32 for the others")
-	f.StringVar(&o.words, "cases", "", "only cases whose name contains one of these words, comma-separated")
-	f.BoolVar(&o.forward, "forward", false, "time attention's forward pass alone as well")
+	dtype := f.String("dtype", "", "compute type: f32 or bf16; the default is bf16 in the gpu suites, f32 in the others")
+	f.StringVar(&o.words, "cases", "", "run only cases whose name contains one of these words, separated by commas")
+	f.BoolVar(&o.forward, "forward", false, "time the forward pass of attention separately as well")
 	if err := f.Parse(args[1:]); err != nil {
 		return status.Errorf(status.InvalidArgument, "%w", err)
 	}
@@ -101,7 +102,7 @@ func run(args []string) error {
 	case *dtype == "":
 		o.compute = tensor.F32
 	case o.compute != tensor.F32 && o.compute != tensor.BF16:
-		return status.Errorf(status.InvalidArgument, "--dtype %s: f32 or bf16", *dtype)
+		return status.Errorf(status.InvalidArgument, "--dtype %s: the type is unknown; give f32 or bf16", *dtype)
 	}
 	if err := json.Unmarshal(casesJSON, &o.cases); err != nil {
 		return status.Errorf(status.Internal, "cases.json: %w", err)
@@ -126,8 +127,8 @@ func run(args []string) error {
 	return onRank(world)
 }
 
-// chosen are the cases that --cases names, or all but the dry run, which is for trying the suites
-// where there is no GPU.
+// chosen returns the cases that --cases selects, or all cases but "dry-run", which tests the gpu
+// suites on a machine without a GPU.
 func (o *options) chosen(all []shape) []shape {
 	return slices.DeleteFunc(slices.Clone(all), func(s shape) bool {
 		if o.words == "" {
@@ -137,26 +138,43 @@ func (o *options) chosen(all []shape) []shape {
 	})
 }
 
-// measure times f called back to back, after one call that is not timed; before is called before
-// each, untimed.
-func measure(repeat int, before func(), f func() error) ([]float64, error) {
+// repeated calls f warm + repeat times and returns the results of the last repeat calls. f returns
+// the seconds that it measured.
+func repeated(warm, repeat int, f func() (float64, error)) ([]float64, error) {
 	var times []float64
-	for i := 0; i <= repeat; i++ {
-		if before != nil {
-			before()
-		}
-		t := time.Now()
-		if err := f(); err != nil {
+	for i := range warm + repeat {
+		seconds, err := f()
+		if err != nil {
 			return nil, err
 		}
-		if i > 0 {
-			times = append(times, time.Since(t).Seconds())
+		if i >= warm {
+			times = append(times, seconds)
 		}
 	}
 	return times, nil
 }
 
-// emit prints a case. work is in units of 1e9 a second under the name rate.
+// measure returns the seconds of repeat calls of f, after one call that is not timed. before, if it
+// is not nil, runs before each call and is not timed.
+func measure(repeat int, before func(), f func() error) ([]float64, error) {
+	return repeated(1, repeat, func() (float64, error) {
+		if before != nil {
+			before()
+		}
+		return seconds(f)
+	})
+}
+
+// seconds returns the seconds of one call of f.
+func seconds(f func() error) (float64, error) {
+	began := time.Now()
+	err := f()
+	return time.Since(began).Seconds(), err
+}
+
+// emit prints the JSON line of a case: the fastest and the median time, the number of times, and
+// under the name rate the rate of the fastest in 1e9 units of work a second. more are further
+// fields.
 func emit(name string, times []float64, rate string, work float64, more map[string]any) {
 	times = slices.Sorted(slices.Values(times))
 	line := map[string]any{"peer": "ulysses", "case": name, "min_s": times[0], "median_s": times[len(times)/2], "repeat": len(times),
@@ -168,7 +186,7 @@ func emit(name string, times []float64, rate string, work float64, more map[stri
 	fmt.Println(string(b))
 }
 
-// peak is the limit that kernels are held against.
+// peak measures the highest rate of multiply-adds, with which the rates of kernels are compared.
 func peak(o *options) error {
 	name, measured := "fma-", cpu.PeakFMA
 	if o.compute == tensor.BF16 {

@@ -10,8 +10,8 @@ import (
 	"ulysses/tensor"
 )
 
-// ulysses is attention over sequence shards, forward and backward, with its all-to-alls: the
-// slowest rank's time.
+// ulysses times attention over sequence shards, forward and backward together, including the
+// all-to-alls. A time is that of the slowest rank.
 func ulysses(o *options) error {
 	d, stream, err := opened(cpu.New(cpu.Options{Workers: max(1, o.threads/o.world.Size())}))
 	if err != nil {
@@ -33,9 +33,9 @@ func ulysses(o *options) error {
 			n, size := batch.Rows(), plan.Sizes(batch)
 			x.Q, x.K, x.V = a.random(tensor.F32, 1, n, s.Heads, s.HeadDim), a.random(tensor.F32, 1, n, s.KVHeads, s.HeadDim), a.random(tensor.F32, 1, n, s.KVHeads, s.HeadDim)
 			g.DOut = a.random(tensor.F32, 1, n, s.Heads, s.HeadDim)
-			f32 := func(heads int64) tensor.Tensor { return a.take(tensor.F32, 1, n, heads, s.HeadDim) }
+			f32 := func(heads int64) tensor.Tensor { return a.alloc(tensor.F32, 1, n, heads, s.HeadDim) }
 			x.Out, g.DQ, g.DK, g.DV = f32(s.Heads), f32(s.Heads), f32(s.KVHeads), f32(s.KVHeads)
-			x.Saved, x.Workspace = a.take(tensor.U8, size.Saved), a.take(tensor.U8, size.Workspace)
+			x.Saved, x.Workspace = a.alloc(tensor.U8, size.Saved), a.alloc(tensor.U8, size.Workspace)
 		})
 		if err != nil {
 			return err
@@ -53,30 +53,36 @@ func ulysses(o *options) error {
 	return nil
 }
 
-// passes times forward and backward on all ranks together: the slowest rank's times.
+// passes times forward and backward together on all ranks, which begin at the same time, and
+// returns the times of the slowest rank.
 func (o *options) passes(forward, backward func() error) ([]float64, error) {
-	times, err := measure(o.repeat, func() { _ = o.world.Barrier() }, func() error {
-		if err := forward(); err != nil {
-			return err
-		}
-		if err := backward(); err != nil {
-			return err
-		}
-		return o.world.Barrier()
-	})
+	times, err := measure(o.repeat, func() { _ = o.world.Barrier() }, inOrder(forward, backward, o.world.Barrier))
 	if err != nil {
 		return nil, err
 	}
 	return times, slowest(o.world, times)
 }
 
-// slowest makes each repetition's time that of the slowest rank.
+// inOrder returns a function that calls some functions until one fails.
+func inOrder(calls ...func() error) func() error {
+	return func() error {
+		for _, call := range calls {
+			if err := call(); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
+// slowest replaces the time of each repetition by that of the slowest rank. It is collective.
 func slowest(c comm.Comm, times []float64) error {
 	return c.AllReduce(nil, tensor.OfFloat64(times, int64(len(times))), comm.Max)
 }
 
-// allToAll is the exchange alone, equal parts, in the sizes of cases.json (bytes a rank sends, its
-// own part included). Every element is a function of sender and index, and is checked.
+// allToAll times the all-to-all with blocks of equal size, for the sizes in cases.json: the bytes
+// that a rank sends, including the block to itself. Each element is a function of sender and index,
+// and all received elements are checked.
 func allToAll(o *options) error {
 	d, stream, err := opened(cpu.New(cpu.Options{Workers: 1}))
 	if err != nil {
@@ -85,19 +91,19 @@ func allToAll(o *options) error {
 	defer d.Close()
 	c, size := o.world, int64(o.world.Size())
 	for _, bytes := range o.cases.AllToAll {
-		part := bytes / 4 / size
+		block := bytes / 4 / size // elements
 		var src, dst tensor.Tensor
 		free, err := build(d, func(a arena) {
-			src, dst = a.take(tensor.F32, part*size), a.take(tensor.F32, part*size)
+			src, dst = a.alloc(tensor.F32, block*size), a.alloc(tensor.F32, block*size)
 		})
 		if err != nil {
 			return err
 		}
 		rows := make([]int64, size)
 		for j := range rows {
-			rows[j] = part
+			rows[j] = block
 		}
-		for i, x := int64(0), src.Float32s(); i < part*size; i++ {
+		for i, x := int64(0), src.Float32s(); i < block*size; i++ {
 			x[i] = value(int64(c.Rank()), i)
 		}
 		repeat := 15 // as peers/alltoall.c does
@@ -112,8 +118,8 @@ func allToAll(o *options) error {
 			return err
 		}
 		wrong := 0
-		for i, y := int64(0), dst.Float32s(); i < part*size; i++ {
-			if y[i] != value(i/part, int64(c.Rank())*part+i%part) {
+		for i, y := int64(0), dst.Float32s(); i < block*size; i++ {
+			if y[i] != value(i/block, int64(c.Rank())*block+i%block) {
 				wrong++
 			}
 		}
@@ -121,7 +127,7 @@ func allToAll(o *options) error {
 			return err
 		}
 		if wrong > 0 {
-			return fmt.Errorf("a2a of %d bytes: %d wrong elements on rank %d", bytes, wrong, c.Rank())
+			return fmt.Errorf("a2a, %d bytes: rank %d received %d wrong elements", bytes, c.Rank(), wrong)
 		}
 		if c.Rank() == 0 {
 			emit(fmt.Sprint(bytes), times, "GB/s", float64(bytes*size), map[string]any{"ranks": size, "comm": c.Kind(), "wrong": wrong})
@@ -131,4 +137,5 @@ func allToAll(o *options) error {
 	return nil
 }
 
+// value is the element that a rank sends at an index.
 func value(rank, index int64) float32 { return float32(math.Mod(float64(rank*7919+index), 65521)) }

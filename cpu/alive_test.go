@@ -10,8 +10,8 @@ import (
 	"ulysses/tensor"
 )
 
-// Operands on the Go heap that nobody else holds live until the operation is done with them,
-// however busy the collector is and whoever takes what it frees.
+// Operands on the Go heap to which the caller keeps no reference stay alive until the operation has
+// ended, also if the garbage collector runs and freed memory is allocated again.
 func TestOperandsStayAlive(t *testing.T) {
 	d, err := New(Options{Workers: 1})
 	if err != nil {
@@ -26,7 +26,7 @@ func TestOperandsStayAlive(t *testing.T) {
 		defer wg.Done()
 		for !stop.Load() {
 			runtime.GC()
-			for range 16 { // takes the place of what was freed
+			for range 16 { // allocates freed memory again
 				x := make([]float32, n*n)
 				for i := range x {
 					x[i] = 7
@@ -46,7 +46,7 @@ func TestOperandsStayAlive(t *testing.T) {
 	out, later := make([]float32, n*n), make(chan func() error, 1)
 	for range 30 {
 		x := device.Gemm{A: ones(), B: ones(), C: tensor.OfFloat32(out, n, n)}
-		// as a device that works later keeps its operations
+		// as an asynchronous device stores its operations
 		run := func() error { return d.Gemm(nil, &x) }
 		later <- run
 		if err := (<-later)(); err != nil {

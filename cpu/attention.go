@@ -14,19 +14,19 @@ import (
 	"ulysses/tensor"
 )
 
-// AttentionWorkspace is the bytes that AttentionForward, or AttentionBackward, needs for a call of
-// these shapes and documents: scratch for each worker, and for the backward pass sums of key
-// gradients: in F32 where one key head is split, in BF16 always. None grows with queries times
-// keys.
+// AttentionWorkspace returns the workspace in bytes of AttentionForward or AttentionBackward for
+// these shapes and documents. With CuQ nil it returns the largest for any documents. The workspace
+// holds scratch for each worker and, for the backward pass, partial sums of key gradients: in F32
+// if a key head is split, in BF16 always. None of these grows with queries times keys.
 func (d *Device) AttentionWorkspace(a *device.Attention, backward bool) int64 {
 	if a.CuQ == nil {
 		return d.attentionBound(a, backward)
 	}
-	return d.layAttention(a, backward, nil).bytes
+	return d.planAttention(a, backward, nil).bytes
 }
 
-// AttentionForward is flash attention: exact, in blocks, with sums in F32. Each head's result
-// depends on that head's tensors alone.
+// AttentionForward is FlashAttention-2 (Dao 2023): exact attention in blocks, with sums in F32. The
+// result of a head depends on the tensors of that head alone.
 func (d *Device) AttentionForward(_ device.Stream, a *device.Attention) error {
 	defer runtime.KeepAlive(a)
 	c := check{op: "AttentionForward"}
@@ -38,13 +38,14 @@ func (d *Device) AttentionForward(_ device.Stream, a *device.Attention) error {
 	if heads == 0 || l.blocks == 0 {
 		return nil
 	}
-	d.layAttention(a, false, a.Workspace.Data)
+	d.planAttention(a, false, a.Workspace.Data)
 	d.attentionArgs(a, &l)
 	return d.run(C.K_attention_forward, heads*ceilDiv(l.blocks, l.group))
 }
 
-// AttentionBackward is the derivative. A key head is split into parts by shapes alone; their sums
-// are added in order, and so are its query heads'.
+// AttentionBackward writes dq, dk and dv. The blocks of a key head are split by shapes alone. The
+// partial sums of the splits are added in order, as are the gradients of the key head's query
+// heads.
 func (d *Device) AttentionBackward(_ device.Stream, g *device.AttentionGrad) error {
 	defer runtime.KeepAlive(g)
 	a := &g.Attention
@@ -62,7 +63,7 @@ func (d *Device) AttentionBackward(_ device.Stream, g *device.AttentionGrad) err
 	if kvHeads == 0 || l.blocks == 0 {
 		return nil
 	}
-	d.layAttention(a, true, a.Workspace.Data)
+	d.planAttention(a, true, a.Workspace.Data)
 	p := d.attentionArgs(a, &l)
 	defer d.forget() // runs below share the arguments
 	p.dout, p.dq, p.dk, p.dv = g.DOut.Data, g.DQ.Data, g.DK.Data, g.DV.Data
@@ -70,9 +71,9 @@ func (d *Device) AttentionBackward(_ device.Stream, g *device.AttentionGrad) err
 	p.dq_t, p.dq_h = strides(g.DQ)
 	p.dk_t, p.dk_h = strides(g.DK)
 	p.dv_t, p.dv_h = strides(g.DV)
-	most := max(1, l.most)
-	// query heads at a time: in F32 where parts meet in partial sums, one, whose parts are added up
-	// before the next one's
+	most := max(1, l.largestGroup)
+	// Query heads of a run: all, or in F32 with partial sums one, because the splits of a head are
+	// added before the next head.
 	step := most
 	if l.partialFloats > 0 && isBF16(a.Q.DType) == 0 {
 		step = 1
@@ -82,7 +83,7 @@ func (d *Device) AttentionBackward(_ device.Stream, g *device.AttentionGrad) err
 		p.kv0 = C.int64_t(kv)
 		for j := int64(0); j < most; j += step {
 			p.j0, p.j1 = C.int64_t(j), C.int64_t(j+step)
-			if err := d.runKeeping(C.K_attention_backward, n*l.parts); err != nil {
+			if err := d.runKeeping(C.K_attention_backward, n*l.splits); err != nil {
 				return err
 			}
 			if l.partialFloats == 0 {
@@ -96,7 +97,7 @@ func (d *Device) AttentionBackward(_ device.Stream, g *device.AttentionGrad) err
 	return nil
 }
 
-// checkAttention looks at what both passes share and lays the call out.
+// checkAttention checks the arguments that both passes share, and returns the layout of the call.
 func (d *Device) checkAttention(c *check, a *device.Attention, backward bool) (l attentionLayout) {
 	tq, heads, dim := a.Q.Shape[0], a.Q.Shape[1], a.Q.Shape[2]
 	tk, kvHeads, dv := a.K.Shape[0], a.K.Shape[1], a.V.Shape[2]
@@ -107,67 +108,50 @@ func (d *Device) checkAttention(c *check, a *device.Attention, backward bool) (l
 	c.typed("out", a.Out, t, tq, heads, dv)
 	c.shape("lse", a.LSE, tensor.F32, tq, heads)
 	if dim < 1 || dv < 1 {
-		c.fail("head sizes %d and %d: they must be at least 1", dim, dv)
+		c.fail("keys have %d features and values %d; both need at least 1", dim, dv)
 	}
 	checkDocuments(c, "CuQ", a.CuQ, tq)
 	checkDocuments(c, "CuK", a.CuK, tk)
 	if len(a.CuQ) != len(a.CuK) {
-		c.fail("CuQ names %d documents, CuK %d: they must agree", len(a.CuQ)-1, len(a.CuK)-1)
+		c.fail("CuQ has %d documents, CuK has %d; the numbers must be equal", len(a.CuQ)-1, len(a.CuK)-1)
 	}
-	switch {
-	case a.KVHead == nil && heads > 0 && (kvHeads == 0 || heads%kvHeads != 0):
-		c.fail("%d query heads for %d key heads: give KVHead where they do not divide", heads, kvHeads)
-	case a.KVHead != nil && int64(len(a.KVHead)) != heads:
-		c.fail("KVHead has %d entries for %d query heads", len(a.KVHead), heads)
-	}
-	for i, h := range a.KVHead {
-		if h < 0 || h >= kvHeads || i > 0 && h < a.KVHead[i-1] {
-			c.fail("KVHead[%d] = %d: it must not decrease and stay below %d", i, h, kvHeads)
-			break
-		}
-	}
+	c.heads("KVHead", a.KVHead, heads, kvHeads)
 	if c.err != nil {
 		return l
 	}
-	l = d.layAttention(a, backward, nil)
-	c.shape("workspace", a.Workspace, tensor.U8, whatever)
-	if c.err == nil && (a.Workspace.Numel() < l.bytes || !a.Workspace.Contiguous()) {
-		c.fail("workspace %v: AttentionWorkspace asks for %d bytes", a.Workspace, l.bytes)
-	}
-	if c.err == nil && uintptr(a.Workspace.Data)%align != 0 {
-		c.fail("workspace at %p: it must be aligned to %d bytes", a.Workspace.Data, align)
-	}
+	l = d.planAttention(a, backward, nil)
+	c.memory("workspace", a.Workspace, l.bytes, "AttentionWorkspace")
 	return l
 }
 
-// checkDocuments wants 0 ... rows without a decrease, which is what keeps every row index inside
-// its tensor.
+// checkDocuments requires boundaries that start with 0, do not decrease and end with the number of
+// rows. Every row index is then inside its tensor.
 func checkDocuments(c *check, name string, cu []int64, rows int64) {
 	if len(cu) < 1 || cu[0] != 0 || cu[len(cu)-1] != rows {
-		c.fail("%s has %d entries for %d rows: it must go from 0 to the number of rows", name, len(cu), rows)
+		c.fail("%s has %d entries for %d rows; it must start with 0 and end with the number of rows", name, len(cu), rows)
 		return
 	}
 	for i := 1; i < len(cu); i++ {
 		if cu[i] < cu[i-1] {
-			c.fail("%s[%d] = %d is less than the %d before it", name, i, cu[i], cu[i-1])
+			c.fail("%s[%d] is %d after %d; boundaries must not decrease", name, i, cu[i], cu[i-1])
 			return
 		}
 	}
 }
 
-// attentionArgs fills the argument block with what both passes share.
+// attentionArgs writes the arguments that both passes share.
 func (d *Device) attentionArgs(a *device.Attention, l *attentionLayout) *C.attention_args {
 	w := a.Workspace.Data
-	layHeads(a, l, w)
+	writeHeadTables(unsafe.Add(w, l.kvHeadOffset), unsafe.Add(w, l.firstOffset), a.KVHead, a.Q.Shape[1], a.K.Shape[1])
 	p := (*C.attention_args)(d.args)
 	*p = C.attention_args{
-		bf16: isBF16(a.Q.DType), q: a.Q.Data, k: a.K.Data, v: a.V.Data, out: a.Out.Data, lse: floatPointer(a.LSE),
+		bf16: isBF16(a.Q.DType), q: a.Q.Data, k: a.K.Data, v: a.V.Data, out: a.Out.Data, lse: floatsOf(a.LSE),
 		heads: C.int64_t(a.Q.Shape[1]), d: C.int64_t(a.Q.Shape[2]), d_v: C.int64_t(a.V.Shape[2]), scale: C.float(a.Scale),
 		blocks: (*C.attention_block)(w), n_blocks: C.int64_t(l.blocks), group: C.int64_t(l.group),
-		kv_head: (*C.int64_t)(unsafe.Add(w, l.atKVHead)), first: (*C.int64_t)(unsafe.Add(w, l.atFirst)),
-		parts: (*C.attention_part)(unsafe.Add(w, l.atParts)), n_parts: C.int64_t(l.parts), keys: C.int64_t(a.K.Shape[0]),
-		partial: (*C.float)(unsafe.Add(w, l.atPartial)), partial_floats: C.int64_t(l.partialFloats),
-		scratch: (*C.float)(unsafe.Add(w, l.atScratch)), scratch_floats: C.int64_t(l.scratchFloats),
+		kv_head: (*C.int64_t)(unsafe.Add(w, l.kvHeadOffset)), first: (*C.int64_t)(unsafe.Add(w, l.firstOffset)),
+		splits: (*C.attention_split)(unsafe.Add(w, l.splitsOffset)), n_splits: C.int64_t(l.splits), keys: C.int64_t(a.K.Shape[0]),
+		partial: (*C.float)(unsafe.Add(w, l.partialOffset)), partial_floats: C.int64_t(l.partialFloats),
+		scratch: (*C.float)(unsafe.Add(w, l.scratchOffset)), scratch_floats: C.int64_t(l.scratchFloats),
 	}
 	left, right := sides(a)
 	p.left, p.right = C.int64_t(left), C.int64_t(right)
@@ -179,9 +163,7 @@ func (d *Device) attentionArgs(a *device.Attention, l *attentionLayout) *C.atten
 	return p
 }
 
-func floatPointer(t tensor.Tensor) *C.float { return (*C.float)(t.Data) }
-
-// strides are those of a token and of a head.
+// strides returns the strides of a token and of a head of a tensor [T, H, ...].
 func strides(t tensor.Tensor) (token, head C.int64_t) {
 	return C.int64_t(t.Stride[0]), C.int64_t(t.Stride[1])
 }

@@ -8,7 +8,7 @@ import (
 	"ulysses/tensor"
 )
 
-// The bound holds for any cut into documents, so that memory planned without knowing them suffices.
+// The workspace without given documents is enough for all documents.
 func TestAttentionBound(t *testing.T) {
 	o, err := New(Options{Workers: 3})
 	if err != nil {
@@ -16,7 +16,7 @@ func TestAttentionBound(t *testing.T) {
 	}
 	defer o.Close()
 	r := rand.New(rand.NewPCG(1, 2))
-	cut := func(n int64, docs int) []int64 {
+	divide := func(n int64, docs int) []int64 {
 		cu := make([]int64, docs+1)
 		for i := 1; i < docs; i++ {
 			cu[i] = cu[i-1] + r.Int64N(n-cu[i-1]+1)
@@ -39,7 +39,7 @@ func TestAttentionBound(t *testing.T) {
 		docs := []int{1, 2, 3, 11, int(min(tq, tk))}[r.IntN(5)]
 		for _, backward := range []bool{false, true} {
 			bound := a
-			a.CuQ, a.CuK = cut(tq, docs), cut(tk, docs)
+			a.CuQ, a.CuK = divide(tq, docs), divide(tk, docs)
 			if tk == tq && r.IntN(2) == 0 {
 				a.CuK = a.CuQ
 			}
@@ -52,8 +52,8 @@ func TestAttentionBound(t *testing.T) {
 	}
 }
 
-// What the bound takes of one long document without walking over it is what the walk counts; it
-// walks over none, however long.
+// For one document, the bound has the numbers that iterating over its blocks gives. It does not
+// iterate, so it is fast for documents of any length.
 func TestAttentionBoundIsArithmetic(t *testing.T) {
 	o, err := New(Options{Workers: 3})
 	if err != nil {
@@ -67,9 +67,9 @@ func TestAttentionBoundIsArithmetic(t *testing.T) {
 				a := device.Attention{Q: tensor.Of(nil, tensor.F32, tq, 4, 16), K: tensor.Of(nil, tensor.F32, tk, 2, 16), V: tensor.Of(nil, tensor.F32, tk, 2, 24),
 					Causal: causal, CuQ: []int64{0, tq}, CuK: []int64{0, tk}}
 				for _, backward := range []bool{false, true} {
-					walked, counted := d.layAttention(&a, backward, nil), attentionLayout{blocks: blocksOf(tq, tk)}
-					d.layTables(&a, &counted, backward)
-					if walked.blocks != counted.blocks || walked.atPartial != counted.atPartial || walked.most != counted.most ||
+					walked, counted := d.planAttention(&a, backward, nil), attentionLayout{blocks: blocksOf(tq, tk)}
+					d.planTables(&a, &counted, backward)
+					if walked.blocks != counted.blocks || walked.partialOffset != counted.partialOffset || walked.largestGroup != counted.largestGroup ||
 						causal && tq <= tk && causalPairs(tq, tk) != float64(walked.pairs) {
 						t.Fatalf("%d x %d, causal %v, backward %v: %+v, counted %+v and %v pairs", tq, tk, causal, backward, walked, counted, causalPairs(tq, tk))
 					}
@@ -79,7 +79,7 @@ func TestAttentionBoundIsArithmetic(t *testing.T) {
 	}
 	for _, backward := range []bool{false, true} {
 		last := int64(0)
-		// a walk over the last of them takes minutes
+		// iterating over the blocks of the longest would take minutes
 		for tokens := int64(1); tokens <= 1<<40; tokens *= 2 {
 			x := tensor.Of(nil, tensor.BF16, tokens, 1, 256)
 			n := o.AttentionWorkspace(&device.Attention{Q: x, K: x, V: x, Causal: true}, backward)

@@ -9,7 +9,8 @@ import (
 	"ulysses/tensor"
 )
 
-// queryHeads is the call of query heads [lo, hi) with key head 0, results in memory of their own.
+// queryHeads returns the call for query heads [lo, hi) of key head 0, with dk and dv in memory of
+// its own.
 func queryHeads(t *testing.T, d *Device, g *device.AttentionGrad, lo, hi int64) *device.AttentionGrad {
 	own := func(x tensor.Tensor) tensor.Tensor {
 		return tensor.OfFloat32(floats(t, d, x.Shape[0]*x.Shape[2]), 1, x.Shape[0], x.Shape[2]).Permute(1, 0, 2)
@@ -22,26 +23,26 @@ func queryHeads(t *testing.T, d *Device, g *device.AttentionGrad, lo, hi int64) 
 	return &s
 }
 
-// TestAttentionGroups: dk and dv of a key head are the sums of its query heads' own, added in their
-// order, to the bit. So where a group of n is split over ranks, each of which adds its share, an
-// element changes by no more than n·2^-24·Σ|a query head's|; out and dq do not change at all.
+// dk and dv of a key head are bitwise equal to the sum over its query heads, in their order.
+// Therefore, if a group of n query heads is split over ranks whose results are added, an element
+// changes by at most n·2^-24·Σ|the query heads' elements|. out and dq do not change.
 func TestAttentionGroups(t *testing.T) {
 	for _, c := range []attentionCase{
 		{name: "causal", cuQ: cu(700, 37, 190), d: 40, dv: 24, causal: true},
 		{name: "full", cuQ: cu(500, 3), d: 16, dv: 16},
 		{name: "window", cuQ: cu(800, 37), d: 16, dv: 24, window: &device.Window{Left: 70, Right: 133}},
-		{name: "runs of keys", cuQ: cu(500, 4500), d: 8, dv: 8, causal: true},
-		{name: "runs of keys, window", cuQ: cu(500, 4500), d: 8, dv: 8, causal: true, window: &device.Window{Left: 1000, Right: 0}},
+		{name: "ranges of keys", cuQ: cu(500, 4500), d: 8, dv: 8, causal: true},
+		{name: "ranges of keys, window", cuQ: cu(500, 4500), d: 8, dv: 8, causal: true, window: &device.Window{Left: 1000, Right: 0}},
 	} {
 		for _, group := range []int64{4, 8} {
 			if group > 4 && c.cuQ[len(c.cuQ)-1] > 4000 {
-				continue // slow, and no different
+				continue // slow, and the code is the same
 			}
-			for _, parts := range []bool{false, true} {
+			for _, splits := range []bool{false, true} {
 				for _, isa := range ISAs() {
-					t.Run(fmt.Sprintf("%s/%d/%v/%s", c.name, group, parts, isa), func(t *testing.T) {
-						if parts {
-							fewFlops(t)
+					t.Run(fmt.Sprintf("%s/%d/%v/%s", c.name, group, splits, isa), func(t *testing.T) {
+						if splits {
+							manySplits(t)
 						}
 						c.cuK, c.heads, c.kvHeads, c.headMajor = c.cuQ, group, 1, true
 						testGroup(t, &c, open(t, isa, 2))
@@ -60,7 +61,7 @@ func testGroup(t *testing.T, c *attentionCase, d *Device) {
 		before := hash(s.Out, s.DQ)
 		both(t, d, s)
 		if hash(s.Out, s.DQ) != before {
-			t.Fatalf("query heads %d to %d alone have another out or dq", lo, hi)
+			t.Fatalf("out or dq of query heads [%d, %d) differ if they are computed alone", lo, hi)
 		}
 		return s
 	}
@@ -72,8 +73,8 @@ func testGroup(t *testing.T, c *attentionCase, d *Device) {
 	dv := func(g *device.AttentionGrad) tensor.Tensor { return g.DV }
 	for name, pick := range map[string]func(*device.AttentionGrad) tensor.Tensor{"dk": dk, "dv": dv} {
 		whole := pick(g)
-		// added is the sum of some calls' results at an element, in order and in f32, and that of
-		// their magnitudes.
+		// added returns the sum of an element over some calls, in order and in F32, and the sum of
+		// the magnitudes.
 		added := func(of []*device.AttentionGrad, i, e int64) (sum float32, magnitude float64) {
 			for j, s := range of {
 				x := element(pick(s), i, 0, e)
@@ -89,7 +90,7 @@ func testGroup(t *testing.T, c *attentionCase, d *Device) {
 			for e := range whole.Shape[2] {
 				sum, _ := added(heads, i, e)
 				if got := element(whole, i, 0, e); float64(sum) != got {
-					t.Fatalf("%s[%d, %d] is %v, its query heads' add up to %v", name, i, e, got, sum)
+					t.Fatalf("%s[%d, %d] is %v, and the sum over its query heads is %v", name, i, e, got, sum)
 				}
 			}
 		}
@@ -109,7 +110,7 @@ func testGroup(t *testing.T, c *attentionCase, d *Device) {
 				}
 			}
 			if bound := float64(c.heads) * 0x1p-24; !(worst <= bound) {
-				t.Errorf("%s: split over %d ranks it changes by %.2f of the bound", name, ranks, worst/bound)
+				t.Errorf("%s: over %d ranks the difference is %.2f of the bound", name, ranks, worst/bound)
 			}
 		}
 	}

@@ -11,44 +11,40 @@ import (
 	"ulysses/device"
 )
 
-// partFlops is the work that makes another part of the backward pass worth its partial sums. Tests
-// lower it, to have parts at sizes that a reference can follow; nothing else may change it, because
-// the bits of dk and dv depend on it.
-var partFlops = 5e8
+// splitFlops is the number of FLOP of a split of the backward pass, at least. Tests lower it, so
+// that there are several splits at sizes for which the reference is fast enough. Nothing else may
+// change it, because the rounding of dk and dv depends on it.
+var splitFlops = 5e8
 
-// attentionLayout is how one attention call is cut up and where things lie in its workspace. Blocks
-// and parts depend on document lengths, mask and head sizes alone; only the amount of scratch
-// depends on workers.
+// attentionLayout is the division of one attention call into blocks and splits, and the layout of
+// its workspace, which starts with the table of blocks. Blocks and splits depend on document
+// lengths, mask and head sizes alone; only the amount of scratch depends on the number of workers.
 type attentionLayout struct {
-	blocks, parts  int64 // counts
+	blocks, splits int64 // numbers
 	pairs          int64 // visible query-key pairs of a head
-	partialFloats  int64 // of one key head; in BF16 the first are all its dk and dv
-	most           int64 // query heads of one key head, at most
-	wave           int64 // key heads whose partial sums exist at a time
-	group          int64 // blocks in a task of the forward pass
+	partialFloats  int64 // partial sums of one key head; in BF16 they start with all its dk and dv
+	largestGroup   int64 // most query heads of one key head
+	wave           int64 // key heads of a run: their partial sums are in memory at the same time
+	group          int64 // blocks of a task of the forward pass
 	scratchFloats  int64 // of one worker
-	atParts        int64 // bytes from the start, as are those below
-	atKVHead       int64
-	atFirst        int64
-	atScratch      int64
-	atPartial      int64
-	bytes          int64
-	blocksAt       unsafe.Pointer
-	partsAt, heads unsafe.Pointer
+	// offsets in the workspace, in bytes
+	splitsOffset, kvHeadOffset, firstOffset, scratchOffset, partialOffset int64
+	bytes                                                                 int64 // of the workspace
 }
 
-// blockCursor walks the query blocks of all documents in order. Blocks of a document are even, in
-// steps of 16 queries.
+// blockCursor iterates over the query blocks of all documents in order. The blocks of a document
+// have equal sizes, rounded up to 16 queries.
 type blockCursor struct {
 	a     *device.Attention
 	doc   int64
 	block C.attention_block
 }
 
+// next moves to the next block and reports whether there is one.
 func (c *blockCursor) next() bool {
-	// the document goes on: its last query is k1 - shift - 1
+	// the document has more blocks: its last query is k1 - shift - 1
 	if c.block.q1 < c.block.k1-c.block.shift && c.doc > 0 {
-		c.cut(int64(c.block.q1))
+		c.setBlock(int64(c.block.q1))
 		return true
 	}
 	for int(c.doc)+1 < len(c.a.CuQ) {
@@ -59,19 +55,19 @@ func (c *blockCursor) next() bool {
 			continue
 		}
 		c.block = C.attention_block{k0: C.int64_t(k0), k1: C.int64_t(k1), shift: C.int64_t(k1 - q1), document: C.int64_t(d)}
-		c.cut(q0)
+		c.setBlock(q0)
 		return true
 	}
 	return false
 }
 
-// cut takes the next block of the document from query row q0 on.
-func (c *blockCursor) cut(q0 int64) {
+// setBlock sets the queries of the document's block that starts at query row q0.
+func (c *blockCursor) setBlock(q0 int64) {
 	d := c.doc - 1
 	c.block.q0, c.block.q1 = C.int64_t(q0), C.int64_t(min(c.a.CuQ[d+1], q0+blockRows(c.a.CuQ[d+1]-c.a.CuQ[d])))
 }
 
-// blockRows is the queries of a block, but for the last, of a document of n.
+// blockRows returns the number of queries of each block but the last, for a document of n queries.
 func blockRows(n int64) int64 {
 	if n == 0 {
 		return 0
@@ -79,8 +75,8 @@ func blockRows(n int64) int64 {
 	return ceilDiv(ceilDiv(n, ceilDiv(n, C.ATT_MQ)), 16) * 16
 }
 
-// sides are how many keys a query sees on either side of where it stands; causal is none to the
-// right.
+// sides returns the number of visible keys before and after the key that is aligned with a query.
+// With a causal mask there is none after it.
 func sides(a *device.Attention) (left, right int64) {
 	left, right = C.ATT_UNBOUNDED, C.ATT_UNBOUNDED
 	if w := a.Window; w != nil && w.Left >= 0 {
@@ -95,10 +91,11 @@ func sides(a *device.Attention) (left, right int64) {
 	return left, right
 }
 
-// visible is the number of query-key pairs of a block that the mask leaves.
+// visible returns the number of visible query-key pairs of a block.
 func visible(b *C.attention_block, left, right int64) int64 {
 	n, keys := int64(b.q1-b.q0), int64(b.k1-b.k0)
-	// where the first query stands; below, sums over queries of keys clamped to [0, keys]
+	// index in the document of the key that is aligned with the first query; below, sums over the
+	// queries of numbers of keys, each clamped to [0, keys]
 	at := int64(b.q0 + b.shift - b.k0)
 	upTo, before := n*keys, int64(0)
 	if right < C.ATT_UNBOUNDED {
@@ -110,7 +107,7 @@ func visible(b *C.attention_block, left, right int64) int64 {
 	return upTo - before
 }
 
-// ramp is the sum of clamp(i, 0, top) over i < n.
+// ramp returns the sum of clamp(i, 0, top) over i < n.
 func ramp(n, top int64) int64 {
 	if n <= 0 {
 		return 0
@@ -119,8 +116,8 @@ func ramp(n, top int64) int64 {
 	return m*(m-1)/2 + (n-m)*top
 }
 
-// beginKey is the row of the first key that some query of the block sees, endKey that behind the
-// last; the first key's row if there is none.
+// beginKey returns the row of the first key that is visible to a query of the block, endKey the row
+// after the last such key, or the first row of the document if there is none.
 func beginKey(b *C.attention_block, left int64) int64 {
 	return min(max(int64(b.k0), int64(b.q0+b.shift)-left), int64(b.k1))
 }
@@ -129,9 +126,9 @@ func endKey(b *C.attention_block, right int64) int64 {
 	return max(int64(b.k0), min(int64(b.k1), int64(b.q1+b.shift)+right))
 }
 
-// layAttention cuts up a call. With memory nil it only measures; else it fills the tables at the
-// start of the workspace.
-func (d *Device) layAttention(a *device.Attention, backward bool, memory unsafe.Pointer) attentionLayout {
+// planAttention returns the layout of a call. If memory is not nil, it also writes the tables of
+// blocks and splits to the workspace.
+func (d *Device) planAttention(a *device.Attention, backward bool, memory unsafe.Pointer) attentionLayout {
 	var l attentionLayout
 	dim, dv, kvHeads := a.Q.Shape[2], a.V.Shape[2], a.K.Shape[1]
 	left, right := sides(a)
@@ -142,116 +139,101 @@ func (d *Device) layAttention(a *device.Attention, backward bool, memory unsafe.
 		l.blocks++
 		l.pairs += visible(&c.block, left, right)
 	}
-	// Enough blocks in a forward task that short documents do not drown in tasks.
+	// A task of the forward pass has at least taskFlops, so short documents do not make many small
+	// tasks.
 	l.group = 1
 	if l.pairs > 0 {
 		const taskFlops = 4e6
 		l.group = max(1, min(l.blocks, int64(taskFlops*float64(l.blocks)/(2*float64(l.pairs)*float64(dim+dv)))))
 	}
-	d.layTables(a, &l, backward)
+	d.planTables(a, &l, backward)
 	if backward {
-		d.layParts(a, &l, memory)
+		d.planSplits(a, &l, memory)
 	}
 	l.wave = kvHeads
 	if l.partialFloats > 0 {
-		l.wave = waveOf(kvHeads, int64(d.workers), l.parts)
+		l.wave = waveOf(kvHeads, int64(d.workers), l.splits)
 	}
-	l.bytes = l.atPartial + padded(l.wave*l.partialFloats*4)
+	l.bytes = l.partialOffset + padded(l.wave*l.partialFloats*4)
 	return l
 }
 
-// layTables places what lies before the partial sums: tables of so many blocks, and scratch.
-func (d *Device) layTables(a *device.Attention, l *attentionLayout, backward bool) {
+// planTables sets the offsets of everything before the partial sums: the tables for l.blocks
+// blocks, and the scratch.
+func (d *Device) planTables(a *device.Attention, l *attentionLayout, backward bool) {
 	dim, dv, kvHeads := a.Q.Shape[2], a.V.Shape[2], a.K.Shape[1]
-	l.atParts = padded(l.blocks * C.sizeof_attention_block)
-	l.atKVHead = l.atParts + padded(C.ATT_PARTS*C.sizeof_attention_part)
-	l.atFirst = l.atKVHead + padded(a.Q.Shape[1]*8)
-	l.atScratch = l.atFirst + padded((kvHeads+1)*8)
+	l.splitsOffset = padded(l.blocks * C.sizeof_attention_block)
+	l.kvHeadOffset = l.splitsOffset + padded(C.ATT_MAX_SPLITS*C.sizeof_attention_split)
+	l.firstOffset = l.kvHeadOffset + padded(a.Q.Shape[1]*8)
+	l.scratchOffset = l.firstOffset + padded((kvHeads+1)*8)
 	l.scratchFloats = int64(C.attention_forward_floats(C.int64_t(dim), C.int64_t(dv), isBF16(a.Q.DType)))
 	if backward {
-		l.most = largestGroup(a)
+		l.largestGroup = largestGroup(a)
 		grouped := C.int64_t(0)
-		if l.most > 1 {
+		if l.largestGroup > 1 {
 			grouped = 1
 		}
 		l.scratchFloats = int64(C.attention_backward_floats(C.int64_t(dim), C.int64_t(dv), isBF16(a.Q.DType), grouped))
 	}
-	l.atPartial = l.atScratch + padded(int64(d.workers)*l.scratchFloats*4)
+	l.partialOffset = l.scratchOffset + padded(int64(d.workers)*l.scratchFloats*4)
 }
 
-// partsFor is how many parts the backward pass of a key head is split into.
-func partsFor(pairs float64, dim, dv int64) int64 {
-	return max(1, int64(min(C.ATT_PARTS, pairs*float64(6*dim+4*dv)/partFlops)))
+// splitsFor returns the number of splits of a key head in the backward pass.
+func splitsFor(pairs float64, dim, dv int64) int64 {
+	return max(1, int64(min(C.ATT_MAX_SPLITS, pairs*float64(6*dim+4*dv)/splitFlops)))
 }
 
-// waveOf is how many key heads have their partial sums in memory at a time.
-func waveOf(kvHeads, workers, parts int64) int64 { return min(kvHeads, ceilDiv(4*workers, parts)) }
+// waveOf returns the number of key heads whose partial sums are in memory at the same time.
+func waveOf(kvHeads, workers, splits int64) int64 { return min(kvHeads, ceilDiv(4*workers, splits)) }
 
-// layParts splits the blocks into parts of about equal work.
-func (d *Device) layParts(a *device.Attention, l *attentionLayout, memory unsafe.Pointer) {
+// planSplits divides the blocks into splits of about equal work.
+func (d *Device) planSplits(a *device.Attention, l *attentionLayout, memory unsafe.Pointer) {
 	left, right := sides(a)
-	want := partsFor(float64(l.pairs), a.Q.Shape[2], a.V.Shape[2])
+	want := splitsFor(float64(l.pairs), a.Q.Shape[2], a.V.Shape[2])
 	bf16 := isBF16(a.Q.DType) != 0
 	if bf16 {
 		l.partialFloats = a.K.Shape[0] * (a.Q.Shape[2] + a.V.Shape[2])
 	}
-	take := func(k0, k1 int64) (from, to, offset C.int64_t) { // a partial sum of these keys
+	allocate := func(k0, k1 int64) (from, to, offset C.int64_t) { // a partial sum of keys [k0, k1)
 		offset = C.int64_t(l.partialFloats)
 		l.partialFloats += (k1 - k0) * (a.Q.Shape[2] + a.V.Shape[2])
 		return C.int64_t(k0), C.int64_t(k1), offset
 	}
-	var part C.attention_part
-	began := int64(0) // the part in which the document at hand began
+	var split C.attention_split
+	began := int64(0) // the split in which the present document began
 	document, from := C.int64_t(-1), int64(0)
 	done, i := int64(0), int64(0)
 	c := blockCursor{a: a}
 	for more := c.next(); more; {
 		b := c.block
 		if b.document != document {
-			document, began = b.document, l.parts
+			document, began = b.document, l.splits
 			from = beginKey(&b, left)
-		} else if C.int64_t(i) == part.b0 {
+		} else if C.int64_t(i) == split.b0 {
 			from = beginKey(&b, left)
 		}
 		i++
 		done += visible(&b, left, right)
 		more = c.next()
-		goesOn := more && c.block.document == document
-		if !goesOn && began < l.parts && l.most > 1 && !bf16 {
-			part.t0, part.t1, part.tail = take(from, max(from, endKey(&b, right)))
+		continues := more && c.block.document == document
+		if !continues && began < l.splits && l.largestGroup > 1 && !bf16 {
+			split.t0, split.t1, split.tail = allocate(from, max(from, endKey(&b, right)))
 		}
-		if more && float64(done) < float64(l.pairs)*float64(l.parts+1)/float64(want) {
+		if more && float64(done) < float64(l.pairs)*float64(l.splits+1)/float64(want) {
 			continue
 		}
-		if part.b1 = C.int64_t(i); goesOn {
-			part.k0, part.k1, part.offset = take(from, max(from, endKey(&b, right)))
+		if split.b1 = C.int64_t(i); continues {
+			split.k0, split.k1, split.offset = allocate(from, max(from, endKey(&b, right)))
 		}
 		if memory != nil {
-			*index[C.attention_part](unsafe.Add(memory, l.atParts), l.parts) = part
+			*index[C.attention_split](unsafe.Add(memory, l.splitsOffset), l.splits) = split
 		}
-		l.parts++
-		part = C.attention_part{b0: part.b1}
+		l.splits++
+		split = C.attention_split{b0: split.b1}
 	}
 }
 
-// layHeads writes the two tables that pair query heads with key heads.
-func layHeads(a *device.Attention, l *attentionLayout, memory unsafe.Pointer) {
-	heads, kvHeads := a.Q.Shape[1], a.K.Shape[1]
-	kv, first := unsafe.Add(memory, l.atKVHead), unsafe.Add(memory, l.atFirst)
-	next := int64(0)
-	for h := range heads {
-		g := kvHead(a, h)
-		*index[int64](kv, h) = g
-		for ; next <= g; next++ {
-			*index[int64](first, next) = h
-		}
-	}
-	for ; next <= kvHeads; next++ {
-		*index[int64](first, next) = heads
-	}
-}
-
-// largestGroup is the most query heads that one key head serves.
+// largestGroup returns the largest number of query heads of one key head.
 func largestGroup(a *device.Attention) (most int64) {
 	n := int64(0)
 	for h := range a.Q.Shape[1] {
@@ -263,16 +245,40 @@ func largestGroup(a *device.Attention) (most int64) {
 	return most
 }
 
-// kvHead is the key head of a query head.
+// kvHead returns the key head of a query head.
 func kvHead(a *device.Attention, h int64) int64 {
-	if a.KVHead != nil {
-		return a.KVHead[h]
-	}
-	return h / (a.Q.Shape[1] / a.K.Shape[1])
+	return keyHeadOf(a.KVHead, h, a.Q.Shape[1], a.K.Shape[1])
 }
 
+// keyHeadOf returns the key head of query or value head h: by the table if it is not nil, otherwise
+// in groups of equal size.
+func keyHeadOf(table []int64, h, heads, keyHeads int64) int64 {
+	if table != nil {
+		return table[h]
+	}
+	return h / (heads / keyHeads)
+}
+
+// writeHeadTables writes the two tables with which kernels pair heads and key heads: the key head
+// of each head to keyHead [heads], and the first head of each key head to first [keyHeads+1].
+func writeHeadTables(keyHead, first unsafe.Pointer, table []int64, heads, keyHeads int64) {
+	next := int64(0)
+	for h := range heads {
+		g := keyHeadOf(table, h, heads, keyHeads)
+		*index[int64](keyHead, h) = g
+		for ; next <= g; next++ {
+			*index[int64](first, next) = h
+		}
+	}
+	for ; next <= keyHeads; next++ {
+		*index[int64](first, next) = heads
+	}
+}
+
+// padded rounds a number of bytes up to a multiple of align.
 func padded(n int64) int64 { return (n + align - 1) / align * align }
 
+// index returns the address of element i of an array at p.
 func index[T any](p unsafe.Pointer, i int64) *T {
 	var t T
 	return (*T)(unsafe.Add(p, i*int64(unsafe.Sizeof(t))))

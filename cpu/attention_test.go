@@ -10,7 +10,7 @@ import (
 	"ulysses/tensor"
 )
 
-// attentionCase is a call with its tensors in device memory, head-major or token-major.
+// attentionCase describes a call whose tensors are in device memory, head-major or token-major.
 type attentionCase struct {
 	name              string
 	cuQ, cuK          []int64
@@ -30,7 +30,7 @@ func (c *attentionCase) typed(t testing.TB, d *Device, dtype tensor.DType) *devi
 	of := func(rows, heads, n, seed int64) tensor.Tensor {
 		x := floats(t, d, rows*heads*n+seed)
 		data := unsafe.Pointer(unsafe.SliceData(x))
-		if dtype == tensor.BF16 { // in the same memory
+		if dtype == tensor.BF16 { // written over the F32 values
 			for i, v := range x {
 				*(*uint16)(unsafe.Add(data, 2*i)) = tensor.F32ToBF16(v)
 			}
@@ -61,7 +61,7 @@ func workspace(t testing.TB, d *Device, a *device.Attention) tensor.Tensor {
 	t.Cleanup(b.Free)
 	w := unsafe.Slice((*byte)(b.Pointer()), n)
 	for i := range w {
-		w[i] = 0xff // NaN: nothing may be read before it is written
+		w[i] = 0xff // NaN, to find reads of memory that was not written
 	}
 	return tensor.Of(b.Pointer(), tensor.U8, n)
 }
@@ -94,7 +94,7 @@ func arrayOf(t tensor.Tensor) *array {
 }
 func (a *array) at(t, h, e int64) *float64 { return &a.x[(t*a.n+h)*a.m+e] }
 
-// dense is attention and its gradients by the definition, in float64: out, lse, dq, dk, dv.
+// dense computes attention and its gradients by the definition, in float64.
 func dense(g *device.AttentionGrad) (out, lse, dq, dk, dv *array) {
 	out, dq, dk, dv = arrayOf(g.Out), arrayOf(g.Q), arrayOf(g.K), arrayOf(g.V)
 	tq, heads, dim, n := g.Q.Shape[0], g.Q.Shape[1], g.Q.Shape[2], g.V.Shape[2]
@@ -215,18 +215,18 @@ var attentionCases = []attentionCase{
 	{"no heads", cu(9), cu(9), 0, 2, 8, 8, []int64{}, true, true, nil},
 }
 
-// fewFlops makes the backward pass cut even small heads into parts.
-func fewFlops(t *testing.T) {
-	before := partFlops
-	partFlops = 5e6
-	t.Cleanup(func() { partFlops = before })
+// manySplits makes the backward pass split small heads as well.
+func manySplits(t *testing.T) {
+	before := splitFlops
+	splitFlops = 5e6
+	t.Cleanup(func() { splitFlops = before })
 }
 
 func TestAttention(t *testing.T) {
-	fewFlops(t)
+	manySplits(t)
 	for _, dtype := range []tensor.DType{tensor.F32, tensor.BF16} {
 		forward, backward := 2e-6, 4e-6
-		if dtype == tensor.BF16 { // half a unit in the last place; backward has it in out, too
+		if dtype == tensor.BF16 { // half a unit in the last place; the backward pass also reads out
 			forward, backward = 0x1p-8, 0x1p-7
 		}
 		for _, c := range attentionCases {
@@ -253,7 +253,7 @@ func testAttention(t *testing.T, c *attentionCase, dtype tensor.DType, forward, 
 	}
 }
 
-// hash is a hash of the elements of some tensors' memory.
+// hash returns a hash of the elements of some tensors.
 func hash(x ...tensor.Tensor) (h uint64) {
 	for _, t := range x {
 		for i := range t.Shape[0] {
@@ -267,10 +267,9 @@ func hash(x ...tensor.Tensor) (h uint64) {
 	return
 }
 
-// TestAttentionInvariance: the number of workers, and which other heads are there, leave every bit
-// of a head alone.
+// The results of a head are bitwise equal for any number of workers and for any other heads.
 func TestAttentionInvariance(t *testing.T) {
-	fewFlops(t)
+	manySplits(t)
 	c := attentionCase{cuQ: cu(700, 37), cuK: cu(700, 37), heads: 6, kvHeads: 3, d: 64, dv: 64, causal: true, headMajor: true}
 	for _, isa := range ISAs() {
 		for _, dtype := range []tensor.DType{tensor.F32, tensor.BF16} {
@@ -279,8 +278,8 @@ func TestAttentionInvariance(t *testing.T) {
 	}
 }
 
-// testInvariance runs a case of query heads in pairs with other numbers of workers, and its second
-// key head alone.
+// testInvariance runs a case with two query heads for each key head, with several numbers of
+// workers, and then its second key head alone.
 func testInvariance(t *testing.T, c *attentionCase, isa string, dtype tensor.DType) {
 	var want uint64
 	for _, workers := range []int{1, 2, 3, 5} {
@@ -305,12 +304,12 @@ func testInvariance(t *testing.T, c *attentionCase, isa string, dtype tensor.DTy
 		one.DOut, one.DQ, one.DK, one.DV = q(g.DOut), q(g.DQ), kv(g.DK), kv(g.DV)
 		both(t, d, &one)
 		if hash(q(g.Out), q(g.DQ), kv(g.DK), kv(g.DV)) != before {
-			t.Errorf("%s, %v: a head alone differs from the head among others", isa, dtype)
+			t.Errorf("%s, %v: the results of a head depend on other heads", isa, dtype)
 		}
 	}
 }
 
-// TestAttentionNaN: whoever sees a NaN shows it.
+// All results that depend on a NaN are NaN, and no others.
 func TestAttentionNaN(t *testing.T) {
 	c := attentionCase{cuQ: cu(130), cuK: cu(130), heads: 1, kvHeads: 1, d: 16, dv: 16, causal: true, headMajor: true}
 	for _, isa := range ISAs() {
@@ -325,7 +324,7 @@ func TestAttentionNaN(t *testing.T) {
 				}
 			}
 			if !math.IsNaN(element(g.DQ, 129, 0, 0)) || !math.IsNaN(element(g.DK, 0, 0, 0)) || !math.IsNaN(element(g.DV, 129, 0, 0)) {
-				t.Errorf("%s: gradients hide a NaN", isa)
+				t.Errorf("%s: a gradient that depends on a NaN is not NaN", isa)
 			}
 		}
 	}

@@ -5,12 +5,13 @@ import "C"
 
 import "ulysses/tensor"
 
-// grain is the elements of one task: 256 KiB of F32 is above 20 µs of work for any operation, and
-// stays in the second cache.
+// grain is the number of elements of a task: 256 KiB of F32 take more than 20 µs in every
+// operation, and fit in the L2 cache.
 const grain = 1 << 16
 
-// plane is a shape with the strides of several operands, axes of extent 1 dropped and axes that lie
-// as one merged, outermost first in the order of operand 0.
+// plane is the common shape of several operands, with their strides in elements. Axes of extent 1
+// are dropped, and adjacent axes that are contiguous in all operands are merged. The axes are in
+// the order of operand 0's strides, the largest first.
 type plane struct {
 	rank   int
 	shape  [tensor.MaxDims]int64
@@ -18,7 +19,7 @@ type plane struct {
 	count  int
 }
 
-// merge makes the plane of operands of equal shape.
+// merge returns the plane of operands of equal shape.
 func merge(operands ...tensor.Tensor) plane {
 	p := plane{count: len(operands)}
 	first := &operands[0]
@@ -49,7 +50,7 @@ func merge(operands ...tensor.Tensor) plane {
 	return p
 }
 
-// extends reports that axis a continues the last axis of the plane in every operand.
+// extends reports whether axis a can be merged with the last axis of the plane in all operands.
 func (p *plane) extends(operands []tensor.Tensor, a int) bool {
 	for o := range operands {
 		if p.stride[o][p.rank-1] != operands[o].Stride[a]*operands[o].Shape[a] {
@@ -68,9 +69,9 @@ func (p *plane) drop(axis int) {
 	}
 }
 
-// fewStreams reorders outer axes whose order differs between operands 0 and 1: with the longer
-// outside, a loop over the shorter reads or writes as many streams, each in its order, where the
-// other way it would jump through all of an operand for each index.
+// fewStreams reorders outer axes whose order differs between operands 0 and 1, so that the longer
+// axis is the outer one. The inner loop then reads or writes as many sequential streams as the
+// shorter axis has indices, and does not stride through a whole operand for each index.
 func (p *plane) fewStreams() {
 	for i := 0; i+2 < p.rank; i++ {
 		for j := i; j >= 0 && p.stride[1][j] < p.stride[1][j+1] && p.shape[j] < p.shape[j+1]; j-- {
@@ -82,7 +83,7 @@ func (p *plane) fewStreams() {
 	}
 }
 
-// unit reports that the innermost axis is dense in every operand.
+// unit reports whether the innermost axis is dense in every operand.
 func (p *plane) unit() bool {
 	for o := range p.count {
 		if p.rank > 0 && p.stride[o][p.rank-1] != 1 {
@@ -92,16 +93,16 @@ func (p *plane) unit() bool {
 	return p.rank > 0
 }
 
-// cut lays the plane out as units of at most piece elements of its innermost axis, and tasks of
-// about `size` elements each; weight is the elements behind one element of the plane. It returns
-// the number of tasks. The kernel may ask that runs be dense: if they cannot be, they have length
-// 1.
-func (p *plane) cut(x *C.uly_axes, dense bool, piece, weight int64) int64 {
-	*x = C.uly_axes{run: 1}
+// divide writes the plane to x as units of at most segment elements of the innermost axis, divides
+// the units into tasks of about grain elements, and returns the number of tasks. weight is the
+// number of elements that a kernel processes for one element of the plane. If the kernel needs a
+// dense inner axis and some operand has none, the inner axis has length 1.
+func (p *plane) divide(x *C.uly_axes, dense bool, segment, weight int64) int64 {
+	*x = C.uly_axes{length: 1}
 	outer := p.rank
 	if outer > 0 && (!dense || p.unit()) {
 		outer--
-		x.run = C.int64_t(p.shape[outer])
+		x.length = C.int64_t(p.shape[outer])
 		for o := range p.count {
 			x.inner[o] = C.int64_t(p.stride[o][outer])
 		}
@@ -114,15 +115,13 @@ func (p *plane) cut(x *C.uly_axes, dense bool, piece, weight int64) int64 {
 			x.step[o][i] = C.int64_t(p.stride[o][i])
 		}
 	}
-	run := int64(x.run)
-	if rows == 0 || run == 0 {
+	length := int64(x.length)
+	if rows == 0 || length == 0 {
 		return 0
 	}
-	piece = min(piece, run)
-	units := rows * ceil(run, piece)
-	per := max(1, grain/(piece*weight))
-	x.rank, x.piece, x.units, x.per = C.int64_t(outer), C.int64_t(piece), C.int64_t(units), C.int64_t(per)
-	return ceil(units, per)
+	segment = min(segment, length)
+	units := rows * ceilDiv(length, segment)
+	perTask := max(1, grain/(segment*weight))
+	x.rank, x.segment, x.units, x.per_task = C.int64_t(outer), C.int64_t(segment), C.int64_t(units), C.int64_t(perTask)
+	return ceilDiv(units, perTask)
 }
-
-func ceil(n, d int64) int64 { return (n + d - 1) / d }

@@ -13,15 +13,14 @@ func ofBF16(x []uint16) tensor.Tensor {
 	return tensor.Of(unsafe.Pointer(unsafe.SliceData(x)), tensor.BF16, int64(len(x)))
 }
 
-// everyOther is the elements 0, 2, ... of x: kernels take them one by one.
+// everyOther returns elements 0, 2, ... of x. Kernels process strided elements one by one.
 func everyOther(x tensor.Tensor) tensor.Tensor {
 	x.Shape[0], x.Stride[0] = x.Shape[0]/2, 2
 	return x
 }
 
-// TestRoundingOfBF16 holds the kernels' rounding and widening against package tensor's, bit for
-// bit: all values of BF16, those of F32 around each of them and around the ties between them, by
-// vectors and one by one.
+// The kernels round and widen as package tensor does: all values of BF16, and the F32 values next
+// to them and next to the ties between them, by vectors and one by one.
 func TestRoundingOfBF16(t *testing.T) {
 	const all = 1 << 16
 	low := make([]uint16, all)
@@ -55,7 +54,8 @@ func TestRoundingOfBF16(t *testing.T) {
 
 			n := int64(len(between))
 			rounded, alone := make([]uint16, n), make([]uint16, n)
-			// so that each value is once where a vector is, and the last ones are no whole vector
+			// with the shifts, each value is in a vector once, and the last values are not a whole
+			// vector
 			for shift := range int64(3) {
 				x := tensor.OfFloat32(between, n).Slice(0, shift, n)
 				try(d.Copy(nil, ofBF16(rounded[shift:]), x))
@@ -84,8 +84,8 @@ func TestRoundingOfBF16(t *testing.T) {
 	}
 }
 
-// TestPairsDifferInBF16Alone: a set that has another's kernels but for products by pairs has its
-// bits in F32, which ranks may then share (device.Info.KernelsIn), and others in BF16.
+// An instruction set that adds products of pairs to another set has bitwise equal results in F32,
+// so ranks may mix the two sets (device.Info.KernelsIn). Results in BF16 differ.
 func TestPairsDifferInBF16Alone(t *testing.T) {
 	const m, n, k = 131, 95, 700
 	c := attentionCase{cuQ: cu(300, 37), cuK: cu(300, 37), heads: 4, kvHeads: 2, d: 40, dv: 24, causal: true}

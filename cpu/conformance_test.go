@@ -7,8 +7,8 @@ import (
 	"ulysses/testkit/conformance"
 )
 
-// TestConformance holds every instruction set that this CPU runs against the reference; one that
-// has another's kernels but for products, in what these make.
+// TestConformance compares all instruction sets of this CPU with the reference. A set that adds
+// products of pairs to another set is tested in these operations only.
 func TestConformance(t *testing.T) {
 	for _, isa := range ISAs() {
 		t.Run(isa, func(t *testing.T) {

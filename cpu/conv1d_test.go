@@ -12,7 +12,8 @@ import (
 	"ulysses/testkit/ref"
 )
 
-// TestConv1dOfGreatWidth: blocks of channels shrink with the width, down to what the scratch holds.
+// For a great width, blocks have fewer channels, as many as fit in the scratch. A width without any
+// is refused.
 func TestConv1dOfGreatWidth(t *testing.T) {
 	d := open(t, "", 2)
 	const tokens, channels, width = 9, 40, 3000
@@ -62,7 +63,7 @@ func TestConv1dOfGreatWidth(t *testing.T) {
 	}
 }
 
-// TestNoAllocationOfSmallOperations: those around the gated delta rule take nothing from the heap.
+// The operations around the gated delta rule do not allocate Go memory.
 func TestNoAllocationOfSmallOperations(t *testing.T) {
 	d := open(t, "", 2)
 	f := func(shape ...int64) tensor.Tensor {

@@ -15,15 +15,15 @@ import (
 	"ulysses/tensor"
 )
 
-// streamFrom is the size in bytes from which a copy is written around the caches: what is copied
-// last would push out what is needed next, and lines that are written whole need not be read.
+// streamFrom is the size in bytes from which a copy is written around the caches. A copy of this
+// size would evict other data, and lines that are written as a whole are then not read first.
 const streamFrom = 8 << 20
 
-// turnPiece is the extent of a transposed strip: a few cache lines, so that both sides stay in the
-// first cache.
-const turnPiece = 64
+// transposeSegment is the extent of a strip of a transpose: a few cache lines, so both operands
+// stay in the L1 cache.
+const transposeSegment = 64
 
-// copyKind is what becomes of an element; ok is false for a cast that there is no kernel for.
+// copyKind returns the conversion of an element, COPY_*. ok is false if no kernel has it.
 func copyKind(to, from tensor.DType) (kind C.int64_t, ok bool) {
 	if to == from {
 		// COPY_1, COPY_2, COPY_4, COPY_8
@@ -44,34 +44,34 @@ func copyKind(to, from tensor.DType) (kind C.int64_t, ok bool) {
 	return 0, false
 }
 
-// Copy writes src into dst: dense runs by vectors, transposed planes by tiles, anything else
-// element by element.
+// Copy writes src to dst, with a cast if their types differ. Operands with a dense inner axis are
+// copied by vectors, transposed operands by tiles, others element by element.
 func (d *Device) Copy(_ device.Stream, dst, src tensor.Tensor) error {
 	defer runtime.KeepAlive(dst.Data)
 	defer runtime.KeepAlive(src.Data)
 	if dst.Where != tensor.Host || src.Where != tensor.Host || dst.NDim != src.NDim || dst.Shape != src.Shape {
-		return status.Errorf(status.InvalidArgument, "cpu.Copy: %v into %v: both must lie in host memory and have one shape", src, dst)
+		return status.Errorf(status.InvalidArgument, "cpu.Copy: src is %v, dst is %v; both must be host memory of the same shape", src, dst)
 	}
 	kind, ok := copyKind(dst.DType, src.DType)
 	if !ok {
-		return status.Errorf(status.Unsupported, "cpu.Copy: %v into %v: casts are F32 to and from BF16 and F64, and F16 to F32", src, dst)
+		return status.Errorf(status.Unsupported, "cpu.Copy: src is %v, dst is %v; supported casts are F32 to and from BF16 and F64, and F16 to F32", src, dst)
 	}
 	p := merge(dst, src)
 	p.fewStreams()
-	if tasks, ok := d.turn(&p, dst, src); ok {
-		return d.run(C.K_turn, tasks)
+	if tasks, ok := d.transpose(&p, dst, src); ok {
+		return d.run(C.K_transpose, tasks)
 	}
 	a := (*C.copy_args)(d.args)
 	a.dst, a.src, a.kind, a.stream = dst.Data, src.Data, kind, 0
 	if dst.Bytes() >= streamFrom {
 		a.stream = 1
 	}
-	return d.run(C.K_copy, p.cut(&a.axes, false, grain, 1))
+	return d.run(C.K_copy, p.divide(&a.axes, false, grain, 1))
 }
 
-// turn prepares a transpose if that is what the copy is: dst is dense along one axis and src along
-// another.
-func (d *Device) turn(p *plane, dst, src tensor.Tensor) (tasks int64, ok bool) {
+// transpose prepares the arguments of a transpose if the copy is one: dst is dense along one axis
+// and src along another. It returns the number of tasks; ok is false for other copies.
+func (d *Device) transpose(p *plane, dst, src tensor.Tensor) (tasks int64, ok bool) {
 	x, y := p.rank-1, p.rank-1
 	for i := range p.rank {
 		if p.stride[1][i] == 1 {
@@ -81,7 +81,7 @@ func (d *Device) turn(p *plane, dst, src tensor.Tensor) (tasks int64, ok bool) {
 	if dst.DType != src.DType || x == y || p.stride[0][x] != 1 {
 		return 0, false
 	}
-	a := (*C.turn_args)(d.args)
+	a := (*C.transpose_args)(d.args)
 	a.dst, a.src, a.size = dst.Data, src.Data, C.int64_t(dst.DType.Size())
 	a.dst_y, a.src_x = C.int64_t(p.stride[0][y]), C.int64_t(p.stride[1][x])
 	inner, other := y, x
@@ -92,7 +92,7 @@ func (d *Device) turn(p *plane, dst, src tensor.Tensor) (tasks int64, ok bool) {
 	n := p.shape[other]
 	a.n = C.int64_t(n)
 	q := plane{count: p.count}
-	for i := range p.rank + 1 { // the inner axis last, the other one left to the kernel
+	for i := range p.rank + 1 { // the inner axis is last, and the kernel loops over the other one
 		axis := i
 		if i == p.rank {
 			axis = inner
@@ -105,14 +105,14 @@ func (d *Device) turn(p *plane, dst, src tensor.Tensor) (tasks int64, ok bool) {
 		}
 		q.rank++
 	}
-	return q.cut(&a.axes, false, turnPiece, max(n, 1)), true
+	return q.divide(&a.axes, false, transposeSegment, max(n, 1)), true
 }
 
 // Fill writes value into every element of dst, converted to its type.
 func (d *Device) Fill(_ device.Stream, dst tensor.Tensor, value float64) error {
 	defer runtime.KeepAlive(dst.Data)
 	if dst.Where != tensor.Host || dst.IsNil() || dst.DType == tensor.F16 {
-		return status.Errorf(status.InvalidArgument, "cpu.Fill: %v: must be host memory of a type other than F16", dst)
+		return status.Errorf(status.InvalidArgument, "cpu.Fill: dst is %v; want host memory of a type other than F16", dst)
 	}
 	var bits uint64
 	switch dst.DType {
@@ -129,9 +129,9 @@ func (d *Device) Fill(_ device.Stream, dst tensor.Tensor, value float64) error {
 	a := (*C.fill_args)(d.args)
 	a.dst, a.size = dst.Data, C.int64_t(dst.DType.Size())
 	var raw [8]byte
-	binary.LittleEndian.PutUint64(raw[:], bits) // a prefix of it is the value in any shorter type
+	binary.LittleEndian.PutUint64(raw[:], bits) // the first bytes are the value in shorter types
 	for i, v := range raw {
 		a.value[i] = C.uint8_t(v)
 	}
-	return d.run(C.K_fill, p.cut(&a.axes, false, grain, 1))
+	return d.run(C.K_fill, p.divide(&a.axes, false, grain, 1))
 }

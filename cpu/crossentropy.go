@@ -11,8 +11,8 @@ import (
 	"ulysses/tensor"
 )
 
-// CrossEntropy writes the negative log-likelihood of every row's target and, on request, its
-// gradient.
+// CrossEntropy writes the negative log-likelihood of each row's target to nll [T], and the gradient
+// of GradScale·Σnll to dlogits [T, V] if DLogits is given. Rows whose target is -100 count as 0.
 func (d *Device) CrossEntropy(_ device.Stream, a *device.CrossEntropy) error {
 	defer runtime.KeepAlive(a)
 	c := check{op: "CrossEntropy"}
@@ -31,13 +31,13 @@ func (d *Device) CrossEntropy(_ device.Stream, a *device.CrossEntropy) error {
 	}
 	for t, target := range a.Targets.Int32s() {
 		if target != C.CROSS_IGNORED && (target < 0 || int64(target) >= vocab) {
-			return status.Errorf(status.Internal, "cpu.CrossEntropy: target %d of row %d: there are %d logits; the data reader lets none outside pass",
-				target, t, vocab)
+			return status.Errorf(status.Internal, "cpu.CrossEntropy: row %d has target %d and %d logits; the data reader should have refused this target",
+				t, target, vocab)
 		}
 	}
-	per := max(1, grain/4/max(1, vocab))
+	perTask := max(1, grain/4/max(1, vocab))
 	*(*C.cross_args)(d.args) = C.cross_args{logits: floatsOf(a.Logits), targets: (*C.int32_t)(a.Targets.Data), nll: floatsOf(a.NLL),
 		dlogits: a.DLogits.Data, bf16: bf16, rows: C.int64_t(rows), vocab: C.int64_t(vocab), logits_row: C.int64_t(a.Logits.Stride[0]),
-		dlogits_row: C.int64_t(a.DLogits.Stride[0]), per: C.int64_t(per), scale: C.double(a.GradScale)}
-	return d.run(C.K_cross_entropy, ceil(rows, per))
+		dlogits_row: C.int64_t(a.DLogits.Stride[0]), per_task: C.int64_t(perTask), scale: C.double(a.GradScale)}
+	return d.run(C.K_cross_entropy, ceilDiv(rows, perTask))
 }

@@ -12,76 +12,77 @@ import (
 	"ulysses/tensor"
 )
 
-// deltaLayout is how one call of the gated delta rule is cut up and where things lie in its memory.
-// Everything but the amount of scratch depends on shapes and documents alone.
+// deltaLayout is the division of one call of the gated delta rule into tasks, and the layout of its
+// workspace, which starts with the table of documents. Everything but the amount of scratch and
+// byValueHead depends on shapes and documents alone.
 type deltaLayout struct {
-	chunk           int64
-	documents, runs int64 // that are not empty; tasks of a head
-	states          int64 // saved ones of a head
-	atRuns          int64 // bytes from the start of the workspace, as are those below
-	atKeyHead       int64
-	atFirst         int64
-	atScratch       int64
-	atWaiting       int64
-	// backward's tasks are value heads, for want of key heads or, in BF16, to round their sum once
-	apart         bool
+	chunk             int64 // tokens
+	documents, groups int64 // documents with tokens; groups of documents, the tasks of a head
+	states            int64 // saved states of a head
+	// offsets in the workspace, in bytes
+	groupsOffset, keyHeadOffset, firstOffset, scratchOffset, extraOffset int64
+	// The tasks of the backward pass are value heads, because there are too few key heads for the
+	// workers, or, in BF16, so that the sum over value heads is rounded once.
+	byValueHead   bool
 	savedFloats   int64 // of a head
 	scratchFloats int64 // of a worker
-	bytes         int64
+	bytes         int64 // of the workspace
 }
 
-// deltaChunk is the tokens of a chunk. Speed is about the same from 32 to 64; the triangles of 32
-// round half as much, those of 64 save half the states.
-func deltaChunk(asked int64) int64 {
-	if asked <= 0 {
+// deltaChunk returns the number of tokens of a chunk if the caller wants `wanted`; 0 = the default.
+// The speed is about the same from 32 to 64. Chunks of 32 have half the rounding errors in their
+// triangles; chunks of 64 save half as many states.
+func deltaChunk(wanted int64) int64 {
+	if wanted <= 0 {
 		return 32
 	}
-	return min(asked, C.DELTA_C)
+	return min(wanted, C.DELTA_C)
 }
 
-// layDelta cuts up a call. With memory nil it only measures; else it fills the tables at the start
-// of the workspace. Cu nil: as many documents as tokens, and as many states as one document has,
-// which has most. sums: the gradients of a key head's value heads are added up.
-func (d *Device) layDelta(a *device.GatedDelta, scratch int64, sums bool, memory unsafe.Pointer) deltaLayout {
+// planDelta returns the layout of a call. If memory is not nil, it also writes the tables to the
+// workspace. If Cu is nil, the layout is the largest of any documents: one document for each token,
+// and the states of one long document. sums: the gradients of a key head's value heads are added.
+func (d *Device) planDelta(a *device.GatedDelta, scratch int64, sums bool, memory unsafe.Pointer) deltaLayout {
 	l := deltaLayout{chunk: deltaChunk(a.Chunk), scratchFloats: scratch}
 	tokens, heads, keyHeads := a.V.Shape[0], a.V.Shape[1], a.K.Shape[1]
 	dk, dv := a.K.Shape[2], a.V.Shape[2]
 	if a.Cu == nil {
-		l.documents, l.runs, l.states = tokens, tokens, tokens/l.chunk
+		l.documents, l.groups, l.states = tokens, tokens, tokens/l.chunk
 	} else {
-		l.cutDelta(a.Cu, nil)
+		l.divideDocuments(a.Cu, nil)
 	}
 	l.savedFloats = tokens*int64(C.delta_ld(C.int64_t(dv))) + l.states*dk*int64(C.delta_pad(C.int64_t(dv)))
-	l.atRuns = padded(l.documents * C.sizeof_delta_document)
-	l.atKeyHead = l.atRuns + padded((l.runs+1)*8)
-	l.atFirst = l.atKeyHead + padded(heads*8)
-	l.atScratch = l.atFirst + padded((keyHeads+1)*8)
-	l.atWaiting = l.atScratch + padded(int64(d.workers)*l.scratchFloats*4)
-	l.bytes = l.atWaiting
+	l.groupsOffset = padded(l.documents * C.sizeof_delta_document)
+	l.keyHeadOffset = l.groupsOffset + padded((l.groups+1)*8)
+	l.firstOffset = l.keyHeadOffset + padded(heads*8)
+	l.scratchOffset = l.firstOffset + padded((keyHeads+1)*8)
+	l.extraOffset = l.scratchOffset + padded(int64(d.workers)*l.scratchFloats*4)
+	l.bytes = l.extraOffset
 	if second := heads - usedKeyHeads(a.KeyHead, heads, keyHeads); sums && second > 0 {
-		least, most := l.runs, l.runs
-		if a.Cu == nil { // more runs than that keep all busy
+		least, most := l.groups, l.groups
+		if a.Cu == nil { // with more groups no worker is idle
 			least, most = 1, 4*int64(d.workers)
 		}
-		l.apart = a.K.DType == tensor.BF16
-		for runs := least; runs <= most; runs++ {
-			l.apart = l.apart || idle(keyHeads*runs, int64(d.workers))
+		l.byValueHead = a.K.DType == tensor.BF16
+		for groups := least; groups <= most; groups++ {
+			l.byValueHead = l.byValueHead || idle(keyHeads*groups, int64(d.workers))
 		}
-		if l.apart {
+		if l.byValueHead {
 			l.bytes += padded(second * 2 * tokens * dk * a.K.DType.Size())
 		}
 	}
 	if memory != nil {
-		l.cutDelta(a.Cu, memory)
-		layKeyHeads(unsafe.Add(memory, l.atKeyHead), unsafe.Add(memory, l.atFirst), a.KeyHead, heads, keyHeads)
+		l.divideDocuments(a.Cu, memory)
+		writeHeadTables(unsafe.Add(memory, l.keyHeadOffset), unsafe.Add(memory, l.firstOffset), a.KeyHead, heads, keyHeads)
 	}
 	return l
 }
 
-// cutDelta counts documents, runs of them and states, and writes them down where there is memory.
-func (l *deltaLayout) cutDelta(cu []int64, memory unsafe.Pointer) {
-	l.documents, l.runs, l.states = 0, 0, 0
-	room := int64(0) // tokens that the last run takes yet
+// divideDocuments counts documents with tokens, their groups and their saved states. If memory is
+// not nil, it writes the tables of documents and groups.
+func (l *deltaLayout) divideDocuments(cu []int64, memory unsafe.Pointer) {
+	l.documents, l.groups, l.states = 0, 0, 0
+	room := int64(0) // tokens that fit in the last group
 	for i := 0; i+1 < len(cu); i++ {
 		n := cu[i+1] - cu[i]
 		if n == 0 {
@@ -89,10 +90,10 @@ func (l *deltaLayout) cutDelta(cu []int64, memory unsafe.Pointer) {
 		}
 		if n > room {
 			if memory != nil {
-				*index[int64](unsafe.Add(memory, l.atRuns), l.runs) = l.documents
+				*index[int64](unsafe.Add(memory, l.groupsOffset), l.groups) = l.documents
 			}
-			l.runs++
-			room = C.DELTA_RUN
+			l.groups++
+			room = C.DELTA_GROUP
 		}
 		room -= n
 		if memory != nil {
@@ -102,58 +103,37 @@ func (l *deltaLayout) cutDelta(cu []int64, memory unsafe.Pointer) {
 		l.states += (n - 1) / l.chunk
 	}
 	if memory != nil {
-		*index[int64](unsafe.Add(memory, l.atRuns), l.runs) = l.documents
+		*index[int64](unsafe.Add(memory, l.groupsOffset), l.groups) = l.documents
 	}
 }
 
-// idle reports whether a quarter of the workers' time or more would be lost with so few tasks.
+// idle reports whether workers would be idle for a quarter of the time or more with that many
+// tasks.
 func idle(tasks, workers int64) bool {
 	return 4*tasks <= 3*workers*ceilDiv(tasks, workers) && tasks > 0
 }
 
-// usedKeyHeads counts those that have a value head.
+// usedKeyHeads returns the number of key heads that have a value head.
 func usedKeyHeads(table []int64, heads, keyHeads int64) (n int64) {
 	for h := range heads {
-		if h == 0 || deltaKeyHead(table, h, heads, keyHeads) != deltaKeyHead(table, h-1, heads, keyHeads) {
+		if h == 0 || keyHeadOf(table, h, heads, keyHeads) != keyHeadOf(table, h-1, heads, keyHeads) {
 			n++
 		}
 	}
 	return n
 }
 
-// layKeyHeads writes the two tables that pair value heads with key heads.
-func layKeyHeads(of, first unsafe.Pointer, keyHead []int64, heads, keyHeads int64) {
-	next := int64(0)
-	for h := range heads {
-		g := deltaKeyHead(keyHead, h, heads, keyHeads)
-		*index[int64](of, h) = g
-		for ; next <= g; next++ {
-			*index[int64](first, next) = h
-		}
-	}
-	for ; next <= keyHeads; next++ {
-		*index[int64](first, next) = heads
-	}
-}
-
-// deltaKeyHead is the key head of a value head.
-func deltaKeyHead(table []int64, h, heads, keyHeads int64) int64 {
-	if table != nil {
-		return table[h]
-	}
-	return h / (heads / keyHeads)
-}
-
-// GatedDeltaSizes: saved are the corrections of every token and head, Dv floats each, and for every
-// chunk but a document's first the state before it; Dv is rounded up to whole panels. Workspace is
-// tables of the documents and scratch for each worker.
+// GatedDeltaSizes returns the bytes of saved activations and of the workspaces. Saved are the
+// corrections of each token and head, Dv floats, and the state before each chunk but a document's
+// first, Dk·Dv floats; Dv is rounded up to whole panels. A workspace holds tables of the documents
+// and scratch for each worker.
 func (d *Device) GatedDeltaSizes(a *device.GatedDelta) device.DeltaSizes {
 	dk, dv := C.int64_t(a.K.Shape[2]), C.int64_t(a.V.Shape[2])
-	l := d.layDelta(a, int64(C.delta_forward_floats(dk, dv, isBF16(a.K.DType))), false, nil)
+	l := d.planDelta(a, int64(C.delta_forward_floats(dk, dv, isBF16(a.K.DType))), false, nil)
 	return device.DeltaSizes{
 		Saved:    padded(a.V.Shape[1] * l.savedFloats * 4),
 		Forward:  l.bytes,
-		Backward: d.layDelta(a, int64(C.delta_backward_floats(dk, dv)), true, nil).bytes,
-		State:    d.layDelta(a, int64(C.delta_state_floats(dk, dv)), false, nil).bytes,
+		Backward: d.planDelta(a, int64(C.delta_backward_floats(dk, dv)), true, nil).bytes,
+		State:    d.planDelta(a, int64(C.delta_state_floats(dk, dv)), false, nil).bytes,
 	}
 }

@@ -12,8 +12,9 @@ import (
 	"ulysses/tensor"
 )
 
-// DeltaState sums up a stretch: its chunks one after the other from a zero state, and without
-// values from the unit matrix.
+// DeltaState computes the effect of a range of tokens on the recurrent state S: after the range it
+// is transition·S + state. state [H, Dk, Dv] is the state from zero; transition [H, Dk, Dk], which
+// may be nil, is the state from the unit matrix without values.
 func (d *Device) DeltaState(_ device.Stream, a *device.DeltaState) error {
 	defer runtime.KeepAlive(a)
 	c := check{op: "DeltaState"}
@@ -28,20 +29,21 @@ func (d *Device) DeltaState(_ device.Stream, a *device.DeltaState) error {
 	if c.err != nil {
 		return c.err
 	}
-	l := d.layStretch(&c, a.K, a.V, a.KeyHead, a.Chunk, a.Workspace)
+	l := d.planRange(&c, a.K, a.V, a.KeyHead, a.Chunk, a.Workspace)
 	if c.err != nil {
 		return c.err
 	}
 	p := (*C.delta_args)(d.args)
-	*p = stretchArgs(a.K, a.V, a.G, a.Beta)
+	*p = rangeArgs(a.K, a.V, a.G, a.Beta)
 	p.v, p.bf16 = a.V.Data, bf16
 	p.v_t, p.v_h = strides(a.V)
-	p.state, p.transition = floatPointer(a.State), floatPointer(a.Transition)
+	p.state, p.transition = floatsOf(a.State), floatsOf(a.Transition)
 	pointDelta(p, &l, a.Workspace.Data, a.L2Norm)
 	return d.run(C.K_delta_state, heads)
 }
 
-// DeltaStateGrad is backward's walk over the chunks with nothing but the gradient of the state.
+// DeltaStateGrad computes the gradient of the state before a range of tokens, for a zero gradient
+// of the state after the range: the backward pass over the chunks without the other gradients.
 func (d *Device) DeltaStateGrad(_ device.Stream, a *device.DeltaStateGrad) error {
 	defer runtime.KeepAlive(a)
 	c := check{op: "DeltaStateGrad"}
@@ -54,40 +56,41 @@ func (d *Device) DeltaStateGrad(_ device.Stream, a *device.DeltaStateGrad) error
 	if c.err != nil {
 		return c.err
 	}
-	l := d.layStretch(&c, a.K, a.DOut, a.KeyHead, a.Chunk, a.Workspace)
+	l := d.planRange(&c, a.K, a.DOut, a.KeyHead, a.Chunk, a.Workspace)
 	if c.err != nil {
 		return c.err
 	}
 	p := (*C.delta_args)(d.args)
-	*p = stretchArgs(a.K, a.DOut, a.G, a.Beta)
+	*p = rangeArgs(a.K, a.DOut, a.G, a.Beta)
 	p.q, p.dout, p.scale, p.bf16 = a.Q.Data, a.DOut.Data, C.float(a.Scale), bf16
 	p.q_t, p.q_h = strides(a.Q)
 	p.dout_t, p.dout_h = strides(a.DOut)
-	p.state = floatPointer(a.DState)
+	p.state = floatsOf(a.DState)
 	pointDelta(p, &l, a.Workspace.Data, a.L2Norm)
 	return d.run(C.K_delta_state_grad, heads)
 }
 
-// layStretch lays out tables and scratch; values tells heads and their size.
-func (d *Device) layStretch(c *check, k, values tensor.Tensor, keyHead []int64, chunk int64, workspace tensor.Tensor) deltaLayout {
+// planRange returns the layout for a range of tokens, which is one document, and writes its tables
+// to the workspace. values gives the number of value heads and of their features.
+func (d *Device) planRange(c *check, k, values tensor.Tensor, keyHead []int64, chunk int64, workspace tensor.Tensor) deltaLayout {
 	if k.Shape[2] < 1 || values.Shape[2] < 1 {
-		c.fail("head sizes %d and %d: they must be at least 1", k.Shape[2], values.Shape[2])
+		c.fail("keys have %d features and values %d; both need at least 1", k.Shape[2], values.Shape[2])
 	}
 	scratch := int64(C.delta_state_floats(C.int64_t(k.Shape[2]), C.int64_t(values.Shape[2])))
 	cu := [2]int64{0, values.Shape[0]}
 	a := device.GatedDelta{K: k, V: values, KeyHead: keyHead, Chunk: chunk, Cu: cu[:]}
-	l := d.layDelta(&a, scratch, false, nil)
-	checkMemory(c, "workspace", workspace, l.bytes)
+	l := d.planDelta(&a, scratch, false, nil)
+	c.memory("workspace", workspace, l.bytes, "GatedDeltaSizes")
 	if c.err == nil {
-		d.layDelta(&a, scratch, false, workspace.Data)
+		d.planDelta(&a, scratch, false, workspace.Data)
 	}
 	return l
 }
 
-// stretchArgs is what both directions share.
-func stretchArgs(k, values, g, beta tensor.Tensor) C.delta_args {
+// rangeArgs returns the arguments that DeltaState and DeltaStateGrad share.
+func rangeArgs(k, values, g, beta tensor.Tensor) C.delta_args {
 	p := C.delta_args{
-		k: k.Data, g: floatPointer(g), beta: floatPointer(beta),
+		k: k.Data, g: floatsOf(g), beta: floatsOf(beta),
 		heads: C.int64_t(values.Shape[1]), key_heads: C.int64_t(k.Shape[1]), d_k: C.int64_t(k.Shape[2]), d_v: C.int64_t(values.Shape[2]),
 		tokens: C.int64_t(values.Shape[0]),
 	}
@@ -97,7 +100,8 @@ func stretchArgs(k, values, g, beta tensor.Tensor) C.delta_args {
 	return p
 }
 
-// DeltaFold is a matrix product for each head.
+// DeltaFold computes y = m·x (+ e) for each head, with mᵀ instead of m if Transpose is set. m is
+// [H, Dk, Dk], x, y and e are [H, Dk, Dv]; e may be y.
 func (d *Device) DeltaFold(s device.Stream, a *device.DeltaFold) error {
 	defer runtime.KeepAlive(a)
 	c := check{op: "DeltaFold"}

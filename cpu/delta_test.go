@@ -12,7 +12,7 @@ import (
 	"ulysses/testkit/ref"
 )
 
-// deltaCase is a call: its geometry is the reference's.
+// deltaCase describes a call.
 type deltaCase struct {
 	ref.GatedDelta
 	chunk     int64
@@ -52,7 +52,7 @@ func wide(x []float32) []float64 {
 	return y
 }
 
-// make lays a call out on a device.
+// make returns the call with its tensors in device memory.
 func (c *deltaCase) make(t testing.TB, d *Device, x *deltaData) *device.GatedDeltaGrad {
 	tokens := c.T()
 	of := func(values []float32, heads, n int64) tensor.Tensor {
@@ -91,7 +91,7 @@ func (c *deltaCase) make(t testing.TB, d *Device, x *deltaData) *device.GatedDel
 	return g
 }
 
-// bytes is memory full of NaN: nothing may be read before it is written.
+// bytes returns memory full of NaN, to find reads of memory that was not written.
 func bytes(t testing.TB, d *Device, n int64) tensor.Tensor {
 	b, err := d.Alloc(n)
 	if err != nil {
@@ -131,7 +131,7 @@ func values(x tensor.Tensor) []float64 {
 	return y
 }
 
-// deltaError is max|x - want| / max|want|; NaN is infinite.
+// deltaError returns max|x - want| / max|want|, or infinity if it is NaN.
 func deltaError(x, want []float64) float64 {
 	worst, top := 0.0, 1e-30
 	for i := range want {
@@ -146,7 +146,7 @@ func deltaError(x, want []float64) float64 {
 	return worst / top
 }
 
-// results by name, of the reference in a type.
+// deltaWant returns the results of the reference in a type, by name.
 func deltaWant[T ref.Float](c *deltaCase, x *deltaData) map[string][]float64 {
 	to := func(x []float32) []T {
 		y := make([]T, len(x))
@@ -201,7 +201,7 @@ func TestGatedDelta(t *testing.T) {
 			g := c.make(t, d, x)
 			bothDelta(t, d, g)
 			for what, got := range deltaGot(g) {
-				// as the conformance suite has it
+				// the tolerances of the conformance suite
 				if e, p := deltaError(got, want[what]), deltaError(plain[what], want[what]); !(e <= max(2*p, 4.0/(1<<23))) || !(e <= 2e-5) {
 					t.Errorf("%s, %s: %s: error %.2e, the recurrence's in f32 %.2e", name, isa, what, e, p)
 				}
@@ -210,8 +210,8 @@ func TestGatedDelta(t *testing.T) {
 	}
 }
 
-// TestGatedDeltaOfOneFeature: the gradient of a number through its own norm is 1e-6 of what goes
-// in, and right to the same 2e-5, where the formula in F32 leaves what its subtraction rounded.
+// With one feature, the gradient through the norm is 1e-6 of the incoming gradient. It has an error
+// of at most 2e-5 as well, although the subtraction in F32 would leave only rounding errors.
 func TestGatedDeltaOfOneFeature(t *testing.T) {
 	c := deltaCase{GatedDelta: ref.GatedDelta{Hk: 2, Hv: 4, Dk: 1, Dv: 24, Cu: cu(1, 70), Scale: 1, L2Norm: true}, decay: .3}
 	x := c.data(1)
@@ -228,8 +228,8 @@ func TestGatedDeltaOfOneFeature(t *testing.T) {
 	}
 }
 
-// TestGatedDeltaInvariance: workers, other heads, PerHead and where a document lies leave every bit
-// alone, and so do a hundred repetitions.
+// Results are bitwise equal for any number of workers, with and without other heads, with PerHead,
+// for any position of a document, and in each of many repetitions.
 func TestGatedDeltaInvariance(t *testing.T) {
 	c := deltaCase{GatedDelta: ref.GatedDelta{Hk: 2, Hv: 4, Dk: 32, Dv: 48, Cu: cu(37, 150), Scale: .3, L2Norm: true}, decay: .3}
 	x := c.data(1)
@@ -241,7 +241,7 @@ func TestGatedDeltaInvariance(t *testing.T) {
 	}
 	for _, isa := range ISAs() {
 		var want []float64
-		for _, workers := range []int{1, 2, 7} { // 7: value heads of a key head apart
+		for _, workers := range []int{1, 2, 7} { // with 7, tasks are value heads
 			d := open(t, isa, workers)
 			g := c.make(t, d, x)
 			for range 34 {
@@ -249,23 +249,23 @@ func TestGatedDeltaInvariance(t *testing.T) {
 				if got := of(g); want == nil {
 					want = got
 				} else if !slices.Equal(got, want) {
-					t.Fatalf("%s: %d workers change the result, or it changes by itself", isa, workers)
+					t.Fatalf("%s: %d workers: the result differs from an earlier run", isa, workers)
 				}
 			}
 			// The second document and the second key head alone.
 			one := *g
-			cut := func(y tensor.Tensor, n int64) tensor.Tensor { return y.Slice(0, 37, 187).Slice(1, n/2, n) }
-			before := append(append(append(values(cut(g.Out, 4)), values(cut(g.DQ, 2))...), values(cut(g.DK, 2))...), values(cut(g.DG, 4))...)
+			half := func(y tensor.Tensor, n int64) tensor.Tensor { return y.Slice(0, 37, 187).Slice(1, n/2, n) }
+			before := append(append(append(values(half(g.Out, 4)), values(half(g.DQ, 2))...), values(half(g.DK, 2))...), values(half(g.DG, 4))...)
 			one.Cu = cu(150)
-			one.Q, one.K, one.DQ, one.DK = cut(g.Q, 2), cut(g.K, 2), cut(g.DQ, 2), cut(g.DK, 2)
-			one.V, one.G, one.Beta, one.Out, one.DOut = cut(g.V, 4), cut(g.G, 4), cut(g.Beta, 4), cut(g.Out, 4), cut(g.DOut, 4)
-			one.DV, one.DG, one.DBeta = cut(g.DV, 4), cut(g.DG, 4), cut(g.DBeta, 4)
+			one.Q, one.K, one.DQ, one.DK = half(g.Q, 2), half(g.K, 2), half(g.DQ, 2), half(g.DK, 2)
+			one.V, one.G, one.Beta, one.Out, one.DOut = half(g.V, 4), half(g.G, 4), half(g.Beta, 4), half(g.Out, 4), half(g.DOut, 4)
+			one.DV, one.DG, one.DBeta = half(g.DV, 4), half(g.DG, 4), half(g.DBeta, 4)
 			one.Workspace = bytes(t, d, d.GatedDeltaSizes(&one.GatedDelta).Backward)
 			bothDelta(t, d, &one)
 			if after := append(append(append(values(one.Out), values(one.DQ)...), values(one.DK)...), values(one.DG)...); !slices.Equal(before, after) {
-				t.Fatalf("%s: a document and a head alone differ from those among others", isa)
+				t.Fatalf("%s: the results of a document and a head depend on other documents or heads", isa)
 			}
-			// Each value head's own dq, added up.
+			// dq of each value head, added up.
 			p := c
 			p.perHead = true
 			h := p.make(t, d, x)
@@ -284,7 +284,7 @@ func TestGatedDeltaInvariance(t *testing.T) {
 	}
 }
 
-// TestGatedDeltaNaN: a NaN shows where its token is and behind, and in no token before.
+// A NaN affects its token and later tokens, and no earlier token.
 func TestGatedDeltaNaN(t *testing.T) {
 	c := deltaCase{GatedDelta: ref.GatedDelta{Hk: 1, Hv: 1, Dk: 16, Dv: 16, Cu: cu(200), Scale: .3}, decay: .3}
 	for _, isa := range ISAs() {
@@ -310,7 +310,7 @@ func TestGatedDeltaNaN(t *testing.T) {
 				}
 			}
 		}
-		// No decay is too strong, not even for a whole chunk.
+		// All strengths of decay are exact, also over a whole chunk.
 		for _, strong := range []float32{-20, -1e4, -3e38, float32(math.Inf(-1))} {
 			x := c.data(1)
 			for i := range x.g {
@@ -330,7 +330,7 @@ func TestGatedDeltaNaN(t *testing.T) {
 	}
 }
 
-// The bound of memory holds for any cut into documents.
+// The memory without given documents is enough for all documents.
 func TestGatedDeltaBound(t *testing.T) {
 	d := open(t, "", 5)
 	r := rand.New(rand.NewPCG(1, 2))
@@ -350,7 +350,7 @@ func TestGatedDeltaBound(t *testing.T) {
 	}
 }
 
-// TestDeltaState: stretches put together are the whole, forward and backward.
+// DeltaState and DeltaStateGrad agree with the reference.
 func TestDeltaState(t *testing.T) {
 	c := deltaCase{GatedDelta: ref.GatedDelta{Hk: 2, Hv: 4, Dk: 24, Dv: 40, Cu: cu(150), Scale: .3, L2Norm: true}, decay: .1, headMajor: true}
 	x := c.data(1)

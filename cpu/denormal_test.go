@@ -9,11 +9,12 @@ import (
 	"ulysses/tensor"
 )
 
-// Denormals are zero in products and the like, for which a processor would need 100 times as long;
-// what moves numbers keeps them, and the thread computes as before when an operation returns.
+// Denormals are zero in arithmetic, because a processor needs 100 times as long for them.
+// Operations that move or add values keep them. After an operation the thread's floating-point mode
+// is restored.
 func TestDenormals(t *testing.T) {
 	if runtime.GOARCH != "amd64" {
-		t.Skip("denormals are left alone on this processor")
+		t.Skip("the kernels treat denormals as zero on amd64 only")
 	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

@@ -8,10 +8,12 @@ package cpu
 #include <sys/mman.h>
 #include "kernels/kernels.h"
 
-// From here on memory comes from mmap in whole huge pages: page faults cost more than most operations do.
+// Memory of this size or more comes from mmap and is aligned to huge pages, because page faults
+// take longer than most operations.
 enum { ULY_HUGE = 2 << 20 };
 
-// uly_alloc returns zeroed memory aligned to 64 bytes (to 2 MiB when large), or NULL.
+// uly_alloc returns zeroed memory aligned to 64 bytes (from ULY_HUGE on to 2 MiB), or NULL.
+// uly_free needs the same number of bytes.
 static void *uly_alloc(int64_t bytes) {
 	if (bytes < ULY_HUGE) {
 		void *p = aligned_alloc(64, (bytes + 63) / 64 * 64);
@@ -20,7 +22,8 @@ static void *uly_alloc(int64_t bytes) {
 	}
 	if (bytes > INT64_MAX - 2 * (int64_t)ULY_HUGE) return NULL;
 	int64_t size = (bytes + 4095) / 4096 * 4096;
-	char *p = mmap(NULL, size + ULY_HUGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	char *p = mmap(NULL, size + ULY_HUGE, PROT_READ | PROT_WRITE,
+	               MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (p == MAP_FAILED) return NULL;
 	int64_t head = -(uintptr_t)p & (ULY_HUGE - 1);
 	if (head) munmap(p, head);
@@ -52,27 +55,28 @@ const align = 64
 
 // Options choose the size and the kernels of a device.
 type Options struct {
-	// threads that operations use, the caller's included; 0 = the cores that the affinity mask
-	// allows
+	// number of threads of an operation, including the caller's; 0 = the number of cores that the
+	// process may use
 	Workers int
-	// "avx512bf16", "avx512", "avx2", "portable"; "" = what ULYSSES_ISA says, else the best by
-	// CPUID
+	// "avx512bf16", "avx512", "avx2" or "portable"; "" = the value of ULYSSES_ISA, or the best set
+	// that the CPU has
 	ISA string
 }
 
-// Device is the CPU as one rank sees it. It serves one goroutine at a time.
+// Device is the CPU as the device of one rank. It serves one goroutine at a time. Its streams are
+// synchronous: operations end before they return.
 type Device struct {
 	table   *table
 	workers int
 	pool    *pool
-	// the run in progress, in C memory so that no call moves a Go pointer across
+	// The run in progress. It is in C memory, so no Go pointer is passed to C.
 	job     *C.uly_job
 	args    unsafe.Pointer // ULY_ARGS_BYTES of C memory: the arguments of the run
 	scratch unsafe.Pointer // workers x ULY_SCRATCH_BYTES
 	work    func(worker int)
 }
 
-// New opens the CPU. An instruction set that this CPU lacks is Unsupported.
+// New opens the CPU. If the CPU does not have the instruction set, the error is Unsupported.
 func New(o Options) (device.Device, error) {
 	t, err := choose(o.ISA)
 	if err != nil {
@@ -83,7 +87,7 @@ func New(o Options) (device.Device, error) {
 		n = runtime.NumCPU()
 	}
 	if n < 0 || n > 4096 {
-		return nil, status.Errorf(status.InvalidArgument, "cpu.New: %d workers: use 1 to 4096, or 0 for all cores this process may use", n)
+		return nil, status.Errorf(status.InvalidArgument, "cpu.New: %d workers; use 1 to 4096, or 0 for all cores that this process may use", n)
 	}
 	d := &Device{table: t, workers: n}
 	d.job = (*C.uly_job)(C.uly_alloc(C.sizeof_uly_job))
@@ -91,7 +95,7 @@ func New(o Options) (device.Device, error) {
 	d.scratch = C.uly_alloc(d.scratchBytes())
 	if d.job == nil || d.args == nil || d.scratch == nil {
 		d.Close()
-		return nil, status.Errorf(status.OutOfMemory, "cpu.New: %d workers need %d bytes of scratch: use fewer", n, d.scratchBytes())
+		return nil, status.Errorf(status.OutOfMemory, "cpu.New: no memory for the scratch of %d workers, %d bytes; use fewer workers", n, d.scratchBytes())
 	}
 	d.job.args, d.job.scratch = d.args, (*C.char)(d.scratch)
 	d.work = func(worker int) { C.uly_work(d.job, C.int64_t(worker)) }
@@ -101,13 +105,13 @@ func New(o Options) (device.Device, error) {
 
 func (d *Device) scratchBytes() C.int64_t { return C.int64_t(d.workers) * C.ULY_SCRATCH_BYTES }
 
-// Info says what the device is.
+// Info describes the device.
 func (d *Device) Info() device.Info {
 	return device.Info{Kind: "cpu", Name: cpuid.CPU.BrandName, Kernels: d.table.name, Workers: d.workers, Align: align,
 		Place: tensor.Host, Compute: compute}
 }
 
-// Close gives back workers and scratch. Buffers stay valid until they are freed.
+// Close ends the workers and frees the scratch. Buffers stay valid until they are freed.
 func (d *Device) Close() {
 	if d.pool != nil {
 		d.pool.close()
@@ -124,16 +128,17 @@ func (d *Device) Close() {
 	d.job, d.args, d.scratch = nil, nil, nil
 }
 
-// run does the tasks 0..tasks-1 of a kernel with the arguments in d.args, and returns when all are
-// done. The arguments are gone then. The collector does not look into d.args: an operation keeps
-// alive what it was given until its kernels are done, for a caller may have no more use for it.
+// run runs tasks 0 to tasks-1 of a kernel with the arguments in d.args, waits for them and clears
+// the arguments. The garbage collector does not scan d.args. Therefore each operation keeps its
+// operands alive until its kernels have ended (runtime.KeepAlive): the caller may hold no other
+// reference to them.
 func (d *Device) run(kernel int, tasks int64) error {
 	defer d.forget()
 	return d.runKeeping(kernel, tasks)
 }
 
-// runKeeping leaves the arguments for the next run of the same operation, which must forget them in
-// the end.
+// runKeeping is run without clearing the arguments, for operations of several runs. Such an
+// operation calls forget at its end.
 func (d *Device) runKeeping(kernel int, tasks int64) error {
 	if tasks <= 0 {
 		return nil
@@ -143,13 +148,12 @@ func (d *Device) runKeeping(kernel int, tasks int64) error {
 	return d.pool.run(int(min(tasks, int64(d.workers)))-1, d.work)
 }
 
-// forget clears the arguments, which may point into the Go heap. Left behind, such a pointer would
-// go stale and, when the next operation's takes its place, meet the collector's write barrier,
-// which dies of it. Cleared as numbers, it meets none.
+// forget clears the arguments, which may point into the Go heap. A stale pointer would crash the
+// write barrier of the garbage collector when the next operation overwrites it. Clearing them as
+// numbers uses no write barrier.
 func (d *Device) forget() { clear(unsafe.Slice((*uint64)(d.args), C.ULY_ARGS_BYTES/8)) }
 
-// buffer is memory outside the Go heap: kernels may keep pointers into it, and the collector never
-// looks at it.
+// buffer is memory outside of the Go heap.
 type buffer struct {
 	p     unsafe.Pointer
 	bytes int64
@@ -168,19 +172,20 @@ func (b *buffer) Free() {
 // Alloc returns zeroed memory, aligned to a cache line.
 func (d *Device) Alloc(bytes int64) (device.Buffer, error) {
 	if bytes < 0 {
-		return nil, status.Errorf(status.InvalidArgument, "cpu.Alloc: %d bytes: a size cannot be negative", bytes)
+		return nil, status.Errorf(status.InvalidArgument, "cpu.Alloc: %d bytes; a size must not be negative", bytes)
 	}
 	p := C.uly_alloc(C.int64_t(max(bytes, 1)))
 	if p == nil {
-		return nil, status.Errorf(status.OutOfMemory, "cpu.Alloc: %d bytes: the system has no more; make the job smaller or use more ranks", bytes)
+		return nil, status.Errorf(status.OutOfMemory, "cpu.Alloc: the system has no memory for %d bytes; make the job smaller or use more ranks", bytes)
 	}
 	return &buffer{p, bytes}, nil
 }
 
-// compute are the types that activations may have.
+// compute are the compute types that the kernels support.
 var compute = []tensor.DType{tensor.F32, tensor.BF16}
 
-// order is stream and event at once: operations are done when they return.
+// order is a stream and an event. Its methods do nothing, because operations have ended when they
+// return.
 type order struct{}
 
 func (order) Sync() error               { return nil }
@@ -188,10 +193,10 @@ func (order) Record(device.Event) error { return nil }
 func (order) Wait(device.Event) error   { return nil }
 func (order) Close()                    {}
 
-// NewStream returns a stream; on this device all streams are the same.
+// NewStream returns a stream. All streams of this device are the same.
 func (d *Device) NewStream() (device.Stream, error) { return order{}, nil }
 
-// NewEvent returns an event, which has always come.
+// NewEvent returns an event, which is always complete.
 func (d *Device) NewEvent() (device.Event, error) { return order{}, nil }
 
 var _ device.Device = (*Device)(nil)

@@ -10,10 +10,10 @@ import (
 	"ulysses/tensor"
 )
 
-// floatsOf is the memory of a tensor in F32 for C.
+// floatsOf returns the memory of an F32 tensor as a C pointer.
 func floatsOf(t tensor.Tensor) *C.float { return (*C.float)(t.Data) }
 
-// Add writes a + b into dst.
+// Add writes a + b to dst.
 func (d *Device) Add(_ device.Stream, dst, a, b tensor.Tensor) error {
 	defer runtime.KeepAlive(dst.Data)
 	defer runtime.KeepAlive(a.Data)
@@ -29,7 +29,7 @@ func (d *Device) Add(_ device.Stream, dst, a, b tensor.Tensor) error {
 	p := merge(dst, a, b)
 	k := (*C.add_args)(d.args)
 	k.dst, k.a, k.b, k.bf16 = dst.Data, a.Data, b.Data, bf16
-	return d.run(C.K_add, p.cut(&k.axes, true, grain, 1))
+	return d.run(C.K_add, p.divide(&k.axes, true, grain, 1))
 }
 
 // Scale multiplies x by f in place.
@@ -41,6 +41,6 @@ func (d *Device) Scale(_ device.Stream, x tensor.Tensor, f float64) error {
 	if c.err != nil {
 		return c.err
 	}
-	*(*C.scale_args)(d.args) = C.scale_args{x: x.Data, n: C.int64_t(x.Numel()), piece: grain, bf16: bf16, f: C.float(f)}
-	return d.run(C.K_scale, ceil(x.Numel(), grain))
+	*(*C.scale_args)(d.args) = C.scale_args{x: x.Data, n: C.int64_t(x.Numel()), per_task: grain, bf16: bf16, f: C.float(f)}
+	return d.run(C.K_scale, ceilDiv(x.Numel(), grain))
 }

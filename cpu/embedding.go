@@ -12,22 +12,22 @@ import (
 )
 
 const (
-	bands   = 16 // of features in EmbeddingBackward, at most: as many tasks
-	minBand = 64 // features of a band: whole cache lines
+	bands   = 16 // most bands of features, and tasks, of EmbeddingBackward
+	minBand = 64 // fewest features of a band: whole cache lines
 )
 
-// checkIDs finds ids outside of the table: memory would be read or written where nothing is.
+// checkIDs returns an error if an id is outside of the table.
 func checkIDs(op string, ids tensor.Tensor, vocab int64) error {
 	for t, id := range ids.Int32s() {
 		if id < 0 || int64(id) >= vocab {
-			return status.Errorf(status.Internal, "cpu.%s: id %d of token %d: the table has %d rows; the data reader lets none outside pass",
-				op, id, t, vocab)
+			return status.Errorf(status.Internal, "cpu.%s: token %d has id %d, and the table has %d rows; the data reader should have refused this id",
+				op, t, id, vocab)
 		}
 	}
 	return nil
 }
 
-// EmbeddingForward copies a row of the table for every id.
+// EmbeddingForward copies row ids[t] of table [V, N] to y[t], for each token t.
 func (d *Device) EmbeddingForward(_ device.Stream, a *device.Embedding) error {
 	defer runtime.KeepAlive(a)
 	c := check{op: "EmbeddingForward"}
@@ -42,13 +42,13 @@ func (d *Device) EmbeddingForward(_ device.Stream, a *device.Embedding) error {
 		return err
 	}
 	n, tokens := a.Table.Shape[1], a.IDs.Shape[0]
-	per := max(1, grain/max(1, n))
+	perTask := max(1, grain/max(1, n))
 	*(*C.embed_args)(d.args) = C.embed_args{table: a.Table.Data, ids: (*C.int32_t)(a.IDs.Data), y: a.Y.Data, tokens: C.int64_t(tokens), bf16: bf16,
-		n: C.int64_t(n), table_row: C.int64_t(a.Table.Stride[0]), y_row: C.int64_t(a.Y.Stride[0]), per: C.int64_t(per)}
-	return d.run(C.K_embed_forward, ceil(tokens, per))
+		n: C.int64_t(n), table_row: C.int64_t(a.Table.Stride[0]), y_row: C.int64_t(a.Y.Stride[0]), per_task: C.int64_t(perTask)}
+	return d.run(C.K_embed_forward, ceilDiv(tokens, perTask))
 }
 
-// EmbeddingBackward adds the gradient of every token to the row of its id, in the order of tokens.
+// EmbeddingBackward adds dy[t] to row ids[t] of dtable [V, N], in the order of the tokens.
 func (d *Device) EmbeddingBackward(_ device.Stream, a *device.EmbeddingGrad) error {
 	defer runtime.KeepAlive(a)
 	c := check{op: "EmbeddingBackward"}
@@ -63,8 +63,8 @@ func (d *Device) EmbeddingBackward(_ device.Stream, a *device.EmbeddingGrad) err
 		return err
 	}
 	n, tokens := a.DTable.Shape[1], a.IDs.Shape[0]
-	per := max(minBand, ceil(ceil(n, bands), minBand)*minBand)
+	perTask := max(minBand, ceilDiv(ceilDiv(n, bands), minBand)*minBand)
 	*(*C.embed_grad_args)(d.args) = C.embed_grad_args{ids: (*C.int32_t)(a.IDs.Data), dy: a.DY.Data, dtable: floatsOf(a.DTable), bf16: bf16,
-		tokens: C.int64_t(tokens), n: C.int64_t(n), dy_row: C.int64_t(a.DY.Stride[0]), table_row: C.int64_t(a.DTable.Stride[0]), per: C.int64_t(per)}
-	return d.run(C.K_embed_backward, ceil(n, per))
+		tokens: C.int64_t(tokens), n: C.int64_t(n), dy_row: C.int64_t(a.DY.Stride[0]), table_row: C.int64_t(a.DTable.Stride[0]), per_task: C.int64_t(perTask)}
+	return d.run(C.K_embed_backward, ceilDiv(n, perTask))
 }

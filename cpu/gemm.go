@@ -12,9 +12,10 @@ import (
 	"ulysses/tensor"
 )
 
-// Gemm is C = A·B (+ Bias) (+ C). With K = 0 the product is zero. A NaN or infinity in A or B shows
-// in every element it enters. Sums are of F32 over the whole of K and rounded once where C is BF16.
-// With AVX512_BF16, products of BF16 take denormals, and sums that are denormal, for zero.
+// Gemm computes C [M, N] = A [M, K]·B [K, N] (+ Bias [N]) (+ C). With K = 0 the product is zero. A
+// NaN or infinity in A or B affects every element of C that depends on it. Sums over K are F32; if
+// C is BF16 they are rounded once. With AVX512_BF16, products of BF16 treat denormal operands and
+// sums as zero.
 func (d *Device) Gemm(_ device.Stream, a *device.Gemm) error {
 	defer runtime.KeepAlive(a)
 	c := check{op: "Gemm"}
@@ -30,13 +31,13 @@ func (d *Device) Gemm(_ device.Stream, a *device.Gemm) error {
 	if !a.Bias.IsNil() {
 		c.dense("bias", a.Bias, dtype, n)
 		if a.Accumulate {
-			c.fail("a bias excludes accumulation")
+			c.fail("Bias with Accumulate; give one of them")
 		}
 	}
 	ars, acs, okA := unitStride(a.A)
 	brs, bcs, okB := unitStride(a.B)
 	if !okA || !okB {
-		c.fail("%v · %v: A and B need an axis of stride 1", a.A, a.B)
+		c.fail("A is %v and B is %v; each needs an axis of stride 1", a.A, a.B)
 	}
 	if c.err != nil || m == 0 || n == 0 {
 		return c.err
@@ -60,8 +61,9 @@ func (d *Device) Gemm(_ device.Stream, a *device.Gemm) error {
 	return d.run(C.K_gemm, ceilDiv(m, rows)*ceilDiv(n, columns))
 }
 
-// unitStride gives the strides of a matrix with exactly one of them 1, as packing wants them: the
-// column stride is 1, or the row stride is. Along an axis of one element any stride will do.
+// unitStride returns the strides of a matrix such that the column stride or the row stride is 1, as
+// packing requires. The stride of an axis with one element is arbitrary. ok is false if neither is
+// 1.
 func unitStride(t tensor.Tensor) (row, column int64, ok bool) {
 	switch {
 	case t.Stride[1] == 1 || t.Shape[1] <= 1:
@@ -72,18 +74,20 @@ func unitStride(t tensor.Tensor) (row, column int64, ok bool) {
 	return 0, 0, false
 }
 
+// ceilDiv returns a/b, rounded up.
 func ceilDiv(a, b int64) int64 { return (a + b - 1) / b }
 
-// gemmSplit cuts C into blocks, one a task, of most rows and columns. It weighs the work of the
-// busiest worker against the packing, which each task does for itself: B by its columns, A once
-// more for each block of columns. The split does not touch the results: an element's sum is the
-// same in any block.
+// gemmSplit returns the size of the blocks of C, one for each task, at most `most` rows and
+// columns. It minimizes the work of the busiest worker, including packing: each task packs its
+// columns of B, and A is packed once for each block of columns. The results do not depend on the
+// blocks, because the sum of an element is the same in every block.
 func gemmSplit(m, n, k, workers int64, most [2]int64) (rows, columns int64) {
 	const (
-		grain        = 16       // rows and columns in steps that waste little of a register tile
-		small        = 1 << 20  // multiply-adds too few to share
+		// rows and columns of a block are multiples of it, to fill register tiles
+		grain        = 16
+		small        = 1 << 20  // with fewer multiply-adds, one worker computes all
 		packA, packB = 4.0, 8.0 // cost of packing an element, in multiply-adds
-		// what a task costs apart, as a share of the whole, so that ties go to few tasks
+		// additional cost of a task as a share of its work; of equal costs the fewest tasks win
 		taskCost = 1.0 / 1024
 	)
 	if float64(m)*float64(n)*float64(k) < small {

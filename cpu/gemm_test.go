@@ -14,7 +14,7 @@ import (
 	"ulysses/tensor"
 )
 
-// open is a device for a test.
+// open returns a device that is closed at the end of the test.
 func open(t testing.TB, isa string, workers int) *Device {
 	d, err := New(Options{Workers: workers, ISA: isa})
 	if err != nil {
@@ -24,7 +24,7 @@ func open(t testing.TB, isa string, workers int) *Device {
 	return d.(*Device)
 }
 
-// floats is device memory with normal values; the seed is the size.
+// floats returns device memory with normal variates. The seed is the size.
 func floats(t testing.TB, d *Device, n int64) []float32 {
 	b, err := d.Alloc(4 * n)
 	if err != nil {
@@ -39,12 +39,12 @@ func floats(t testing.TB, d *Device, n int64) []float32 {
 	return x
 }
 
-// view lays a [rows, columns] matrix with the given leading stride over x; turned stores its
-// columns contiguously.
-func view(x []float32, rows, columns, ld int64, turned bool) tensor.Tensor {
+// view returns a matrix [rows, columns] in x with row stride ld, or, if it is transposed, with
+// contiguous columns and column stride ld.
+func view(x []float32, rows, columns, ld int64, transposed bool) tensor.Tensor {
 	t := tensor.OfFloat32(x, rows, columns)
 	t.Stride[0], t.Stride[1] = ld, 1
-	if turned {
+	if transposed {
 		t.Stride[0], t.Stride[1] = 1, ld
 	}
 	return t
@@ -116,8 +116,8 @@ func TestGemm(t *testing.T) {
 	}
 }
 
-// TestGemmDirect: a small product that is read where it lies has the bits of one that is packed
-// because its rows lie far apart.
+// A small product without packing is bitwise equal to one that is packed because its rows are far
+// apart.
 func TestGemmDirect(t *testing.T) {
 	const m, n, k, far = 50, 48, 70, 300
 	for _, isa := range ISAs() {
@@ -157,7 +157,7 @@ func TestGemmDirect(t *testing.T) {
 // gemmTypes are the types of A and B, and of C.
 var gemmTypes = [][2]tensor.DType{{tensor.F32, tensor.F32}, {tensor.BF16, tensor.F32}, {tensor.BF16, tensor.BF16}}
 
-// normal is a dense matrix of floats in a type.
+// normal returns a dense matrix of normal variates in a type.
 func normal(t testing.TB, d *Device, dtype tensor.DType, rows, columns int64) tensor.Tensor {
 	x := tensor.OfFloat32(floats(t, d, rows*columns), rows, columns)
 	if dtype == tensor.F32 {
@@ -175,7 +175,7 @@ func normal(t testing.TB, d *Device, dtype tensor.DType, rows, columns int64) te
 	return low
 }
 
-// elements are the elements of a dense matrix.
+// elements returns the elements of a dense matrix.
 func elements(x tensor.Tensor) []float32 {
 	if x.DType == tensor.F32 {
 		return slices.Clone(x.Float32s())
@@ -187,8 +187,8 @@ func elements(x tensor.Tensor) []float32 {
 	return v
 }
 
-// TestGemmWorkers: the number of workers, and so the split, leaves every bit alone; a NaN reaches
-// the row it is in and no other.
+// Results are bitwise equal for any number of workers, although the blocks of tasks differ. A NaN
+// affects its row and no other.
 func TestGemmWorkers(t *testing.T) {
 	const m, n, k = 401, 330, 1101
 	for _, isa := range ISAs() {
@@ -219,7 +219,8 @@ func TestGemmWorkers(t *testing.T) {
 	}
 }
 
-// TestGemmRows: rows of A, and columns of B, give the same bits alone as in a larger product.
+// The product of some rows of A and columns of B is bitwise equal to these elements of the whole
+// product.
 func TestGemmRows(t *testing.T) {
 	const m, n, k = 401, 330, 1101
 	for _, isa := range ISAs() {
@@ -231,12 +232,12 @@ func TestGemmRows(t *testing.T) {
 			}
 			want := elements(whole)
 			for _, z := range [][4]int64{{0, 1, 0, n}, {7, 20, 0, n}, {200, 401, 3, 260}, {0, m, 17, 18}} {
-				part := normal(t, d, types[1], z[1]-z[0], z[3]-z[2])
-				if err := d.Gemm(nil, &device.Gemm{A: a.Slice(0, z[0], z[1]), B: b.Slice(1, z[2], z[3]), C: part}); err != nil {
+				block := normal(t, d, types[1], z[1]-z[0], z[3]-z[2])
+				if err := d.Gemm(nil, &device.Gemm{A: a.Slice(0, z[0], z[1]), B: b.Slice(1, z[2], z[3]), C: block}); err != nil {
 					t.Fatal(err)
 				}
-				for i, x := range elements(part) {
-					if w := want[(z[0]+int64(i)/part.Shape[1])*n+z[2]+int64(i)%part.Shape[1]]; x != w {
+				for i, x := range elements(block) {
+					if w := want[(z[0]+int64(i)/block.Shape[1])*n+z[2]+int64(i)%block.Shape[1]]; x != w {
 						t.Fatalf("%s, %v: element %d of rows and columns %v is %g alone, %g in the whole", isa, types, i, z, x, w)
 					}
 				}
@@ -245,7 +246,7 @@ func TestGemmRows(t *testing.T) {
 	}
 }
 
-// TestGemmRounds: C in BF16 is C in F32 rounded once, whatever the number of chunks.
+// C in BF16 is C in F32 rounded once, for any number of chunks.
 func TestGemmRounds(t *testing.T) {
 	for _, isa := range ISAs() {
 		d := open(t, isa, 2)
@@ -278,14 +279,14 @@ func TestGemmRefuses(t *testing.T) {
 		{A: ok, B: ok, C: ok, Bias: tensor.OfFloat32(x, 4), Accumulate: true}, {A: ok, B: low, C: ok}, {A: ok, B: ok, C: low},
 		{A: low, B: low, C: low, Bias: tensor.OfFloat32(x, 4)}} {
 		if d.Gemm(nil, &g) == nil {
-			t.Errorf("case %d was taken", i)
+			t.Errorf("case %d was not refused", i)
 		}
 	}
 }
 
-// best runs some functions in turn until the benchmark has had its time, and gives for each the
-// fastest time and the least processor time, in seconds. The latter, divided by the workers, is
-// what a quiet machine would take: it does not count what other processes hold up.
+// best runs some functions alternately for the time of the benchmark. It returns the shortest time
+// and the shortest processor time of each, in seconds. The processor time divided by the number of
+// workers is the time on an idle machine, because it does not include other processes.
 func best(b *testing.B, f ...func() error) (wall, cpu []float64) {
 	wall, cpu = make([]float64, len(f)), make([]float64, len(f))
 	for b.Loop() {

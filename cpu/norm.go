@@ -10,40 +10,46 @@ import (
 	"ulysses/tensor"
 )
 
-// tokens are the strides of the leading axes of [T, N] or [T, H, N] as a token's and a head's, with
-// the counts of both.
-func tokens(t tensor.Tensor) (tokens, heads int64, token, head C.int64_t) {
-	switch t.NDim {
-	case 1:
-		return 1, 1, 0, 0
-	case 2:
-		return t.Shape[0], 1, C.int64_t(t.Stride[0]), 0
+// headStrides returns the strides of a token and of a head of a tensor [N], [T, N] or [T, H, N].
+// Axes that the tensor does not have are stride 0.
+func headStrides(t tensor.Tensor) (token, head C.int64_t) {
+	if t.NDim > 1 {
+		token = C.int64_t(t.Stride[0])
 	}
-	return t.Shape[0], t.Shape[1], C.int64_t(t.Stride[0]), C.int64_t(t.Stride[1])
+	if t.NDim > 2 {
+		head = C.int64_t(t.Stride[1])
+	}
+	return token, head
 }
 
-// normShape checks what forward and backward share and returns rows, heads and features; x is of
-// the compute type t.
+// normShape checks the operands that the norms share: x of the compute type t with n features, w
+// [n], and one rstd for each row. It returns the number of rows, of heads of a token and of
+// features.
 func normShape(c *check, t tensor.DType, x, w, rstd tensor.Tensor) (rows, heads, n int64) {
 	if x.NDim < 1 || x.NDim > 3 {
-		c.fail("x is %v: want [N], [T, N] or [T, H, N]", x)
+		c.fail("x is %v; want [N], [T, N] or [T, H, N]", x)
 		return 0, 0, 0
 	}
-	tokens, heads, _, _ := tokens(x)
-	rows, n = tokens*heads, x.Dim(-1)
+	rows, heads, n = 1, 1, x.Dim(-1)
+	for _, extent := range x.Shape[:x.NDim-1] {
+		rows *= extent
+	}
+	if x.NDim == 3 {
+		heads = x.Shape[1]
+	}
 	c.typed("x", x, t, x.Shape[:x.NDim]...)
 	c.dense("w", w, t, n)
 	c.dense("rstd", rstd, tensor.F32, rstd.Shape[:rstd.NDim]...)
 	if rstd.Numel() != rows {
-		c.fail("rstd is %v: want %d elements", rstd, rows)
+		c.fail("rstd is %v; want %d elements, one for each row of x", rstd, rows)
 	}
 	if n == 0 {
-		c.fail("x is %v: a mean over no features", x)
+		c.fail("x is %v; a norm needs at least one feature", x)
 	}
 	return rows, heads, n
 }
 
-// RMSNormForward is y = x·rstd·(w + centre), row by row.
+// RMSNormForward writes rstd and y = x·rstd·(w + centre) for each row.
 func (d *Device) RMSNormForward(_ device.Stream, a *device.RMSNorm) error {
 	defer runtime.KeepAlive(a)
 	c := check{op: "RMSNormForward"}
@@ -53,15 +59,16 @@ func (d *Device) RMSNormForward(_ device.Stream, a *device.RMSNorm) error {
 	if c.err != nil {
 		return c.err
 	}
-	per := max(1, grain/n)
-	_, _, xt, xh := tokens(a.X)
-	_, _, yt, yh := tokens(a.Y)
-	*(*C.norm_args)(d.args) = C.norm_args{x: a.X.Data, w: a.W.Data, y: a.Y.Data, rstd: floatsOf(a.RStd), rows: C.int64_t(rows),
-		heads: C.int64_t(heads), n: C.int64_t(n), per: C.int64_t(per), bf16: bf16, x_token: xt, x_head: xh, y_token: yt, y_head: yh, eps: C.double(a.Eps), centre: C.float(a.Centre)}
-	return d.run(C.K_norm_forward, ceil(rows, per))
+	perTask := max(1, grain/n)
+	p := (*C.norm_args)(d.args)
+	*p = C.norm_args{x: a.X.Data, w: a.W.Data, y: a.Y.Data, rstd: floatsOf(a.RStd), rows: C.int64_t(rows),
+		heads: C.int64_t(heads), n: C.int64_t(n), per_task: C.int64_t(perTask), bf16: bf16, eps: C.double(a.Eps), centre: C.float(a.Centre)}
+	p.x_token, p.x_head = headStrides(a.X)
+	p.y_token, p.y_head = headStrides(a.Y)
+	return d.run(C.K_norm_forward, ceilDiv(rows, perTask))
 }
 
-// RMSNormBackward writes dx, or adds to it, and adds to dw.
+// RMSNormBackward writes dx, or with AddDX adds to it, and adds to dw.
 func (d *Device) RMSNormBackward(_ device.Stream, a *device.RMSNormGrad) error {
 	defer runtime.KeepAlive(a)
 	c := check{op: "RMSNormBackward"}
@@ -73,19 +80,56 @@ func (d *Device) RMSNormBackward(_ device.Stream, a *device.RMSNormGrad) error {
 	if c.err != nil || rows == 0 {
 		return c.err
 	}
-	parts, partial := d.parts(rows, n)
-	_, _, xt, xh := tokens(a.X)
-	_, _, yt, yh := tokens(a.DY)
-	_, _, dt, dh := tokens(a.DX)
+	splits, partial := d.rowSplits(rows, n)
 	p := (*C.norm_grad_args)(d.args)
 	*p = C.norm_grad_args{x: a.X.Data, w: a.W.Data, rstd: floatsOf(a.RStd), dy: a.DY.Data, dx: a.DX.Data, dw: floatsOf(a.DW),
-		partial: partial, rows: C.int64_t(rows), heads: C.int64_t(heads), n: C.int64_t(n), parts: C.int64_t(parts), bf16: bf16,
-		x_token: xt, x_head: xh, dy_token: yt, dy_head: yh, dx_token: dt, dx_head: dh, centre: C.float(a.Centre)}
+		partial: partial, rows: C.int64_t(rows), heads: C.int64_t(heads), n: C.int64_t(n), splits: C.int64_t(splits), bf16: bf16, centre: C.float(a.Centre)}
+	p.x_token, p.x_head = headStrides(a.X)
+	p.dy_token, p.dy_head = headStrides(a.DY)
+	p.dx_token, p.dx_head = headStrides(a.DX)
 	if a.AddDX {
 		p.add = 1
 	}
-	if err := d.run(C.K_norm_backward, parts); err != nil {
-		return err
+	return d.runSplits(C.K_norm_backward, a.DW, splits, partial)
+}
+
+// GatedRMSNormForward writes rstd and y = x·rstd·w·silu(gate) for each row.
+func (d *Device) GatedRMSNormForward(_ device.Stream, a *device.GatedRMSNorm) error {
+	defer runtime.KeepAlive(a)
+	c := check{op: "GatedRMSNormForward"}
+	bf16 := c.alike(3, operand{"x", a.X}, operand{"gate", a.Gate}, operand{"y", a.Y})
+	rows, heads, n := normShape(&c, a.X.DType, a.X, a.W, a.RStd)
+	if c.err != nil {
+		return c.err
 	}
-	return d.fold(a.DW, parts, partial)
+	perTask := max(1, grain/2/n)
+	p := (*C.gated_norm_args)(d.args)
+	*p = C.gated_norm_args{x: a.X.Data, gate: a.Gate.Data, w: a.W.Data, y: a.Y.Data, rstd: floatsOf(a.RStd), rows: C.int64_t(rows),
+		heads: C.int64_t(heads), n: C.int64_t(n), per_task: C.int64_t(perTask), bf16: bf16, eps: C.double(a.Eps)}
+	p.x_token, p.x_head = headStrides(a.X)
+	p.gate_token, p.gate_head = headStrides(a.Gate)
+	p.y_token, p.y_head = headStrides(a.Y)
+	return d.run(C.K_gated_norm_forward, ceilDiv(rows, perTask))
+}
+
+// GatedRMSNormBackward writes dx and dgate and adds to dw.
+func (d *Device) GatedRMSNormBackward(_ device.Stream, a *device.GatedRMSNormGrad) error {
+	defer runtime.KeepAlive(a)
+	c := check{op: "GatedRMSNormBackward"}
+	bf16 := c.alike(3, operand{"x", a.X}, operand{"gate", a.Gate}, operand{"dy", a.DY}, operand{"dx", a.DX}, operand{"dgate", a.DGate})
+	rows, heads, n := normShape(&c, a.X.DType, a.X, a.W, a.RStd)
+	c.dense("dw", a.DW, tensor.F32, n)
+	if c.err != nil || rows == 0 {
+		return c.err
+	}
+	splits, partial := d.rowSplits(rows, n)
+	p := (*C.gated_norm_grad_args)(d.args)
+	*p = C.gated_norm_grad_args{x: a.X.Data, gate: a.Gate.Data, w: a.W.Data, rstd: floatsOf(a.RStd), dy: a.DY.Data, dx: a.DX.Data, dgate: a.DGate.Data,
+		dw: floatsOf(a.DW), partial: partial, rows: C.int64_t(rows), heads: C.int64_t(heads), n: C.int64_t(n), splits: C.int64_t(splits), bf16: bf16}
+	p.x_token, p.x_head = headStrides(a.X)
+	p.gate_token, p.gate_head = headStrides(a.Gate)
+	p.dy_token, p.dy_head = headStrides(a.DY)
+	p.dx_token, p.dx_head = headStrides(a.DX)
+	p.dgate_token, p.dgate_head = headStrides(a.DGate)
+	return d.runSplits(C.K_gated_norm_backward, a.DW, splits, partial)
 }

@@ -12,8 +12,8 @@ import (
 	"ulysses/tensor"
 )
 
-// AdamW takes one step. The order of operations is PyTorch's, so that the results agree to
-// rounding.
+// AdamW makes one step. The order of operations is that of PyTorch, so results differ by rounding
+// only.
 func (d *Device) AdamW(s device.Stream, a *device.AdamW) error {
 	defer runtime.KeepAlive(a)
 	c := check{op: "AdamW"}
@@ -24,14 +24,14 @@ func (d *Device) AdamW(s device.Stream, a *device.AdamW) error {
 	c.dense("v", a.V, tensor.F32, shape...)
 	c.update(a.W, a.Low, a.Decay)
 	if a.Step < 1 {
-		c.fail("step %d: steps count from 1", a.Step)
+		c.fail("Step is %d; steps count from 1", a.Step)
 	}
 	if c.err != nil {
 		return c.err
 	}
 	t := float64(a.Step)
 	w, g, m, v := flat(a.W), flat(a.G), flat(a.M), flat(a.V)
-	args := C.adamw_args{piece: grain / 4,
+	args := C.adamw_args{per_task: grain / 4,
 		grad: C.float(a.GradScale), beta1: C.float(a.Beta1), beta2: C.float(a.Beta2),
 		rest1: C.float(1 - a.Beta1), rest2: C.float(1 - a.Beta2), size: C.float(a.LR / (1 - math.Pow(a.Beta1, t))),
 		root: C.float(math.Sqrt(1 - math.Pow(a.Beta2, t))), eps: C.float(a.Eps)}
@@ -39,12 +39,12 @@ func (d *Device) AdamW(s device.Stream, a *device.AdamW) error {
 		args.w, args.m, args.v, args.g = floatsOf(w.Offset(lo)), floatsOf(m.Offset(lo)), floatsOf(v.Offset(lo)), floatsOf(g.Offset(lo))
 		args.n, args.keep = C.int64_t(hi-lo), C.float(1-a.LR*decay)
 		*(*C.adamw_args)(d.args) = args
-		return d.run(C.K_adamw, ceil(hi-lo, grain/4))
+		return d.run(C.K_adamw, ceilDiv(hi-lo, grain/4))
 	})
 	return d.lower(s, a.Low, a.W, err)
 }
 
-// SGD takes one step without momentum.
+// SGD makes one step without momentum.
 func (d *Device) SGD(s device.Stream, a *device.SGD) error {
 	defer runtime.KeepAlive(a)
 	c := check{op: "SGD"}
@@ -56,16 +56,16 @@ func (d *Device) SGD(s device.Stream, a *device.SGD) error {
 	}
 	w, g := flat(a.W), flat(a.G)
 	err := eachRange(w.Numel(), a.WeightDecay, a.Decay, func(lo, hi int64, decay float64) error {
-		*(*C.sgd_args)(d.args) = C.sgd_args{w: floatsOf(w.Offset(lo)), g: floatsOf(g.Offset(lo)), n: C.int64_t(hi - lo), piece: grain / 2,
+		*(*C.sgd_args)(d.args) = C.sgd_args{w: floatsOf(w.Offset(lo)), g: floatsOf(g.Offset(lo)), n: C.int64_t(hi - lo), per_task: grain / 2,
 			keep: C.float(1 - a.LR*decay), rate: C.float(a.LR * a.GradScale)}
-		return d.run(C.K_sgd, ceil(hi-lo, grain/2))
+		return d.run(C.K_sgd, ceilDiv(hi-lo, grain/2))
 	})
 	return d.lower(s, a.Low, a.W, err)
 }
 
 func flat(t tensor.Tensor) tensor.Tensor { return t.View(t.Numel()) }
 
-// lower writes the rounded copy of the weights, if there is one.
+// lower copies the weights w to low, rounded to BF16, unless low is nil or err is not.
 func (d *Device) lower(s device.Stream, low, w tensor.Tensor, err error) error {
 	defer runtime.KeepAlive(low.Data)
 	defer runtime.KeepAlive(w.Data)
@@ -75,8 +75,8 @@ func (d *Device) lower(s device.Stream, low, w tensor.Tensor, err error) error {
 	return d.Copy(s, low, w)
 }
 
-// eachRange calls f for the stretches of [0, n) in order, with the decay inside the ranges and
-// without it elsewhere.
+// eachRange divides [0, n) into the given ranges and the gaps between them, and calls f for each in
+// order: with the weight decay for a range, with 0 for a gap. nil ranges are one range, [0, n).
 func eachRange(n int64, decay float64, ranges []device.Range, f func(lo, hi int64, decay float64) error) error {
 	if ranges == nil {
 		return f(0, n, decay)
@@ -99,7 +99,7 @@ func eachRange(n int64, decay float64, ranges []device.Range, f func(lo, hi int6
 	return step(n, 0)
 }
 
-// update looks at what both optimizers have beside the state.
+// update requires a BF16 copy of the weights, if there is one, and ascending ranges of decay.
 func (c *check) update(w, low tensor.Tensor, ranges []device.Range) {
 	if !low.IsNil() {
 		c.dense("low", low, tensor.BF16, w.Shape[:w.NDim]...)
@@ -107,7 +107,7 @@ func (c *check) update(w, low tensor.Tensor, ranges []device.Range) {
 	at := int64(0)
 	for _, r := range ranges {
 		if r.Lo < at || r.Hi < r.Lo || r.Hi > w.Numel() {
-			c.fail("decay range [%d, %d) of %d elements, after %d: ranges ascend", r.Lo, r.Hi, w.Numel(), at)
+			c.fail("decay range [%d, %d) starts before %d or ends after %d; ranges must ascend inside the tensor", r.Lo, r.Hi, at, w.Numel())
 		}
 		at = r.Hi
 	}

@@ -10,12 +10,12 @@ import (
 	"unsafe"
 )
 
-// PeakFMA measures the floating-point rate, in GFLOP/s, of as many workers doing nothing but
-// independent multiply-adds in registers: the limit that benchmarks hold operations against. isa as
-// in Options. It takes about a tenth of a second.
+// PeakFMA measures the rate of independent multiply-adds in registers, in GFLOP/s, on a number of
+// workers. Benchmarks compare the rates of operations with it. isa is as in Options. It takes about
+// a tenth of a second.
 func PeakFMA(workers int, isa string) (float64, error) { return peak(workers, isa, 0) }
 
-// PeakDot is the same of products of BF16: by pairs where the set has VDPBF16PS, else PeakFMA.
+// PeakDot is PeakFMA for products of BF16. Without VDPBF16PS the rate is that of PeakFMA.
 func PeakDot(workers int, isa string) (float64, error) { return peak(workers, isa, 1) }
 
 func peak(workers int, isa string, bf16 C.int64_t) (float64, error) {
@@ -31,7 +31,7 @@ func peak(workers int, isa string, bf16 C.int64_t) (float64, error) {
 		return 0, err
 	}
 	defer sink.Free()
-	const rounds, chains = 400_000, 12 // some milliseconds a task
+	const rounds, chains = 400_000, 12 // some milliseconds for each task
 	best := 0.0
 	for range 9 {
 		a := (*C.peak_args)(d.args)

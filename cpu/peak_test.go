@@ -20,12 +20,12 @@ func TestPeak(t *testing.T) {
 	}
 }
 
-// TestRowsFor: rows by pairs of BF16 are chosen where they are the fast ones.
-func TestRowsFor(t *testing.T) {
-	for maker, want := range map[cpuid.Vendor]string{cpuid.AMD: "avx512bf16", cpuid.Intel: "avx512", cpuid.VendorUnknown: "avx512bf16"} {
-		rows := rowsFor(maker)
-		if got := rows[0].name; got != want || len(rows) != 4 || rows[3].name != "portable" {
-			t.Errorf("%v: %s first of %d, want %s", maker, got, len(rows), want)
+// Products of BF16 pairs are preferred on CPUs on which they are faster.
+func TestTablesFor(t *testing.T) {
+	for vendor, want := range map[cpuid.Vendor]string{cpuid.AMD: "avx512bf16", cpuid.Intel: "avx512", cpuid.VendorUnknown: "avx512bf16"} {
+		sets := tablesFor(vendor)
+		if got := sets[0].name; got != want || len(sets) != 4 || sets[3].name != "portable" {
+			t.Errorf("%v: %s first of %d, want %s", vendor, got, len(sets), want)
 		}
 	}
 }

@@ -7,19 +7,19 @@ import (
 	"ulysses/internal/status"
 )
 
-// pool runs a body on several goroutines at once. They are made once; a run allocates nothing. The
-// caller is worker 0. The others are woken and join if they come before the work is over: a worker
-// that the system wakes late is not waited for, so that a small run costs no more than the caller
-// alone needs.
+// pool runs a function on several goroutines at the same time. newPool starts the goroutines; a run
+// allocates nothing. The caller is worker 0. The other workers are woken, and a worker joins the
+// run if it arrives before the work is done. A run does not wait for workers that arrive later, so
+// a small run takes no longer than the caller alone.
 type pool struct {
 	body   func(worker int)
-	state  atomic.Int64 // workers that joined the open run; closed otherwise
+	state  atomic.Int64 // number of workers that joined the open run, or closed
 	wake   []chan struct{}
 	done   chan struct{}
 	failed atomic.Pointer[failure]
 }
 
-// closed marks a state in which no worker may join.
+// closed is the state in which no worker may join.
 const closed = -1
 
 type failure struct{ text string }
@@ -34,6 +34,7 @@ func newPool(workers int) *pool {
 	return p
 }
 
+// serve is the goroutine of a worker.
 func (p *pool) serve(worker int, wake <-chan struct{}) {
 	for range wake {
 		if p.join() {
@@ -43,7 +44,7 @@ func (p *pool) serve(worker int, wake <-chan struct{}) {
 	}
 }
 
-// join enters the open run, if there is one.
+// join enters the open run and reports whether there is one.
 func (p *pool) join() bool {
 	for {
 		n := p.state.Load()
@@ -56,7 +57,7 @@ func (p *pool) join() bool {
 	}
 }
 
-// call turns a panic of the body into a failure of the run.
+// call calls the body. A panic of the body becomes a failure of the run.
 func (p *pool) call(worker int) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -66,16 +67,16 @@ func (p *pool) call(worker int) {
 	p.body(worker)
 }
 
-// run calls body(0) on the caller and body(1..helpers) on as many workers as wake in time. The body
-// takes its tasks off a counter that all share, and returns when there are none left. A panic in a
-// body is an Internal error.
+// run calls body(0) on the caller's goroutine, and body on up to `helpers` workers that arrive in
+// time. The body takes tasks from a shared counter and returns when none is left. A panic in a body
+// is returned as an Internal error.
 func (p *pool) run(helpers int, body func(worker int)) error {
 	p.body = body
 	p.state.Store(0)
 	for _, w := range p.wake[:min(helpers, len(p.wake))] {
 		select {
 		case w <- struct{}{}:
-		default: // still has the wake of an earlier run, and will find this one
+		default: // a wake of an earlier run is pending; the worker will join this run
 		}
 	}
 	p.call(0)
@@ -83,12 +84,12 @@ func (p *pool) run(helpers int, body func(worker int)) error {
 		<-p.done
 	}
 	if f := p.failed.Swap(nil); f != nil {
-		return status.Errorf(status.Internal, "cpu: a task panicked: %s", f.text)
+		return status.Errorf(status.Internal, "cpu: a task panicked: %s; please report this as a bug", f.text)
 	}
 	return nil
 }
 
-// close ends the workers. No run may be open.
+// close ends the workers. No run may be in progress.
 func (p *pool) close() {
 	for _, w := range p.wake {
 		close(w)

@@ -10,7 +10,7 @@ import (
 	"ulysses/tensor"
 )
 
-// TestPoolRuns: every task is done once in each of many short runs, whoever comes in time.
+// In each of many short runs, each task runs once, whichever workers arrive in time.
 func TestPoolRuns(t *testing.T) {
 	p := newPool(4)
 	defer p.close()
@@ -34,8 +34,7 @@ func TestPoolRuns(t *testing.T) {
 	}
 }
 
-// TestPoolPanic: a panic, on the caller's worker or on another, is an error of that run and not of
-// the next.
+// A panic, on the caller's worker or on another, is an error of that run and not of the next.
 func TestPoolPanic(t *testing.T) {
 	p := newPool(3)
 	defer p.close()
@@ -60,7 +59,7 @@ func TestPoolPanic(t *testing.T) {
 	}
 }
 
-// TestNoAllocation: an operation takes nothing from the heap.
+// Operations do not allocate Go memory.
 func TestNoAllocation(t *testing.T) {
 	d := open(t, "", 2)
 	c := attentionCase{cuQ: cu(40, 300), cuK: cu(40, 300), heads: 4, kvHeads: 2, d: 32, dv: 32, kvHead: []int64{0, 0, 0, 1}, causal: true, headMajor: true}
@@ -91,7 +90,7 @@ func TestNewRefuses(t *testing.T) {
 	d := open(t, "", 1)
 	for _, n := range []int64{-1, 1 << 60} {
 		if _, err := d.Alloc(n); err == nil {
-			t.Errorf("%d bytes were given", n)
+			t.Errorf("Alloc of %d bytes succeeded", n)
 		}
 	}
 	for _, n := range []int64{0, 1, 63, 2<<20 - 1, 2 << 20, 5<<20 + 3} {
@@ -109,8 +108,8 @@ func TestNewRefuses(t *testing.T) {
 	}
 }
 
-// TestAttentionMemory: forward and backward of one head of 65,536 tokens, with their tensors, stay
-// far below 512 MiB on a large host.
+// Forward and backward pass of one head with 65,536 tokens need far less than 512 MiB on a host
+// with 64 workers, including the tensors.
 func TestAttentionMemory(t *testing.T) {
 	const s, dim, limit = 65536, 64, 448 << 20
 	for _, causal := range []bool{true, false} {

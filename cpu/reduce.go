@@ -13,28 +13,30 @@ import (
 )
 
 const (
-	maxParts = 64      // of a sum over rows: as many tasks at most
-	partSize = 1 << 15 // elements of x that are worth a part of their own
-	maxSums  = 1 << 12 // partial sums of a whole array
+	maxSplits = 64      // most splits, and tasks, of a sum over rows
+	splitSize = 1 << 15 // elements of x of a split, at least
+	maxSums   = 1 << 12 // most partial sums of a whole array
 )
 
-// parts cuts rows of n features into parts, by shape alone. What each sums, twice n floats, has its
-// place in d.scratch, which no kernel of such a run uses otherwise: partial is nil when it does not
-// fit, and then there is one part.
-func (d *Device) parts(rows, n int64) (parts int64, partial *C.float) {
+// rowSplits returns the number of splits of a sum over rows of n features, which depends on the
+// shape alone, and the memory of their partial sums, 2·n floats each. The memory is d.scratch,
+// which the kernels of such sums do not use otherwise. If one partial sum does not fit, partial is
+// nil and there is one split.
+func (d *Device) rowSplits(rows, n int64) (splits int64, partial *C.float) {
 	fit := C.ULY_SCRATCH_BYTES / 8 / max(n, 1)
 	if fit == 0 {
 		return 1, nil
 	}
-	return max(1, min(maxParts, fit, ceil(rows*n, partSize), rows)), (*C.float)(d.scratch)
+	return max(1, min(maxSplits, fit, ceilDiv(rows*n, splitSize), rows)), (*C.float)(d.scratch)
 }
 
-// fold adds what parts left to dst [n].
-func (d *Device) fold(dst tensor.Tensor, parts int64, partial *C.float) error {
-	if partial == nil {
-		return nil
+// runSplits runs a kernel that sums over rows, one task for each split, and adds the partial sums
+// to dst [n].
+func (d *Device) runSplits(kernel int, dst tensor.Tensor, splits int64, partial *C.float) error {
+	if err := d.run(kernel, splits); err != nil || partial == nil {
+		return err
 	}
-	*(*C.fold_args)(d.args) = C.fold_args{partial: partial, dst: floatsOf(dst), n: C.int64_t(dst.Shape[0]), parts: C.int64_t(parts)}
+	*(*C.fold_args)(d.args) = C.fold_args{partial: partial, dst: floatsOf(dst), n: C.int64_t(dst.Shape[0]), splits: C.int64_t(splits)}
 	return d.run(C.K_column_fold, 1)
 }
 
@@ -53,16 +55,13 @@ func (d *Device) ColumnSum(_ device.Stream, dst, x tensor.Tensor) error {
 	if rows*n == 0 {
 		return nil
 	}
-	parts, partial := d.parts(rows, n)
+	splits, partial := d.rowSplits(rows, n)
 	*(*C.column_args)(d.args) = C.column_args{x: x.Data, dst: floatsOf(dst), partial: partial, rows: C.int64_t(rows), n: C.int64_t(n),
-		stride: C.int64_t(x.Stride[0]), parts: C.int64_t(parts), bf16: bf16}
-	if err := d.run(C.K_column_sum, parts); err != nil {
-		return err
-	}
-	return d.fold(dst, parts, partial)
+		stride: C.int64_t(x.Stride[0]), splits: C.int64_t(splits), bf16: bf16}
+	return d.runSplits(C.K_column_sum, dst, splits, partial)
 }
 
-// Sum writes Σx to out.
+// Sum writes Σx over all elements to out, one F64.
 func (d *Device) Sum(_ device.Stream, out, x tensor.Tensor) error {
 	defer runtime.KeepAlive(out.Data)
 	defer runtime.KeepAlive(x.Data)
@@ -73,7 +72,7 @@ func (d *Device) Sum(_ device.Stream, out, x tensor.Tensor) error {
 	return err
 }
 
-// SumSquares adds Σx² to out.
+// SumSquares adds Σx² over all elements to out, one F64.
 func (d *Device) SumSquares(_ device.Stream, out, x tensor.Tensor) error {
 	defer runtime.KeepAlive(out.Data)
 	defer runtime.KeepAlive(x.Data)
@@ -84,25 +83,26 @@ func (d *Device) SumSquares(_ device.Stream, out, x tensor.Tensor) error {
 	return err
 }
 
+// sum returns Σx or Σx² in double precision, for the operation op.
 func (d *Device) sum(op string, out, x tensor.Tensor, squares C.int64_t) (total float64, err error) {
 	c := check{op: op}
 	c.dense("x", x, tensor.F32, x.Shape[:x.NDim]...)
 	c.dense("out", out, tensor.F64, out.Shape[:out.NDim]...)
 	if out.Numel() != 1 {
-		c.fail("out is %v: want one element", out)
+		c.fail("out is %v; want one element", out)
 	}
 	if c.err != nil {
 		return 0, c.err
 	}
 	n := x.Numel()
-	piece := max(partSize, ceil(n, maxSums))
-	parts := ceil(n, piece)
+	perTask := max(splitSize, ceilDiv(n, maxSums))
+	tasks := ceilDiv(n, perTask)
 	partial := unsafe.Slice((*float64)(d.scratch), maxSums)
-	*(*C.sum_args)(d.args) = C.sum_args{x: floatsOf(x), partial: (*C.double)(d.scratch), n: C.int64_t(n), piece: C.int64_t(piece), squares: squares}
-	if err := d.run(C.K_sum, parts); err != nil {
+	*(*C.sum_args)(d.args) = C.sum_args{x: floatsOf(x), partial: (*C.double)(d.scratch), n: C.int64_t(n), per_task: C.int64_t(perTask), squares: squares}
+	if err := d.run(C.K_sum, tasks); err != nil {
 		return 0, err
 	}
-	for _, s := range partial[:parts] {
+	for _, s := range partial[:tasks] {
 		total += s
 	}
 	return total, nil

@@ -10,10 +10,11 @@ import (
 	"ulysses/tensor"
 )
 
-// angleWork is what an angle of the table costs, in elements of other operations.
+// angleWork is the cost of one angle of the table, in elements of other operations.
 const angleWork = 64
 
-// RopeTable writes the cos and sin of positions times frequencies.
+// RopeTable writes scale times the cosine and sine of positions [T] times frequencies [half] to cos
+// and sin [T, half]. Angles are computed in double precision.
 func (d *Device) RopeTable(_ device.Stream, a *device.RopeTable) error {
 	defer runtime.KeepAlive(a)
 	c := check{op: "RopeTable"}
@@ -29,13 +30,14 @@ func (d *Device) RopeTable(_ device.Stream, a *device.RopeTable) error {
 	if scale == 0 {
 		scale = 1
 	}
-	per := max(1, grain/angleWork/half)
+	perTask := max(1, grain/angleWork/half)
 	*(*C.rope_table_args)(d.args) = C.rope_table_args{positions: (*C.int32_t)(a.Positions.Data), freq: floatsOf(a.Freq), cos: floatsOf(a.Cos),
-		sin: floatsOf(a.Sin), tokens: C.int64_t(n), half: C.int64_t(half), per: C.int64_t(per), scale: C.double(scale)}
-	return d.run(C.K_rope_table, ceil(n, per))
+		sin: floatsOf(a.Sin), tokens: C.int64_t(n), half: C.int64_t(half), per_task: C.int64_t(perTask), scale: C.double(scale)}
+	return d.run(C.K_rope_table, ceilDiv(n, perTask))
 }
 
-// Rope turns the first R features of every head.
+// Rope rotates the first 2·half features of each head and copies the others. With W, it normalizes
+// the head first (RMSNorm) and writes RStd.
 func (d *Device) Rope(_ device.Stream, a *device.Rope) error {
 	defer runtime.KeepAlive(a)
 	c := check{op: "Rope"}
@@ -47,7 +49,7 @@ func (d *Device) Rope(_ device.Stream, a *device.Rope) error {
 	c.dense("sin", a.Sin, tensor.F32, a.X.Shape[0], half)
 	dim := a.X.Shape[2]
 	if 2*half > dim {
-		c.fail("x is %v, cos %v: more angles than pairs", a.X, a.Cos)
+		c.fail("x is %v and cos is %v; a head must have two features for each angle", a.X, a.Cos)
 	}
 	normed := !a.W.IsNil()
 	if normed {
@@ -55,22 +57,23 @@ func (d *Device) Rope(_ device.Stream, a *device.Rope) error {
 		c.rows("rstd", a.RStd, a.X.Shape[0], a.X.Shape[1])
 	}
 	if normed && a.Inverse {
-		c.fail("a norm before the inverse: the way back is RMSNormBackward, after it")
+		c.fail("W with Inverse; for the gradient, call Rope with Inverse alone and then RMSNormBackward")
 	}
 	if c.err != nil {
 		return c.err
 	}
-	n, heads, xt, xh := tokens(a.X)
-	_, _, yt, yh := tokens(a.Y)
-	per := max(1, grain/max(1, heads*dim))
+	n, heads := a.X.Shape[0], a.X.Shape[1]
+	perTask := max(1, grain/max(1, heads*dim))
 	p := (*C.rope_args)(d.args)
 	*p = C.rope_args{x: a.X.Data, cos: floatsOf(a.Cos), sin: floatsOf(a.Sin), y: a.Y.Data, tokens: C.int64_t(n), heads: C.int64_t(heads),
-		dim: C.int64_t(dim), half: C.int64_t(half), per: C.int64_t(per), bf16: bf16, x_token: xt, x_head: xh, y_token: yt, y_head: yh, sign: 1}
+		dim: C.int64_t(dim), half: C.int64_t(half), per_task: C.int64_t(perTask), bf16: bf16, sign: 1}
+	p.x_token, p.x_head = headStrides(a.X)
+	p.y_token, p.y_head = headStrides(a.Y)
 	if a.Inverse {
 		p.sign = -1
 	}
 	if normed {
 		p.w, p.rstd, p.rstd_token, p.eps, p.centre = a.W.Data, floatsOf(a.RStd), C.int64_t(a.RStd.Stride[0]), C.double(a.Eps), C.float(a.Centre)
 	}
-	return d.run(C.K_rope, ceil(n, per))
+	return d.run(C.K_rope, ceilDiv(n, perTask))
 }

@@ -1,4 +1,6 @@
-// Softmax cross-entropy with its gradient.
+// Arguments of softmax cross-entropy: nll[r] = log Σ exp(logits[r]) - logits[r][targets[r]], and
+// dlogits = scale·(softmax(logits) - onehot(targets)). Rows whose target is CROSS_IGNORED have nll
+// 0 and gradient 0.
 #pragma once
 #include <stdint.h>
 
@@ -8,7 +10,8 @@ typedef struct {
   const float *logits;
   const int32_t *targets;
   float *nll;
-  void *dlogits;                                           // NULL: forward only
-  int64_t rows, vocab, logits_row, dlogits_row, per, bf16; // per: rows of a task; bf16: of dlogits
+  void *dlogits; // NULL = not wanted
+  // logits_row and dlogits_row are strides of a row; per_task: rows; bf16: type of dlogits
+  int64_t rows, vocab, logits_row, dlogits_row, per_task, bf16;
   double scale;
 } cross_args;

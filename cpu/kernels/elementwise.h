@@ -1,9 +1,9 @@
-// Addition and scaling.
+// Arguments of add (dst = a + b) and scale (x *= f).
 #pragma once
 #include "axes.h"
 
 typedef struct {
-  uly_axes axes; // dst, a, b; dense runs
+  uly_axes axes; // operands dst, a, b; the inner axis is dense
   void *dst;
   const void *a, *b;
   int64_t bf16;
@@ -11,6 +11,6 @@ typedef struct {
 
 typedef struct {
   void *x;
-  int64_t n, piece, bf16;
+  int64_t n, per_task, bf16; // elements in all, and of a task
   float f;
 } scale_args;

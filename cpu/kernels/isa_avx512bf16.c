@@ -1,5 +1,5 @@
-// The kernels that AVX512_BF16 makes faster, whose products are of pairs of BF16 (VDPBF16PS); the
-// rest is isa_avx512.c's.
+// The kernels that AVX512_BF16 makes faster: they multiply pairs of BF16 (VDPBF16PS). A device with
+// this instruction set takes all other kernels from isa_avx512.c.
 #if defined(__x86_64__)
 #pragma GCC target("avx512bf16,avx512f,avx512dq,avx512bw,avx512vl,fma,avx2,bmi,bmi2,prefer-vector-width=512")
 #define ULY_AVX512

@@ -1,4 +1,5 @@
-// The kernels in plain GCC vectors of 4 lanes: SSE2 on x86-64, NEON on AArch64, correct anywhere.
+// The kernels in GCC's vector extension with 4 lanes: SSE2 on x86-64, NEON on AArch64. They run on
+// every processor.
 #define ULY_PORTABLE
 #define VW 4
 #define ULY_TABLE uly_kernels_portable

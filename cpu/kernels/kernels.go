@@ -1,6 +1,6 @@
-// Package kernels is the C of the CPU device. It is a package of its own, which needs no other,
-// because it takes a compiler minutes: so it is compiled once, and not again whenever Go code of
-// the device, or beneath it, has changed.
+// Package kernels holds the C kernels of the CPU device; kernels.h is the place to start reading.
+// The package imports no other package of the module. Compiling it takes more than a minute, and
+// this way a change of Go code does not compile it again.
 package kernels
 
 /*
@@ -15,17 +15,17 @@ import (
 	"unsafe"
 )
 
-// Tables, each a uly_kernel[K_COUNT] (kernels.h). One that this compiler's target cannot make is
-// all zeros.
+// The tables of kernels, each a uly_kernel[K_COUNT] (kernels.h). If the compiler's target does not
+// have the instruction set, all entries are NULL.
 var (
-	AVX512BF16 = unsafe.Pointer(&C.uly_kernels_avx512bf16) // ULY_DOT_KERNELS alone
+	AVX512BF16 = unsafe.Pointer(&C.uly_kernels_avx512bf16) // only the kernels of ULY_DOT_KERNELS
 	AVX512     = unsafe.Pointer(&C.uly_kernels_avx512)
 	AVX2       = unsafe.Pointer(&C.uly_kernels_avx2)
 	Portable   = unsafe.Pointer(&C.uly_kernels_portable)
 )
 
-// The go tool builds a package anew when a file that it knows has changed, and it does not know
-// *.inc as C. Naming them here makes it look at them; nothing of them gets into the binary.
+// The go tool builds a package again when one of its files has changed. It does not treat *.inc as
+// sources, so they are named here. Their text does not become part of the binary.
 //
 //go:embed *.inc
 var _ embed.FS

@@ -1,24 +1,28 @@
-// The kernels of the CPU device and how they are reached.
+// The list of the CPU device's kernels, their tables, and the loop that runs the tasks of a kernel.
 //
-// One source, four builds: isa_avx512.c, isa_avx2.c and isa_portable.c each choose an instruction
-// set and a vector width VW, then include vec.h and kernels.inc, which includes every *.inc. All
-// functions in an .inc are static: nothing is named by its instruction set but the table at the end
-// of each build. Go picks one table when the device opens (../table.go). isa_avx512bf16.c builds
-// ULY_DOT_KERNELS alone, with ULY_DOT defined, and takes the others from isa_avx512.c.
+// The same source is built four times. isa_avx512.c, isa_avx2.c and isa_portable.c each choose an
+// instruction set and a vector width VW, then include vec.h and kernels.inc, which includes every
+// *.inc. All functions in an .inc are static; only the table at the end of each build has a name
+// with the instruction set. Go chooses a table when the device opens (../table.go).
+// isa_avx512bf16.c builds ULY_DOT_KERNELS alone, with ULY_DOT defined; its device takes the other
+// kernels from isa_avx512.c.
 //
 // To add a kernel `foo`:
-//   1. its arguments: `typedef struct {...} foo_args;` in a header of its concept, included below; one X(foo) in ULY_KERNELS;
-//   2. its body in an .inc that kernels.inc names: `KERNEL(foo, foo_args) { ... a->x ... task ... }`;
-//   3. in Go: `a := (*C.foo_args)(d.args); *a = C.foo_args{...}; return d.run(C.K_foo, tasks)`.
+//   1. Declare its arguments, `typedef struct {...} foo_args;`, in a header that is included below,
+//      and add X(foo) to ULY_KERNELS.
+//   2. Write its body in an .inc that kernels.inc includes:
+//      `KERNEL(foo, foo_args) { ... a->x ... task ... }`.
+//   3. Call it in Go: `a := (*C.foo_args)(d.args); *a = C.foo_args{...};
+//      return d.run(C.K_foo, tasks)`.
 //
-// A kernel does one task of a run. It gets
-//   a        the arguments, the same for all tasks, at most ULY_ARGS_BYTES;
-//   task     0 <= task < tasks: each task is done once, by any worker, in any order;
+// A kernel function computes one task of a run. Its arguments are
+//   a        the argument struct, the same for all tasks, at most ULY_ARGS_BYTES;
+//   task     0 <= task < tasks; each task runs once, on any worker, in any order;
 //   worker   0 <= worker < workers;
-//   scratch  ULY_SCRATCH_BYTES of this worker's own, aligned to a page, contents undefined.
-// What a task computes must depend on task and arguments alone, never on worker or on the number of
-// workers: that is what keeps results the same to the bit for any number of threads. A task should
-// take 20 µs or more; a run of one task wakes nobody.
+//   scratch  ULY_SCRATCH_BYTES that this worker alone uses, page-aligned, with undefined content.
+// The result of a task must depend on task and arguments alone, never on worker or on the number of
+// workers. Therefore results are bitwise equal for any number of threads. A task should take 20 µs
+// or more. A run of one task wakes no other thread.
 #pragma once
 #include <stdint.h>
 
@@ -60,7 +64,7 @@ typedef void (*uly_kernel)(const void *args, int64_t task, int64_t worker, void 
   X(delta_state)           \
   X(delta_state_grad)      \
   X(copy)                  \
-  X(turn)                  \
+  X(transpose)             \
   X(fill)                  \
   X(add)                   \
   X(scale)                 \
@@ -88,7 +92,7 @@ typedef void (*uly_kernel)(const void *args, int64_t task, int64_t worker, void 
   X(adamw)                 \
   X(sgd)
 
-// Those that isa_avx512bf16.c builds: products of BF16 by pairs.
+// The kernels that isa_avx512bf16.c builds. Their products of BF16 multiply pairs (VDPBF16PS).
 #define ULY_DOT_KERNELS(X) \
   X(peak)                  \
   X(gemm)                  \
@@ -99,24 +103,25 @@ typedef void (*uly_kernel)(const void *args, int64_t task, int64_t worker, void 
 enum { ULY_KERNELS(ULY_ENUM) K_COUNT };
 #undef ULY_ENUM
 
-// The tables, indexed by K_name. A build that this compiler's target cannot make has a table of
-// zeros.
+// The tables, indexed by K_name. If the compiler's target does not have the instruction set, all
+// entries are NULL.
 extern const uly_kernel uly_kernels_avx512bf16[K_COUNT], uly_kernels_avx512[K_COUNT], uly_kernels_avx2[K_COUNT],
     uly_kernels_portable[K_COUNT];
 
-// Those that keep denormals: they move numbers, or add or multiply two. The others take denormals
-// for zero, in what they read and in what they make of it, because a processor needs 100 times as
-// long for them: a softmax that is sharp, a decay that is strong and a moment of a row that nobody
-// uses any more are full of them.
+// The kernels that keep denormals: they move values, or add or multiply two. The other kernels
+// treat denormal inputs and results as zero, because a processor needs 100 times as long for them.
+// A sharp softmax, a strong decay and the moments of table rows that no token uses produce many
+// denormals.
 #define ULY_EXACT_KERNELS(X) \
   X(copy)                    \
-  X(turn)                    \
+  X(transpose)               \
   X(fill)                    \
   X(add)                     \
   X(scale)                   \
   X(embed_forward)           \
   X(embed_backward)
 
+// uly_flushes returns 1 if a kernel treats denormals as zero.
 static inline int32_t uly_flushes(int32_t kernel) {
 #define ULY_KEEPS(name) \
   if (kernel == K_##name) return 0;
@@ -125,19 +130,21 @@ static inline int32_t uly_flushes(int32_t kernel) {
   return 1;
 }
 
-// uly_job is a run in progress. Workers take tasks off next until none is left.
+// uly_job is a run in progress. Each worker takes the task number `next` and increments it, until
+// it reaches `tasks`.
 typedef struct {
   uly_kernel kernel;
   const void *args;
   char *scratch; // workers x ULY_SCRATCH_BYTES
   int64_t tasks;
-  int32_t flush; // denormals are zero
+  int32_t flush; // treat denormals as zero
   _Alignas(64) int64_t next;
 } uly_job;
 
+// uly_work runs tasks on the calling thread until none is left.
 static inline void uly_work(uly_job *j, int64_t worker) {
 #if defined(__x86_64__)
-  // the thread's, which is Go's and the host program's
+  // The register belongs to the thread, which Go and the host program also use: it is restored.
   const unsigned was = __builtin_ia32_stmxcsr();
   if (j->flush) __builtin_ia32_ldmxcsr(was | 0x8040);
 #endif

@@ -1,4 +1,6 @@
-// RMSNorm, on rows numbered token·heads + head.
+// Arguments of RMSNorm (Zhang & Sennrich 2019, arXiv:1910.07467) over n features: y = x·rstd·(w +
+// centre) with rstd = 1/√(mean(x²) + eps). Row r is head r % heads of token r / heads; *_token and
+// *_head are strides in elements.
 #pragma once
 #include <stdint.h>
 
@@ -6,8 +8,8 @@ typedef struct {
   const void *x, *w;
   void *y;
   float *rstd;
-  int64_t rows, heads, n, per, bf16;        // per: rows of a task
-  int64_t x_token, x_head, y_token, y_head; // strides
+  int64_t rows, heads, n, per_task, bf16; // per_task: rows
+  int64_t x_token, x_head, y_token, y_head;
   double eps;
   float centre; // added to w
 } norm_args;
@@ -16,9 +18,9 @@ typedef struct {
   const void *x, *w, *dy;
   void *dx;
   const float *rstd;
-  float *dw, *partial; // partial: as in column_args
-  int64_t rows, heads, n, parts, bf16;
+  float *dw, *partial; // dw [n] is added to; partial is as in column_args
+  int64_t rows, heads, n, splits, bf16;
   int64_t x_token, x_head, dy_token, dy_head, dx_token, dx_head;
-  int64_t add; // to dx
+  int64_t add; // add to dx instead of writing it
   float centre;
 } norm_grad_args;

@@ -1,16 +1,17 @@
-// The gated activation of an MLP.
+// Arguments of SwiGLU (Shazeer 2020, arXiv:2002.05202): y = silu(gate)·up. With restore, the
+// backward pass writes y to dy.
 #pragma once
 #include "axes.h"
 
 typedef struct {
-  uly_axes axes; // y, gate, up; dense runs
+  uly_axes axes; // operands y, gate, up; the inner axis is dense
   const void *gate, *up;
   void *y;
   int64_t bf16;
 } swiglu_args;
 
 typedef struct {
-  uly_axes axes; // dgate, dup, gate, up, dy; dense runs
+  uly_axes axes; // operands dgate, dup, gate, up, dy; the inner axis is dense
   const void *gate, *up;
   void *dy, *dgate, *dup;
   int64_t bf16, restore;

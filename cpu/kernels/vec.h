@@ -1,9 +1,8 @@
-// One vector vocabulary for three instruction sets. vf holds VW floats, vi as many int32; the
-// operators + - * / & | ^ << >> work on both, comparisons of vf give vi (all ones = true), and
+// The same vector functions for three instruction sets. vf holds VW floats, vi as many int32. The
+// operators + - * / & | ^ << >> work on both. Comparisons of vf return vi (all ones = true), and
 // (vi)x, (vf)x reinterpret bits.
 //
-// NaN: v_max(a, b) and v_min(a, b) return b when either is NaN, so a NaN survives in the second
-// place and is lost in the first.
+// v_max(a, b) and v_min(a, b) return b if a or b is NaN: a NaN in b is kept, a NaN in a is lost.
 #pragma once
 #include <math.h>
 #include <stdint.h>
@@ -166,11 +165,11 @@ AI void v_transpose(vf *r) {
 
 typedef int32_t vi __attribute__((vector_size(4 * VW)));
 
-// v_stream stores past the caches what is not read soon, to an address that the bytes of a vector
-// divide; a task that does so ends with v_streamed, so that others see it. v_load_n reads the first
-// n lanes (0 <= n, the rest are 0) and touches no memory behind them; v_store_n writes as many.
-// v_fill_below replaces lanes [0, n) by fill, v_fill_above lanes [n, VW). v_any_ne: some lane
-// differs (or is NaN). v_transpose: VW vectors as a square, in place.
+// v_stream stores around the caches, to an address aligned to the vector, values that are not read
+// soon. A task that uses it ends with v_streamed, which makes the values visible to other threads.
+// v_load_n reads the first n >= 0 lanes, sets the others to 0 and touches no memory after them;
+// v_store_n writes n lanes. v_fill_below replaces lanes [0, n) by fill, v_fill_above lanes [n, VW).
+// v_any_ne returns whether some lane differs or is NaN. v_transpose transposes VW vectors in place.
 
 AI vf v_zero(void) { return (vf){0}; }
 AI vf v_add(vf a, vf b) { return a + b; }
@@ -178,7 +177,8 @@ AI vf v_sub(vf a, vf b) { return a - b; }
 AI vf v_mul(vf a, vf b) { return a * b; }
 AI vf v_div(vf a, vf b) { return a / b; }
 
-// v_sum adds the lanes pairwise: halves, quarters, ... The order is fixed for a width.
+// v_sum adds the lanes pairwise: the two halves, then quarters, and so on. The order depends on VW
+// alone.
 AI float v_sum(vf x) {
 #if defined(ULY_AVX512) || defined(ULY_AVX2)
 #if defined(ULY_AVX512)
@@ -197,7 +197,7 @@ AI float v_sum(vf x) {
 #endif
 }
 
-// v_hmax is the largest lane; NaN lanes may be lost.
+// v_hmax returns the largest lane. NaN in a lane may be lost.
 AI float v_hmax(vf x) {
   float t[VW];
   v_store(t, x);
@@ -207,7 +207,8 @@ AI float v_hmax(vf x) {
   return t[0];
 }
 
-// Polynomial of 2^f on [-0.5, 0.5], minimax with constant 1, relative error 9e-8.
+// v_exp2_poly is 2^f for f in [-0.5, 0.5]: a minimax polynomial with constant term 1, relative
+// error 9e-8.
 AI vf v_exp2_poly(vf f) {
   vf p = v_set1(.00132647272f);
   p = v_fma(p, f, v_set1(.00967151281f));
@@ -217,12 +218,12 @@ AI vf v_exp2_poly(vf f) {
   return v_fma(p, f, v_set1(1.0f));
 }
 
-// Adding this rounds to the nearest integer n and leaves n + 127, the exponent field of 2^n, in the
-// low bits.
+// Adding V_EXP_MAGIC rounds to the nearest integer n and leaves n + 127, the exponent field of 2^n,
+// in the low bits.
 #define V_EXP_MAGIC (12582912.0f + 127.0f)
 
-// v_exp2 is 2^x for x below 127.5; below -126 it gives 2^-126, never 0. NaN stays NaN: the power of
-// two is a factor, not an addend of bits.
+// v_exp2 is 2^x for x below 127.5. For x below -126 it is 2^-126, never 0. NaN stays NaN, because
+// the power of two is multiplied, and not added to the bits.
 AI vf v_exp2(vf x) {
   x = v_max(v_set1(-126.0f), x);
   vf t = v_add(x, v_set1(V_EXP_MAGIC));
@@ -230,27 +231,30 @@ AI vf v_exp2(vf x) {
   return v_mul(v_exp2_poly(f), (vf)((vi)t << 23));
 }
 
-// v_exp is e^x, relative error 2e-7, for x clamped to [-87.3, 88]: it never overflows and never
-// reaches 0. NaN stays NaN.
+// v_exp is e^x with a relative error of 2e-7. x is clamped to [-87.3, 88], so the result is finite
+// and above 0. NaN stays NaN.
 AI vf v_exp(vf x) {
   x = v_min(v_set1(88.0f), v_max(v_set1(-87.3f), x));
   vf t = v_fma(x, v_set1(1.44269502f), v_set1(V_EXP_MAGIC));
   vf n = v_sub(t, v_set1(V_EXP_MAGIC));
   vf f = v_fma(x, v_set1(1.44269502f), v_sub(v_zero(), n));
-  f = v_fma(x, v_set1(1.92596299e-8f), f); // log2(e) beyond the float
+  f = v_fma(x, v_set1(1.92596299e-8f), f); // log2(e) minus its value as a float
   return v_mul(v_exp2_poly(f), (vf)((vi)t << 23));
 }
 
-// Elements of the compute type: what kernels of activations read and write. T, a constant, is 0 for
-// F32 and 1 for BF16, whose upper half of an F32 is widened exactly and rounded to the nearest,
-// ties to even; a NaN stays a NaN. All sums are of F32.
+// v_sigmoid is 1 / (1 + e^-x). NaN stays NaN.
+AI vf v_sigmoid(vf x) { return v_div(v_set1(1), v_add(v_set1(1), v_exp(v_sub(v_zero(), x)))); }
 
-// e_bytes is the size of an element, e_at and e_to the address of element i.
+// Elements of the compute type. T is a compile-time constant: 0 for F32, 1 for BF16. BF16 is
+// widened exactly to F32 when it is read; F32 is rounded to the nearest BF16, ties to even, when it
+// is written. NaN stays NaN. All sums are F32.
+
+// e_bytes is the size of an element in bytes. e_at and e_to are the address of element i.
 AI int64_t e_bytes(const int T) { return T ? 2 : 4; }
 AI const void *e_at(const int T, const void *p, int64_t i) { return (const char *)p + i * e_bytes(T); }
 AI void *e_to(const int T, void *p, int64_t i) { return (char *)p + i * e_bytes(T); }
 
-// bf16_value and bf16_of widen and round one.
+// bf16_value widens one BF16, bf16_of rounds one float to BF16.
 AI float bf16_value(uint16_t b) {
   const uint32_t u = (uint32_t)b << 16;
   float f;
@@ -315,6 +319,7 @@ NOINLINE void v_store_bf16_n(uint16_t *p, vf x, int64_t n) {
 }
 #endif
 
+// e_load and e_store read and write VW elements from element i on.
 AI vf e_load(const int T, const void *p, int64_t i) {
   return T ? v_load_bf16((const uint16_t *)p + i) : v_load((const float *)p + i);
 }
@@ -322,7 +327,7 @@ AI void e_store(const int T, void *p, int64_t i, vf x) {
   if (T) v_store_bf16((uint16_t *)p + i, x);
   else v_store((float *)p + i, x);
 }
-// The same of the first n lanes, 0 <= n: what is behind them is neither read nor written.
+// e_load_n and e_store_n read and write the first n >= 0 lanes and touch no memory after them.
 AI vf e_load_n(const int T, const void *p, int64_t i, int64_t n) {
   return T ? v_load_bf16_n((const uint16_t *)p + i, n) : v_load_n((const float *)p + i, n);
 }
@@ -330,8 +335,8 @@ AI void e_store_n(const int T, void *p, int64_t i, vf x, int64_t n) {
   if (T) v_store_bf16_n((uint16_t *)p + i, x, n);
   else v_store_n((float *)p + i, x, n);
 }
-// The same where n >= 1 lanes are left, most often all. (Masked stores of AVX2 are slow on some
-// CPUs.)
+// e_get and e_put read and write min(n, VW) lanes, n >= 1. They are fast for n >= VW, the usual
+// case: masked stores of AVX2 are slow on some CPUs.
 AI vf e_get(const int T, const void *p, int64_t i, int64_t n) {
   return UNLIKELY(n < VW) ? e_load_n(T, p, i, n) : e_load(T, p, i);
 }
@@ -339,7 +344,7 @@ AI void e_put(const int T, void *p, int64_t i, vf x, int64_t n) {
   if (UNLIKELY(n < VW)) e_store_n(T, p, i, x, n);
   else e_store(T, p, i, x);
 }
-// v_get and v_put are those of F32.
+// v_get and v_put are e_get and e_put of F32.
 AI vf v_get(const float *p, int64_t n) { return e_get(0, p, 0, n); }
 AI void v_put(float *p, vf x, int64_t n) { e_put(0, p, 0, x, n); }
 
@@ -352,14 +357,15 @@ AI void e_set(const int T, void *p, int64_t i, float x) {
   else ((float *)p)[i] = x;
 }
 
-// Pairs: two BF16 in a lane, the first of them in its lower half.
+// Pairs: a lane holds two BF16, the first in its lower half.
 
-// v_pair makes pairs of BF16 that were widened.
+// v_pair makes pairs of two vectors of widened BF16.
 AI vf v_pair(vf first, vf second) {
   typedef uint32_t vu __attribute__((vector_size(4 * VW)));
   return (vf)((vu)first >> 16 | (vu)second);
 }
 #ifdef ULY_DOT
-// v_dot is c + the products of both halves of a and b. Denormals, of c too, count as zero.
+// v_dot adds to c, for each lane, the two products of the pairs a and b (VDPBF16PS). Denormals,
+// those in c included, count as zero.
 AI vf v_dot(vf a, vf b, vf c) { return (vf)_mm512_dpbf16_ps((__m512)c, (__m512bh)a, (__m512bh)b); }
 #endif
