@@ -12,8 +12,8 @@ import (
 	"testing"
 )
 
-// may lists what each package may import of this module, beside the leaves. A package that is not
-// listed fails the test: say first where it stands.
+// may lists the packages of this module that each package may import, in addition to the leaves.
+// The test fails for a package that is not listed.
 var may = map[string]string{
 	"tensor":              "",
 	"device":              "tensor",
@@ -67,7 +67,7 @@ var may = map[string]string{
 	"slurm":               "",
 }
 
-// leaves may be used by anyone.
+// leaves are packages that every package may import.
 const leaves = " internal/status internal/version internal/input internal/notbuilt internal/clock internal/trace internal/units internal/proc slurm "
 
 func TestImportsPointDown(t *testing.T) {
@@ -91,17 +91,17 @@ func TestImportsPointDown(t *testing.T) {
 			name := strings.TrimPrefix(p.ImportPath, "ulysses/")
 			allowed, ok := may[name]
 			if !ok {
-				t.Errorf("package %s has no place in the line", name)
+				t.Errorf("package %s is not listed; add it to may in internal/arch", name)
 			}
 			for _, i := range p.Imports {
 				i, ours := strings.CutPrefix(i, "ulysses/")
 				if ours && !strings.Contains(" "+allowed+leaves, " "+i+" ") {
-					t.Errorf("%s imports %s, which does not lie below it", name, i)
+					t.Errorf("%s imports %s, which is not below it; see docs/architecture.md", name, i)
 				}
 			}
 		}
 		if seen < len(may)/2 {
-			t.Errorf("go list -tags %q saw %d packages: the test looked at nothing", tags, seen)
+			t.Errorf("go list -tags %q printed only %d packages", tags, seen)
 		}
 	}
 }

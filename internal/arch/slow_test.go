@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// Every test that make unit leaves out exists. The list has to follow when a test is renamed.
+// Every test in testkit/slow-tests.txt, which make unit skips, exists. The list changes with the
+// name of a test.
 func TestSlowTestsExist(t *testing.T) {
 	list, err := os.ReadFile(filepath.Join(root, "testkit", "slow-tests.txt"))
 	if err != nil {

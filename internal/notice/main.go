@@ -1,6 +1,6 @@
 // Command notice prints the licenses of everything that the program, the libraries and the wheel
 // contain beside this project's own code: the Go modules that they link, Go's runtime, and the
-// files of other projects that lie in the repository. `make notice` writes its output to NOTICE.
+// files of other projects in the repository. `make notice` writes its output to NOTICE.
 package main
 
 import (
@@ -21,7 +21,7 @@ used, and quotes its license. The license of this product itself is in the file 
 This file is generated: make notice
 `
 
-// licenses that no file of the repository or the module cache holds.
+// The texts of licenses that are in no file of the repository or of the module cache.
 var (
 	//go:embed go-license.txt
 	goLicense []byte
@@ -29,7 +29,7 @@ var (
 	frontendLicense []byte
 )
 
-// legal are the names of files that a module's license may be in.
+// legal matches the names of files that may contain a module's license.
 var legal = regexp.MustCompile(`^(LICEN[CS]E|COPYING|NOTICE|PATENTS)(\.txt|\.md)?$`)
 
 func main() {
