@@ -22,14 +22,14 @@
 set -euo pipefail
 cmd=${1:?up|down|status|env}; DIR=$(mkdir -p "${2:?state directory}" && cd "$2" && pwd)
 NODES=${3:-2}; CPUS=${4:-4}
-[ ${#DIR} -le 60 ] || { echo "slurm-lab: $DIR is longer than 60 characters: the daemons' UNIX socket paths would not fit" >&2; exit 2; }
+[ ${#DIR} -le 60 ] || { echo "slurm-lab: $DIR is longer than 60 characters, so the daemons' UNIX socket paths would not fit; use a shorter path" >&2; exit 2; }
 BASE=${SLURM_BASE_PORT:-$(cat "$DIR/etc/base" 2>/dev/null || echo 27000)}
 HOST=$(hostname -s)
 CONF=$DIR/etc/slurm.conf
 SOCK=$DIR/run/munge.sock
 export SLURM_CONF=$CONF
 
-alive() { # pidfile name: true when the pid in it lives and is still that program, started on this DIR
+alive() { # pidfile name: whether the process of the file runs, is this program, and uses this DIR
   local p; [ -s "$1" ] && p=$(cat "$1" 2>/dev/null) && [[ $(cat "/proc/$p/comm" 2>/dev/null) == "$2"* ]] &&
     tr '\0' ' ' <"/proc/$p/cmdline" 2>/dev/null | grep -qF "$DIR/"
 }
@@ -42,8 +42,8 @@ stop_one() { # pidfile name
   fi
   rm -f "$1"
 }
-need() { local b; for b in "$@"; do [ -n "$(PATH=$PATH:/usr/sbin:/sbin type -P "$b")" ] || { echo "slurm-lab: $b is missing: apt-get install -y --no-install-recommends munge slurmctld slurmd slurm-client libpmix-dev" >&2; exit 2; }; done
-  compgen -G '/usr/lib/*/libpmix.so' >/dev/null || { echo "slurm-lab: no libpmix.so: apt-get install -y libpmix-dev (srun --mpi=pmix needs it)" >&2; exit 2; }
+need() { local b; for b in "$@"; do [ -n "$(PATH=$PATH:/usr/sbin:/sbin type -P "$b")" ] || { echo "slurm-lab: $b is missing; run apt-get install -y --no-install-recommends munge slurmctld slurmd slurm-client libpmix-dev" >&2; exit 2; }; done
+  compgen -G '/usr/lib/*/libpmix.so' >/dev/null || { echo "slurm-lab: no libpmix.so, which srun --mpi=pmix needs; run apt-get install -y libpmix-dev" >&2; exit 2; }
 }
 PATH=$PATH:/usr/sbin:/sbin
 
@@ -164,12 +164,12 @@ down() {
 
 up() {
   need munged slurmctld slurmd srun scontrol sinfo
-  [ "$(id -u)" = 0 ] || { echo "slurm-lab: needs root" >&2; exit 2; }
+  [ "$(id -u)" = 0 ] || { echo "slurm-lab: this user is not root; run the script as root" >&2; exit 2; }
   # Slurm calls getaddrinfo(NULL, AI_ADDRCONFIG), which finds no address if the machine has no IPv4
   # address except 127.x, as in a container without a network.
   if ! hostname -I 2>/dev/null | grep -q '[0-9]\.[0-9]'; then
     ip addr add 10.99.0.1/32 dev lo 2>/dev/null && echo "slurm-lab: only loopback has an IPv4 address: added 10.99.0.1/32 to lo" >&2 ||
-      echo "slurm-lab: only loopback has an IPv4 address, and adding one failed; Slurm will not start: run ip addr add 10.99.0.1/32 dev lo as root" >&2
+      echo "slurm-lab: only loopback has an IPv4 address, and adding one failed, so Slurm will not start; run ip addr add 10.99.0.1/32 dev lo as root" >&2
   fi
   write_conf
   if [ -s "$CONF" ] && ! { cat "$CONF.new" "$DIR/etc/mpi.conf" "$DIR/etc/gres.conf" 2>/dev/null || true; } | cmp -s - "$DIR/etc/.running"; then down; rm -rf "$DIR/state"/* "$DIR/spool"/*; fi
@@ -192,7 +192,7 @@ up() {
     [ "$(timeout 5 sinfo -h -N -o '%N %t' 2>/dev/null | grep -cE ' (idle|mix|alloc)$')" = "$NODES" ] && { status; return 0; }
     sleep 0.2
   done
-  echo "slurm-lab: nodes not ready after 15 s" >&2; status >&2 || true; tail -n 20 "$DIR"/log/slurm*.log >&2; return 1
+  echo "slurm-lab: the nodes are not ready after 15 s; see the end of the logs below" >&2; status >&2 || true; tail -n 20 "$DIR"/log/slurm*.log >&2; return 1
 }
 
 status() {

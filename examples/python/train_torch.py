@@ -61,10 +61,10 @@ with ulysses.Context.torch() if ranks > 1 else ulysses.Context() as ctx:
     for step in range(STEPS):
         # Each rank gives one batch to shard, which returns a micro-batch for each. Here all ranks
         # have the same batch, so a step uses only the first one.
-        micro = next(iter(ulysses.shard({"input_ids": text, "labels": text}, ctx)))
-        labels = micro["shift_labels"]
+        micro_batch = next(iter(ulysses.shard({"input_ids": text, "labels": text}, ctx)))
+        labels = micro_batch["shift_labels"]
         mean = cross_entropy(
-            sharded(micro["input_ids"], micro["position_ids"]).flatten(0, 1),
+            sharded(micro_batch["input_ids"], micro_batch["position_ids"]).flatten(0, 1),
             labels.flatten(),
             ignore_index=-100,
         )

@@ -91,7 +91,7 @@ def layer_backward(rows=ROWS):
     return call
 
 
-def own(fail=False, rows=ROWS):
+def local_attention(fail=False, rows=ROWS):
     def function(q, k, v):
         if fail:
             raise RuntimeError("no such mask")
@@ -194,7 +194,10 @@ ENTRIES = {
         ],
     ),
     "attention_layer_backward": (layer_backward(), [layer_backward(rows=ROWS + 1)]),
-    "local_attention": (own(), [own(fail=True), own(rows=ROWS + 2)]),
+    "local_attention": (
+        local_attention(),
+        [local_attention(fail=True), local_attention(rows=ROWS + 2)],
+    ),
     "halo": (
         halo(),
         [

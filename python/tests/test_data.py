@@ -22,8 +22,8 @@ class Shard(unittest.TestCase):
         """The example of the docstring, from both ranks' batches."""
 
         def body(comm):
-            own = ids([1, 10, 10, 10, 2, 2]) + 100 * comm.rank
-            return list(ulysses.shard({"input_ids": own, "labels": own}, comm))
+            x = ids([1, 10, 10, 10, 2, 2]) + 100 * comm.rank
+            return list(ulysses.shard({"input_ids": x, "labels": x}, comm))
 
         for rank, found in enumerate(run(2, body)):
             for owner, m in enumerate(found):

@@ -222,10 +222,10 @@ class Torch(unittest.TestCase):
         for strategy in ("heads", "state"):
 
             def body(ctx):
-                mine = [local(y, ctx).clone().requires_grad_() for y in x]
+                shards = [local(y, ctx).clone().requires_grad_() for y in x]
                 whole = state.clone().requires_grad_()
                 o, last = ulysses.chunk_gated_delta_rule(
-                    *mine,
+                    *shards,
                     initial_state=whole,
                     output_final_state=True,
                     use_qk_l2norm_in_kernel=True,
@@ -234,7 +234,7 @@ class Torch(unittest.TestCase):
                     context=ctx,
                 )
                 ((o * local(w, ctx)).sum() + (last * wl).sum()).backward()
-                return [o.detach(), *(y.grad for y in mine)], last.detach(), whole.grad
+                return [o.detach(), *(y.grad for y in shards)], last.detach(), whole.grad
 
             for size in (1, 2, 3):
                 found = contexts(size, body)
@@ -254,19 +254,19 @@ class Torch(unittest.TestCase):
         *x, state = (torch.from_numpy(y) for y in draw(3, 1, 9, 1, 2, 8, 8, 1))
 
         def body(ctx):
-            mine = [local(y, ctx).clone().requires_grad_() for y in x]
-            gate = mine[4].detach().double().requires_grad_()
-            o, last = ulysses.chunk_gated_delta_rule(*mine[:4], gate, seq=9, context=ctx)
+            shards = [local(y, ctx).clone().requires_grad_() for y in x]
+            gate = shards[4].detach().double().requires_grad_()
+            o, last = ulysses.chunk_gated_delta_rule(*shards[:4], gate, seq=9, context=ctx)
             self.assertIsNone(last)
             o.sum().backward()
             self.assertEqual(gate.grad.dtype, torch.float64)
             o, last = ulysses.chunk_gated_delta_rule(
-                *mine, output_final_state=True, seq=9, context=ctx
+                *shards, output_final_state=True, seq=9, context=ctx
             )
             last.sum().backward()
             with torch.no_grad():
                 self.assertIsNone(
-                    ulysses.chunk_gated_delta_rule(*mine, seq=9, context=ctx)[0].grad_fn
+                    ulysses.chunk_gated_delta_rule(*shards, seq=9, context=ctx)[0].grad_fn
                 )
 
         contexts(2, body)

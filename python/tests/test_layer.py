@@ -77,10 +77,10 @@ class Halo(unittest.TestCase):
         (want * up).sum().backward()
 
         def body(ctx):
-            mine = local(x, ctx).clone().requires_grad_()
-            y = convolve(torch.cat([ulysses.halo(mine, 2, seq=11, context=ctx), mine], 1))
+            shard = local(x, ctx).clone().requires_grad_()
+            y = convolve(torch.cat([ulysses.halo(shard, 2, seq=11, context=ctx), shard], 1))
             (y * local(up, ctx)).sum().backward()
-            return y.detach(), mine.grad
+            return y.detach(), shard.grad
 
         for size in (1, 2, 4):
             found = [torch.cat(x, 1) for x in zip(*contexts(size, body))]
@@ -124,13 +124,13 @@ class Halo(unittest.TestCase):
                 slopes.append(slope)
 
             def numpy(ctx):
-                mine = local(x, ctx)
+                shard = local(x, ctx)
                 naive = np.concatenate(
-                    [ulysses.halo(mine, width - 1, seq=s, cu_seqlens=cu, context=ctx), mine], 1
+                    [ulysses.halo(shard, width - 1, seq=s, cu_seqlens=cu, context=ctx), shard], 1
                 )
-                naive = bias + sum(naive[:, k : k + mine.shape[1]] * w[:, k] for k in range(width))
+                naive = bias + sum(naive[:, k : k + shard.shape[1]] * w[:, k] for k in range(width))
                 return ulysses.causal_conv1d(
-                    mine, w, bias, activation, cu_seqlens=cu, context=ctx
+                    shard, w, bias, activation, cu_seqlens=cu, context=ctx
                 ), naive if activation is None else None
 
             for size in (1, 2, 4, 8):
@@ -146,13 +146,15 @@ class Halo(unittest.TestCase):
                 continue
 
             def body(ctx):
-                mine, *own = [
+                shard, *parameters = [
                     torch.from_numpy(np.ascontiguousarray(a)).requires_grad_()
                     for a in (local(x, ctx), w, bias)
                 ]
-                y = ulysses.causal_conv1d(mine, *own, activation, cu_seqlens=cu, context=ctx)
+                y = ulysses.causal_conv1d(
+                    shard, *parameters, activation, cu_seqlens=cu, context=ctx
+                )
                 (y * torch.from_numpy(local(up, ctx))).sum().backward()
-                return y.detach(), mine.grad, own[0].grad, own[1].grad
+                return y.detach(), shard.grad, parameters[0].grad, parameters[1].grad
 
             for size in (1, 2, 4, 8):
                 y, dx, dw, db = zip(*contexts(size, body))
@@ -228,7 +230,7 @@ class Layer(unittest.TestCase):
         (want * up).sum().backward()
 
         def body(ctx):
-            mine = {
+            inputs = {
                 "x": local(x, ctx).clone().requires_grad_(),
                 **{name: t.clone().requires_grad_() for name, t in weights.items()},
             }
@@ -237,13 +239,16 @@ class Layer(unittest.TestCase):
                 for name, t in (("cos", angle.cos()), ("sin", angle.sin()))
             }
             options = dict(heads=h, kv_heads=hkv, causal=True, seq=s, context=ctx)
-            y = ulysses.attention_layer(**mine, **rotary, **options)
+            y = ulysses.attention_layer(**inputs, **rotary, **options)
             (y * local(up, ctx)).sum().backward()
             with torch.no_grad():
                 torch.testing.assert_close(
-                    ulysses.attention_layer(**mine, **rotary, **options), y.detach(), rtol=0, atol=0
+                    ulysses.attention_layer(**inputs, **rotary, **options),
+                    y.detach(),
+                    rtol=0,
+                    atol=0,
                 )
-            return y.detach(), {name: t.grad for name, t in mine.items()}
+            return y.detach(), {name: t.grad for name, t in inputs.items()}
 
         for size in (1, 2, 4):
             found = contexts(size, body)
@@ -267,7 +272,7 @@ class Local(unittest.TestCase):
         )
         want = attention(q, k, v, dout, see=mask(11, 11, True))
 
-        def own(q, k, v, heads, kv_heads, dout=None):
+        def attend(q, k, v, heads, kv_heads, dout=None):
             # The key head of each query head. A group of three query heads may lie on two ranks.
             each = [h // 3 - kv_heads[0] for h in range(*heads)]
             out = attention(q, k[:, :, each], v[:, :, each], dout, see=mask(11, 11, True))
@@ -286,10 +291,10 @@ class Local(unittest.TestCase):
             return out[2], dk, dv
 
         def forward(t):
-            t.out[...] = own(t.q, t.k, t.v, t.heads, t.kv_heads)
+            t.out[...] = attend(t.q, t.k, t.v, t.heads, t.kv_heads)
 
         def backward(t):
-            t.dq[...], t.dk[...], t.dv[...] = own(t.q, t.k, t.v, t.heads, t.kv_heads, t.dout)
+            t.dq[...], t.dk[...], t.dv[...] = attend(t.q, t.k, t.v, t.heads, t.kv_heads, t.dout)
 
         def body(ctx):
             out, call = ulysses.local_attention_forward(
@@ -308,18 +313,18 @@ class Local(unittest.TestCase):
         torch.manual_seed(0)
         q, k, v, up = (torch.randn(1, 9, n, 8) for n in (4, 4, 4, 4))
 
-        def own(q, k, v):
+        def attend(q, k, v):
             return sdpa(*(x.transpose(1, 2) for x in (q, k, v)), is_causal=True).transpose(1, 2)
 
         exact = [x.double().requires_grad_() for x in (q, k, v)]
-        want = own(*exact)
+        want = attend(*exact)
         (want * up).sum().backward()
 
         def body(ctx):
-            mine = [local(x, ctx).clone().requires_grad_() for x in (q, k, v)]
-            out = ulysses.local_attention(*mine, own, seq=9, context=ctx)
+            shards = [local(x, ctx).clone().requires_grad_() for x in (q, k, v)]
+            out = ulysses.local_attention(*shards, attend, seq=9, context=ctx)
             (out * local(up, ctx)).sum().backward()
-            return out.detach(), *(x.grad for x in mine)
+            return out.detach(), *(x.grad for x in shards)
 
         for size in (1, 2, 3):
             for name, a, b in zip(
@@ -335,15 +340,15 @@ class Local(unittest.TestCase):
         slope, q = torch.ones(1, requires_grad=True), torch.randn(1, 8, 2, 8)
 
         def body(ctx):
-            mine = local(q, ctx).clone().requires_grad_()
+            shard = local(q, ctx).clone().requires_grad_()
             out = ulysses.local_attention(
-                mine, mine, mine, lambda q, k, v: v * slope, seq=8, context=ctx
+                shard, shard, shard, lambda q, k, v: v * slope, seq=8, context=ctx
             )
             with self.assertRaises(ulysses.UlyssesError) as caught:
                 out.sum().backward()
             self.assertIn("[(1,)] that need a gradient", str(caught.exception.__cause__))
             ulysses.local_attention(
-                mine, mine, mine, lambda q, k, v: v * slope.detach(), seq=8, context=ctx
+                shard, shard, shard, lambda q, k, v: v * slope.detach(), seq=8, context=ctx
             ).sum().backward()
 
         contexts(2, body)
@@ -356,13 +361,13 @@ class Local(unittest.TestCase):
         q = draw(1, 1, 8, 2, 8)
 
         def body(ctx):
-            def own(*_):
+            def attend(*_):
                 if ctx.rank == 0:
                     raise RuntimeError("no such mask")
                 return 0
 
             with self.assertRaisesRegex(ulysses.InvalidArgument, "no such mask") as caught:
-                ulysses.local_attention(*(local(q, ctx),) * 3, own, seq=8, context=ctx)
+                ulysses.local_attention(*(local(q, ctx),) * 3, attend, seq=8, context=ctx)
             if ctx.rank == 0:
                 self.assertIn("no such mask", str(caught.exception.__cause__))
             else:

@@ -166,9 +166,9 @@ for epoch in range(2):
     batches = torch.utils.data.DataLoader(
         Data(), batch_size=2, num_workers=2, multiprocessing_context="fork"
     )
-    for micro in ulysses.loader(batches, ctx):
+    for micro_batch in ulysses.loader(batches, ctx):
         ulysses.attention(x, x, x, causal=True, context=ctx).sum().backward()
-        seen += micro["input_ids"].shape[0]
+        seen += micro_batch["input_ids"].shape[0]
     print(seen)
 """),
             "12\n12",

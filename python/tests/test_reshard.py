@@ -37,15 +37,15 @@ class Reshard(unittest.TestCase):
                     def body(ctx):
                         for pad in (True, False):
                             whole = padded(x, seq, ctx.size) if pad else x
-                            mine = local(whole, ctx, seq)
+                            shard = local(whole, ctx, seq)
                             got = ulysses.gather_seq_scatter_heads(
-                                mine, seq, head, n, padded=pad, context=ctx
+                                shard, seq, head, n, padded=pad, context=ctx
                             )
                             np.testing.assert_array_equal(got, local(x, ctx, head))
                             back = ulysses.gather_heads_scatter_seq(
                                 got, head, seq, heads=shape[head], padded=pad, context=ctx
                             )
-                            np.testing.assert_array_equal(back, mine)
+                            np.testing.assert_array_equal(back, shard)
 
                     with self.subTest(ranks=size, shape=shape, dtype=dtype.__name__):
                         contexts(size, body)
@@ -54,9 +54,11 @@ class Reshard(unittest.TestCase):
         x = np.arange(2 * 8 * 4 * 3, dtype=np.float32).reshape(2, 8, 4, 3)
 
         def body(ctx):
-            mine = local(x, ctx)
-            a = ulysses.gather_seq_scatter_heads(mine, 1, 2, 8, True, padded=False, context=ctx)
-            b = ulysses.gather_seq_scatter_heads(mine + 1, 1, 2, 8, True, padded=False, context=ctx)
+            shard = local(x, ctx)
+            a = ulysses.gather_seq_scatter_heads(shard, 1, 2, 8, True, padded=False, context=ctx)
+            b = ulysses.gather_seq_scatter_heads(
+                shard + 1, 1, 2, 8, True, padded=False, context=ctx
+            )
             np.testing.assert_array_equal(a.wait(), local(x, ctx, 2))
             np.testing.assert_array_equal(b(), local(x, ctx, 2) + 1)
             self.assertIs(a.wait(), a.wait())
@@ -69,11 +71,11 @@ class Reshard(unittest.TestCase):
         x = np.arange(2 * 8 * 4 * 3, dtype=np.float32).reshape(2, 8, 4, 3)
 
         def body(ctx):
-            mine = local(x, ctx)
+            shard = local(x, ctx)
             for _ in range(3):
-                ulysses.gather_seq_scatter_heads(mine, 1, 2, async_op=True, context=ctx)
+                ulysses.gather_seq_scatter_heads(shard, 1, 2, async_op=True, context=ctx)
             self.assertEqual(len(ctx._pending), 3)
-            request = ulysses.gather_seq_scatter_heads(mine, 1, 2, async_op=True, context=ctx)
+            request = ulysses.gather_seq_scatter_heads(shard, 1, 2, async_op=True, context=ctx)
             self.assertEqual(len(ctx._pending), 4)
             del request
 

@@ -43,10 +43,10 @@ class Torch(unittest.TestCase):
             (want * w).sum().backward()
 
             def body(ctx):
-                mine = [local(x, ctx, 2).detach().requires_grad_() for x in (q, k, v)]
-                out = ulysses.attention(*mine, causal=causal, seq=s, layout="BHSD", context=ctx)
+                shards = [local(x, ctx, 2).detach().requires_grad_() for x in (q, k, v)]
+                out = ulysses.attention(*shards, causal=causal, seq=s, layout="BHSD", context=ctx)
                 (out * local(w, ctx, 2)).sum().backward()
-                return (out.detach(), *(x.grad for x in mine))
+                return (out.detach(), *(x.grad for x in shards))
 
             for size in (1, 2, 4):
                 found = [torch.cat(x, 2) for x in zip(*contexts(size, body))]
@@ -105,10 +105,10 @@ class Torch(unittest.TestCase):
 
         def body(ctx):
             full = torch.nn.functional.pad(x, (0, 0, 0, 0, 0, -7 % ctx.size))
-            mine = local(full, ctx, 1).clone().requires_grad_()
+            shard = local(full, ctx, 1).clone().requires_grad_()
             for async_op in (False, True):
-                mine.grad = None
-                y = ulysses.gather_seq_scatter_heads(mine, 1, 2, 7, async_op, context=ctx)
+                shard.grad = None
+                y = ulysses.gather_seq_scatter_heads(shard, 1, 2, 7, async_op, context=ctx)
                 y = y.wait() if async_op else y
                 z = ulysses.gather_heads_scatter_seq(
                     y * local(w, ctx, 2), 2, 1, async_op, heads=6, context=ctx
@@ -122,7 +122,7 @@ class Torch(unittest.TestCase):
                     atol=0,
                 )
                 torch.testing.assert_close(
-                    mine.grad,
+                    shard.grad,
                     local(torch.nn.functional.pad(w, (0, 0, 0, 0, 0, -7 % ctx.size)), ctx, 1),
                     rtol=0,
                     atol=0,
@@ -163,7 +163,7 @@ class Torch(unittest.TestCase):
         layers = torch.nn.Embedding(vocab, n), torch.nn.Linear(n, 3 * n), torch.nn.Linear(n, vocab)
 
         def gradients(dtype, attend, reduce, ids, labels):
-            embed, qkv, head = own = [copy.deepcopy(m).to(dtype) for m in layers]
+            embed, qkv, head = modules = [copy.deepcopy(m).to(dtype) for m in layers]
             x = qkv(embed(ids)).unflatten(-1, (3, h, n // h))
             y = head(attend(*x.unbind(2)).flatten(2))
             reduce(
@@ -172,7 +172,7 @@ class Torch(unittest.TestCase):
                 ),
                 (labels != -100).sum(),
             ).backward()
-            return [p.grad for m in own for p in m.parameters()]
+            return [p.grad for m in modules for p in m.parameters()]
 
         want = gradients(
             torch.float64,
@@ -223,13 +223,13 @@ class Transformers(unittest.TestCase):
                 # Threads share `ulysses.use`, so each rank registers its context with its own name.
                 ulysses.register_transformers(f"ulysses_{ctx.rank}", ctx)
                 ulysses_model.set_attn_implementation(f"ulysses_{ctx.rank}")
-                micro = next(iter(ulysses.shard({"input_ids": x, "labels": x}, ctx)))
+                micro_batch = next(iter(ulysses.shard({"input_ids": x, "labels": x}, ctx)))
                 logits = ulysses_model(
-                    input_ids=micro["input_ids"],
-                    position_ids=micro["position_ids"],
+                    input_ids=micro_batch["input_ids"],
+                    position_ids=micro_batch["position_ids"],
                     use_cache=False,
                 ).logits
-                labels = micro["shift_labels"]
+                labels = micro_batch["shift_labels"]
                 mean = torch.nn.functional.cross_entropy(
                     logits.flatten(0, 1), labels.flatten(), ignore_index=-100
                 )

@@ -100,11 +100,14 @@ class Families(unittest.TestCase):
             logits, loss, gradients = reference(family, ids, positions, labels, documents)
 
             def body(ctx):
-                mine = register(ctx, models[ctx.rank])
-                found = mine(**{name: local(x, ctx) for name, x in call.items()}).logits
-                own = local(labels, ctx)
+                rank_model = register(ctx, models[ctx.rank])
+                found = rank_model(**{name: local(x, ctx) for name, x in call.items()}).logits
+                rank_labels = local(labels, ctx)
                 mean = ulysses.reduce_sequence_parallel_loss(
-                    loss_of(found, own), (own != -100).sum(), gradients="summed", context=ctx
+                    loss_of(found, rank_labels),
+                    (rank_labels != -100).sum(),
+                    gradients="summed",
+                    context=ctx,
                 )
                 mean.backward()
                 return found.detach(), mean.item()
@@ -154,11 +157,13 @@ class Calls(unittest.TestCase):
         """Checks that every rank refuses its call with these words. The next call works."""
 
         def body(ctx):
-            mine = register(ctx, copy.deepcopy(model))
+            rank_model = register(ctx, copy.deepcopy(model))
             with self.assertRaisesRegex(cls or ulysses.UlyssesError, words):
-                mine(**calls(ctx))
+                rank_model(**calls(ctx))
             ids = torch.ones(1, 3, dtype=torch.long)
-            return mine(input_ids=ids).logits.shape if cls is not ulysses.Unsupported else None
+            return (
+                rank_model(input_ids=ids).logits.shape if cls is not ulysses.Unsupported else None
+            )
 
         return contexts(size, body)
 
@@ -198,8 +203,8 @@ class Calls(unittest.TestCase):
             for bad in (0, 1):
 
                 def calls(ctx):
-                    mine = {name: local(x, ctx) for name, x in right.items()}
-                    return {**mine, **wrong} if ctx.rank == bad else mine
+                    shards = {name: local(x, ctx) for name, x in right.items()}
+                    return {**shards, **wrong} if ctx.rank == bad else shards
 
                 with self.subTest(words, rank=bad):
                     self.both(model, calls, words)
@@ -227,9 +232,9 @@ class Calls(unittest.TestCase):
 
         def body(ctx):
             ctx.use(ulysses.Sequences(1, 8, None, (0, 4, 8)))
-            mine = register(ctx, copy.deepcopy(model))
+            rank_model = register(ctx, copy.deepcopy(model))
             return [
-                mine(input_ids=local(ids, ctx), position_ids=p).logits.detach()
+                rank_model(input_ids=local(ids, ctx), position_ids=p).logits.detach()
                 for p in (torch.arange(4)[None], None)
             ]
 
@@ -260,8 +265,8 @@ class Calls(unittest.TestCase):
                 ).logits.detach()
 
                 def body(ctx):
-                    mine = register(ctx, copy.deepcopy(model))
-                    return mine(
+                    rank_model = register(ctx, copy.deepcopy(model))
+                    return rank_model(
                         input_ids=local(ids, ctx), position_ids=local(positions, ctx)
                     ).logits.detach()
 
@@ -277,15 +282,15 @@ class Calls(unittest.TestCase):
             want, model = reference(family, ids, positions, labels, documents)[1], build(family)
 
             def body(ctx):
-                own = local(labels, ctx)
+                rank_labels = local(labels, ctx)
                 loss = register(ctx, copy.deepcopy(model))(
                     input_ids=local(ids, ctx),
                     position_ids=local(positions, ctx),
-                    labels=own,
-                    shift_labels=own,
+                    labels=rank_labels,
+                    shift_labels=rank_labels,
                 ).loss
                 return ulysses.reduce_sequence_parallel_loss(
-                    loss, (own != -100).sum(), context=ctx
+                    loss, (rank_labels != -100).sum(), context=ctx
                 ).item()
 
             for size in (1, 2, 4):
@@ -372,9 +377,11 @@ class Calls(unittest.TestCase):
             options = dict(max_new_tokens=6, do_sample=False, pad_token_id=0)
             want = plain.generate(ids, attention_mask=torch.ones_like(ids), **options)
             with ulysses.Context() as ctx:
-                mine = register(ctx, model)
+                rank_model = register(ctx, model)
                 self.assertEqual(
-                    mine.generate(ids, attention_mask=torch.ones_like(ids), **options).tolist(),
+                    rank_model.generate(
+                        ids, attention_mask=torch.ones_like(ids), **options
+                    ).tolist(),
                     want.tolist(),
                     family,
                 )
@@ -382,15 +389,17 @@ class Calls(unittest.TestCase):
                 mask[0, :2] = 0
                 padded = plain.generate(ids, attention_mask=mask, **options)
                 self.assertEqual(
-                    mine.generate(ids, attention_mask=mask, use_cache=False, **options).tolist(),
+                    rank_model.generate(
+                        ids, attention_mask=mask, use_cache=False, **options
+                    ).tolist(),
                     padded.tolist(),
                     family,
                 )
                 with self.assertRaisesRegex(ulysses.Unsupported, "use_cache=False"):
-                    mine.generate(ids, attention_mask=mask, **options)
+                    rank_model.generate(ids, attention_mask=mask, **options)
                 if family == "llama":
                     with self.assertRaisesRegex(ulysses.Unsupported, "DynamicCache"):
-                        mine.generate(
+                        rank_model.generate(
                             ids,
                             attention_mask=torch.ones_like(ids),
                             cache_implementation="static",
@@ -398,11 +407,11 @@ class Calls(unittest.TestCase):
                         )
 
         def body(ctx):
-            mine = register(ctx, copy.deepcopy(plain))
+            rank_model = register(ctx, copy.deepcopy(plain))
             with self.assertRaisesRegex(
                 ulysses.Unsupported, "a key-value cache on 2 ranks.*generate on one rank"
             ):
-                mine.generate(ids, attention_mask=torch.ones_like(ids), **options)
+                rank_model.generate(ids, attention_mask=torch.ones_like(ids), **options)
 
         contexts(2, body)
 
@@ -415,15 +424,15 @@ class Calls(unittest.TestCase):
             model = build(family)
 
             def gradients(ctx, again):
-                mine = register(ctx, copy.deepcopy(model))
+                rank_model = register(ctx, copy.deepcopy(model))
                 if again:
-                    mine.gradient_checkpointing_enable(
+                    rank_model.gradient_checkpointing_enable(
                         gradient_checkpointing_kwargs={"use_reentrant": False}
                     )
-                first = mine(input_ids=local(ids, ctx), position_ids=local(two, ctx)).logits
-                mine(input_ids=local(ids, ctx), position_ids=local(one, ctx))
+                first = rank_model(input_ids=local(ids, ctx), position_ids=local(two, ctx)).logits
+                rank_model(input_ids=local(ids, ctx), position_ids=local(one, ctx))
                 first.square().mean().backward()
-                return [p.grad for p in mine.parameters()]
+                return [p.grad for p in rank_model.parameters()]
 
             for a, b in zip(
                 contexts(2, lambda ctx: gradients(ctx, True)),
@@ -453,9 +462,9 @@ class Calls(unittest.TestCase):
 
         def body(ctx):
             lo, hi = ulysses.shard_rows(13, ctx.size, ctx.rank)
-            mine = [x[:, :, lo:hi] for x in (q, k, v)]
+            shards = [x[:, :, lo:hi] for x in (q, k, v)]
             out = ulysses.transformers_attention(
-                Module, *mine, position_ids=ids[:, lo:hi], context=ctx
+                Module, *shards, position_ids=ids[:, lo:hi], context=ctx
             )[0]
             if ctx.size > 1:
                 for wrong in (
@@ -467,13 +476,13 @@ class Calls(unittest.TestCase):
                     with self.assertRaises(ulysses.UlyssesError):
                         ulysses.transformers_attention(
                             Module,
-                            *mine,
+                            *shards,
                             **(wrong if ctx.rank == 1 else dict(position_ids=ids[:, lo:hi])),
                             context=ctx,
                         )
                 with self.assertRaisesRegex(ulysses.InvalidArgument, "start at 0 on rank 1"):
                     ulysses.transformers_attention(
-                        Module, *mine, position_ids=torch.arange(hi - lo)[None], context=ctx
+                        Module, *shards, position_ids=torch.arange(hi - lo)[None], context=ctx
                     )
             return out
 
@@ -508,11 +517,11 @@ class Calls(unittest.TestCase):
         prepare(model, 1)
 
         def body(ctx):
-            own = copy.deepcopy(layer)
-            mine = local(x, ctx)
-            y = own(mine, **{call: Forward(ctx, ulysses.Sequences(1, 24), mine.shape[1])})
+            rank_layer = copy.deepcopy(layer)
+            shard = local(x, ctx)
+            y = rank_layer(shard, **{call: Forward(ctx, ulysses.Sequences(1, 24), shard.shape[1])})
             (y * local(w, ctx)).sum().backward()
-            return y.detach(), own.A_log.grad, own.dt_bias.grad
+            return y.detach(), rank_layer.A_log.grad, rank_layer.dt_bias.grad
 
         for size in (1, 2, 4):
             found = contexts(size, body)

@@ -125,11 +125,13 @@ def version() -> str:
 
 
 def build_info() -> dict:
-    """Returns a dictionary that describes libulysses.so.
+    """Describes libulysses.so. Not collective.
 
-    Its keys include `version`, `commit`, `built` (devices it was built with), `devices` (devices
-    that can be used here), `unusable` (reasons for the others), `cuda` (path of the CUDA plug-in),
-    `mpi`, and `unbuilt` (options of the interface that are refused).
+    Returns:
+        A dictionary. `version` and `commit` name the build. `devices` are the devices that can be
+        used here, `unusable` has the reasons for the others, and `cuda` is the path of the CUDA
+        plug-in. `mpi` is the MPI library that was opened. `unbuilt` are options that are not
+        implemented.
     """
     import json
 

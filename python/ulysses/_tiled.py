@@ -44,25 +44,24 @@ class TiledFunction:
 
         Raises InvalidArgument if it does not fit the reduction.
         """
+        want = "one tensor"
+        if self.reduction == "concatenate" and isinstance(out, torch.Tensor):
+            return out, None
+        if self.reduction == "sum":
+            if isinstance(out, torch.Tensor) and out.numel() == 1:
+                return out.reshape(()), None
+            want = "a scalar tensor"
         if self.reduction == "mean":
-            if not (
-                isinstance(out, (tuple, list))
-                and len(out) == 2
-                and isinstance(out[0], torch.Tensor)
-                and out[0].numel() == 1
-            ):
-                raise InvalidArgument(
-                    "ulysses.tiled_compute: reduction 'mean': the function must return "
-                    "(sum, count), where sum is a scalar tensor"
-                )
-            return out[0].reshape(()), out[1]
-        if not isinstance(out, torch.Tensor) or (self.reduction == "sum" and out.numel() != 1):
-            what = "a scalar tensor" if self.reduction == "sum" else "one tensor"
-            raise InvalidArgument(
-                f"ulysses.tiled_compute: reduction '{self.reduction}': the function must return "
-                f"{what}"
-            )
-        return (out.reshape(()) if self.reduction == "sum" else out), None
+            if isinstance(out, (tuple, list)) and len(out) == 2:
+                total, count = out
+                if isinstance(total, torch.Tensor) and total.numel() == 1:
+                    return total.reshape(()), count
+            want = "(sum, count), where sum is a scalar tensor"
+        shape = f" of shape {tuple(out.shape)}" if isinstance(out, torch.Tensor) else ""
+        raise InvalidArgument(
+            f"ulysses.tiled_compute: reduction {self.reduction!r}: the function returned a "
+            f"{type(out).__name__}{shape}; return {want}"
+        )
 
     def forward(self, values: Sequence[Any]) -> tuple[torch.Tensor, list[int], Any]:
         """Runs all tiles without a graph.

@@ -1,7 +1,8 @@
-"""Makes the library's calls differentiable for PyTorch's autograd.
+"""Makes calls of the library differentiable in PyTorch.
 
-This module knows no operation. An operation gives `differentiable` a function that runs its forward
-pass and returns how to go backward. Import it only if the host uses PyTorch.
+An operation passes `differentiable` a function that runs its forward pass, and that returns the
+function of its backward pass. The module imports PyTorch, so it is imported only for PyTorch
+tensors, and it does not depend on any operation.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from typing import Any, Callable
 import torch
 from torch.autograd.function import once_differentiable
 
-# Runs backward: from the saved tensors and the gradients of the outputs to the gradients of the
-# inputs.
+# backward(saved, *grads) returns the gradients of the inputs, from the saved tensors and the
+# gradients of the outputs.
 Backward = Callable[..., tuple]
 
 
 def wants_gradient(*tensors: Any) -> bool:
-    """Whether a backward pass may follow a call with these tensors, of which some may be None."""
+    """Reports whether a tensor needs a gradient. Tensors may be None."""
     return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
 
 
@@ -26,7 +27,7 @@ class _Differentiable(torch.autograd.Function):
     def forward(ctx: Any, run: Callable[..., tuple[Any, tuple, Backward]], *tensors: Any) -> Any:
         out, saved, ctx.back = run(*tensors)
         ctx.save_for_backward(*saved)
-        if isinstance(out, tuple):  # an output without a gradient gets None instead of zeros
+        if isinstance(out, tuple):  # None, instead of zeros, for an output without a gradient
             ctx.set_materialize_grads(False)
         return out
 
@@ -37,10 +38,12 @@ class _Differentiable(torch.autograd.Function):
 
 
 def differentiable(run: Callable[..., tuple[Any, tuple, Backward]], *tensors: Any) -> Any:
-    """Calls run(*tensors) and joins its result to the graph of the tensors.
+    """Returns the output of run(*tensors), joined to the graph of the tensors.
 
-    run returns (output or tuple of outputs, saved tensors, backward), where backward(saved, *grads)
-    returns one gradient or None for each of the tensors. PyTorch's hooks may offload the saved
-    tensors, so backward itself must not refer to them.
+    Args:
+        run: returns (output or tuple of outputs, saved tensors, backward). backward(saved, *grads)
+            returns one gradient, or None, for each of the tensors. It must not refer to the saved
+            tensors otherwise, because PyTorch's hooks may offload them
+        tensors: the inputs; some may be None
     """
     return _Differentiable.apply(run, *tensors)

@@ -62,7 +62,7 @@ class Communicator(Protocol):
         """
 
 
-class Alone:
+class Alone(Communicator):
     """The communicator of one rank."""
 
     rank, size = 0, 1
@@ -103,7 +103,7 @@ class Callbacks:
         self.rank, self.size, self.allgather, self.alltoallv = rank, size, allgather, alltoallv
 
 
-class MPI:
+class MPI(Communicator):
     """An mpi4py communicator.
 
     MPI's counts have 32 bits here, so one rank can send at most 2 GiB - 1 bytes to another in one
@@ -134,7 +134,7 @@ class MPI:
         )
 
 
-class TorchGroup:
+class TorchGroup(Communicator):
     """A torch.distributed process group whose backend communicates host memory (gloo or MPI).
 
     Args:

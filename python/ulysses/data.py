@@ -104,8 +104,8 @@ def shard(
     Example, on 2 ranks::
 
         >>> ids = torch.tensor([[1, 10, 10, 10, 2, 2]])
-        >>> micro = next(ulysses.shard({"input_ids": ids, "labels": ids}, ctx))
-        >>> micro["input_ids"], micro["shift_labels"]
+        >>> micro_batch = next(ulysses.shard({"input_ids": ids, "labels": ids}, ctx))
+        >>> micro_batch["input_ids"], micro_batch["shift_labels"]
         # rank 0: [[1, 10, 10]], [[10, 10, 10]]; rank 1: [[10, 2, 2]], [[2, 2, -100]]
     """
     c = communicator(comm)
@@ -136,8 +136,8 @@ class loader:
 
     Example::
 
-        >>> for micro in ulysses.loader(batches, ctx):
-        ...     logits = model(micro["input_ids"], position_ids=micro["position_ids"]).logits
+        >>> for x in ulysses.loader(batches, ctx):
+        ...     logits = model(x["input_ids"], position_ids=x["position_ids"]).logits
     """
 
     def __init__(
@@ -338,16 +338,16 @@ def _micro_batches(
 ) -> Iterator[Micro]:
     at = 0
     for owner, p in enumerate(each):
-        micro = Micro(p.whole)
+        micro_batch = Micro(p.whole)
         for name, key in p.keys.items():
             shape, n = _extent(key, c)
-            micro[name] = _array(key, shape, receive[at : at + n])
+            micro_batch[name] = _array(key, shape, receive[at : at + n])
             at += n
-        micro.sequences, micro.owner = p.sequences, owner
-        micro.lo, micro.hi = shard_rows(p.sequences.seq, c.size, c.rank)
+        micro_batch.sequences, micro_batch.owner = p.sequences, owner
+        micro_batch.lo, micro_batch.hi = shard_rows(p.sequences.seq, c.size, c.rank)
         if isinstance(comm, Context):
             comm.use(p.sequences)
-        yield micro
+        yield micro_batch
 
 
 def _extent(key: _Key, c: Communicator) -> tuple[tuple[int, ...], int]:

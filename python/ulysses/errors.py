@@ -15,7 +15,11 @@ _classes: dict[int, type[UlyssesError]] = {}
 
 
 class UlyssesError(Exception):
-    """Any failure of the library. `status` is its number."""
+    """The base class of the exceptions.
+
+    Attributes:
+        status: the `Status` that the C call returned
+    """
 
     status: int = Status.INTERNAL
 
@@ -40,7 +44,7 @@ class InvalidConfig(UlyssesError, ValueError, status=Status.INVALID_CONFIG):
 
 
 class Unsupported(UlyssesError, NotImplementedError, status=Status.UNSUPPORTED):
-    """Valid, but not implemented; the message names it."""
+    """An option or a combination is valid, but not implemented. The message names it."""
 
 
 class OutOfMemory(UlyssesError, MemoryError, status=Status.OUT_OF_MEMORY):

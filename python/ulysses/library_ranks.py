@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from . import _struct
+from .communicator import Communicator
 from .errors import Unsupported
 from .plan import Sequences
 from .tensors import view
 
 
-class LibraryRanks:
+class LibraryRanks(Communicator):
     """A Communicator over the ranks of a context, made of two functions of the library.
 
     On the CPU, both collectives are reshards. A context on a GPU reshards only GPU memory: there,

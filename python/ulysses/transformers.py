@@ -3,8 +3,8 @@
     ulysses.use(ulysses.Context(comm))
     ulysses.register_transformers()
     model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="ulysses")
-    for micro in ulysses.loader(batches, context):
-        logits = model(input_ids=micro["input_ids"], position_ids=micro["position_ids"]).logits
+    for x in ulysses.loader(batches, context):
+        logits = model(input_ids=x["input_ids"], position_ids=x["position_ids"]).logits
 
 Each rank calls the model with its tokens of the batch. position_ids are positions in the whole
 sequence, which `ulysses.shard` makes. If position_ids are omitted, this package makes them. A

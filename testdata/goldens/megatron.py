@@ -25,6 +25,7 @@ CODES = {
 def write(
     path: pathlib.Path, documents: list[list[list[int]]], dtype: str, modes: bool = False
 ) -> None:
+    """Writes path.bin with the tokens, and path.idx with the index and, if modes, the modes."""
     kind = numpy.dtype(dtype).newbyteorder("<")
     lengths, pointers, indices, at = [], [], [0], 0
     with open(path.with_suffix(".bin"), "wb") as f:
@@ -58,6 +59,7 @@ def random_documents(seed: int, n: int, top: int) -> list[list[list[int]]]:
 
 
 def write_all(root: pathlib.Path) -> None:
+    """Writes the data sets and documents.json to a folder, and deletes its old files."""
     root.mkdir(parents=True, exist_ok=True)
     for old in root.iterdir():
         old.unlink()
