@@ -41,8 +41,8 @@ func writeTensors(t *testing.T, from, to string, edit func(name string, shape []
 	}
 }
 
-// TestBadInput: whatever is wrong with model, data or folders is a sentence that names the thing,
-// the status table's code, the same on all ranks, and leaves no output behind.
+// Every fault of a model, data or folder has an error that names it and the right code. All ranks
+// return the same code, and no output remains.
 func TestBadInput(t *testing.T) {
 	source := filepath.Join(goldens, "models", "qwen3")
 	keep := func(_ string, shape []int64, _ []float32) []int64 { return shape }
@@ -109,7 +109,7 @@ func TestBadInput(t *testing.T) {
 				t.Fatal(err)
 			}
 			return nil
-		}, status.InvalidConfig, []string{"70000", "(row) 1", "position 1"}},
+		}, status.InvalidConfig, []string{"70000", "sequence 1", "position 1"}},
 		{"empty data", func(t *testing.T, _, d string) []string {
 			empty := strings.TrimSuffix(d, ".safetensors") + ".txt"
 			put(t, empty, "")
@@ -147,16 +147,16 @@ func TestBadInput(t *testing.T) {
 				}
 			}
 			if strings.Contains(err.Error(), "panic") || strings.Contains(err.Error(), "goroutine") {
-				t.Errorf("a stack instead of a sentence: %v", err)
+				t.Errorf("the error has a stack: %v", err)
 			}
 			if left, _ := filepath.Glob(filepath.Join(out, "model*")); len(left) > 0 {
-				t.Errorf("half-written: %v", left)
+				t.Errorf("partly written files remain: %v", left)
 			}
 		})
 	}
 }
 
-// TestRefusalsAreCommon: every rank returns the same code, also where one rank alone saw the fault.
+// All ranks return the same code, also if only one rank has found the fault.
 func TestRefusalsAreCommon(t *testing.T) {
 	dir := t.TempDir()
 	job := filepath.Join(dir, "job.toml")
@@ -181,8 +181,8 @@ func TestRefusalsAreCommon(t *testing.T) {
 	}
 }
 
-// TestCommandLinesAreOne: ranks that were started with different command lines are refused
-// together, with the rank and what differs.
+// Ranks with different command lines are refused together. The error names the rank and the
+// difference.
 func TestCommandLinesAreOne(t *testing.T) {
 	dir := t.TempDir()
 	a, b := filepath.Join(dir, "a.toml"), filepath.Join(dir, "b.toml")

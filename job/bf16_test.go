@@ -9,11 +9,11 @@ import (
 	"testing"
 )
 
-// inBF16 asks the CPU for it.
+// inBF16 has the --set arguments for BF16 on the CPU.
 var inBF16 = []string{"device.backend=cpu", "device.dtype=bf16"}
 
-// Training in BF16 on the CPU has the losses of F32 within its roundings, on any mesh, with masters
-// in F32, and writes the weights in the source's type.
+// Training in BF16 on the CPU has the losses of F32 within the rounding of BF16, on any mesh.
+// Master weights are F32, and the model folder has the type of the source.
 func TestTrainingInBF16(t *testing.T) {
 	for dir, c := range readGoldens(t, "train") {
 		if !strings.Contains(c.Name, "dp2") && !strings.Contains(c.Name, "clip") && !strings.Contains(c.Name, "packed") {
@@ -59,8 +59,8 @@ func TestTrainingInBF16(t *testing.T) {
 	}
 }
 
-// An operator job in BF16 writes outputs and gradients in it, near to float64, and the same
-// bits on any number of ranks where no key head's queries are on two.
+// An operator job in BF16 writes outputs and gradients in BF16, close to the results in float64.
+// They are bitwise equal on any number of ranks if no ranks share a key head.
 func TestSavedTensorsInBF16(t *testing.T) {
 	dirs, err := filepath.Glob(filepath.Join(goldens, "attention-*"))
 	if err != nil || len(dirs) < 3 {
@@ -88,7 +88,7 @@ func TestSavedTensorsInBF16(t *testing.T) {
 	}
 }
 
-// Verify holds all ranks against one in BF16, too.
+// Verify compares all ranks with one rank in BF16 too.
 func TestVerifyInBF16(t *testing.T) {
 	for dir, c := range readGoldens(t, "train") {
 		if c.Name != "qwen3-sgd-packed" {

@@ -15,8 +15,8 @@ import (
 	"ulysses/internal/status"
 )
 
-// whole holds the folder of checkpoints to some that are whole, to the last byte, and to nothing
-// else.
+// whole checks that the folder of checkpoints has exactly the given complete checkpoints, with all
+// bytes.
 func whole(t *testing.T, what, dir string, want ...string) {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
@@ -35,7 +35,7 @@ func whole(t *testing.T, what, dir string, want ...string) {
 	}
 }
 
-// A file that cannot be written ends the job with the reason, and the state that was there stays.
+// If a file cannot be written, the job ends with an error, and earlier checkpoints stay.
 func TestDiskFull(t *testing.T) {
 	dir, run := newKept(t)
 	if _, err := run(2, "train.steps=8", "checkpoint.keep=9"); err != nil {
@@ -61,7 +61,7 @@ func TestDiskFull(t *testing.T) {
 	}
 }
 
-// So does a disk that is full, of which nothing is left.
+// If the disk is full, the job ends with an error, and no partly written file remains.
 func TestDiskReallyFull(t *testing.T) {
 	dir, run := newKept(t, "train.steps=8", "checkpoint.keep=9", "output.overwrite=true")
 	if _, err := run(2); err != nil {
@@ -90,8 +90,8 @@ func TestDiskReallyFull(t *testing.T) {
 	}
 }
 
-// A folder that cannot be written is refused before the first step, and ends a run with the reason
-// where it becomes so on the way; the states that were there stay.
+// A folder that cannot be written is refused before the first step. If it becomes unwritable during
+// the run, the run ends with an error, and earlier checkpoints stay.
 func TestReadOnly(t *testing.T) {
 	dir, run := newKept(t, "train.steps=8", "checkpoint.keep=9")
 	if _, err := run(2); err != nil {

@@ -21,7 +21,7 @@ import (
 	"ulysses/internal/status"
 )
 
-// kept is a small job that keeps a state every second step of six.
+// kept is a small job of six steps that writes a checkpoint every second step.
 const kept = `seed = 5
 [model.new]
 model_type = "qwen3"
@@ -48,7 +48,8 @@ every = 2
 dir = "out"
 `
 
-// newKept writes the job into a folder of its own.
+// newKept writes the job and its data into a new folder. It returns the folder and a function that
+// runs the job.
 func newKept(t *testing.T, sets ...string) (dir string, run func(ranks int, sets ...string) (string, error)) {
 	t.Helper()
 	dir = t.TempDir()
@@ -72,8 +73,8 @@ func losses(t *testing.T, dir string) (x []float64) {
 	return x
 }
 
-// A checkpoint that is being written when the next step fails on all ranks is finished: the run
-// goes on from it, with a lower learning rate.
+// A checkpoint that is being written when the next step fails on all ranks is completed. The run
+// resumes from it with a lower learning rate.
 func TestCheckpointBeforeAFailure(t *testing.T) {
 	dir, run := newKept(t, "checkpoint.every=1", "optimizer.clip=0.0")
 	if _, err := run(2, "optimizer.lr=1e18", "optimizer.warmup=0"); status.Of(err) != status.Numeric {
@@ -94,9 +95,9 @@ func drop(t *testing.T, dir string, steps ...int) {
 	}
 }
 
-// A state written on one mesh and ZeRO stage is resumed on others: on the same one the steps that
-// follow have the same bits, on others the same losses within rounding. What metrics.jsonl had of
-// later steps goes.
+// A checkpoint of one mesh and ZeRO stage is resumed on others. On the same mesh the following
+// steps are bitwise equal; on others the losses are equal within rounding. The lines of later steps
+// are removed from metrics.jsonl.
 func TestResume(t *testing.T) {
 	dir, run := newKept(t, "parallel.ulysses=4", "parallel.zero=3", "checkpoint.keep=9")
 	if _, err := run(4); err != nil {
@@ -157,7 +158,7 @@ func TestResume(t *testing.T) {
 	}
 }
 
-// The newest are kept; off starts afresh.
+// The newest checkpoints stay. checkpoint.resume = "off" starts a new run.
 func TestKeep(t *testing.T) {
 	dir, run := newKept(t, "output.overwrite=true")
 	if _, err := run(1); err != nil {
@@ -168,24 +169,23 @@ func TestKeep(t *testing.T) {
 		t.Errorf("two are to be kept: %v", left)
 	}
 	want := losses(t, dir)
-	// Afresh, and given up after two steps: what is resumed is that, not what the first run had
-	// come to.
+	// A new run of two steps replaces the first run's checkpoints: it is the one that is resumed.
 	if _, err := run(1, "checkpoint.resume=off", "train.steps=2"); err != nil {
 		t.Fatal(err)
 	}
 	if fresh, _ := filepath.Glob(filepath.Join(dir, "out", "checkpoints", "*")); len(fresh) != 1 || filepath.Base(fresh[0]) != "step-00000002" {
-		t.Errorf("after two steps afresh there are %v", fresh)
+		t.Errorf("after two steps of a new run there are %v", fresh)
 	}
 	if _, err := run(1, "checkpoint.resume=off"); err != nil || !slices.Equal(losses(t, dir), want) {
-		t.Errorf("afresh: %v, %v, want %v", err, losses(t, dir), want)
+		t.Errorf("a new run: %v, %v, want %v", err, losses(t, dir), want)
 	}
 	if _, err := run(1, "checkpoint.resume="+left[0]); err != nil || !slices.Equal(losses(t, dir), want) {
 		t.Errorf("from %s: %v, %v, want %v", left[0], err, losses(t, dir), want)
 	}
 }
 
-// What is damaged, foreign, newer or of another run is refused with the file and the reason, by all
-// ranks, and stays as it is.
+// All ranks refuse a checkpoint that is damaged, of another program, newer or of another run. The
+// error names the file and the reason, and the checkpoint does not change.
 func TestResumeFaults(t *testing.T) {
 	for _, x := range []struct {
 		name  string
@@ -302,14 +302,14 @@ func edit(key string, value any) func(state string) error {
 	}
 }
 
-// soak is how many kills TestKill makes; make soak makes fifty.
+// soak is the number of kills in TestKill; make soak sets fifty.
 func soak() int {
 	n := 5
 	fmt.Sscan(os.Getenv("ULYSSES_TEST_KILLS"), &n)
 	return n
 }
 
-// TestChild is a job in a process of its own, which other tests kill, stop and starve.
+// TestChild runs a job in a process that other tests kill, stop or limit.
 func TestChild(t *testing.T) {
 	path := os.Getenv("ULYSSES_TEST_CHILD")
 	if path == "" {
@@ -343,8 +343,8 @@ func child(dir string, env ...string) *exec.Cmd {
 	return cmd
 }
 
-// However often the job is killed, and wherever, what is left is resumed, and the losses are those
-// of the undisturbed run.
+// A job that is killed at any time, any number of times, resumes with the losses of an
+// uninterrupted run.
 func TestKill(t *testing.T) {
 	dir, run := newKept(t)
 	sets := "train.steps=40 checkpoint.every=1"
@@ -390,8 +390,8 @@ func TestKill(t *testing.T) {
 	t.Logf("%d kills, %d runs came to their end between", killed, finished)
 }
 
-// At SIGUSR1, and before its time is up, a run ends with a checkpoint and the exit code that asks
-// to be run again; then it goes on.
+// At SIGUSR1, and before the time limit, a run ends with a checkpoint and the exit code for a
+// requeue. Then it resumes.
 func TestStop(t *testing.T) {
 	dir, run := newKept(t)
 	sets := "train.steps=60 checkpoint.every=0"

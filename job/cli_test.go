@@ -73,7 +73,7 @@ func TestVerbs(t *testing.T) {
 	}
 }
 
-// Faults of a job file come once, whole, whatever the number of ranks.
+// The faults of a job file are printed once, complete, on any number of ranks.
 func TestFaultsThroughTheCommandLine(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "job.toml")
 	if err := os.WriteFile(path, []byte("[data]\nsequnce = 1\n[modle]\n"), 0o600); err != nil {
@@ -136,8 +136,8 @@ type exploding struct{}
 
 func (exploding) Write([]byte) (int, error) { panic("boom") }
 
-// A table that cannot be printed ends no run, on rank 0 alone while its peers wait; the run says so
-// when it is done.
+// An error of printing a table does not end the run on rank 0 while other ranks wait. The run
+// returns it at its end.
 func TestFullStandardOutput(t *testing.T) {
 	t.Setenv("ULYSSES_TIMEOUT", "5s")
 	dir, _ := newKept(t)
@@ -173,8 +173,8 @@ func TestMainHoldsFailures(t *testing.T) {
 	}
 }
 
-// A rank's own command line or environment is no other rank's: it says who it is. What all ranks
-// share is the first one's to say.
+// An error of one rank's command line or environment is printed with the rank's name. An error of
+// all ranks is printed by rank 0.
 func TestOwnFaultsOfARank(t *testing.T) {
 	host := "node7"
 	for name, value := range map[string]string{"SLURMD_NODENAME": host, "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"} {

@@ -17,9 +17,9 @@ import (
 	"ulysses/testkit/near"
 )
 
-// The tests of this file run on the plug-in that ULYSSES_CUDA_PLUGIN names, on a machine with a
-// GPU, else on the one that is built for the host. Their ranks are goroutines that share GPUs;
-// processes are cmd/ulysses-mpi's tests.
+// The tests of this file use the plug-in that ULYSSES_CUDA_PLUGIN names, on a machine with a GPU,
+// otherwise the emulated plug-in. Their ranks are goroutines that share GPUs. The tests of
+// cmd/ulysses-mpi use processes.
 
 // onCUDA runs a job on the plug-in and returns its report.
 func onCUDA(t *testing.T, path string, ranks int, sets ...string) string {
@@ -31,9 +31,9 @@ func onCUDA(t *testing.T, path string, ranks int, sets ...string) string {
 	return stdout.String()
 }
 
-// Five steps in F32 give PyTorch's losses, gradient norms and weights, on peers' memory and through
-// the host. Where the host stands in for a GPU, a model and kind of data that there is with either
-// optimizer runs with one, by turns.
+// Five steps in F32 have PyTorch's losses, gradient norms and weights, with CUDA IPC and through
+// host memory. On the emulated plug-in, each model and kind of data runs with one of the two
+// optimizers.
 func TestCUDAGoldenTraining(t *testing.T) {
 	cudatest.Use(t)
 	cases, turns, i := readGoldens(t, "train"), map[string]int{}, 0
@@ -118,8 +118,8 @@ func TestCUDALosses(t *testing.T) {
 	}
 }
 
-// What GPUs do not serve is refused by name before anything is computed or printed, whichever ranks
-// have the heads.
+// Requests that GPUs do not support are refused by name before anything is computed or printed, on
+// every rank.
 func TestCUDARefusesWideHeads(t *testing.T) {
 	cudatest.Use(t)
 	quick := filepath.Join("..", "examples", "quickstart.toml")
@@ -131,8 +131,8 @@ func TestCUDARefusesWideHeads(t *testing.T) {
 	}
 }
 
-// Attention jobs give PyTorch's float64 results by the error rule, and verify finds one rank and
-// many alike to the bit.
+// Attention jobs have PyTorch's results in float64 within the tolerance, and verify finds one rank
+// and several bitwise equal.
 func TestCUDAAttention(t *testing.T) {
 	cudatest.Use(t)
 	dirs, err := filepath.Glob(filepath.Join(goldens, "attention-*"))
@@ -160,7 +160,7 @@ func TestCUDAAttention(t *testing.T) {
 	}
 }
 
-// compareFiles holds every tensor to max|Δ|/max|ref|.
+// compareFiles checks max|Δ|/max|ref| of every tensor.
 func compareFiles(t *testing.T, got, want string, limit float64) {
 	t.Helper()
 	a, _ := readWeights(t, got)

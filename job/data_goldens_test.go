@@ -13,8 +13,8 @@ import (
 	"ulysses/job/plan"
 )
 
-// The data of the goldens, read by our job file and our loader, must have the targets that PyTorch
-// counted, step by step.
+// The data of the goldens, read through the job file and the loader, has the number of targets that
+// PyTorch counted in each step.
 func TestGoldenTargets(t *testing.T) {
 	cases, err := filepath.Glob("../testdata/goldens/*/case.json")
 	if err != nil || len(cases) == 0 {
@@ -126,7 +126,7 @@ func TestTokenizerOfTheModel(t *testing.T) {
 	}
 }
 
-// Every example is a valid job for its number of ranks, which is four for the small ones that the
+// Every example is a valid job for its number of ranks: four for the small ones that the
 // documentation runs.
 func TestExamplesAreJobs(t *testing.T) {
 	files, err := filepath.Glob("../examples/*.toml")

@@ -21,7 +21,7 @@ import (
 	"ulysses/testkit/tensorfile"
 )
 
-// late opens devices whose memory the host cannot read and whose operations run late.
+// late opens test devices, whose memory the host cannot read and whose operations run late.
 func late(compute ...tensor.DType) opener {
 	return opener{
 		device: func(c backends.Choice) (device.Device, string, error) {
@@ -34,7 +34,7 @@ func late(compute ...tensor.DType) opener {
 	}
 }
 
-// runLate runs a job file on late devices and returns what it printed.
+// runLate runs a job file on test devices and returns its output.
 func runLate(t *testing.T, verb func(Options) error, path string, ranks int, dtype string, sets ...string) (stdout, stderr string, err error) {
 	t.Helper()
 	var out, log bytes.Buffer
@@ -43,8 +43,8 @@ func runLate(t *testing.T, verb func(Options) error, path string, ranks int, dty
 	return out.String(), log.String(), err
 }
 
-// Training on a late device has the losses that it has on the CPU: to the last bit in F32 where
-// gradients are added up alike, and near in BF16.
+// Training on a test device has the losses of the CPU: bitwise equal in F32 if gradients are added
+// in the same order, and close in BF16.
 func TestTrainingJobsOnALateDevice(t *testing.T) {
 	for dir, c := range readGoldens(t, "train") {
 		if !strings.Contains(c.Name, "dp2") && !strings.Contains(c.Name, "clip") && !strings.Contains(c.Name, "text") {
@@ -90,8 +90,8 @@ func TestTrainingJobsOnALateDevice(t *testing.T) {
 	}
 }
 
-// An attention job on a late device writes the file that the CPU writes, and in BF16 one that is
-// near, its outputs and gradients in BF16.
+// An attention job on a test device writes the same file as on the CPU. In BF16, outputs and
+// gradients have that type and are close.
 func TestAttentionJobsOnALateDevice(t *testing.T) {
 	dirs, err := filepath.Glob(filepath.Join(goldens, "attention-*"))
 	if err != nil || len(dirs) < 3 {
@@ -124,8 +124,8 @@ func TestAttentionJobsOnALateDevice(t *testing.T) {
 	}
 }
 
-// checkHalves holds what a job in BF16 wrote against a golden's results, and returns the bits of
-// all but dk and dv.
+// checkHalves compares the results of a job in BF16 with a golden, and returns the bits of all but
+// dk and dv.
 func checkHalves(t *testing.T, file, dir string) (bits []byte) {
 	t.Helper()
 	f, err := tensor.OpenSafetensors(file)
@@ -150,7 +150,7 @@ func checkHalves(t *testing.T, file, dir string) (bits []byte) {
 	return bits
 }
 
-// Verify compares all ranks with one on the device itself.
+// Verify compares all ranks with one rank on the test device.
 func TestVerifyOnALateDevice(t *testing.T) {
 	cases := readGoldens(t, "train")
 	for dir, c := range cases {
@@ -174,7 +174,7 @@ func TestVerifyOnALateDevice(t *testing.T) {
 	}
 }
 
-// An input that holds a NaN is refused with its place, whatever the device.
+// An input with NaN is refused, with the index of the element, on every device.
 func TestLateAttentionRefusesNaN(t *testing.T) {
 	x, y := make([]float32, 6*2*4), make([]float32, 6*2*4)
 	x[(5*2+1)*4+3] = float32(math.NaN())
@@ -189,7 +189,8 @@ func TestLateAttentionRefusesNaN(t *testing.T) {
 	expectFault(t, err, status.Numeric, []string{"k[5, 1, 3] is NaN"})
 }
 
-// What a device does not compute in is refused with the key, before the run, on all ranks.
+// All ranks refuse a compute type that the device does not have before the run. The error names the
+// key.
 func TestTypesOfTheDevice(t *testing.T) {
 	dir := filepath.Join(goldens, "attention-gqa-packed")
 	sets := []string{"attention.output=" + filepath.Join(t.TempDir(), "x"), "device.backend=auto", "device.dtype=bf16"}
@@ -207,8 +208,8 @@ func TestTypesOfTheDevice(t *testing.T) {
 	}
 }
 
-// The jobs on the CUDA plug-in as a user starts them: device.backend = "cuda", with what the
-// plug-in and its communicators do.
+// Jobs on the CUDA plug-in with device.backend = "cuda", as users start them, with the operations
+// of the plug-in and its communicators.
 func TestJobsOnThePlugin(t *testing.T) {
 	cudatest.Use(t)
 	cases := readGoldens(t, "train")

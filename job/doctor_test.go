@@ -11,7 +11,7 @@ import (
 	"ulysses/testkit/cudatest"
 )
 
-// doctor is what it prints, with runs of spaces as one.
+// runDoctor returns the output of doctor, with runs of spaces replaced by one.
 func runDoctor(t *testing.T) string {
 	t.Helper()
 	code, out, errs := call("doctor")
@@ -63,8 +63,8 @@ func TestDoctorFindsABuiltPlugin(t *testing.T) {
 	}
 }
 
-// TestDoctorOnGPUs names the plug-in, every GPU that opens, and every library, with what is lost
-// where one is missing.
+// Doctor names the plug-in, every GPU that opens and every library, with the consequence of each
+// missing library.
 func TestDoctorOnGPUs(t *testing.T) {
 	path := cudatest.Use(t)
 	out := runDoctor(t)

@@ -10,7 +10,7 @@ import (
 	"ulysses/internal/status"
 )
 
-// contents are the files of a folder.
+// contents returns the files of a folder with their content.
 func contents(t *testing.T, dir string) map[string]string {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
@@ -31,7 +31,7 @@ func contents(t *testing.T, dir string) map[string]string {
 	return all
 }
 
-// alike holds the files of one folder to those of another, byte for byte.
+// alike compares the files of two folders byte for byte.
 func alike(t *testing.T, what, got, want string) {
 	t.Helper()
 	a, b := contents(t, got), contents(t, want)
@@ -45,7 +45,7 @@ func alike(t *testing.T, what, got, want string) {
 	}
 }
 
-// exports calls the verb, which must succeed.
+// exports runs the verb export, which must succeed.
 func exports(t *testing.T, checkpoint, folder string, want ...string) {
 	t.Helper()
 	code, out, errs := call("export", checkpoint, folder)
@@ -59,9 +59,9 @@ func exports(t *testing.T, checkpoint, folder string, want ...string) {
 	}
 }
 
-// On every mesh and ZeRO stage a checkpoint exported is the run's own model/, byte for byte: of a
-// model from scratch and of folders in F32 and BF16, with tied tensors, in several parts, and with
-// a tokenizer beside them.
+// The export of a checkpoint is equal to the run's model folder, byte for byte, on every mesh and
+// ZeRO stage: for a model from scratch and for folders in F32 and BF16, with tied tensors, several
+// files and a tokenizer.
 func TestExport(t *testing.T) {
 	dir, run := newKept(t)
 	out := filepath.Join(dir, "out")
@@ -106,8 +106,8 @@ func TestExport(t *testing.T) {
 	}
 }
 
-// A checkpoint on the way is the model/ of a run that ends there; the folder's other files stay,
-// and a folder of checkpoints is none.
+// The export of an earlier checkpoint is the model folder of a run that ends there. Other files of
+// the folder stay. A folder of checkpoints is not a model folder.
 func TestExportOnTheWay(t *testing.T) {
 	dir, run := newKept(t, "optimizer.schedule=constant", "checkpoint.keep=9")
 	if _, err := run(2); err != nil {
@@ -147,7 +147,8 @@ func TestExportOnTheWay(t *testing.T) {
 	}
 }
 
-// What is damaged, foreign, newer, older or none is refused with the reason, and no folder appears.
+// A checkpoint that is damaged, of another program, newer, older or missing is refused with the
+// reason, and no folder is created.
 func TestExportFaults(t *testing.T) {
 	dir, run := newKept(t, "train.steps=2")
 	if _, err := run(2); err != nil {
@@ -202,7 +203,7 @@ func TestExportFaults(t *testing.T) {
 			t.Errorf("%s: left behind: %v", x.name, left)
 		}
 	}
-	// Where a model's folder is wanted, a checkpoint names its remedy.
+	// If model.path is a checkpoint, the error has the command that exports it.
 	checkpoints := filepath.Join(dir, "out", "checkpoints")
 	for _, path := range []string{checkpoints, filepath.Join(checkpoints, "step-00000002")} {
 		_, err := run(2, "kind=eval", "model.new={}", "model.path="+path)

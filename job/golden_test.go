@@ -17,8 +17,7 @@ import (
 	"ulysses/testkit/near"
 )
 
-// goldens is where PyTorch's answers lie; testdata/goldens/make.py writes them and nothing else
-// does.
+// goldens is the folder with PyTorch's results. Only testdata/goldens/make.py writes it.
 const goldens = "../testdata/goldens"
 
 type goldenCase struct {
@@ -63,8 +62,7 @@ func readGoldens(t *testing.T, kind string) map[string]goldenCase {
 	return cases
 }
 
-// checkInputs holds the files to the hashes the goldens were made from: answers to other inputs
-// prove nothing.
+// checkInputs compares the inputs with the hashes of the files that the goldens were made from.
 func checkInputs(t *testing.T, dir string, c goldenCase) {
 	t.Helper()
 	if len(c.SHA256) == 0 {
@@ -81,8 +79,7 @@ func checkInputs(t *testing.T, dir string, c goldenCase) {
 	}
 }
 
-// TestGoldenTraining: five steps on the golden's ranks give PyTorch's losses, gradient norms and
-// final weights.
+// Five steps on the golden's ranks have PyTorch's losses, gradient norms and final weights.
 func TestGoldenTraining(t *testing.T) {
 	for dir, c := range readGoldens(t, "train") {
 		t.Run(c.Name, func(t *testing.T) {
@@ -92,8 +89,8 @@ func TestGoldenTraining(t *testing.T) {
 	}
 }
 
-// trainGolden runs a golden's job on some ranks, holds it to the golden, and returns what it
-// printed.
+// trainGolden runs a golden's job on a number of ranks, compares it with the golden, and returns
+// its output.
 func trainGolden(t *testing.T, dir string, c goldenCase, ranks int, sets ...string) string {
 	t.Helper()
 	out := t.TempDir()
@@ -146,8 +143,8 @@ func readMetrics(t *testing.T, path string) []metricsLine {
 	return lines
 }
 
-// checkWeights compares norm and sum of every trained tensor, and how far it has moved from where
-// it started.
+// checkWeights compares the norm and the sum of every trained tensor, and its distance from the
+// initial values.
 func checkWeights(t *testing.T, path, initial string, c goldenCase) {
 	t.Helper()
 	final, rounding := readWeights(t, path)
@@ -181,8 +178,7 @@ func checkWeights(t *testing.T, path, initial string, c goldenCase) {
 	}
 }
 
-// readWeights also returns the relative rounding of the type they are stored in, which is the
-// source's.
+// readWeights also returns the relative rounding error of the storage type, which is the source's.
 func readWeights(t *testing.T, path string) (all map[string][]float32, rounding float64) {
 	t.Helper()
 	s, err := tensor.OpenSafetensors(path)

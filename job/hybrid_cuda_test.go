@@ -11,8 +11,8 @@ import (
 	"ulysses/testkit/cudatest"
 )
 
-// hybridFromScratch is a job that trains a hybrid whose weights are as small as a new model's:
-// those of the goldens carry roundings to BF16 so far that PyTorch's own losses in it are 0.03 off.
+// hybridFromScratch is a job that trains a hybrid with weights as small as a new model's. With the
+// goldens' weights, PyTorch's own losses in BF16 have an error of 0.03.
 func hybridFromScratch(t *testing.T) string {
 	t.Helper()
 	tokens, err := filepath.Abs(filepath.Join(goldens, "data", "packed64.safetensors"))

@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// Hybrids have PyTorch's losses, gradient norms and weights on any number of ranks, whichever way
-// linear attention is split, and send the bytes of the formula.
+// Hybrids have PyTorch's losses, gradient norms and weights on any number of ranks with both
+// strategies of linear attention, and send the bytes of the formula.
 func TestGoldenHybrids(t *testing.T) {
 	for dir, c := range readGoldens(t, "train") {
 		if !strings.HasPrefix(c.Name, "qwen3_5") {
@@ -38,8 +38,8 @@ func TestGoldenHybrids(t *testing.T) {
 	}
 }
 
-// Hybrids train the same where ranks hold parts of the weights, which then lie elsewhere in each
-// half of a pass.
+// Hybrids have the same losses with sharded weights, which are at different addresses in the two
+// halves of a pass.
 func TestShardedHybrids(t *testing.T) {
 	dir := filepath.Join(goldens, "qwen3_5-adamw-packed")
 	c := readGoldens(t, "train")[dir]
@@ -50,7 +50,7 @@ func TestShardedHybrids(t *testing.T) {
 	}
 }
 
-// One rank sees many: the first step on four is that on one, tensor by tensor.
+// The first step on four ranks is equal to the step on one rank, tensor by tensor.
 func TestVerifyHybrids(t *testing.T) {
 	for _, strategy := range []string{"heads", "state"} {
 		for _, name := range []string{"qwen3_5-sgd-packed", "qwen3_5-tied-sgd-packed"} {
@@ -64,8 +64,8 @@ func TestVerifyHybrids(t *testing.T) {
 	}
 }
 
-// Four replicas of one micro-batch and four ranks on four micro-batches see the same tokens: their
-// losses are the same within 1e-5.
+// Four replicas with one micro-batch and four ranks with four micro-batches process the same
+// tokens. Their losses are equal within 1e-5.
 func TestReplicasAndSequenceRanks(t *testing.T) {
 	losses := func(sets ...string) (x []float64) {
 		out := t.TempDir()
@@ -89,7 +89,7 @@ func TestReplicasAndSequenceRanks(t *testing.T) {
 	}
 }
 
-// The example learns, and says which way it took.
+// The example trains, and its output names the strategy.
 func TestHybridExample(t *testing.T) {
 	var stdout bytes.Buffer
 	out := t.TempDir()

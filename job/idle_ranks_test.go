@@ -38,10 +38,10 @@ func TestIdleRanksAreWarnedOf(t *testing.T) {
 				}
 				continue
 			}
-			_, remedy, ok := strings.Cut(errs, c.want)
+			_, fix, ok := strings.Cut(errs, c.want)
 			good := false
 			for _, r := range c.remedies {
-				good = good || strings.Contains(remedy, r)
+				good = good || strings.Contains(fix, r)
 			}
 			if !ok || !good {
 				t.Errorf("%s %s: want %q with one of %q in\n%s", verb, c.args, c.want, c.remedies, errs)

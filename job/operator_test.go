@@ -12,8 +12,8 @@ import (
 	"ulysses/testkit/tensorfile"
 )
 
-// The whole program says where the output is, and verify, which compares what it does not leave
-// behind, that there is nothing to compare.
+// A run with NaN or Inf prints the path of the output. Verify, which keeps no output, prints no
+// path.
 func TestUnfiniteJob(t *testing.T) {
 	shapes := map[string][]int64{"q": {7, 2, 4}, "k": {7, 2, 4}, "v": {7, 2, 4}}
 	in := tensorfile.Filled(t, shapes, map[string]float32{"q": 1e30, "k": 1e30, "v": 1}, nil)

@@ -13,9 +13,9 @@ import (
 	"ulysses/model"
 )
 
-// What a plan says of an operator job is what each rank's run has: bytes of memory, and
-// bytes sent by its passes. Documents, cross attention, values of another width than keys, states,
-// both strategies and both types; heads and rows that ranks do not divide.
+// The plan of an operator job has each rank's memory and bytes sent. The cases have documents,
+// cross attention, values wider than keys, states, both strategies, both types, and heads and
+// tokens that the ranks do not divide.
 func TestPlanOfSavedTensorsIsTheRun(t *testing.T) {
 	for _, c := range []struct{ golden, sets string }{
 		{"attention-cross", ""}, {"attention-dv", ""}, {"attention-gqa-packed", ""}, {"attention-gqa-packed", "device.dtype=bf16"},
@@ -63,8 +63,8 @@ func TestPlanOfSavedTensorsIsTheRun(t *testing.T) {
 	}
 }
 
-// The command plans such a job without its output's folder, and refuses what the run would, having
-// run nothing.
+// The verb plan works without the folder of the output, and refuses the same jobs as the run. It
+// executes nothing.
 func TestPlanOfSavedTensorsThroughTheCommandLine(t *testing.T) {
 	golden := func(name string) string { return filepath.Join("../testdata/goldens", name, "job.toml") }
 	beside := func() string {

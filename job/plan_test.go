@@ -21,7 +21,7 @@ import (
 	"ulysses/testkit/cudatest"
 )
 
-// toPlan are jobs over one long text whose heads do not divide by the ranks.
+// toPlan has jobs on one long text, with heads that the ranks do not divide.
 var toPlan = map[string]string{
 	"llama": `
 model_type = "llama"
@@ -56,15 +56,14 @@ func planned(t *testing.T, kind string) string {
 	return path
 }
 
-// anyMachine has rates of no meaning and the sizes of the device.
+// anyMachine is a machine with arbitrary rates and the device's sizes.
 func anyMachine(d device.Device, perNode int) *plan.Machine {
 	return &plan.Machine{Info: d.Info(), Sizes: d, Host: proc.FreeMemory(), Rates: dryrun.Rates{Products: 1e9, Attention: 1e9, Gradient: 1e9, Delta: 1e9, Memory: 1e9, Copies: 1e9,
 		Node: 1e9, Network: 1e9, PerNode: perNode}}
 }
 
-// What a plan says of each rank is what the run has there: memory by component, and bytes sent in a
-// step by axis and operation, on every mesh, ZeRO stage and type, with accumulation and with
-// activations given up.
+// The plan of each rank has the run's memory by component and the bytes sent in a step by axis and
+// operation, on every mesh, ZeRO stage and type, with accumulation and with recomputed activations.
 func TestPlanIsTheRun(t *testing.T) {
 	for _, c := range []struct {
 		kind  string
@@ -136,8 +135,8 @@ func TestPlanIsTheRun(t *testing.T) {
 	}
 }
 
-// After a run that was long, rank 0 alone plans a step with what the ranks do side by side; after a
-// short one nobody measures anything.
+// After a long run, rank 0 plans a step with rates that the ranks have measured at the same time.
+// After a short run, no rank measures.
 func TestPlannedBesideMeasured(t *testing.T) {
 	err := onRanks(Options{Path: planned(t, "llama"), Ranks: 2, Stdout: io.Discard, Stderr: io.Discard}, func(e *Env) error {
 		s, err := prepare(e, true)
@@ -165,8 +164,8 @@ func TestPlannedBesideMeasured(t *testing.T) {
 	}
 }
 
-// A GPU that is here and that nobody knows is planned for with rates that are given, and is shared
-// by the ranks that have it.
+// A plan for an unknown GPU of this machine uses the rates of a --cluster file. Ranks that share
+// the GPU share the rates.
 func TestPlanOnAGPU(t *testing.T) {
 	cudatest.Use(t)
 	path, cluster := planned(t, "hybrid"), filepath.Join(t.TempDir(), "cluster.toml")
@@ -191,8 +190,8 @@ func TestPlanOnAGPU(t *testing.T) {
 	}
 }
 
-// The command prints a plan, searches meshes, and refuses with the code of what is wrong, having
-// run nothing.
+// The verb plan prints a plan, searches meshes, and refuses a job with the right code. It executes
+// nothing.
 func TestPlanThroughTheCommandLine(t *testing.T) {
 	path := planned(t, "llama")
 	file := func(text string) string {
@@ -242,8 +241,7 @@ func TestPlanThroughTheCommandLine(t *testing.T) {
 	}
 }
 
-// The cost of waiting is added where ranks on CPUs wait for one another, once for each
-// communication.
+// The cost of waiting is added once for each collective of ranks on CPUs.
 func TestMeetingsOfAPlan(t *testing.T) {
 	err := onRanks(Options{Path: planned(t, "hybrid"), Ranks: 2, Stdout: io.Discard, Stderr: io.Discard}, func(e *Env) error {
 		if e.Mesh.World.Rank() > 0 {

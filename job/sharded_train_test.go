@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// Weights, gradients and states that are cut over the ranks give PyTorch's losses, and a model
-// folder like any other; verify finds the gradients and weights of one rank.
+// Sharded weights, gradients and optimizer states have PyTorch's losses and write the same model
+// folder. Verify finds the gradients and weights of one rank.
 func TestShardedGoldens(t *testing.T) {
 	cases := readGoldens(t, "train")
 	for dir, c := range cases {

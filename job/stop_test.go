@@ -15,8 +15,8 @@ import (
 	"ulysses/job/file"
 )
 
-// A request to stop that comes before the first step, while device, model and data are opened, is
-// met after it.
+// A signal that comes before the first step, while device, model and data are opened, stops the run
+// after the first step.
 func TestStopEarly(t *testing.T) {
 	dir, _ := newKept(t)
 	ask := func(c backends.Choice) (device.Device, string, error) {

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// tiledRun is a golden's job, its sequences over all ranks, with tiles.
+// tiledRun runs a golden's job with tiles, with its sequences sharded over all ranks.
 func tiledRun(t *testing.T, path string, ranks int, mlp, loss string) (losses []float64, weights map[string][]float32) {
 	t.Helper()
 	out := t.TempDir()
@@ -32,9 +32,9 @@ func tiledRun(t *testing.T, path string, ranks int, mlp, loss string) (losses []
 	return losses, weights
 }
 
-// Jobs in tiles, single tokens to more than there are, take the step of jobs without: SGD's weights
-// are the same within 1e-7, or the last bit of those near 1, and the first loss, before anything
-// was stepped, to the bit.
+// Jobs with tiles, from one token to more tokens than there are, have the results of jobs without:
+// SGD's weights are equal within 1e-7, or one unit in the last place for weights near 1. The first
+// loss is bitwise equal.
 func TestTiledJobs(t *testing.T) {
 	for _, name := range []string{"llama-sgd-packed", "qwen3-sgd-ignored"} {
 		path := filepath.Join(goldens, name, "job.toml")
@@ -57,7 +57,7 @@ func TestTiledJobs(t *testing.T) {
 	}
 }
 
-// ulp is the distance to the next number of F32.
+// ulp returns the distance to the next F32 number.
 func ulp(x float32) float64 {
 	x = float32(math.Abs(float64(x)))
 	return float64(math.Nextafter32(x, math.MaxFloat32) - x)

@@ -12,7 +12,7 @@ import (
 	"ulysses/internal/status"
 )
 
-// What verify found is JSON for programs, and nothing else on standard output.
+// With --json, verify prints its verdict as JSON and nothing else on standard output.
 func TestVerifyAsJSON(t *testing.T) {
 	code, out, errs := call("verify", "../testdata/goldens/attention-gqa-packed/job.toml", "--json", "-n", "3", "--set", "device.backend=cpu",
 		"--set", "attention.output="+filepath.Join(t.TempDir(), "out"))

@@ -11,8 +11,8 @@ import (
 	"ulysses/testkit/tensorfile"
 )
 
-// A window leaves what the definition says, on the CPU and on a late device, with keys that end
-// where queries end, documents and gradients.
+// Attention with a window is equal to the definition, on the CPU and on a test device, with keys
+// that end at the same position as the queries, with documents and gradients.
 func TestAttentionWindow(t *testing.T) {
 	const rows, hq, hkv, d = 23, 4, 2, 8
 	cu := []int64{0, 9, 23}

@@ -12,9 +12,8 @@ import (
 	"ulysses/testkit/cudatest"
 )
 
-// Processes that share a GPU, or a host that stands in for one, give PyTorch's losses: over each
-// other's mapped memory, and through the host. NCCL takes one rank a GPU; TestNCCL of gpu-check is
-// cuda's own.
+// Processes that share a GPU, or the emulated plug-in, have PyTorch's losses, with CUDA IPC and
+// through host memory. NCCL needs one GPU for each rank; TestNCCL of make gpu-check tests it.
 func TestCUDAProcesses(t *testing.T) {
 	plugin := cudatest.Use(t)
 	for _, c := range []struct {
@@ -57,8 +56,8 @@ func TestCUDAProcesses(t *testing.T) {
 	}
 }
 
-// Where CUDA has no way between processes, ranks that share a GPU go through the host unless they
-// were told otherwise, and all of them say why.
+// If CUDA cannot share memory between processes, ranks that share a GPU communicate through host
+// memory, unless device.comm has another value. All ranks print the reason.
 func TestCUDAWithoutIPC(t *testing.T) {
 	plugin := cudatest.Use(t)
 	if !cudatest.Emulated() {
@@ -83,8 +82,8 @@ func TestCUDAWithoutIPC(t *testing.T) {
 	}
 }
 
-// A rank that fails or dies on a device ends the job as one on the CPU does. It frees nothing that
-// its peers have mapped, and nobody fails but it.
+// A rank that fails or dies on a device ends the job as on the CPU. It does not free memory that
+// other ranks have mapped, and no other rank fails.
 func TestCUDAFaults(t *testing.T) {
 	plugin := cudatest.Use(t)
 	for _, fault := range []string{"fail:1:2", "panic:3:2", "kill:2:2", "late:3:2"} {

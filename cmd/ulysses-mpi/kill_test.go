@@ -18,7 +18,7 @@ import (
 	"time"
 )
 
-// A run of steps, each of which is kept, in the background, in a file of each rank.
+// keeps is a job that writes a checkpoint after each step, in the background, one file for each rank.
 const keeps = `seed = 5
 [parallel]
 ulysses = 2
@@ -43,10 +43,10 @@ steps = 60
 every = 1
 `
 
-// mark stands in the environment of the processes of one run.
+// mark is an environment variable of the processes of one run.
 const mark = "ULYSSES_TEST_RUN="
 
-// processes finds those of a run that are alive, by their ranks.
+// processes returns the processes of a run that are alive, by rank.
 func processes(run string) map[int]int {
 	pids := map[int]int{}
 	all, _ := filepath.Glob("/proc/[0-9]*/environ")
@@ -66,8 +66,8 @@ func processes(run string) map[int]int {
 	return pids
 }
 
-// However often a rank is killed (SIGKILL) under mpirun, and whenever, the job ends, and what is
-// left is resumed with the losses of the undisturbed run, bit for bit. make soak kills fifty.
+// A job whose ranks are killed (SIGKILL) under mpirun at any time ends, and resumes with losses
+// that are bitwise equal to an uninterrupted run. make soak kills fifty times.
 func TestKillRank(t *testing.T) {
 	kills := 3
 	fmt.Sscan(os.Getenv("ULYSSES_TEST_KILLS"), &kills)
@@ -125,7 +125,7 @@ func TestKillRank(t *testing.T) {
 	t.Logf("%d ranks killed, %d runs resumed, %d came to their end", killed, resumed, finished)
 }
 
-// disturb runs the job and kills a rank after a while.
+// disturb runs the job and kills a rank after a delay.
 func disturb(t *testing.T, run, job string, victim int, delay time.Duration) (hit bool, code int, stderr string) {
 	t.Helper()
 	cmd := exec.Command("mpirun", "--oversubscribe", "--bind-to", "none", "-n", "4", "-x", strings.TrimSuffix(mark, "="), program, job)

@@ -12,7 +12,8 @@ import (
 	"ulysses/job"
 )
 
-// The exit code of the process is the status table's. The test binary stands in for the program.
+// The exit code of the process is the code of the error (internal/status). The test binary is the
+// program.
 func TestMain(m *testing.M) {
 	if os.Getenv("ULYSSES_TEST_AS_PROGRAM") != "" {
 		// what the system says of the process when the run is over
@@ -61,8 +62,7 @@ func TestExitCodes(t *testing.T) {
 	}
 }
 
-// Who reads the tables may go away: the run does its work to the end, and says at its end that they
-// were not all printed.
+// If the reader of standard output exits, the run continues to its end and then returns an error.
 func TestReaderGoesAway(t *testing.T) {
 	dir := t.TempDir()
 	read, write, err := os.Pipe()

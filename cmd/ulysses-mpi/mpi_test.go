@@ -16,11 +16,11 @@ import (
 	"time"
 )
 
-// program is this test binary, which stands in for the program: TestMain.
+// program is this test binary, which TestMain runs as the program.
 var program = os.Args[0]
 
-// launch runs a command line with extra environment under a timeout and returns its exit code and
-// everything it wrote.
+// launch runs a command line with additional environment variables and a time limit. It returns the
+// exit code and the output.
 func launch(t *testing.T, env []string, argv ...string) (code int, stdout, stderr string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Second)
@@ -52,7 +52,7 @@ func mpirun(t *testing.T, ranks string, env []string, args ...string) (int, stri
 
 const quick = "../../examples/quickstart.toml"
 
-// small is the quickstart cut to a few steps of short sequences.
+// small is the quickstart with a few steps of short sequences.
 func small(out string, more ...string) []string {
 	args := []string{quick, "--set", "output.dir=" + out, "--set", "data.sequence=256", "--set", "eval.split=0.0"}
 	for _, m := range more {
@@ -80,7 +80,7 @@ func TestLogUnderMPI(t *testing.T) {
 	}
 }
 
-// Two, three and four processes give the losses of four goroutine ranks.
+// Two, three and four processes have the losses of four goroutine ranks.
 func TestProcessesMatchGoroutines(t *testing.T) {
 	want := t.TempDir()
 	if code, _, e := launch(t, nil, append([]string{program, "--ranks", "4"}, small(want, "train.steps=3", "parallel.ulysses=4")...)...); code != 0 {
@@ -95,8 +95,8 @@ func TestProcessesMatchGoroutines(t *testing.T) {
 	}
 }
 
-// Four processes give PyTorch's losses too: one golden of each family, the data-parallel one among
-// them.
+// Four processes have PyTorch's losses for one golden of each family, including a data-parallel
+// one.
 func TestGoldensUnderMPI(t *testing.T) {
 	for _, name := range []string{"llama-sgd-packed", "qwen2-adamw-ignored", "qwen3-adamw-dp2"} {
 		dir, out := filepath.Join("../../testdata/goldens", name), t.TempDir()
@@ -142,8 +142,8 @@ func same(t *testing.T, what string, got, want []float64, tolerance float64) {
 	}
 }
 
-// One rank killed, failing, panicking or late for ever: the whole job ends soon, non-zero, and says
-// who and where.
+// If one rank is killed, fails, panics or never returns, the whole job soon ends with an error that
+// names the rank and the host.
 func TestFaultsEndTheJob(t *testing.T) {
 	host, _ := os.Hostname()
 	for _, c := range []struct {
@@ -178,7 +178,7 @@ func TestFaultsEndTheJob(t *testing.T) {
 	}
 }
 
-// A loss that is NaN or Inf ends the job once, with its code, and says where it was first seen.
+// A loss of NaN or Inf ends the job with one error, which names the first such tensor.
 func TestNotANumber(t *testing.T) {
 	code, _, stderr := mpirun(t, "4", nil, small(t.TempDir(), "train.steps=20", "optimizer.lr=1e18", "optimizer.warmup=0", "optimizer.clip=0.0")...)
 	if code != 8 || strings.Count(stderr, "first seen in ") != 1 || !strings.Contains(stderr, "ulysses-mpi: train: step 2: loss ") || !strings.Contains(stderr, "on rank ") {
@@ -186,7 +186,7 @@ func TestNotANumber(t *testing.T) {
 	}
 }
 
-// Processes that a launcher started as N strangers must not run N copies of rank 0.
+// Processes that do not know of each other under a launcher must not run as N copies of rank 0.
 func TestStrangersAreRefused(t *testing.T) {
 	code, _, stderr := launch(t, []string{"SLURM_STEP_NUM_TASKS=4", "SLURM_PROCID=0", "SLURM_JOB_ID=1"}, append([]string{program}, small(t.TempDir())...)...)
 	if code != 5 && code != 1 || !strings.Contains(stderr, "pmix") {
@@ -202,8 +202,8 @@ func TestStrangersAreRefused(t *testing.T) {
 	}
 }
 
-// Processes of one job that were started to do different things are refused: at once where all of
-// them join in, else when they have waited long enough for the one that never does.
+// Processes of one job with different commands are refused: at once if all of them start MPI,
+// otherwise after the timeout.
 func TestVerbsOfAJobAreOne(t *testing.T) {
 	sets := small(t.TempDir(), "train.steps=1")
 	for _, x := range []struct {
@@ -224,7 +224,8 @@ func TestVerbsOfAJobAreOne(t *testing.T) {
 	}
 }
 
-// A rank whose own command line is wrong says who it is and why; its peers cannot.
+// A rank with a wrong command line prints its name and the reason, which the other ranks do not
+// know.
 func TestOwnCommandLine(t *testing.T) {
 	host, _ := os.Hostname()
 	argv := append([]string{"mpirun", "--oversubscribe", "--bind-to", "none", "-n", "2", program}, small(t.TempDir(), "train.steps=1")...)

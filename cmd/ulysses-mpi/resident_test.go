@@ -11,9 +11,10 @@ import (
 	"testing"
 )
 
-// What a process takes of the system at most is the plan within 5 % and 200 MiB, for the program,
-// MPI, the Go heap and kernels' scratch, whether activations are kept or not and weights are cut or
-// not. The MLP is wide, so that the plan is large beside these.
+// The peak resident memory of a process is the planned memory within 5 % and 200 MiB (for the
+// program, MPI, the Go heap and scratch memory of kernels), with kept and recomputed activations,
+// and with whole and sharded weights. The MLP is wide, so that the planned memory is much larger
+// than the rest.
 func TestResidentIsPlanned(t *testing.T) {
 	for name, sets := range map[string][]string{
 		"everything kept":     {"memory.mlp=keep", "memory.qkv=keep", "memory.attention=keep", "memory.block_input=keep"},

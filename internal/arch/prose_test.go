@@ -58,10 +58,6 @@ var pending = []string{
 	"cuda/plugin/libraries",
 	"device/generate",
 	"docs",
-	"job",
-	"job/file",
-	"job/init",
-	"job/operator",
 	"scripts",
 }
 

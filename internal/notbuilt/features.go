@@ -8,7 +8,7 @@ type Feature struct {
 	Name    string // as in "ring attention"; without an article
 	Where   string // the keys, fields or options that ask for the feature, in Markdown
 	Instead string // the fix: what is built, or what to do
-	Many    bool   // Name is a plural
+	Many    bool   // Name is a plural: "are not built"
 
 	Names []string // the feature's names in the C library's build information
 }
@@ -51,12 +51,12 @@ var (
 	BlockMasks = &Feature{Name: "block masks", Names: []string{"block_mask"}, Where: "a tensor `block_mask` of an attention job; in C, `ULYSSES_BLOCK_MASK` and `block_mask`",
 		Instead: "causal masks, windows and documents are built", Many: true}
 	SoftCaps = &Feature{Name: "soft caps of scores and logits", Names: []string{"softcap"}, Where: "`attention.softcap`; `attn_logit_softcapping` and `final_logit_softcapping` of a config.json; in C, `softcap`", Many: true,
-		Instead: "take it out, or set it to 0 with model.override, if the model was trained without"}
+		Instead: "set it to 0 with model.override if the model was trained without it"}
 	Dropout = &Feature{Name: "dropout", Names: []string{"dropout"}, Where: "`attention.dropout`; `attention_dropout` of a config.json; in C, `dropout` and `dropout_seed`", Instead: "set it to 0 with model.override"}
 
 	ModelTypes       = &Feature{Name: "other model types", Where: "`model_type` of a config.json or of [model.new]", Instead: "llama, mistral without a sliding window, qwen2, qwen3 and qwen3_5_text are", Many: true}
-	Experts          = &Feature{Name: "mixture of experts", Where: "`num_experts` and `num_local_experts` of a config.json; keys of other trainers such as `moe`", Instead: "give a dense model"}
-	Multimodal       = &Feature{Name: "models of images, and quantized models", Where: "`vision_config` and `quantization_config` of a config.json", Instead: "give a text model with F32, BF16 or F16 weights", Many: true}
+	Experts          = &Feature{Name: "mixture of experts", Where: "`num_experts` and `num_local_experts` of a config.json; keys of other trainers such as `moe`", Instead: "use a dense model"}
+	Multimodal       = &Feature{Name: "models of images, and quantized models", Where: "`vision_config` and `quantization_config` of a config.json", Instead: "use a text model with F32, BF16 or F16 weights", Many: true}
 	LayerTypes       = &Feature{Name: "other kinds of layers", Where: "`layer_types` of a config.json", Instead: "full_attention is", Many: true}
 	HybridLayerTypes = &Feature{Name: "other kinds of layers in qwen3_5_text", Where: "`layer_types` of a config.json", Instead: "full_attention and linear_attention are", Many: true}
 	SlidingWindows   = &Feature{Name: "sliding windows of models", Where: "`use_sliding_window` of a config.json; `sliding_window` of a mistral, of [model.new] and of model.override", Many: true,
@@ -75,20 +75,20 @@ var (
 	Extras       = &Feature{Name: "averages of weights, label smoothing, distillation and other additions to the loss", Where: "keys of other trainers such as `ema_decay`", Instead: "leave it out", Many: true}
 
 	TokenizerModels = &Feature{Name: "tokenizers other than byte pair encoding", Where: "`model.type` of a tokenizer.json", Many: true,
-		Instead: "only byte pair encoding (\"BPE\") is; tokenize with the `tokenizers` package beforehand and give the tokens as a .safetensors file"}
+		Instead: "only byte pair encoding (\"BPE\") is; tokenize with the `tokenizers` package beforehand and name the .safetensors file with the tokens"}
 	MergeDropout      = &Feature{Name: "dropout of merges", Where: "`model.dropout` of a tokenizer.json", Instead: "set it to null"}
 	Normalizers       = &Feature{Name: "other normalizers", Where: "`normalizer`", Instead: "there are NFC, NFD, NFKC, NFKD, Lowercase, Prepend, Replace, Strip, StripAccents, ByteLevel and Sequence", Many: true}
 	EmptyReplacements = &Feature{Name: "Replace with a pattern that matches nothing", Where: "`normalizer`", Instead: "use Prepend"}
 	PreTokenizers     = &Feature{Name: "other pre-tokenizers", Where: "`pre_tokenizer`", Instead: "there are ByteLevel, Split, Metaspace, Digits, Punctuation, Whitespace, WhitespaceSplit and Sequence", Many: true}
 	SplitBehaviors    = &Feature{Name: "other behaviors of a split", Where: "`pre_tokenizer`", Instead: "there are Isolated, Removed, MergedWithPrevious, MergedWithNext and Contiguous", Many: true}
 	PrependSchemes    = &Feature{Name: "other prepend schemes of Metaspace", Where: "`pre_tokenizer`", Instead: "there are always, first and never", Many: true}
-	LateMetaspace     = &Feature{Name: "Metaspace with the prepend_scheme \"first\" behind a step that cuts or replaces text", Where: "`pre_tokenizer`", Instead: "put Metaspace first"}
-	Patterns          = &Feature{Name: "some constructs of regular expressions", Where: "the patterns of a tokenizer.json", Instead: "write it in other words, or tokenize beforehand", Many: true}
+	LateMetaspace     = &Feature{Name: "Metaspace with the prepend_scheme \"first\" behind a step that splits or replaces text", Where: "`pre_tokenizer`", Instead: "put Metaspace first"}
+	Patterns          = &Feature{Name: "some constructs of regular expressions", Where: "the patterns of a tokenizer.json", Instead: "write an equivalent pattern, or tokenize beforehand", Many: true}
 	Decoders          = &Feature{Name: "other decoders", Where: "`decoder`", Instead: "there are ByteLevel, ByteFallback, Metaspace, Replace, Strip, Fuse, BPEDecoder and Sequence", Many: true}
-	ManyAddedTokens   = &Feature{Name: "added tokens without bound", Where: "`added_tokens`", Instead: "tokenize with the `tokenizers` package beforehand", Many: true}
+	ManyAddedTokens   = &Feature{Name: "very large numbers of added tokens", Where: "`added_tokens`", Instead: "tokenize with the `tokenizers` package beforehand", Many: true}
 
 	SaveLess   = &Feature{Name: "a forward pass that saves less", Names: []string{"save_less"}, Where: "`ULYSSES_SAVE_LESS`", Instead: "plan without it"}
-	Timeouts   = &Feature{Name: "a timeout of a context's collectives", Names: []string{"timeout"}, Where: "`timeout`", Instead: "use 0, which waits as MPI or the host's own collectives do, and their own limits"}
+	Timeouts   = &Feature{Name: "a timeout of a context's collectives", Names: []string{"timeout"}, Where: "`timeout`", Instead: "use 0: calls then wait as long as MPI or the host's collectives do"}
 	SharedNCCL = &Feature{Name: "a shared ncclComm_t", Names: []string{"nccl_comm"}, Where: "`nccl_comm`", Instead: "use NULL"}
 )
 

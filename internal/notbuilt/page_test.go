@@ -31,11 +31,11 @@ func TestPage(t *testing.T) {
 		}
 	}
 	if read(t, path) != Page() {
-		t.Errorf("%s is not the list: go test ./internal/notbuilt -update writes it", path)
+		t.Errorf("%s is not current; run go test ./internal/notbuilt -update", path)
 	}
 	readme := read(t, "README.md")
 	if !strings.Contains(readme, "("+path+")") {
-		t.Errorf("README.md does not lead to %s", path)
+		t.Errorf("README.md has no link to %s", path)
 	}
 	for _, a := range Areas {
 		for _, f := range a.Features {
@@ -119,7 +119,7 @@ func TestRefusalsUseTheList(t *testing.T) {
 				}
 				code, _, _ := strings.Cut(line, "// ")
 				if says.MatchString(code) && len(uses) == 0 && !other.MatchString(line) {
-					t.Errorf("%s:%d says that something is not built in words of its own: %s", name, n+1, strings.TrimSpace(line))
+					t.Errorf("%s:%d says that something is not built without using the list: %s", name, n+1, strings.TrimSpace(line))
 				}
 			}
 		}

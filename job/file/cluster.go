@@ -9,9 +9,9 @@ import (
 	"ulysses/internal/status"
 )
 
-// Cluster describes the machine of a plan: the content of a --cluster file. Rates are those of one
-// rank while all ranks of the node work. A rate of 0 stands for the known rate of the device, or
-// for the measured one if the device is this machine's ("here").
+// Cluster describes the machine of a plan: the content of a --cluster file. A rate is the rate of
+// one rank while all ranks of its node work. A rate of 0 stands for the known rate of the device,
+// or for the measured rate if the device is this machine's ("here").
 type Cluster struct {
 	Nodes      int64        `toml:"nodes" min:"1"`
 	PerNode    int64        `toml:"ranks_per_node" min:"1"`
