@@ -234,8 +234,7 @@ def attention_backward(call: Call, dout: Any) -> tuple[Any, Any, Any]:
         (dq, dk, dv) with the shapes, layout and dtype of q, k and v.
 
     Raises:
-        InvalidArgument: the forward pass had save=False, or dout has another shape or dtype than
-            out
+        InvalidArgument: the forward pass had save=False, or dout has a wrong shape or dtype
         CommError: the communicator failed
     """
     check_gradient(
@@ -279,7 +278,7 @@ def attention(
     except the gradients of a key head whose query heads lie on several ranks.
 
     Args:
-        q: [B, rows, H, D], this rank's tokens; float32, or bfloat16 on devices that compute in it
+        q: [B, rows, H, D], this rank's tokens; float32, or bfloat16 if the device has it
         k: [B, kv_rows, Hkv, D]; H must be a multiple of Hkv
         v: [B, kv_rows, Hkv, Dv]
         causal (bool): a query sees the keys up to its own position. The last query of a document is

@@ -40,9 +40,8 @@ class Context:
         device (str): "cpu" or "cuda". Default: "cpu"
         ordinal (int, optional): index of the GPU. Default: PyTorch's current GPU if the program has
             imported PyTorch, else 0
-        way (str): the transport of tensors in GPU memory: "host" (staged through host memory),
-            "nccl", "ipc" (CUDA IPC between the processes of one machine), or "auto". Default:
-            "auto"
+        way (str): the transport of tensors in GPU memory. "auto", "host" (staged through host
+            memory), "nccl" or "ipc" (CUDA IPC between processes of one machine). Default: "auto"
         threads (int): threads of the CPU kernels; 0 = the cores that this process may use.
             Default: 0
         ulysses (int), ring (int): the mesh. Their product is the number of ranks; 0 = the library

@@ -285,8 +285,7 @@ def chunk_gated_delta_rule(
     The arguments have the names that flash-linear-attention uses (fla.ops.gated_delta_rule).
 
     Args:
-        q, k: [B, rows, H, K], this rank's tokens; float32, or bfloat16 on devices that compute in
-            it
+        q, k: [B, rows, H, K], this rank's tokens; float32, or bfloat16 if the device has it
         v: [B, rows, HV, V]; HV must be a multiple of H
         g: [B, rows, HV], natural logarithm of the decay, at most 0. Converted to float32
         beta: [B, rows, HV]. Converted to float32

@@ -113,7 +113,7 @@ def halo(
     Collective; differentiable in PyTorch.
 
     Args:
-        x: [B, rows, ...], this rank's tokens; float32, or bfloat16 on devices that compute in it
+        x: [B, rows, ...], this rank's tokens; float32, or bfloat16 if the device has it
         n (int): n > 0: the n tokens of each sequence before this rank's. n < 0: the -n tokens after
             them. |n| may exceed the rows of a neighbour
         seq, cu_seqlens, context: as in `attention`
@@ -224,7 +224,7 @@ def causal_conv1d(
     may lie on several ranks.
 
     Args:
-        x: [B, rows, C], this rank's tokens; float32, or bfloat16 on devices that compute in it
+        x: [B, rows, C], this rank's tokens; float32, or bfloat16 if the device has it
         weight: [C, W]; the last column multiplies the token itself, as in torch.nn.Conv1d
         bias (optional): [C]. Default: None
         activation (str, optional): "silu" or "swish", which is the same. Default: None

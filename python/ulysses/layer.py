@@ -248,7 +248,7 @@ def attention_layer(x: Any, wq: Any, wk: Any, wv: Any, wo: Any, **options: Any) 
         y = attention(q, k, v) wo^T + bo
 
     Args:
-        x: [B, rows, hidden], this rank's tokens; float32, or bfloat16 on devices that compute in it
+        x: [B, rows, hidden], this rank's tokens; float32, or bfloat16 if the device has it
         wq, wk, wv, wo: [H*D, hidden], [Hkv*D, hidden], [Hkv*Dv, hidden] and [hidden, H*Dv], as in
             torch.nn.Linear, with the dtype of x
         heads (int): H

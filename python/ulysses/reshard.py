@@ -261,12 +261,10 @@ def gather_seq_scatter_heads(
         unpadded_dim_size (int): S. Padding after the first S tokens is removed from the result.
             0 = there is no padding, S = rows * ranks. Default: 0
         async_op (bool): return a request whose wait() returns the result. All ranks must wait in
-            the order in which the requests were started, and must not change x before. Default:
-            False
+            the order in which the requests were started. x must not change before. Default: False
         padded (bool): True: every rank has ceil(S / ranks) rows, and the last ones may be padding,
             as `gather_heads_scatter_seq` makes it. False: there is no padding, the first S mod
-                ranks
-            hold one token more, and unpadded_dim_size is S. Default: True
+            ranks hold one token more, and unpadded_dim_size is S. Default: True
         context (Context, optional): Default: the context that ulysses.use has set
 
     Returns:
@@ -395,9 +393,8 @@ def reduce_sequence_parallel_loss(
             matter, and may be NaN
         num_valid_tokens: the number n of this rank's valid tokens
         gradients (str): how the caller combines the gradients of weights over the ranks. "averaged"
-            (as DDP, FSDP and ZeRO do): the gradient of loss is ranks * n / N. "summed": it is n /
-                N.
-            N is the sum of n over the ranks. Default: "averaged"
+            (as DDP, FSDP and ZeRO do): the gradient of loss is ranks * n / N. "summed": it is
+            n / N. N is the sum of n over the ranks. Default: "averaged"
         context (Context, optional): Default: the context that ulysses.use has set
 
     Returns:

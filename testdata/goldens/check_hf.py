@@ -1,11 +1,10 @@
 """Checks that transformers loads a Hugging Face folder that our program wrote.
 
-    check_hf.py FOLDER                      loads without missing or unexpected tensors; logits are
-    finite check_hf.py FOLDER REFERENCE [--tol T]  weights and logits also equal those of another
-    folder, or of a
-                                            .safetensors file of weights: max|difference| /
-                                            max|reference| of each tensor is at most T (2e-5 by
-                                            default)
+    check_hf.py FOLDER
+        loads without missing or unexpected tensors; logits are finite
+    check_hf.py FOLDER REFERENCE [--tol T]
+        weights and logits also equal another folder's, or a .safetensors file of weights:
+        max|difference| / max|reference| of each tensor is at most T (2e-5 by default)
 
 Prints one line for each tensor out of tolerance, and a summary. The exit code is 1 if a check
 fails.
