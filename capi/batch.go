@@ -11,7 +11,8 @@ import (
 	"ulysses/sp"
 )
 
-// batch holds the lengths and documents of a set of sequences on a context, which owns it.
+// batch holds the lengths and documents of a set of sequences on a context, which owns it. In the
+// bodies of calls, the batch is called both, and b is the sp.Batch that the plan uses.
 type batch struct {
 	ctx        *context
 	handle     uintptr

@@ -8,6 +8,19 @@ import (
 	"ulysses/internal/status"
 )
 
+// newFloats returns a tensor of a shape with numbers between -1 and 1, and its memory.
+func newFloats(shape []int64, seed int) ([]float32, *cTensor) {
+	n := int64(1)
+	for _, e := range shape {
+		n *= e
+	}
+	x := make([]float32, n)
+	for i := range x {
+		x[i] = float32(math.Sin(float64(seed*31+i*7) * 1.7))
+	}
+	return x, &cTensor{data: p(&x[0]), device: onCPU, ndim: int32(len(shape)), code: 2, bits: 32, lanes: 1, shape: &shape[0]}
+}
+
 // The gradients of a whole layer with biases, norms and rotation agree with finite differences of
 // the loss, for x and for every weight.
 func TestLayerGradients(t *testing.T) {
@@ -16,20 +29,9 @@ func TestLayerGradients(t *testing.T) {
 	names := []string{"x", "wq", "wk", "wv", "wo", "bq", "bk", "bv", "bo", "q_norm", "k_norm", "cos", "sin", "y", "dy", "dx"}
 	shapes := [][]int64{{b, s, hidden}, {hq * d, hidden}, {hkv * d, hidden}, {hkv * d, hidden}, {hidden, hq * d}, {hq * d}, {hkv * d}, {hkv * d}, {hidden}, {d}, {d},
 		{b * s, d / 2}, {b * s, d / 2}, {b, s, hidden}, {b, s, hidden}, {b, s, hidden}}
-	made := func(shape []int64, seed int) ([]float32, *cTensor) {
-		n := int64(1)
-		for _, e := range shape {
-			n *= e
-		}
-		x := make([]float32, n)
-		for i := range x {
-			x[i] = float32(math.Sin(float64(seed*31+i*7) * 1.7))
-		}
-		return x, &cTensor{data: p(&x[0]), device: onCPU, ndim: int32(len(shape)), code: 2, bits: 32, lanes: 1, shape: &shape[0]}
-	}
 	data, ts := make([][]float32, len(names)), make([]*cTensor, len(names))
 	for i := range names {
-		data[i], ts[i] = made(shapes[i], i)
+		data[i], ts[i] = newFloats(shapes[i], i)
 	}
 	for i := range data[11] { // angles
 		a := float64(i) * 0.3
@@ -54,36 +56,15 @@ func TestLayerGradients(t *testing.T) {
 	}
 	grads, gt := make([][]float32, 11), make([]*cTensor, 11)
 	for i := 1; i < 11; i++ {
-		grads[i], gt[i] = made(shapes[i], 0)
+		grads[i], gt[i] = newFloats(shapes[i], 0)
 		clear(grads[i])
 	}
 	grads[0] = data[15]
 	g := cAttentionLayerGrads{struct_size: uint32(unsafe.Sizeof(cAttentionLayerGrads{})), dy: ts[14], dx: ts[15], dwq: gt[1], dwk: gt[2], dwv: gt[3], dwo: gt[4], dbq: gt[5], dbk: gt[6],
 		dbv: gt[7], dbo: gt[8], dq_norm: gt[9], dk_norm: gt[10]}
 	must(t, attentionLayerBackward(h.plan, h.batch, p(&a), p(&g)))
-	const step = 1e-2
 	for i := range 11 {
-		dot, norm := 0.0, 0.0
-		keep := append([]float32(nil), data[i]...)
-		dir := make([]float64, len(keep))
-		for j := range dir {
-			dir[j] = math.Cos(float64(j*j + i))
-			dot += dir[j] * float64(grads[i][j])
-			norm += dir[j] * dir[j]
-		}
-		norm = math.Sqrt(norm)
-		move := func(by float64) float64 {
-			for j := range dir {
-				data[i][j] = keep[j] + float32(by*dir[j]/norm)
-			}
-			return loss()
-		}
-		slope := (move(step) - move(-step)) / (2 * step)
-		copy(data[i], keep)
-		// NaN fails
-		if want := dot / norm; !(math.Abs(slope-want) <= 2e-2*math.Max(1, math.Abs(want))) {
-			t.Errorf("%s: finite differences give the slope %v, the gradient %v", names[i], slope, want)
-		}
+		checkSlope(t, names[i], data[i], grads[i], i, loss)
 	}
 	// The pass adds to the gradients of weights. A gradient that is not wanted may be NULL.
 	first := grads[1][3]
@@ -95,4 +76,32 @@ func TestLayerGradients(t *testing.T) {
 	}
 	a.q_norm = nil
 	refused(t, "q_norm is NULL and k_norm is not", status.InvalidArgument, attentionLayerForward(h.plan, h.batch, p(&a)))
+}
+
+// checkSlope compares the slope of the loss along a direction, by finite differences of x, with the
+// gradient.
+func checkSlope(t *testing.T, name string, x, grad []float32, seed int, loss func() float64) {
+	t.Helper()
+	const step = 1e-2
+	dot, norm := 0.0, 0.0
+	keep := append([]float32(nil), x...)
+	dir := make([]float64, len(keep))
+	for j := range dir {
+		dir[j] = math.Cos(float64(j*j + seed))
+		dot += dir[j] * float64(grad[j])
+		norm += dir[j] * dir[j]
+	}
+	norm = math.Sqrt(norm)
+	move := func(by float64) float64 {
+		for j := range dir {
+			x[j] = keep[j] + float32(by*dir[j]/norm)
+		}
+		return loss()
+	}
+	slope := (move(step) - move(-step)) / (2 * step)
+	copy(x, keep)
+	// NaN fails
+	if want := dot / norm; !(math.Abs(slope-want) <= 2e-2*math.Max(1, math.Abs(want))) {
+		t.Errorf("%s: finite differences give the slope %v, the gradient %v", name, slope, want)
+	}
 }

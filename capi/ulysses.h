@@ -202,7 +202,7 @@ typedef struct ulysses_context ulysses_context;
 
 /* Flags of a context. */
 enum {
-  ULYSSES_OWN_WORKSPACES = 1, /* every call brings its workspace; NULL is refused on all ranks */
+  ULYSSES_OWN_WORKSPACES = 1, /* a NULL workspace is refused on all ranks */
   ULYSSES_NO_AGREEMENT = 2,   /* calls are not agreed on; see Collective above */
 };
 
@@ -279,9 +279,9 @@ enum {
    * FlashAttention. Both 0 is refused, because fields that were not set are 0. */
   ULYSSES_WINDOW = 2,
   ULYSSES_CROSS = 4,       /* cross-attention: keys have the kv lengths of the batch */
-  ULYSSES_SINKS = 8,       /* calls bring `sinks` */
-  ULYSSES_ALIBI = 16,      /* calls bring `alibi` */
-  ULYSSES_BLOCK_MASK = 32, /* calls bring `block_mask` */
+  ULYSSES_SINKS = 8,       /* calls need `sinks` */
+  ULYSSES_ALIBI = 16,      /* calls need `alibi` */
+  ULYSSES_BLOCK_MASK = 32, /* calls need `block_mask` */
   ULYSSES_QK_L2NORM = 64,  /* gdn: q and k become x*rsqrt(sum of squares + 1e-6) */
   /* Bitwise reproducible. The CPU and gdn always are. On CUDA, the backward pass of attention uses
    * this library's kernels, or the plan is refused. */

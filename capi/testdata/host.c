@@ -5,6 +5,57 @@
 #include <time.h>
 #include "host.h"
 
+// invalid_tensors: calls of attention with invalid tensors and handles. It destroys both contexts.
+static void invalid_tensors(ulysses_context *c, ulysses_context *other) {
+  ulysses_attention_desc d;
+  ulysses_batch_desc bd;
+  ULYSSES_INIT(&d);
+  ULYSSES_INIT(&bd);
+  d.dtype = ULYSSES_F32, d.heads = H, d.head_dim = D;
+  bd.batch = 1, bd.seq = S;
+  ulysses_plan *plan;
+  ulysses_batch *batch, *foreign;
+  OK(ulysses_attention_plan(c, &d, &plan));
+  OK(ulysses_batch_create(c, &bd, &batch));
+  OK(ulysses_batch_create(other, &bd, &foreign));
+  CHECK(strstr(ulysses_plan_json(plan), "ulysses"));
+  ulysses_attention_args a;
+  ULYSSES_INIT(&a);
+  int64_t shape[4] = {1, S, H, D};
+  static float x[4][S * H * D];
+  ulysses_tensor t[4];
+  for (int i = 0; i < 4; i++) t[i] = floats(x[i], shape);
+  a.q = &t[0], a.k = &t[1], a.v = &t[2], a.out = &t[3];
+  OK(ulysses_attention_forward(plan, batch, &a));
+  IS(ulysses_attention_forward(plan, foreign, &a), ULYSSES_INVALID_ARGUMENT);
+  IS(ulysses_attention_forward((ulysses_plan *)batch, batch, &a), ULYSSES_INVALID_ARGUMENT);
+  a.out = &t[0];
+  IS(ulysses_attention_forward(plan, batch, &a), ULYSSES_INVALID_ARGUMENT);
+  CHECK(strstr(ulysses_last_error(), "overlap"));
+  a.out = &t[3];
+  shape[1]--; // package sp finds this error, but the message names the C function
+  IS(ulysses_attention_forward(plan, batch, &a), ULYSSES_INVALID_ARGUMENT);
+  CHECK(strstr(ulysses_last_error(), "ulysses_attention_forward: "));
+  shape[1]++;
+  t[0].device = ULYSSES_CUDA;
+  IS(ulysses_attention_forward(plan, batch, &a), ULYSSES_INVALID_ARGUMENT);
+  t[0].device = ULYSSES_CPU;
+  int64_t zero[4] = {0, 0, 0, 1};
+  t[2].strides = zero;
+  IS(ulysses_attention_forward(plan, batch, &a), ULYSSES_INVALID_ARGUMENT);
+  CHECK(strstr(ulysses_last_error(), "stride 0"));
+  t[2].strides = NULL;
+  OK(ulysses_attention_forward(plan, batch, &a));
+  ulysses_plan_destroy(plan);
+  IS(ulysses_attention_forward(plan, batch, &a), ULYSSES_INVALID_ARGUMENT);
+  ulysses_plan_destroy(plan); // a second time: it only sets the message
+  CHECK(ulysses_last_error()[0]);
+  ulysses_context_destroy(c);
+  IS(ulysses_batch_query(batch, NULL), ULYSSES_INVALID_ARGUMENT);
+  IS(ulysses_context_query(c, NULL), ULYSSES_INVALID_ARGUMENT);
+  ulysses_context_destroy(other);
+}
+
 // hostile: calls with invalid arguments return an error, and the calls after them succeed.
 static void hostile(void) {
   ulysses_context *c = NULL, *other = NULL;
@@ -59,54 +110,7 @@ static void hostile(void) {
         ulysses_status_string(-5)[0]);
   ulysses_context_destroy(NULL), ulysses_plan_destroy(NULL), ulysses_batch_destroy(NULL),
       ulysses_context_abort(NULL, 3);
-
-  ulysses_attention_desc d;
-  ulysses_batch_desc bd;
-  ULYSSES_INIT(&d);
-  ULYSSES_INIT(&bd);
-  d.dtype = ULYSSES_F32, d.heads = H, d.head_dim = D;
-  bd.batch = 1, bd.seq = S;
-  ulysses_plan *plan;
-  ulysses_batch *batch, *foreign;
-  OK(ulysses_attention_plan(c, &d, &plan));
-  OK(ulysses_batch_create(c, &bd, &batch));
-  OK(ulysses_batch_create(other, &bd, &foreign));
-  CHECK(strstr(ulysses_plan_json(plan), "ulysses"));
-  ulysses_attention_args a;
-  ULYSSES_INIT(&a);
-  int64_t shape[4] = {1, S, H, D};
-  static float x[4][S * H * D];
-  ulysses_tensor t[4];
-  for (int i = 0; i < 4; i++) t[i] = floats(x[i], shape);
-  a.q = &t[0], a.k = &t[1], a.v = &t[2], a.out = &t[3];
-  OK(ulysses_attention_forward(plan, batch, &a));
-  IS(ulysses_attention_forward(plan, foreign, &a), ULYSSES_INVALID_ARGUMENT);
-  IS(ulysses_attention_forward((ulysses_plan *)batch, batch, &a), ULYSSES_INVALID_ARGUMENT);
-  a.out = &t[0];
-  IS(ulysses_attention_forward(plan, batch, &a), ULYSSES_INVALID_ARGUMENT);
-  CHECK(strstr(ulysses_last_error(), "overlap"));
-  a.out = &t[3];
-  shape[1]--; // package sp finds this error, but the message names the C function
-  IS(ulysses_attention_forward(plan, batch, &a), ULYSSES_INVALID_ARGUMENT);
-  CHECK(strstr(ulysses_last_error(), "ulysses_attention_forward: "));
-  shape[1]++;
-  t[0].device = ULYSSES_CUDA;
-  IS(ulysses_attention_forward(plan, batch, &a), ULYSSES_INVALID_ARGUMENT);
-  t[0].device = ULYSSES_CPU;
-  int64_t zero[4] = {0, 0, 0, 1};
-  t[2].strides = zero;
-  IS(ulysses_attention_forward(plan, batch, &a), ULYSSES_INVALID_ARGUMENT);
-  CHECK(strstr(ulysses_last_error(), "stride 0"));
-  t[2].strides = NULL;
-  OK(ulysses_attention_forward(plan, batch, &a));
-  ulysses_plan_destroy(plan);
-  IS(ulysses_attention_forward(plan, batch, &a), ULYSSES_INVALID_ARGUMENT);
-  ulysses_plan_destroy(plan); // a second time: it only sets the message
-  CHECK(ulysses_last_error()[0]);
-  ulysses_context_destroy(c);
-  IS(ulysses_batch_query(batch, NULL), ULYSSES_INVALID_ARGUMENT);
-  IS(ulysses_context_query(c, NULL), ULYSSES_INVALID_ARGUMENT);
-  ulysses_context_destroy(other);
+  invalid_tensors(c, other);
 }
 
 // The collectives of a host with one rank.
