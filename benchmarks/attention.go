@@ -61,6 +61,21 @@ func opened(d device.Device, err error) (device.Device, device.Stream, error) {
 	return d, s, nil
 }
 
+// onCPU calls bench for each chosen case, with a CPU device of that many workers.
+func (o *options) onCPU(workers int, cases []shape, bench func(d device.Device, stream device.Stream, s shape) error) error {
+	d, stream, err := opened(cpu.New(cpu.Options{Workers: workers}))
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	for _, s := range o.chosen(cases) {
+		if err := bench(d, stream, s); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // build calls f on a sketch to compute the size of its tensors, and then on an arena of that size.
 // The caller frees the arena.
 func build(d device.Device, f func(arena)) (free func(), err error) {
@@ -99,17 +114,13 @@ func (s shape) documents() []int64 {
 // attention times attention on the CPU, forward and backward together, and with --forward also the
 // forward pass.
 func attention(o *options) error {
-	d, stream, err := opened(cpu.New(cpu.Options{Workers: o.threads}))
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	for _, s := range o.chosen(o.cases.Attention) {
+	return o.onCPU(o.threads, o.cases.Attention, func(d device.Device, stream device.Stream, s shape) error {
 		var g device.AttentionGrad
 		free, err := build(d, func(a arena) { g = attentionTensors(d, a, s, o.compute) })
 		if err != nil {
 			return err
 		}
+		defer free()
 		forward := func() error { return d.AttentionForward(stream, &g.Attention) }
 		both := inOrder(forward, func() error { return d.AttentionBackward(stream, &g) })
 		more := map[string]any{"threads": o.threads, "kernels": d.Info().Kernels, "dtype": o.compute.String()}
@@ -127,9 +138,8 @@ func attention(o *options) error {
 		}
 		more["op"] = "forward+backward"
 		emit(s.Name, times, "gflops", 3.5*s.flops(), more)
-		free()
-	}
-	return nil
+		return nil
+	})
 }
 
 // headMajor returns functions that allocate [tokens, n, features] tensors in head-major memory, the

@@ -3,7 +3,6 @@ package main
 import (
 	"math"
 
-	"ulysses/cpu"
 	"ulysses/device"
 	"ulysses/tensor"
 )
@@ -22,17 +21,13 @@ func (s shape) gdnFlops() (forward, backward float64) {
 
 // gdn times the gated delta rule on the CPU: the forward pass, and forward and backward together.
 func gdn(o *options) error {
-	d, stream, err := opened(cpu.New(cpu.Options{Workers: o.threads}))
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	for _, s := range o.chosen(o.cases.GDN) {
+	return o.onCPU(o.threads, o.cases.GDN, func(d device.Device, stream device.Stream, s shape) error {
 		var g device.GatedDeltaGrad
 		free, err := build(d, func(a arena) { g = gdnTensors(d, a, s, o.compute) })
 		if err != nil {
 			return err
 		}
+		defer free()
 		forward := func() error { return d.GatedDeltaForward(stream, &g.GatedDelta) }
 		both := inOrder(forward, func() error { return d.GatedDeltaBackward(stream, &g) })
 		f, b := s.gdnFlops()
@@ -46,9 +41,8 @@ func gdn(o *options) error {
 			return err
 		}
 		emit(s.Name, times, "gflops", f+b, more)
-		free()
-	}
-	return nil
+		return nil
+	})
 }
 
 // gdnTensors allocates the operands of the gated delta rule, head-major, which is the fastest

@@ -4,7 +4,7 @@ import (
 	"math"
 
 	"ulysses/comm"
-	"ulysses/cpu"
+	"ulysses/device"
 	rule "ulysses/gdn"
 	"ulysses/sp"
 	"ulysses/tensor"
@@ -13,12 +13,7 @@ import (
 // gdnRanks times the gated delta rule over ranks, forward and backward together, with each of its
 // two strategies. It also prints the bytes that all ranks send.
 func gdnRanks(o *options) error {
-	d, stream, err := opened(cpu.New(cpu.Options{Workers: max(1, o.threads/o.world.Size())}))
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	for _, s := range o.chosen(o.cases.GDNRanks) {
+	return o.onCPU(max(1, o.threads/o.world.Size()), o.cases.GDNRanks, func(d device.Device, stream device.Stream, s shape) error {
 		for _, strategy := range []rule.Strategy{rule.Heads, rule.State} {
 			plan, err := rule.NewPlan(d, o.world, rule.Layer{KeyHeads: s.KVHeads, ValueHeads: s.Heads, KeyDim: s.HeadDim, ValueDim: s.HeadDim, L2Norm: true,
 				Strategy: strategy, Tokens: s.Tokens})
@@ -64,8 +59,8 @@ func gdnRanks(o *options) error {
 			}
 			free()
 		}
-	}
-	return nil
+		return nil
+	})
 }
 
 // gates replaces normal variates in g by decays -|g|/10, and sets beta to values between 0 and 1.

@@ -1,19 +1,13 @@
 package main
 
 import (
-	"ulysses/cpu"
 	"ulysses/device"
 	"ulysses/tensor"
 )
 
 // gemm times batches of matrix products on the CPU.
 func gemm(o *options) error {
-	d, stream, err := opened(cpu.New(cpu.Options{Workers: o.threads}))
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	for _, s := range o.chosen(o.cases.Gemm) {
+	return o.onCPU(o.threads, o.cases.Gemm, func(d device.Device, stream device.Stream, s shape) error {
 		var a, b, c tensor.Tensor // [batch, M, K], [batch, K, N], [batch, M, N]
 		free, err := build(d, func(m arena) {
 			a, b, c = m.random(o.compute, s.Batch, s.M, s.K), m.random(o.compute, s.Batch, s.K, s.N), m.alloc(o.compute, s.Batch, s.M, s.N)
@@ -27,6 +21,7 @@ func gemm(o *options) error {
 		if err != nil {
 			return err
 		}
+		defer free()
 		times, err := measure(o.repeat, nil, func() error {
 			for i := range s.Batch {
 				if err := d.Gemm(stream, &device.Gemm{A: a.Select(0, i), B: b.Select(0, i), C: c.Select(0, i)}); err != nil {
@@ -39,7 +34,6 @@ func gemm(o *options) error {
 			return err
 		}
 		emit(s.Name, times, "gflops", 2*float64(s.Batch*s.M*s.N*s.K), map[string]any{"threads": o.threads, "kernels": d.Info().Kernels, "dtype": o.compute.String(), "form": s.Form})
-		free()
-	}
-	return nil
+		return nil
+	})
 }

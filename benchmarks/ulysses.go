@@ -6,6 +6,7 @@ import (
 
 	"ulysses/comm"
 	"ulysses/cpu"
+	"ulysses/device"
 	"ulysses/sp"
 	"ulysses/tensor"
 )
@@ -13,12 +14,7 @@ import (
 // ulysses times attention over sequence shards, forward and backward together, including the
 // all-to-alls. A time is that of the slowest rank.
 func ulysses(o *options) error {
-	d, stream, err := opened(cpu.New(cpu.Options{Workers: max(1, o.threads/o.world.Size())}))
-	if err != nil {
-		return err
-	}
-	defer d.Close()
-	for _, s := range o.chosen(o.cases.Ulysses) {
+	return o.onCPU(max(1, o.threads/o.world.Size()), o.cases.Ulysses, func(d device.Device, stream device.Stream, s shape) error {
 		plan, err := sp.NewPlan(d, o.world, sp.Layer{Heads: s.Heads, KVHeads: s.KVHeads, Dim: s.HeadDim, VDim: s.HeadDim, Causal: s.Causal})
 		if err != nil {
 			return err
@@ -40,6 +36,7 @@ func ulysses(o *options) error {
 		if err != nil {
 			return err
 		}
+		defer free()
 		times, err := o.passes(func() error { return plan.Forward(stream, batch, &x) }, func() error { return plan.Backward(stream, batch, &x, &g) })
 		if err != nil {
 			return err
@@ -48,9 +45,8 @@ func ulysses(o *options) error {
 			emit(s.Name, times, "gflops", 3.5*s.flops(), map[string]any{"op": "forward+backward", "ranks": o.world.Size(), "threads": o.threads,
 				"comm": o.world.Kind(), "kernels": d.Info().Kernels})
 		}
-		free()
-	}
-	return nil
+		return nil
+	})
 }
 
 // passes times forward and backward together on all ranks, which begin at the same time, and
