@@ -187,59 +187,74 @@ func (o *Operation) add(t reflect.Type, base uintptr, unused string) {
 	}
 	for i := range t.NumField() {
 		f := t.Field(i)
-		tag := f.Tag.Get("op")
 		at := base + f.Offset
 		switch {
 		case f.Anonymous:
-			skip, ok := strings.CutPrefix(tag, "unused=")
+			skip, ok := strings.CutPrefix(f.Tag.Get("op"), "unused=")
 			if !ok {
 				skip = "-"
 			}
 			o.add(f.Type, at, skip)
 		case f.Type == tensorType:
-			p := Operand{Name: f.Name, offset: at, Unused: f.Name == unused}
-			for word := range strings.SplitSeq(tag, ",") {
-				what, flag, conditional := strings.Cut(word, "=")
-				var condition flagAt
-				if conditional {
-					condition = flagAt(field(flag))
-				}
-				switch what {
-				case "in":
-					p.In, p.ifIn = true, condition
-				case "out":
-					p.Out, p.ifOut = true, condition
-				case "add":
-					p.Add = true
-				case "scratch":
-					p.Scratch = true
-				case "optional":
-					p.Optional = true
-				case "host":
-					p.Host = true
-				default:
-					panic(fmt.Sprintf("device: %v.%s: the tag op has %q", t, f.Name, word))
-				}
-			}
+			p := newOperand(t, f, field)
+			p.offset, p.Unused = at, f.Name == unused
 			if unused != "" && !p.Scratch {
 				p.In, p.Out, p.Add = true, false, false
 			}
 			o.Operands = append(o.Operands, p)
 		case f.Type.Kind() == reflect.Slice, f.Type.Kind() == reflect.Pointer:
-			l := List{Name: f.Name, offset: at, elem: f.Type}
-			if f.Type.Kind() == reflect.Slice {
-				l.entry = int64(f.Type.Elem().Size())
-			}
-			switch what, of, _ := strings.Cut(tag, "="); what {
-			case "documents":
-				l.Documents = true
-			case "heads":
-				l.heads, l.of = of, field(of)
-			case "":
-			default:
-				panic(fmt.Sprintf("device: %v.%s: the tag op is %q", t, f.Name, tag))
-			}
+			l := newList(t, f, field)
+			l.offset = at
 			o.Lists = append(o.Lists, l)
 		}
 	}
+}
+
+// newOperand returns the operand of a tensor field, from its tag. field returns the offset of a
+// field in the arguments.
+func newOperand(t reflect.Type, f reflect.StructField, field func(name string) uintptr) Operand {
+	p := Operand{Name: f.Name}
+	for word := range strings.SplitSeq(f.Tag.Get("op"), ",") {
+		what, flag, conditional := strings.Cut(word, "=")
+		var condition flagAt
+		if conditional {
+			condition = flagAt(field(flag))
+		}
+		switch what {
+		case "in":
+			p.In, p.ifIn = true, condition
+		case "out":
+			p.Out, p.ifOut = true, condition
+		case "add":
+			p.Add = true
+		case "scratch":
+			p.Scratch = true
+		case "optional":
+			p.Optional = true
+		case "host":
+			p.Host = true
+		default:
+			panic(fmt.Sprintf("device: %v.%s: the tag op has %q", t, f.Name, word))
+		}
+	}
+	return p
+}
+
+// newList returns the list of a slice or pointer field, from its tag.
+func newList(t reflect.Type, f reflect.StructField, field func(name string) uintptr) List {
+	l := List{Name: f.Name, elem: f.Type}
+	if f.Type.Kind() == reflect.Slice {
+		l.entry = int64(f.Type.Elem().Size())
+	}
+	tag := f.Tag.Get("op")
+	switch what, of, _ := strings.Cut(tag, "="); what {
+	case "documents":
+		l.Documents = true
+	case "heads":
+		l.heads, l.of = of, field(of)
+	case "":
+	default:
+		panic(fmt.Sprintf("device: %v.%s: the tag op is %q", t, f.Name, tag))
+	}
+	return l
 }

@@ -197,6 +197,7 @@ func (p *Plan) newLayerChecker(op string, b *sp.Batch) checker {
 	return x
 }
 
+// weights checks the weights of a layer.
 func (x *checker) weights(a *LayerArgs) {
 	l := &x.p.layer
 	x.weight("conv", a.Conv, l.DType, false, l.channels(), l.ConvWidth)

@@ -26,12 +26,7 @@ type coreRun struct {
 // prepare returns a run of a case with its inputs. All tensors but states have gaps.
 func prepare(b *bench, k *testCase, states, scan bool) *coreRun {
 	r := &coreRun{bench: b}
-	var err error
-	r.p, err = NewPlan(b.dev, b.comm, k.layer)
-	must(err)
-	setScan(r.p, scan)
-	r.x, err = sp.NewBatch(b.comm, k.batch)
-	must(err)
+	r.p, r.x = b.plan(k, scan)
 	l, n, rows, size := r.p.Layer(), k.batch.Batch, r.x.Rows(), r.p.Sizes(r.x)
 	keys := func() tensor.Tensor { return b.gapped(l.DType, n, rows, l.KeyHeads, l.KeyDim) }
 	values := func() tensor.Tensor { return b.gapped(l.DType, n, rows, l.ValueHeads, l.ValueDim) }

@@ -30,12 +30,7 @@ func (b *bench) projection(l Layer, n, rows int64) (qkv, x, y tensor.Tensor) {
 
 func prepareLayer(b *bench, k *testCase, scan bool) *layerRun {
 	r := &layerRun{bench: b}
-	var err error
-	r.p, err = NewPlan(b.dev, b.comm, k.layer)
-	must(err)
-	setScan(r.p, scan)
-	r.x, err = sp.NewBatch(b.comm, k.batch)
-	must(err)
+	r.p, r.x = b.plan(k, scan)
 	l, n, rows, size := r.p.Layer(), k.batch.Batch, r.x.Rows(), r.p.LayerSizes(r.x)
 	values := func() tensor.Tensor { return b.gapped(l.DType, n, rows, l.ValueHeads, l.ValueDim) }
 	r.a.QKV, r.a.A, r.a.B = b.projection(l, n, rows)

@@ -307,6 +307,16 @@ func far(got tensor.Tensor, whole []float64, rows, lo int64) (delta, top float64
 	return delta, top
 }
 
+// plan returns the plan and the batch of a case.
+func (b *bench) plan(k *testCase, scan bool) (*Plan, *sp.Batch) {
+	p, err := NewPlan(b.dev, b.comm, k.layer)
+	must(err)
+	setScan(p, scan)
+	x, err := sp.NewBatch(b.comm, k.batch)
+	must(err)
+	return p, x
+}
+
 // setScan chooses the algorithm by which a plan with State sends states.
 func setScan(p *Plan, scan bool) {
 	if m, ok := p.method.(*stateMethod); ok {

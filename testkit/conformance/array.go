@@ -66,26 +66,10 @@ func (b *bench) inout(name string, d tensor.DType, l layout, values []float64, s
 
 func (b *bench) allocate(name string, d tensor.DType, l layout, values []float64, shape []int64) *array {
 	b.t.Helper()
-	t := tensor.Of(nil, d, shape...)
 	if b.aligned {
 		l = l.aligned()
 	}
-	order := l.order
-	if order == nil {
-		for i := range shape {
-			order = append(order, i)
-		}
-	}
-	step, last := max(l.inner, 1), int64(0)
-	for i := len(order) - 1; i >= 0; i-- {
-		n := shape[order[i]]
-		if l.far && i == 0 {
-			step = 1<<31 + 5
-		}
-		t.Stride[order[i]] = step
-		last += max(n-1, 0) * step
-		step = step*max(n, 1) + l.gap
-	}
+	t, last := l.tensor(d, shape)
 	guard := max(b.dev.Info().Align, 64)
 	if b.bare {
 		guard = 0
@@ -114,23 +98,52 @@ func (b *bench) allocate(name string, d tensor.DType, l layout, values []float64
 	} else {
 		a.host = make([]byte, buffer.Bytes())
 	}
-	if l.far {
-		a.each(func(_, at int64) { encode(d, a.host[at:], math.NaN()) })
-	}
-	for i := 0; i+4 <= len(a.host) && !l.far; i += 4 {
-		binary.LittleEndian.PutUint32(a.host[i:], sentinel)
-	}
-	if values != nil {
-		if int64(len(values)) != t.Numel() {
-			b.t.Fatalf("%s: %d values for %v", name, len(values), t)
-		}
-		a.each(func(i, at int64) { encode(d, a.host[at:], values[i]) })
-	}
+	a.fill(b.t, l, values)
 	if !l.far {
 		a.before = append([]byte(nil), a.host...)
 		b.push(view, a.host)
 	}
 	return a
+}
+
+// tensor returns a tensor with the strides of a layout, without memory, and the index in memory of
+// its last element.
+func (l layout) tensor(d tensor.DType, shape []int64) (t tensor.Tensor, last int64) {
+	t = tensor.Of(nil, d, shape...)
+	order := l.order
+	if order == nil {
+		for i := range shape {
+			order = append(order, i)
+		}
+	}
+	step := max(l.inner, 1)
+	for i := len(order) - 1; i >= 0; i-- {
+		n := shape[order[i]]
+		if l.far && i == 0 {
+			step = 1<<31 + 5
+		}
+		t.Stride[order[i]] = step
+		last += max(n-1, 0) * step
+		step = step*max(n, 1) + l.gap
+	}
+	return t, last
+}
+
+// fill writes sentinels to host, then the values, unless they are nil.
+func (a *array) fill(t testing.TB, l layout, values []float64) {
+	t.Helper()
+	if l.far {
+		a.each(func(_, at int64) { encode(a.DType, a.host[at:], math.NaN()) })
+	}
+	for i := 0; i+4 <= len(a.host) && !l.far; i += 4 {
+		binary.LittleEndian.PutUint32(a.host[i:], sentinel)
+	}
+	if values != nil {
+		if int64(len(values)) != a.Numel() {
+			t.Fatalf("%s: %d values for %v", a.name, len(values), a.Tensor)
+		}
+		a.each(func(i, at int64) { encode(a.DType, a.host[at:], values[i]) })
+	}
 }
 
 // each calls f with the row-major index of every element and its offset in host.
