@@ -1,7 +1,7 @@
-// Attention: softmax(scale · q · kᵀ) · v per head and document, for q [Tq, Hq, D], k [Tk, Hkv, D],
-// v [Tk, Hkv, Dv] and out [Tq, Hq, Dv], with lse [Tq, Hq] F32 for the backward pass. This file checks
-// arguments, sizes workspaces and launches the kernels of attention_forward.cu, attention_backward.cu
-// and attention_mma.cu. cuDNN's row is in libraries/sdpa.cpp.
+// Attention: softmax(scale · q · kᵀ) · v for each head and document, for q [Tq, Hq, D], k [Tk, Hkv,
+// D], v [Tk, Hkv, Dv] and out [Tq, Hq, Dv]. lse [Tq, Hq], in F32, is for the backward pass. This
+// file checks arguments, computes workspaces and launches the kernels of attention_forward.cu,
+// attention_backward.cu and attention_mma.cu. libraries/sdpa.cpp registers cuDNN.
 #include "attention.h"
 
 #include <atomic>
@@ -47,12 +47,12 @@ int32_t attention_check(uly_device *d, const AttentionArgs &a) {
   c.documents("CuQ", a.cu_q, tq);
   c.documents("CuK", a.cu_k, tk);
   if (!a.kv_head && hq > 0 && (hkv == 0 || hq % hkv != 0))
-    c.refuse("%lld query heads for %lld key heads: give KVHead where they do not divide", (long long)hq,
-             (long long)hkv);
+    c.refuse("%lld query heads for %lld key heads: KVHead is required, because the number does not divide",
+             (long long)hq, (long long)hkv);
   for (int64_t h = 0; a.kv_head && h < hq; h++)
     if (a.kv_head[h] < (h ? a.kv_head[h - 1] : 0) || a.kv_head[h] >= hkv) {
-      c.refuse("KVHead[%lld] = %lld: it must not decrease and stay below %lld", (long long)h, (long long)a.kv_head[h],
-               (long long)hkv);
+      c.refuse("KVHead[%lld] = %lld: KVHead must not decrease and must be below %lld", (long long)h,
+               (long long)a.kv_head[h], (long long)hkv);
       break;
     }
   if (a.backward) {
@@ -65,7 +65,7 @@ int32_t attention_check(uly_device *d, const AttentionArgs &a) {
   const int64_t bytes = workspace_bytes(d, a);
   c.dense("workspace", a.workspace, ULY_U8, {-1});
   if (!c.failed() && a.workspace.shape[0] < bytes)
-    c.refuse("workspace %s: AttentionWorkspace asks for %lld bytes", text_of(a.workspace).c_str(), (long long)bytes);
+    c.refuse("workspace %s: AttentionWorkspace requires %lld bytes", text_of(a.workspace).c_str(), (long long)bytes);
   if (!c.failed() && (uintptr_t)a.workspace.data % 256 != 0)
     c.refuse("workspace at %p: it must be aligned to 256 bytes", a.workspace.data);
   return c.code;
@@ -103,9 +103,9 @@ static AttentionCall call_of(const AttentionArgs &a, const AttentionLayout &l) {
   return c;
 }
 
-// Kernels is the kernels of a row by head size, and their block size. `configured` has a bit for each
-// GPU on which cudaFuncSetAttribute has allowed a kernel its shared memory.
-enum Row { OWN, SMALL, MMA };
+// Kernels are the kernels of a variant by head size, and their block size. `configured` has a bit
+// for each GPU on which cudaFuncSetAttribute has set the kernel's limit of shared memory.
+enum Variant { OWN, SMALL, MMA };
 struct Kernels {
   const AttentionKernel *of_size;
   int threads;
@@ -119,20 +119,21 @@ static Kernels dkv_kernels[] = {{attention_dkv_kernels, ATTENTION_THREADS, {}},
                                 {attention_mma_dk_kernels, ATTENTION_MMA_THREADS, {}}};
 static Kernels dv_kernels = {attention_mma_dv_kernels, ATTENTION_MMA_THREADS, {}};
 
-// Tiles is the tile sizes of a call, their index among those of its row, and the shared memory.
+// Tiles has the tile sizes of a call, their index in the table of the variant, and the bytes of
+// shared memory.
 struct Tiles : AttentionSize {
   int64_t index, forward_shared, backward_shared;
 };
-static Tiles tiles_of(int64_t dim, int64_t dv, Row row) {
-  if (row == MMA) {
+static Tiles tiles_of(int64_t dim, int64_t dv, Variant variant) {
+  if (variant == MMA) {
     const AttentionSize &s = attention_mma_size(dim, dv);
     return {s, &s - attention_mma_sizes, attention_mma_shared(s, false), attention_mma_shared(s, true)};
   }
-  const AttentionSize &s = attention_size(dim, dv, row == SMALL);
+  const AttentionSize &s = attention_size(dim, dv, variant == SMALL);
   return {s, &s - attention_sizes, attention_shared(s, false), attention_shared(s, true)};
 }
 
-// launch launches a kernel on `work` items.
+// launch launches a kernel for `work` items.
 static int32_t launch(uly_device *d, uly_stream *s, const char *what, Kernels &kernels, int64_t index, int64_t shared,
                       int64_t work, const AttentionCall &call) {
   if (work == 0) return ULY_OK;
@@ -148,24 +149,24 @@ static int32_t launch(uly_device *d, uly_stream *s, const char *what, Kernels &k
   return check_launch(d, what);
 }
 
-static int32_t forward(uly_device *d, uly_stream *s, const void *args, Row row) {
+static int32_t forward(uly_device *d, uly_stream *s, const void *args, Variant variant) {
   const AttentionArgs a = attention_args(args, false);
   const char *op = "AttentionForward";
   TRY(attention_check(d, a));
-  const Tiles tiles = tiles_of(a.q.shape[2], a.v.shape[2], row);
+  const Tiles tiles = tiles_of(a.q.shape[2], a.v.shape[2], variant);
   const AttentionLayout l = attention_layout(a, false);
   AttentionCall c = call_of(a, l);
   c.count_q = attention_count(a.cu_q, a.cu_q.documents(), tiles.rows);
   if (c.heads * c.count_q == 0) return ULY_OK;
   TRY(attention_upload(d, s, &a, l, tiles.rows, tiles.columns));
-  return launch(d, s, op, forward_kernels[row == MMA], tiles.index, tiles.forward_shared, c.heads * c.count_q, c);
+  return launch(d, s, op, forward_kernels[variant == MMA], tiles.index, tiles.forward_shared, c.heads * c.count_q, c);
 }
 
-static int32_t backward(uly_device *d, uly_stream *s, const void *args, Row row) {
+static int32_t backward(uly_device *d, uly_stream *s, const void *args, Variant variant) {
   const AttentionArgs a = attention_args(args, true);
   const char *op = "AttentionBackward";
   TRY(attention_check(d, a));
-  const Tiles tiles = tiles_of(a.q.shape[2], a.v.shape[2], row);
+  const Tiles tiles = tiles_of(a.q.shape[2], a.v.shape[2], variant);
   const AttentionLayout l = attention_layout(a, true);
   AttentionCall c = call_of(a, l);
   c.count_q = attention_count(a.cu_q, a.cu_q.documents(), tiles.back_rows);
@@ -173,7 +174,7 @@ static int32_t backward(uly_device *d, uly_stream *s, const void *args, Row row)
   const int64_t shared = tiles.backward_shared, rows = c.heads * c.queries, keys = c.kv_heads * c.count_k;
   if (rows + c.kv_heads * c.keys == 0) return ULY_OK;
   TRY(attention_upload(d, s, &a, l, tiles.back_rows, tiles.back_rows));
-  if (rows > 0 && row == MMA) {
+  if (rows > 0 && variant == MMA) {
     const int64_t strips = c.heads * ceil_div(c.queries, 16);
     LAUNCH(attention_mma_delta, (unsigned)least(ceil_div(strips, ATTENTION_MMA_THREADS / 32), GRID_LIMIT),
            ATTENTION_MMA_THREADS, 0, s, c);
@@ -182,10 +183,10 @@ static int32_t backward(uly_device *d, uly_stream *s, const void *args, Row row)
     LAUNCH(attention_delta, (unsigned)least(ceil_div(rows, ATTENTION_THREADS), GRID_LIMIT), ATTENTION_THREADS, 0, s, c);
     TRY(check_launch(d, op));
   }
-  TRY(launch(d, s, op, dkv_kernels[row == MMA], tiles.index, shared, keys, c));
-  if (row == MMA && attention_mma_dv_kernels[tiles.index])
+  TRY(launch(d, s, op, dkv_kernels[variant == MMA], tiles.index, shared, keys, c));
+  if (variant == MMA && attention_mma_dv_kernels[tiles.index])
     TRY(launch(d, s, op, dv_kernels, tiles.index, shared, keys, c));
-  return launch(d, s, op, dq_kernels[row == MMA], tiles.index, shared, c.heads * c.count_q, c);
+  return launch(d, s, op, dq_kernels[variant == MMA], tiles.index, shared, c.heads * c.count_q, c);
 }
 
 static int32_t own_forward(uly_device *d, uly_stream *s, const void *a) { return forward(d, s, a, OWN); }
@@ -195,17 +196,18 @@ static int32_t own_backward(uly_device *d, uly_stream *s, const void *a) { retur
 static int32_t small_backward(uly_device *d, uly_stream *s, const void *a) { return backward(d, s, a, SMALL); }
 static int32_t mma_backward(uly_device *d, uly_stream *s, const void *a) { return backward(d, s, a, MMA); }
 
-// fits_shared reports whether there are kernels for these head sizes and the GPU has shared memory for
-// their tiles. It accepts tensors of a wrong rank, which attention_check refuses with a message.
-static bool fits_shared(uly_device *d, const uly_attention &a, Row row, bool backward) {
+// fits_shared reports whether there are kernels for these head sizes and the GPU has enough shared
+// memory for their tiles. It accepts tensors of a wrong rank, which attention_check rejects with a
+// message.
+static bool fits_shared(uly_device *d, const uly_attention &a, Variant variant, bool backward) {
   if (a.q.ndim != 3 || a.v.ndim != 3) return true;
   const int64_t dim = a.q.shape[2], dv = a.v.shape[2];
   if (most(dim, dv) > ATTENTION_HEAD) {
-    fail(d, ULY_UNSUPPORTED, "head sizes %lld and %lld: kernels of our own go to %d", (long long)dim, (long long)dv,
-         (int)ATTENTION_HEAD);
+    fail(d, ULY_UNSUPPORTED, "head sizes %lld and %lld: the plug-in's own kernels support at most %d", (long long)dim,
+         (long long)dv, (int)ATTENTION_HEAD);
     return false;
   }
-  const Tiles tiles = tiles_of(dim, dv, row);
+  const Tiles tiles = tiles_of(dim, dv, variant);
   const int64_t bytes = backward ? tiles.backward_shared : tiles.forward_shared;
   if (bytes <= d->shared_limit) return true;
   fail(d, ULY_UNSUPPORTED, "head sizes %lld and %lld need %lld bytes of shared memory, the GPU has %d", (long long)dim,
@@ -225,16 +227,15 @@ static bool small_fits_backward(uly_device *d, const void *a) {
   return fits_shared(d, *(const uly_attention *)a, SMALL, true);
 }
 
-// mma_fits depends on types, head sizes and scale alone, which are equal on all ranks and layouts: the
-// choice of kernel must not change results between them. The kernels find the largest score of a row
-// before scaling, so the scale must be positive.
+// mma_fits depends on types, head sizes and scale only, which are equal on all ranks and for all
+// layouts: the choice of the kernel must not change results. The kernels find the largest score of
+// a row before scaling, so the scale must be positive.
 static bool mma_fits(uly_device *d, const uly_attention &a, bool backward) {
   const int64_t dim = a.q.shape[2], dv = a.v.shape[2];
   const char *why = nullptr;
-  if (a.q.ndim != 3 || a.v.ndim != 3 || a.q.dtype != ULY_BF16) why = "types other than BF16";
-  else if (dim % 16 != 0 || dv % 16 != 0) why = "head sizes that are not multiples of 16";
-  else if (!((float)a.scale >= 1e-30f && (float)a.scale <= 1e30f))
-    why = "a scale that is not positive, or out of range";
+  if (a.q.ndim != 3 || a.v.ndim != 3 || a.q.dtype != ULY_BF16) why = "a type is not BF16";
+  else if (dim % 16 != 0 || dv % 16 != 0) why = "a head size is not a multiple of 16";
+  else if (!((float)a.scale >= 1e-30f && (float)a.scale <= 1e30f)) why = "the scale is not positive, or out of range";
   if (!why) return fits_shared(d, a, MMA, backward);
   fail(d, ULY_UNSUPPORTED, "kernels on tensor cores: %s", why);
   return false;
@@ -242,7 +243,8 @@ static bool mma_fits(uly_device *d, const uly_attention &a, bool backward) {
 static bool mma_fits_forward(uly_device *d, const void *a) { return mma_fits(d, *(const uly_attention *)a, false); }
 static bool mma_fits_backward(uly_device *d, const void *a) { return mma_fits(d, *(const uly_attention *)a, true); }
 
-// mma: tensor cores, BF16. own: F32 and BF16. small: the same for GPUs with less shared memory.
+// mma: BF16 on tensor cores. own: F32 and BF16 in F32 arithmetic. small: the same, for GPUs with
+// less shared memory.
 static const RegisterKernels registered({
     {ULY_OP_ATTENTION_FORWARD, "mma", mma_forward, mma_fits_forward},
     {ULY_OP_ATTENTION_BACKWARD, "mma", mma_backward, mma_fits_backward},

@@ -1,12 +1,12 @@
-// What the sources of attention share: the arguments of its kernels, the kernels by head size, and the
-// upload of the tables of documents.
+// Declarations that the sources of attention share: the arguments of the kernels, the kernels by
+// head size, and the upload of the tables of documents.
 #pragma once
 
 #include "attention_index.h"
 #include "plugin.h"
 
-// AttentionView is a tensor [tokens, heads, width]; token and head are strides in elements. wide: four
-// elements may be accessed as one vector; vectors: 16 bytes may.
+// AttentionView is a tensor [tokens, heads, width]. token and head are strides in elements. wide:
+// four elements can be accessed as one vector; vectors: 16 bytes can.
 struct AttentionView {
   void *data;
   int64_t token, head;
@@ -14,13 +14,13 @@ struct AttentionView {
   bool bf16, wide, vectors;
 };
 
-// AttentionCall is the arguments of the kernels.
+// AttentionCall has the arguments of the kernels.
 struct AttentionCall {
   AttentionView q, k, v, out, dout, dq, dk, dv;
   float *lse;
   int64_t lse_token, lse_head;
-  int64_t heads, kv_heads, queries, keys; // all queries and keys
-  int64_t documents, count_q, count_k;    // tiles of rows, of one head
+  int64_t heads, kv_heads, queries, keys; // queries and keys of all documents
+  int64_t documents, count_q, count_k;    // count_q, count_k: tiles of one head
   const int64_t *cu_q, *cu_k, *tiles_q, *tiles_k, *kv_head, *first;
   AttentionMask mask;
   float scale;
@@ -29,23 +29,24 @@ struct AttentionCall {
 
 typedef void (*AttentionKernel)(AttentionCall);
 
-// The kernels by the index of their sizes in attention_sizes.
+// The kernels, by the index of their sizes in attention_sizes.
 extern const AttentionKernel attention_forward_kernels[ATTENTION_SIZES], attention_dq_kernels[ATTENTION_SIZES],
     attention_dkv_kernels[ATTENTION_SIZES];
 __global__ void attention_delta(AttentionCall a);
 
-// The kernels on tensor cores, by the index in attention_mma_sizes. dk also computes dv where the dv
-// kernel is NULL.
+// The kernels on tensor cores, by the index of their sizes in attention_mma_sizes. If the dv kernel
+// is NULL, the dk kernel also computes dv.
 extern const AttentionKernel attention_mma_forward_kernels[ATTENTION_MMA_SIZES],
     attention_mma_dq_kernels[ATTENTION_MMA_SIZES];
 extern const AttentionKernel attention_mma_dk_kernels[ATTENTION_MMA_SIZES],
     attention_mma_dv_kernels[ATTENTION_MMA_SIZES];
 __global__ void attention_mma_delta(AttentionCall a);
 
-// attention_upload writes the tables of documents and heads into the workspace, in stream order
+// attention_upload writes the tables of documents and heads to the workspace, in stream order
 // (tables.h).
 int32_t attention_upload(uly_device *d, uly_stream *s, const uly_attention *a, const AttentionLayout &l, int64_t tile_q,
                          int64_t tile_k);
 
-// attention_check fails for arguments with which a kernel would leave its memory.
+// attention_check fails for arguments with which a kernel would access memory outside of its
+// tensors.
 int32_t attention_check(uly_device *d, const AttentionArgs &a);

@@ -1,15 +1,15 @@
-// Attention backward in F32 arithmetic (FlashAttention-2, Dao 2023). With the probabilities P =
-// exp(S - lse), dP = dout·vᵀ and delta = Σ dout·out of each query:
+// Attention backward in F32 arithmetic (FlashAttention-2, Dao 2023, arXiv:2307.08691, algorithm 2).
+// With the probabilities P = exp(S - lse), dP = dout·vᵀ, and delta = Σ dout·out of each query:
 //
 //   dS = P·(dP - delta),  dq = scale·dS·k,  dk = scale·dSᵀ·q,  dv = Pᵀ·dout
 //
-// Blocks of the dq kernel have queries and loop over keys; blocks of the dk and dv kernel have keys
-// and loop over queries. The scores are computed twice; in return no block adds to another block's
-// results, and every sum has a fixed order.
+// Blocks of the dq kernel have queries and loop over keys. Blocks of the dk and dv kernel have keys
+// and loop over queries. Each kernel computes the scores again. In return, no block adds to another
+// block's results, and every sum has a fixed order.
 #include "attention_tile.h"
 
-// attention_delta writes delta [head][query], summed in one chain as dP is, so that a query with a
-// single key has a dS of exactly 0.
+// attention_delta writes delta [head][query]. It sums in one chain of additions, as dP is computed,
+// so that dS is exactly 0 for a query with a single key.
 __global__ void __launch_bounds__(ATTENTION_THREADS) attention_delta(AttentionCall a) {
   const int64_t n = a.heads * a.queries;
   for (int64_t at = (int64_t)blockIdx.x * ATTENTION_THREADS + threadIdx.x; at < n;
@@ -28,25 +28,25 @@ __global__ void __launch_bounds__(ATTENTION_THREADS) attention_delta(AttentionCa
   }
 }
 
-// Shared memory of the kernels below: two tiles that stay, two that are streamed, one of products,
-// and for dk and dv the lse and delta of the streamed queries.
+// Shared memory of the kernels below: two tiles that stay, two tiles that are streamed, a tile of
+// products, and for dk and dv the lse and delta of the streamed queries.
 template <int SIZE> struct Backward {
   static constexpr int HEAD = attention_sizes[SIZE].head, ROWS = attention_sizes[SIZE].back_rows,
                        COLUMNS = attention_sizes[SIZE].back_columns;
   static constexpr int RT = ROWS / 16, CT = COLUMNS / 16, W = HEAD + ATTENTION_GAP;
-  float *stay, *stay2, *pass, *pass2, *product, *lse, *delta;
+  float *resident, *resident2, *streamed, *streamed2, *product, *lse, *delta;
   __device__ __forceinline__ explicit Backward(float *shared) {
-    stay = shared;
-    stay2 = stay + ROWS * W;
-    pass = stay2 + ROWS * W;
-    pass2 = pass + COLUMNS * W;
-    product = pass2 + COLUMNS * W;
+    resident = shared;
+    resident2 = resident + ROWS * W;
+    streamed = resident2 + ROWS * W;
+    streamed2 = streamed + COLUMNS * W;
+    product = streamed2 + COLUMNS * W;
     lse = product + ROWS * (COLUMNS + ATTENTION_GAP);
     delta = lse + COLUMNS;
   }
 };
 
-// dq: a block has queries and their dout, and loops over keys and values.
+// The dq kernel: a block has queries and their dout, and loops over keys and values.
 template <int SIZE> __global__ void __launch_bounds__(ATTENTION_THREADS, 1) attention_dq_kernel(AttentionCall a) {
   typedef Backward<SIZE> B;
   constexpr int HEAD = B::HEAD, ROWS = B::ROWS, COLUMNS = B::COLUMNS, RT = B::RT, CT = B::CT;
@@ -62,15 +62,15 @@ template <int SIZE> __global__ void __launch_bounds__(ATTENTION_THREADS, 1) atte
     const AttentionRange see = attention_keys(a.mask, t.sq, t.sk, t.first, t.first + t.rows);
     const bool active = y / 2 * 2 < t.rows;
 
-    // Groups of copies: queries, dout and the first values; the first keys; the second values; ….
+    // Groups of copies, in order: queries, dout and first values; first keys; second values; ….
     __syncthreads();
-    load_rows<HEAD, ROWS>(copies, tile.stay, a.q, t.q + t.first, work.head, t.rows);
-    load_rows<HEAD, ROWS>(copies, tile.stay2, a.dout, t.q + t.first, work.head, t.rows);
+    load_rows<HEAD, ROWS>(copies, tile.resident, a.q, t.q + t.first, work.head, t.rows);
+    load_rows<HEAD, ROWS>(copies, tile.resident2, a.dout, t.q + t.first, work.head, t.rows);
     if (see.lo < see.hi)
-      load_rows<HEAD, COLUMNS>(copies, tile.pass2, a.v, t.k + see.lo, kv, (int)least(COLUMNS, see.hi - see.lo));
+      load_rows<HEAD, COLUMNS>(copies, tile.streamed2, a.v, t.k + see.lo, kv, (int)least(COLUMNS, see.hi - see.lo));
     copies.close();
     if (see.lo < see.hi)
-      load_rows<HEAD, COLUMNS>(copies, tile.pass, a.k, t.k + see.lo, kv, (int)least(COLUMNS, see.hi - see.lo));
+      load_rows<HEAD, COLUMNS>(copies, tile.streamed, a.k, t.k + see.lo, kv, (int)least(COLUMNS, see.hi - see.lo));
     copies.close();
 
     float dq[RT][HEAD / 16], lse[RT], delta[RT];
@@ -87,14 +87,14 @@ template <int SIZE> __global__ void __launch_bounds__(ATTENTION_THREADS, 1) atte
       copies.wait<1>();
       __syncthreads();
       float dp[RT][CT];
-      if (active) scores<HEAD>(dp, tile.stay2, tile.pass2, depth_v);
+      if (active) scores<HEAD>(dp, tile.resident2, tile.streamed2, depth_v);
       __syncthreads();
-      if (next > 0) load_rows<HEAD, COLUMNS>(copies, tile.pass2, a.v, t.k + k0 + COLUMNS, kv, next);
+      if (next > 0) load_rows<HEAD, COLUMNS>(copies, tile.streamed2, a.v, t.k + k0 + COLUMNS, kv, next);
       copies.close();
       copies.wait<1>();
       __syncthreads();
       if (active) {
-        scores<HEAD>(ds, tile.stay, tile.pass, depth);
+        scores<HEAD>(ds, tile.resident, tile.streamed, depth);
         const AttentionBand band = attention_band(a.mask, t.sq, t.sk, t.first, k0);
 #pragma unroll
         for (int i = 0; i < RT; i++)
@@ -105,10 +105,10 @@ template <int SIZE> __global__ void __launch_bounds__(ATTENTION_THREADS, 1) atte
             ds[i][j] = c < n && band.below <= apart && apart <= band.above ? p * (dp[i][j] - delta[i]) : 0;
           }
         weights(tile.product, ds);
-        add_tile<HEAD, RT, CT>(dq, tile.product, tile.pass, n, a.q.width);
+        add_tile<HEAD, RT, CT>(dq, tile.product, tile.streamed, n, a.q.width);
       }
       __syncthreads();
-      if (next > 0) load_rows<HEAD, COLUMNS>(copies, tile.pass, a.k, t.k + k0 + COLUMNS, kv, next);
+      if (next > 0) load_rows<HEAD, COLUMNS>(copies, tile.streamed, a.k, t.k + k0 + COLUMNS, kv, next);
       copies.close();
     }
     copies.wait<0>();
@@ -125,9 +125,9 @@ template <int SIZE> __global__ void __launch_bounds__(ATTENTION_THREADS, 1) atte
   }
 }
 
-// finish adds a query head's sum (times f) to that of the preceding heads, which is in the result
-// itself where that is F32, else in `sums`, for features from `at` on. One thread has an element
-// for all heads.
+// finish adds a query head's sum (times f) to the sum of the preceding query heads. That sum is in
+// the result itself if the result is F32, else in `sums`, for features from `at` on. One thread has
+// an element for all heads.
 __device__ __forceinline__ void finish(const AttentionCall &a, const AttentionView &to, int64_t row, int64_t kv, int at,
                                        int c, const float *d, float f, bool first, bool last) {
   float part[4] = {d[0] * f, d[1] * f, d[2] * f, d[3] * f};
@@ -146,8 +146,8 @@ __device__ __forceinline__ void finish(const AttentionCall &a, const AttentionVi
     if (c + e < to.width) sum[e] = part[e];
 }
 
-// dk and dv: a block has keys and values, and loops over queries and their dout. Products are
-// transposed: their rows are keys.
+// The dk and dv kernel: a block has keys and values, and loops over queries and their dout.
+// Products are transposed: their rows are keys.
 template <int SIZE> __global__ void __launch_bounds__(ATTENTION_THREADS, 1) attention_dkv_kernel(AttentionCall a) {
   typedef Backward<SIZE> B;
   constexpr int HEAD = B::HEAD, ROWS = B::ROWS, COLUMNS = B::COLUMNS, RT = B::RT, CT = B::CT;
@@ -167,11 +167,12 @@ template <int SIZE> __global__ void __launch_bounds__(ATTENTION_THREADS, 1) atte
     // For each query head of the key head, for each tile of its queries.
     auto load_dout = [&](int64_t head, int64_t pass) {
       const int64_t q0 = seen.lo + pass * COLUMNS;
-      load_rows<HEAD, COLUMNS>(copies, tile.pass2, a.dout, t.q + q0, first + head, (int)least(COLUMNS, seen.hi - q0));
+      load_rows<HEAD, COLUMNS>(copies, tile.streamed2, a.dout, t.q + q0, first + head,
+                               (int)least(COLUMNS, seen.hi - q0));
     };
     auto load_q = [&](int64_t head, int64_t pass) {
       const int64_t q0 = seen.lo + pass * COLUMNS, r = t.q + q0 + threadIdx.x;
-      load_rows<HEAD, COLUMNS>(copies, tile.pass, a.q, t.q + q0, first + head, (int)least(COLUMNS, seen.hi - q0));
+      load_rows<HEAD, COLUMNS>(copies, tile.streamed, a.q, t.q + q0, first + head, (int)least(COLUMNS, seen.hi - q0));
       if (threadIdx.x < COLUMNS) {
         const bool there = q0 + threadIdx.x < seen.hi;
         copies.copy<1>(tile.lse + threadIdx.x, there ? a.lse + r * a.lse_token + (first + head) * a.lse_head : a.lse,
@@ -180,8 +181,8 @@ template <int SIZE> __global__ void __launch_bounds__(ATTENTION_THREADS, 1) atte
       }
     };
     __syncthreads();
-    load_rows<HEAD, ROWS>(copies, tile.stay, a.k, t.k + t.first, kv, t.rows);
-    load_rows<HEAD, ROWS>(copies, tile.stay2, a.v, t.k + t.first, kv, t.rows);
+    load_rows<HEAD, ROWS>(copies, tile.resident, a.k, t.k + t.first, kv, t.rows);
+    load_rows<HEAD, ROWS>(copies, tile.resident2, a.v, t.k + t.first, kv, t.rows);
     if (heads > 0 && passes > 0) load_dout(0, 0);
     copies.close();
     if (heads > 0 && passes > 0) load_q(0, 0);
@@ -199,11 +200,11 @@ template <int SIZE> __global__ void __launch_bounds__(ATTENTION_THREADS, 1) atte
         float s[RT][CT], dp[RT][CT];
         copies.wait<1>();
         __syncthreads();
-        if (active) scores<HEAD>(dp, tile.stay2, tile.pass2, depth_v);
+        if (active) scores<HEAD>(dp, tile.resident2, tile.streamed2, depth_v);
         copies.wait<0>();
         __syncthreads();
         if (active) {
-          scores<HEAD>(s, tile.stay, tile.pass, depth);
+          scores<HEAD>(s, tile.resident, tile.streamed, depth);
           const AttentionBand band = attention_band(a.mask, t.sq, t.sk, q0, t.first);
 #pragma unroll
           for (int j = 0; j < CT; j++) {
@@ -218,14 +219,14 @@ template <int SIZE> __global__ void __launch_bounds__(ATTENTION_THREADS, 1) atte
             }
           }
           weights(tile.product, s);
-          add_tile<HEAD, RT, CT>(dv, tile.product, tile.pass2, n, a.v.width);
+          add_tile<HEAD, RT, CT>(dv, tile.product, tile.streamed2, n, a.v.width);
         }
         __syncthreads();
         if (next_head < heads) load_dout(next_head, next_pass);
         copies.close();
         if (active) {
           weights(tile.product, dp);
-          add_tile<HEAD, RT, CT>(dk, tile.product, tile.pass, n, a.q.width);
+          add_tile<HEAD, RT, CT>(dk, tile.product, tile.streamed, n, a.q.width);
         }
         __syncthreads();
         if (next_head < heads) load_q(next_head, next_pass);

@@ -1,6 +1,6 @@
-// Attention forward in F32 arithmetic (FlashAttention-2, Dao 2023, arXiv:2307.08691): a block has a
-// tile of queries of one head and loops over their keys, with a running maximum and sum. While one
-// product is computed, the next keys or values are copied to shared memory.
+// Attention forward in F32 arithmetic (FlashAttention-2, Dao 2023, arXiv:2307.08691, algorithm 1).
+// A block has a tile of queries of one head and loops over tiles of keys, with a running maximum
+// and sum. While one product is computed, the next keys or values are copied to shared memory.
 #include "attention_tile.h"
 
 template <int SIZE> __global__ void __launch_bounds__(ATTENTION_THREADS, 1) attention_forward_kernel(AttentionCall a) {
@@ -17,10 +17,10 @@ template <int SIZE> __global__ void __launch_bounds__(ATTENTION_THREADS, 1) atte
     const AttentionTile t = attention_tile(a.cu_q, a.cu_k, a.tiles_q, a.documents, work.tile, ROWS, false);
     const int64_t kv = a.kv_head[work.head];
     const AttentionRange see = attention_keys(a.mask, t.sq, t.sk, t.first, t.first + t.rows);
-    const bool active = y / 2 * 2 < t.rows; // a warp has rows y, y+16, … of two neighbouring y
+    const bool active = y / 2 * 2 < t.rows; // a warp has rows y, y + 16, … of two neighbouring y
 
-    // Groups of copies in order: queries and first keys, first values, second keys, …. Each wait is
-    // for the last group but one.
+    // Groups of copies, in order: queries and first keys, first values, second keys, …. Each wait
+    // is for the last group but one.
     __syncthreads(); // all threads have read the previous tile
     load_rows<HEAD, ROWS>(copies, qs, a.q, t.q + t.first, work.head, t.rows);
     if (see.lo < see.hi)
@@ -51,15 +51,15 @@ template <int SIZE> __global__ void __launch_bounds__(ATTENTION_THREADS, 1) atte
 #pragma unroll
           for (int j = 0; j < CT; j++) {
             const int c = x + 16 * j, apart = c - (y + 16 * i);
-            // The product is rounded here: fused with the subtraction below, the largest score
-            // would not give exactly 0.
+            // The product is rounded here. If it were fused with the subtraction below, the
+            // difference would not be exactly 0 for the largest score.
             s[i][j] = c < n && band.below <= apart && apart <= band.above ? __fmul_rn(s[i][j], a.scale) : -INFINITY;
             m = fmaxf(m, s[i][j]);
           }
 #pragma unroll
           for (int lane = 8; lane > 0; lane /= 2) m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, lane));
-          // Not exp2f of scores in base 2: its rounding would be common to all probabilities of a
-          // query.
+          // exp2f of scores in base 2 is not used: the rounding of the scores would be common to
+          // all probabilities of a query.
           const float base = m == -INFINITY ? 0 : m, keep = expf(top[i] - base);
           top[i] = m;
           sum[i] *= keep;

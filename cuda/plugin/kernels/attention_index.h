@@ -1,23 +1,23 @@
 // Index arithmetic of attention: the keys that a query attends to, the tiles of documents, the tile
-// that a block computes, and the layout of the workspace. The file includes no CUDA;
-// attention_index_test.cpp tests it on the host.
+// of a block, and the layout of the workspace. The file includes no CUDA; attention_index_test.cpp
+// tests it on the host.
 #pragma once
 
 #include "index.h"
 
-// AttentionRange is [lo, hi), empty where hi <= lo.
+// AttentionRange is [lo, hi). It is empty if hi <= lo.
 struct AttentionRange {
   int64_t lo, hi;
 };
 
 // AttentionMask is the window around the diagonal: query i of a document attends to `left` keys
-// before and `right` keys after key i + keys - queries; a negative bound is unlimited.
+// before and `right` keys after key i + keys - queries. A negative bound is unlimited.
 struct AttentionMask {
   int64_t left, right;
 };
 
-// AttentionArgs is a call of attention or of its gradient. The gradients' tensors are absent in a
-// forward call and in a question for workspace.
+// AttentionArgs has the arguments of attention or of its gradient. The tensors of gradients are
+// absent in the forward pass and in queries for workspace.
 struct AttentionArgs : uly_attention {
   uly_tensor dout, dq, dk, dv;
   bool backward;
@@ -28,7 +28,7 @@ inline AttentionArgs attention_args(const uly_attention &a, bool backward) {
   x.backward = backward;
   return x;
 }
-// args are uly_attention_grad if backward, else uly_attention.
+// args points to uly_attention_grad if backward, else to uly_attention.
 inline AttentionArgs attention_args(const void *args, bool backward) {
   AttentionArgs x = attention_args(*static_cast<const uly_attention *>(args), backward);
   if (!backward) return x;
@@ -38,7 +38,7 @@ inline AttentionArgs attention_args(const void *args, bool backward) {
 }
 
 // attention_mask combines causal and the window. A bound larger than any document becomes -1, so
-// that no sum below overflows.
+// that the sums below cannot overflow.
 inline AttentionMask attention_mask(const uly_attention &a) {
   const int64_t reach = a.q.shape[0] + a.k.shape[0];
   const uly_window all = {-1, -1}, &w = a.window ? *a.window : all;
@@ -48,8 +48,8 @@ inline AttentionMask attention_mask(const uly_attention &a) {
 }
 
 // attention_keys returns the keys that some of the queries [q0, q1) of a document attend to; for a
-// single query, exactly its keys. Queries and keys here and below count from the start of their
-// document, which has sq and sk of them.
+// single query, exactly its keys. Here and below, queries and keys are counted from the start of
+// their document, which has sq queries and sk keys.
 ULY_BOTH AttentionRange attention_keys(AttentionMask m, int64_t sq, int64_t sk, int64_t q0, int64_t q1) {
   const int64_t off = sk - sq;
   return {m.left < 0 ? 0 : most(0, q0 + off - m.left), m.right < 0 ? sk : most(0, least(sk, q1 + off + m.right))};
@@ -66,7 +66,7 @@ ULY_BOTH AttentionRange attention_queries(AttentionMask m, int64_t sq, int64_t s
 struct AttentionBand {
   int below, above;
 };
-// `at` is the key on the diagonal of query q0, relative to k0.
+// `at` is the position of query q0's diagonal key, relative to k0.
 ULY_BOTH AttentionBand attention_band(AttentionMask m, int64_t at) {
   const int64_t far = 1 << 16;
   return {m.left < 0 ? (int)-far : (int)most(-far, least(far, at - m.left)),
@@ -76,16 +76,16 @@ ULY_BOTH AttentionBand attention_band(AttentionMask m, int64_t sq, int64_t sk, i
   return attention_band(m, q0 + sk - sq - k0);
 }
 
-// AttentionSize is the tile sizes of one build of the kernels, for head sizes up to `head`. A block
-// of the forward pass has `rows` queries and loads `columns` keys at a time; a block of the
-// backward pass has `back_rows` queries (or keys) and loads `back_columns` keys (or queries) at a
-// time.
+// AttentionSize has the tile sizes of one instantiation of the kernels, for head sizes up to
+// `head`. A block of the forward pass has `rows` queries and loads `columns` keys at a time. A
+// block of the backward pass has `back_rows` queries (or keys) and loads `back_columns` keys (or
+// queries) at a time.
 struct AttentionSize {
   int head, rows, columns, back_rows, back_columns;
 };
 
-// The first size with head >= the head sizes is chosen. The last is for GPUs with less shared
-// memory and serves all head sizes: the smallest limit of any GPU is 99 KiB a block.
+// The first size with `head` not less than both head sizes is used. The last size is for GPUs with
+// less shared memory and supports all head sizes: every GPU allows 99 KiB for a block.
 enum { ATTENTION_SIZES = 4, ATTENTION_HEAD = ULY_ATTENTION_HEAD, ATTENTION_THREADS = 256, ATTENTION_GAP = 4 };
 constexpr AttentionSize attention_sizes[ATTENTION_SIZES] = {
     {64, 128, 64, 64, 64}, {128, 128, 64, 64, 64}, {256, 64, 64, 64, 32}, {256, 32, 16, 16, 16}};
@@ -96,16 +96,16 @@ inline const AttentionSize &attention_size(int64_t d, int64_t dv, bool small) {
   return attention_sizes[i];
 }
 
-// Bytes of shared memory. Rows of tiles are padded, so that lanes which read one column of
-// neighbouring rows use different banks.
+// attention_shared returns the bytes of shared memory. Rows of tiles are padded, so that lanes that
+// read one column of neighbouring rows use different banks.
 constexpr int64_t attention_shared(const AttentionSize &s, bool backward) {
   return 4 * (backward ? (s.head + ATTENTION_GAP) * 2 * (s.back_rows + s.back_columns) +
                              s.back_rows * (s.back_columns + ATTENTION_GAP) + 2 * s.back_columns
                        : (s.head + ATTENTION_GAP) * (s.rows + 2 * s.columns) + s.rows * (s.columns + ATTENTION_GAP));
 }
 
-// The same for the kernels on tensor cores, in BF16: tiles that are streamed have two buffers. Rows
-// are 16 bytes longer than their features.
+// The same for the kernels on tensor cores, in BF16. Streamed tiles have two buffers. Rows are
+// padded by 16 bytes.
 enum { ATTENTION_MMA_SIZES = 3, ATTENTION_MMA_THREADS = 128, ATTENTION_MMA_GAP = 8 };
 constexpr AttentionSize attention_mma_sizes[ATTENTION_MMA_SIZES] = {
     {64, 128, 64, 64, 64}, {128, 128, 32, 64, 32}, {256, 64, 32, 64, 16}};
@@ -119,18 +119,18 @@ inline const AttentionSize &attention_mma_size(int64_t d, int64_t dv) {
   return attention_mma_sizes[i];
 }
 
-// AttentionLayout is the layout of a workspace, as byte offsets. The tables of documents (int64)
-// come first: kernels read these instead of the call's arrays, which are host memory and may
+// AttentionLayout is the layout of a workspace, in byte offsets. The tables of documents (int64)
+// come first. Kernels read these tables and not the call's arrays, which are in host memory and may
 // contain documents without tokens.
 struct AttentionLayout {
-  int64_t documents;        // with tokens; where cu_q is NULL, the maximum
+  int64_t documents;        // documents with tokens; the maximum if cu_q is NULL
   int64_t cu_q, cu_k;       // [documents + 1] bounds
-  int64_t tiles_q, tiles_k; // [documents + 1] tiles in the preceding documents
-  int64_t kv_head;          // [query heads] key head
-  int64_t first;            // [key heads + 1] first query head
-  int64_t tables;           // end of the tables; what follows depends on the row of kernels
+  int64_t tiles_q, tiles_k; // [documents + 1] number of tiles in the preceding documents
+  int64_t kv_head;          // [query heads] key head of each query head
+  int64_t first;            // [key heads + 1] first query head of each key head
+  int64_t tables;           // end of the tables; the rest depends on the kernel
   int64_t delta;            // [query heads][queries] F32, backward
-  // [key heads][keys][d + dv] F32, backward: sums over query heads where dk, dv are not F32
+  // [key heads][keys][d + dv] F32, backward: sums over query heads if dk and dv are not F32
   int64_t sums;
   int64_t bytes;
 };
@@ -163,8 +163,8 @@ inline int64_t attention_kv_head(const uly_attention &a, int64_t h) {
   return a.kv_head ? a.kv_head[h] : h / (a.q.shape[1] / a.k.shape[1]);
 }
 
-// attention_tables calls put(byte, value) for every entry of the tables. `tile` is the number of
-// queries, or keys, of a tile.
+// attention_tables calls put(byte offset, value) for every entry of the tables. tile_q and tile_k
+// are the queries and keys of a tile.
 template <class Put>
 void attention_tables(const uly_attention &a, const AttentionLayout &l, int64_t tile_q, int64_t tile_k, Put put) {
   int64_t n = 0, tiles_q = 0, tiles_k = 0;
@@ -198,16 +198,16 @@ inline int64_t attention_count(const int64_t *cu, int64_t documents, int64_t til
   return n;
 }
 
-// AttentionTile is the work of a block: rows [first, first + rows) of a document, relative to its
+// AttentionTile is the work of a block: rows [first, first + rows) of a document, counted from its
 // start.
 struct AttentionTile {
-  int64_t q, sq, k, sk; // the document: start and number of its queries and keys
+  int64_t q, sq, k, sk; // the first query and key of the document, and their numbers
   int64_t first;
   int rows;
 };
 
-// attention_tile returns tile t of the tiles that the table `tiles` counts: tiles of queries, or of
-// keys.
+// attention_tile returns tile t of all tiles of queries, or of keys. `tiles` is the table of tiles
+// in the preceding documents.
 ULY_BOTH AttentionTile attention_tile(const int64_t *cu_q, const int64_t *cu_k, const int64_t *tiles, int64_t documents,
                                       int64_t t, int size, bool keys) {
   int64_t lo = 0, hi = documents; // tiles[lo] <= t < tiles[hi]
@@ -221,9 +221,9 @@ ULY_BOTH AttentionTile attention_tile(const int64_t *cu_q, const int64_t *cu_k, 
   return x;
 }
 
-// AttentionWork is work item w of heads with `tiles` tiles each. Items are ordered by head, so that
-// blocks which run at the same time read the same keys. Tiles with the most work come first: with a
-// causal mask the last queries, or the first keys.
+// AttentionWork is work item w, for heads with `tiles` tiles each. Items are ordered by head, so
+// that blocks that run at the same time read the same keys. Tiles with the most work come first:
+// with a causal mask, the last queries or the first keys.
 struct AttentionWork {
   int64_t head, tile;
 };

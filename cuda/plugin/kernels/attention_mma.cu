@@ -1,11 +1,15 @@
-// Attention on tensor cores, in BF16: the algorithms of attention_forward.cu and
-// attention_backward.cu, with products in F32 sums and with probabilities and score gradients
-// rounded to BF16 before they are multiplied. No block adds to another block's results: every sum
-// has a fixed order.
+// Attention on tensor cores, in BF16 with F32 sums: the algorithms of attention_forward.cu and
+// attention_backward.cu. Probabilities and score gradients are rounded to BF16 before they are
+// multiplied. No block adds to another block's results, and every sum has a fixed order.
+//
+// The forward and the dq kernel have the same loop over tiles of keys (copy the next tile, wait,
+// mask, multiply), written twice. Both bodies work on register arrays of the loop's scope; a shared
+// loop with the body as a parameter would have to keep these arrays in registers through inlining,
+// which built_test.go checks for these kernels only as they are written.
 #include "attention_mma.h"
 
-// Forward: a block has queries and loops over keys and values; the next tile is copied while one is
-// computed.
+// The forward kernel: a block has queries and loops over keys and values. The next tile is copied
+// while one is computed.
 template <int SIZE> __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2)
     attention_mma_forward_kernel(AttentionCall a) {
   constexpr int HEAD = attention_mma_sizes[SIZE].head, ROWS = attention_mma_sizes[SIZE].rows,
@@ -23,7 +27,7 @@ template <int SIZE> __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2)
     const int64_t kv = a.kv_head[work.head];
     const AttentionRange see = attention_keys(a.mask, t.sq, t.sk, t.first, t.first + t.rows);
 
-    // of the current tile of keys
+    // these describe the current tile of keys
     int64_t left = see.hi - see.lo, ahead = t.first + t.sk - t.sq - see.lo, key = t.k + see.lo;
     auto load_keys = [&](bf16 *to, int64_t by) {
       const int n = (int)least(COLUMNS, left - by);
@@ -50,12 +54,12 @@ template <int SIZE> __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2)
       if (keys.lo >= keys.hi) without_keys |= 1u << i;
     }
     const int64_t row0 = t.q + t.first;
-    for (int turn = 0; left > 0; left -= COLUMNS, ahead -= COLUMNS, key += COLUMNS, turn ^= 1) {
-      const bf16 *ks = kvs + turn * 2 * COLUMNS * W;
+    for (int buffer = 0; left > 0; left -= COLUMNS, ahead -= COLUMNS, key += COLUMNS, buffer ^= 1) {
+      const bf16 *ks = kvs + buffer * 2 * COLUMNS * W;
       copies.close();
       copies.wait<0>();
       __syncthreads(); // the tile has arrived, and all threads have read the previous one
-      if (left > COLUMNS) load_keys(kvs + (turn ^ 1) * 2 * COLUMNS * W, COLUMNS);
+      if (left > COLUMNS) load_keys(kvs + (buffer ^ 1) * 2 * COLUMNS * W, COLUMNS);
       const int n = (int)least(COLUMNS, left);
       const AttentionBand band = attention_band(a.mask, ahead);
       const Visibility seen = strip < t.rows ? visibility(band, strip, STRIP, n, COLUMNS) : MASKED;
@@ -76,8 +80,8 @@ template <int SIZE> __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2)
           for (int c = 0; c < 2 * NT; c++) m = fmaxf(m, s[i][c / 2][2 * h + c % 2]);
           m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 1));
           m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2));
-          // The base of all exponents of a row is rounded once. Where the largest exponential is
-          // therefore not exactly 1, the sum contains the same error.
+          // The base of all exponents of a row is rounded once. If the largest exponential is
+          // therefore not exactly 1, the sum has the same relative error.
           const float base = m == -INFINITY ? 0 : m * scale, keep = exp2_approx(top[i][h] * scale - base);
           top[i][h] = m;
           sum[i][h] *= keep;
@@ -116,9 +120,9 @@ template <int SIZE> __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2)
   }
 }
 
-// attention_mma_delta writes delta [head][query] as the diagonal of dout·outᵀ, with the instruction
-// and in the order that compute dP, so that a query with a single key has a dS of exactly 0. A warp
-// has 16 queries.
+// attention_mma_delta writes delta [head][query] as the diagonal of dout·outᵀ. It uses the
+// instruction and the order of the products for dP, so that dS is exactly 0 for a query with a
+// single key. A warp has 16 queries.
 __global__ void __launch_bounds__(ATTENTION_MMA_THREADS) attention_mma_delta(AttentionCall a) {
   const Lane at;
   const int64_t strips = ceil_div(a.queries, 16), n = a.heads * strips;
@@ -140,14 +144,14 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS) attention_mma_delta(Att
                   : (uint32_t)__bfloat16_as_ushort(p[0]) | (uint32_t)__bfloat16_as_ushort(p[1]) << 16;
     };
     for (int k = at.column; k < a.out.width; k += 16) {
-      uint32_t g[4], o[4]; // in A's order; B's order has neighbours along k first
+      uint32_t g[4], o[4]; // g in A's order; o in B's order, which has neighbours along k first
 #pragma unroll
       for (int i = 0; i < 4; i++)
         g[i] = two(x[i % 2] + k + i / 2 * 8, a.dout.wide), o[i] = two(y[i / 2] + k + i % 2 * 8, a.out.wide);
       mma_pair(c[0], c[1], g, o);
     }
     const float sum[2] = {at.row % 2 ? c[0][1] : c[0][0], at.row % 2 ? c[1][3] : c[1][2]};
-    // the lane of the row's four that has the diagonal
+    // of the four lanes of a row, one has the diagonal element
     if (at.column != at.row / 2 * 2) continue;
 #pragma unroll
     for (int i = 0; i < 2; i++)
@@ -155,23 +159,23 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS) attention_mma_delta(Att
   }
 }
 
-// Shared memory of the kernels below: two tiles that stay, two buffers for each of two that are
-// streamed, and for dk and dv the lse and delta of the streamed queries.
+// Shared memory of the kernels below: two tiles that stay, two buffers for each of two streamed
+// tiles, and for dk and dv the lse and delta of the streamed queries.
 template <int SIZE> struct Backward {
   static constexpr int HEAD = attention_mma_sizes[SIZE].head, ROWS = attention_mma_sizes[SIZE].back_rows,
                        COLUMNS = attention_mma_sizes[SIZE].back_columns;
   static constexpr int W = HEAD + ATTENTION_MMA_GAP, STRIP = ROWS / MMA_WARPS, MT = STRIP / 16, NT = COLUMNS / 8;
-  bf16 *stay, *stay2;
-  __device__ __forceinline__ explicit Backward(bf16 *shared) : stay(shared), stay2(stay + ROWS * W) {}
-  __device__ __forceinline__ bf16 *pass(int turn) const { return stay2 + (ROWS + turn * 2 * COLUMNS) * W; }
-  __device__ __forceinline__ bf16 *pass2(int turn) const { return pass(turn) + COLUMNS * W; }
-  __device__ __forceinline__ float *lse(int turn) const {
-    return reinterpret_cast<float *>(pass(2)) + turn * 2 * COLUMNS;
+  bf16 *resident, *resident2;
+  __device__ __forceinline__ explicit Backward(bf16 *shared) : resident(shared), resident2(resident + ROWS * W) {}
+  __device__ __forceinline__ bf16 *streamed(int buffer) const { return resident2 + (ROWS + buffer * 2 * COLUMNS) * W; }
+  __device__ __forceinline__ bf16 *streamed2(int buffer) const { return streamed(buffer) + COLUMNS * W; }
+  __device__ __forceinline__ float *lse(int buffer) const {
+    return reinterpret_cast<float *>(streamed(2)) + buffer * 2 * COLUMNS;
   }
-  __device__ __forceinline__ float *delta(int turn) const { return lse(turn) + COLUMNS; }
+  __device__ __forceinline__ float *delta(int buffer) const { return lse(buffer) + COLUMNS; }
 };
 
-// dq: a block has queries and their dout, and loops over keys and values.
+// The dq kernel: a block has queries and their dout, and loops over keys and values.
 template <int SIZE> __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2)
     attention_mma_dq_kernel(AttentionCall a) {
   typedef Backward<SIZE> B;
@@ -188,17 +192,17 @@ template <int SIZE> __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2)
     const int64_t kv = a.kv_head[work.head];
     const AttentionRange see = attention_keys(a.mask, t.sq, t.sk, t.first, t.first + t.rows);
 
-    // of the current tile of keys
+    // these describe the current tile of keys
     int64_t left = see.hi - see.lo, ahead = t.first + t.sk - t.sq - see.lo, key = t.k + see.lo;
-    auto load_keys = [&](int turn, int64_t by) {
+    auto load_keys = [&](int buffer, int64_t by) {
       const int n = (int)least(COLUMNS, left - by);
-      load_tile<HEAD, COLUMNS>(copies, tile.pass(turn), a.k, key + by, kv, n);
-      load_tile<HEAD, COLUMNS>(copies, tile.pass2(turn), a.v, key + by, kv, n);
+      load_tile<HEAD, COLUMNS>(copies, tile.streamed(buffer), a.k, key + by, kv, n);
+      load_tile<HEAD, COLUMNS>(copies, tile.streamed2(buffer), a.v, key + by, kv, n);
     };
     __syncthreads(); // all threads have read the previous tile
     if (left > 0) {
-      load_tile<HEAD, ROWS>(copies, tile.stay, a.q, t.q + t.first, work.head, t.rows);
-      load_tile<HEAD, ROWS>(copies, tile.stay2, a.dout, t.q + t.first, work.head, t.rows);
+      load_tile<HEAD, ROWS>(copies, tile.resident, a.q, t.q + t.first, work.head, t.rows);
+      load_tile<HEAD, ROWS>(copies, tile.resident2, a.dout, t.q + t.first, work.head, t.rows);
       load_keys(0, 0);
     }
 
@@ -213,18 +217,18 @@ template <int SIZE> __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2)
         delta[i][h] = a.delta[work.head * a.queries + r];
       }
     }
-    for (int turn = 0; left > 0; left -= COLUMNS, ahead -= COLUMNS, key += COLUMNS, turn ^= 1) {
+    for (int buffer = 0; left > 0; left -= COLUMNS, ahead -= COLUMNS, key += COLUMNS, buffer ^= 1) {
       copies.close();
       copies.wait<0>();
       __syncthreads(); // the tile has arrived, and all threads have read the previous one
-      if (left > COLUMNS) load_keys(turn ^ 1, COLUMNS);
+      if (left > COLUMNS) load_keys(buffer ^ 1, COLUMNS);
       const int n = (int)least(COLUMNS, left);
       const AttentionBand band = attention_band(a.mask, ahead);
       const Visibility seen = strip < t.rows ? visibility(band, strip, STRIP, n, COLUMNS) : MASKED;
       if (seen == MASKED) continue;
       float ds[MT][NT][4], dp[MT][NT][4];
-      products<HEAD>(dp, tile.stay2 + strip * B::W, tile.pass2(turn));
-      products<HEAD>(ds, tile.stay + strip * B::W, tile.pass(turn));
+      products<HEAD>(dp, tile.resident2 + strip * B::W, tile.streamed2(buffer));
+      products<HEAD>(ds, tile.resident + strip * B::W, tile.streamed(buffer));
 #pragma unroll
       for (int i = 0; i < MT; i++)
 #pragma unroll
@@ -240,16 +244,16 @@ template <int SIZE> __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2)
             for (int c = 0; c < 2 * NT; c++)
               ds[i][c / 2][2 * h + c % 2] = columns.hide(c / 2 * 8 + c % 2) ? 0 : ds[i][c / 2][2 * h + c % 2];
         }
-      accumulate<HEAD>(dq, ds, tile.pass(turn));
+      accumulate<HEAD>(dq, ds, tile.streamed(buffer));
     }
     if (strip >= t.rows) continue;
     multiply(dq, a.scale);
-    write_rows<HEAD>(tile.stay + strip * B::W, dq, a.dq, t.q + t.first + strip, work.head, t.rows - strip);
+    write_rows<HEAD>(tile.resident + strip * B::W, dq, a.dq, t.q + t.first + strip, work.head, t.rows - strip);
   }
 }
 
-// dk and dv, or one of them: a block has keys and values, and loops over queries and their dout.
-// Products are transposed: their rows are keys.
+// The kernel for dk and dv, or one of them: a block has keys and values, and loops over queries and
+// their dout. Products are transposed: their rows are keys.
 template <int SIZE, bool DK, bool DV> __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2)
     attention_mma_dkv_kernel(AttentionCall a) {
   typedef Backward<SIZE> B;
@@ -270,29 +274,29 @@ template <int SIZE, bool DK, bool DV> __global__ void __launch_bounds__(ATTENTIO
                   ahead = queries.lo + t.sk - t.sq - t.first;
     const int passes = (int)ceil_div(count, COLUMNS);
 
-    // For each query head of the key head, for each tile of its queries.
-    auto load_queries = [&](int turn, int head, int pass) {
+    // For each query head of the key head, and for each tile of its queries.
+    auto load_queries = [&](int buffer, int head, int pass) {
       const int64_t q0 = (int64_t)pass * COLUMNS, r = query + q0 + threadIdx.x;
       const int n = (int)least(COLUMNS, count - q0);
-      load_tile<HEAD, COLUMNS>(copies, tile.pass(turn), a.q, query + q0, first + head, n);
-      load_tile<HEAD, COLUMNS>(copies, tile.pass2(turn), a.dout, query + q0, first + head, n);
+      load_tile<HEAD, COLUMNS>(copies, tile.streamed(buffer), a.q, query + q0, first + head, n);
+      load_tile<HEAD, COLUMNS>(copies, tile.streamed2(buffer), a.dout, query + q0, first + head, n);
       if (threadIdx.x < COLUMNS) {
         const bool there = (int)threadIdx.x < n;
-        copies.copy<1>(tile.lse(turn) + threadIdx.x,
+        copies.copy<1>(tile.lse(buffer) + threadIdx.x,
                        there ? a.lse + r * a.lse_token + (first + head) * a.lse_head : a.lse, there);
-        copies.copy<1>(tile.delta(turn) + threadIdx.x, there ? a.delta + (first + head) * a.queries + r : a.delta,
+        copies.copy<1>(tile.delta(buffer) + threadIdx.x, there ? a.delta + (first + head) * a.queries + r : a.delta,
                        there);
       }
     };
     __syncthreads(); // all threads have read the previous tile
     if (heads > 0 && passes > 0) {
-      load_tile<HEAD, ROWS>(copies, tile.stay, a.k, row0, kv, t.rows);
-      if (DK) load_tile<HEAD, ROWS>(copies, tile.stay2, a.v, row0, kv, t.rows);
+      load_tile<HEAD, ROWS>(copies, tile.resident, a.k, row0, kv, t.rows);
+      if (DK) load_tile<HEAD, ROWS>(copies, tile.resident2, a.v, row0, kv, t.rows);
       load_queries(0, 0, 0);
     }
 
     float dk[MT][HEAD / 8][4], dv[MT][HEAD / 8][4];
-    int turn = 0;
+    int buffer = 0;
     // A key head without query heads has gradients of zero.
     for (int head = 0; head < most(heads, 1); head++) {
 #pragma unroll
@@ -300,28 +304,29 @@ template <int SIZE, bool DK, bool DV> __global__ void __launch_bounds__(ATTENTIO
         if (DK) zero(dk[i]);
         if (DV) zero(dv[i]);
       }
-      for (int pass = 0; pass < (heads > 0 ? passes : 0); pass++, turn ^= 1) {
+      for (int pass = 0; pass < (heads > 0 ? passes : 0); pass++, buffer ^= 1) {
         copies.close();
         copies.wait<0>();
         __syncthreads(); // the tile has arrived, and all threads have read the previous one
         const int next_pass = pass + 1 < passes ? pass + 1 : 0, next_head = head + (next_pass == 0);
-        if (next_head < heads) load_queries(turn ^ 1, next_head, next_pass);
+        if (next_head < heads) load_queries(buffer ^ 1, next_head, next_pass);
         const int64_t q0 = (int64_t)pass * COLUMNS;
         const int n = (int)least(COLUMNS, count - q0);
-        const AttentionBand turned = attention_band(a.mask, ahead + q0), band = {-turned.above, -turned.below};
+        const AttentionBand transposed = attention_band(a.mask, ahead + q0),
+                            band = {-transposed.above, -transposed.below};
         const Visibility seen = strip < t.rows ? visibility(band, strip, STRIP, n, COLUMNS) : MASKED;
         if (seen == MASKED) continue;
         float s[MT][NT][4], dp[MT][NT][4];
-        if (DK) products<HEAD>(dp, tile.stay2 + strip * B::W, tile.pass2(turn));
-        products<HEAD>(s, tile.stay + strip * B::W, tile.pass(turn));
+        if (DK) products<HEAD>(dp, tile.resident2 + strip * B::W, tile.streamed2(buffer));
+        products<HEAD>(s, tile.resident + strip * B::W, tile.streamed(buffer));
 #pragma unroll
         for (int i = 0; i < MT; i++) {
           const Columns columns[2] = {{band, n, strip + 16 * i + at.row, at.column},
                                       {band, n, strip + 16 * i + 8 + at.row, at.column}};
 #pragma unroll
           for (int c = 0; c < NT; c++) {
-            const float2 l = *reinterpret_cast<const float2 *>(tile.lse(turn) + 8 * c + at.column),
-                         d = *reinterpret_cast<const float2 *>(tile.delta(turn) + 8 * c + at.column);
+            const float2 l = *reinterpret_cast<const float2 *>(tile.lse(buffer) + 8 * c + at.column),
+                         d = *reinterpret_cast<const float2 *>(tile.delta(buffer) + 8 * c + at.column);
             const float lse[2] = {l.x * LOG2E, l.y * LOG2E}, delta[2] = {d.x, d.y};
 #pragma unroll
             for (int e = 0; e < 4; e++) {
@@ -339,8 +344,8 @@ template <int SIZE, bool DK, bool DV> __global__ void __launch_bounds__(ATTENTIO
                 if (DK) dp[i][c][e] = hidden ? 0 : dp[i][c][e];
               }
         }
-        if (DV) accumulate<HEAD>(dv, s, tile.pass2(turn));
-        if (DK) accumulate<HEAD>(dk, dp, tile.pass(turn));
+        if (DV) accumulate<HEAD>(dv, s, tile.streamed2(buffer));
+        if (DK) accumulate<HEAD>(dk, dp, tile.streamed(buffer));
       }
       const bool first_head = head == 0, last_head = head + 1 >= heads;
       const int rows = t.rows - strip;
@@ -348,12 +353,12 @@ template <int SIZE, bool DK, bool DV> __global__ void __launch_bounds__(ATTENTIO
       if (DK) {
         multiply(dk, a.scale);
         add_before<HEAD>(dk, sums, a.k.width + a.v.width, a.k.width, rows, first_head, last_head);
-        if (last_head && rows > 0) write_rows<HEAD>(tile.stay + strip * B::W, dk, a.dk, row0 + strip, kv, rows);
+        if (last_head && rows > 0) write_rows<HEAD>(tile.resident + strip * B::W, dk, a.dk, row0 + strip, kv, rows);
       }
       if (DV) {
         add_before<HEAD>(dv, sums + a.k.width, a.k.width + a.v.width, a.v.width, rows, first_head, last_head);
         if (last_head && rows > 0)
-          write_rows<HEAD>((DK ? tile.stay2 : tile.stay) + strip * B::W, dv, a.dv, row0 + strip, kv, rows);
+          write_rows<HEAD>((DK ? tile.resident2 : tile.resident) + strip * B::W, dv, a.dv, row0 + strip, kv, rows);
       }
     }
   }
@@ -363,8 +368,8 @@ const AttentionKernel attention_mma_forward_kernels[ATTENTION_MMA_SIZES] = {
     attention_mma_forward_kernel<0>, attention_mma_forward_kernel<1>, attention_mma_forward_kernel<2>};
 const AttentionKernel attention_mma_dq_kernels[ATTENTION_MMA_SIZES] = {
     attention_mma_dq_kernel<0>, attention_mma_dq_kernel<1>, attention_mma_dq_kernel<2>};
-// With the widest heads a warp has registers for one of the two sums only: dk and dv have a kernel
-// each, and the scores are computed in both.
+// With the widest heads, a warp has registers for one of the two sums only. dk and dv then have a
+// kernel each, and both compute the scores.
 const AttentionKernel attention_mma_dk_kernels[ATTENTION_MMA_SIZES] = {attention_mma_dkv_kernel<0, true, true>,
                                                                        attention_mma_dkv_kernel<1, true, true>,
                                                                        attention_mma_dkv_kernel<2, true, false>};

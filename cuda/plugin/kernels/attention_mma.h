@@ -2,10 +2,11 @@
 // products of a warp.
 //
 // A block has MMA_WARPS warps. A warp computes strips of 16 rows of the block's tile, in all
-// columns, so that the values of a row are in four lanes (mma.h, Lane). The registers of one
-// product are the operand of the next, rounded to BF16 (FlashAttention-2, Dao 2023). All kernels
-// multiply whole tiles and HEAD features, with zeros for those that do not exist: a result does not
-// depend on the position of its row, and equal sums cancel exactly.
+// columns, so that the values of a row are in four lanes (Lane in mma.h). The registers of one
+// product, rounded to BF16, are the operand of the next (FlashAttention-2, Dao 2023,
+// arXiv:2307.08691). All kernels multiply whole tiles and HEAD features, with zeros for missing
+// elements. Therefore a result does not depend on the position of its row, and equal sums cancel
+// exactly.
 #pragma once
 
 #include "attention_tile.h"
@@ -14,7 +15,7 @@
 enum { MMA_WARPS = ATTENTION_MMA_THREADS / 32 };
 
 // load_tile copies rows row … row + n of a head to a tile of ROWS rows; missing elements are zero.
-// Where addresses do not allow vectors, elements are copied one by one, with the same result.
+// If addresses do not allow vectors, it copies single elements, with the same result.
 template <int HEAD, int ROWS> __device__ __forceinline__ void load_tile(Copies &copies, bf16 *to,
                                                                         const AttentionView &x, int64_t row,
                                                                         int64_t head, int n) {
@@ -36,7 +37,8 @@ template <int HEAD, int ROWS> __device__ __forceinline__ void load_tile(Copies &
   }
 }
 
-// products: s[i][n] = strip i of tile a times rows 8n … 8n + 7 of tile b, over all features.
+// products computes s[i][n] = strip i of tile a times rows 8n … 8n + 7 of tile b, over all
+// features.
 template <int HEAD, int MT, int NT>
 __device__ __forceinline__ void products(float (&s)[MT][NT][4], const bf16 *a, const bf16 *b) {
   constexpr int W = HEAD + ATTENTION_MMA_GAP;
@@ -59,8 +61,8 @@ __device__ __forceinline__ void products(float (&s)[MT][NT][4], const bf16 *a, c
   }
 }
 
-// accumulate adds to o[i] strip i of s, rounded to BF16, times b, a tile with one row for each
-// column of s.
+// accumulate rounds strip i of s to BF16, multiplies it by b, and adds the product to o[i]. b is a
+// tile with one row for each column of s.
 template <int HEAD, int MT, int NT>
 __device__ __forceinline__ void accumulate(float (&o)[MT][HEAD / 8][4], const float (&s)[MT][NT][4], const bf16 *b) {
   constexpr int W = HEAD + ATTENTION_MMA_GAP;
@@ -81,15 +83,15 @@ __device__ __forceinline__ void accumulate(float (&o)[MT][HEAD / 8][4], const fl
 }
 
 // Visibility is how much of a tile of n columns the rows [row, row + rows) attend to. MASKED tiles
-// are skipped, and VISIBLE ones need no mask.
+// are skipped. VISIBLE tiles need no mask.
 enum Visibility { MASKED, PARTIAL, VISIBLE };
 __device__ __forceinline__ Visibility visibility(AttentionBand band, int row, int rows, int n, int columns) {
   const int first = -(row + rows - 1), last = n - 1 - row; // minimum and maximum of column - row
   if (band.above < first || last < band.below) return MASKED;
   return n == columns && band.below <= first && last <= band.above ? VISIBLE : PARTIAL;
 }
-// Columns is the range of columns that a row attends to, relative to column `at`. hide compares
-// with constants after unrolling and needs two registers.
+// Columns is the range of columns that a row attends to, relative to column `at`. After unrolling,
+// hide compares with constants and needs two registers.
 struct Columns {
   int lo, hi;
   __device__ __forceinline__ Columns(AttentionBand band, int n, int row, int at)
@@ -108,7 +110,7 @@ template <int MT, int NT> __device__ __forceinline__ void multiply(float (&x)[MT
       for (int e = 0; e < 4; e++) x[i][n][e] *= f;
 }
 
-// write_rows rounds a warp's results, `rows` of them, to BF16 and writes them to row row, row + 1,
+// write_rows rounds a warp's results to BF16 and writes the first `rows` rows to row row, row + 1,
 // … of a head. It goes through `strip`, rows of a tile that only this warp still uses, so that the
 // stores are vectors of 16 bytes.
 template <int HEAD, int MT> __device__ __forceinline__ void write_rows(bf16 *strip, const float (&o)[MT][HEAD / 8][4],
@@ -142,7 +144,7 @@ template <int HEAD, int MT> __device__ __forceinline__ void write_rows(bf16 *str
 }
 
 // add_before adds the sums of the preceding query heads to a warp's rows d, and stores the result
-// in `sums` for the following heads. One thread has an element for all heads.
+// in `sums` for the following query heads. One thread has an element for all heads.
 template <int HEAD, int MT> __device__ __forceinline__ void add_before(float (&d)[MT][HEAD / 8][4], float *sums,
                                                                        int64_t step, int width, int rows, bool first,
                                                                        bool last) {

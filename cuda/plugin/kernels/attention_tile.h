@@ -1,18 +1,18 @@
-// Building blocks of the F32 attention kernels: tiles of rows in shared memory, and two products of
-// tiles in registers.
+// Building blocks of the F32 attention kernels: loading rows to tiles in shared memory, and two
+// products of tiles in registers.
 //
-// A block has 16 x 16 threads, (y, x). Thread (y, x) has rows y, y + 16, … of a product and columns
-// x, x + 16, … of scores, or features 4x … 4x + 3 of each 64. All arithmetic is F32. Every sum runs
-// along its axis in order, in one chain: a result does not depend on the position of its row in a
-// tile, and equal sums cancel exactly.
+// A block has 16 x 16 threads, (y, x). Thread (y, x) has rows y, y + 16, … of a product, and
+// columns x, x + 16, … of scores, or features 4x … 4x + 3 of each 64. All arithmetic is F32. Every
+// sum runs along its axis in order, in one chain of additions. Therefore a result does not depend
+// on the position of its row in a tile, and equal sums cancel exactly.
 #pragma once
 
 #include "attention.h"
 #include "values.h"
 
 // load_rows copies rows row … row + n of a head to a tile of ROWS rows of HEAD + ATTENTION_GAP
-// floats. Missing rows and columns up to the next multiple of four are zero, because products read
-// them.
+// floats. It writes zeros to the missing rows, and to the missing columns up to the next multiple
+// of four, because products read them.
 template <int HEAD, int ROWS> __device__ __forceinline__ void load_rows(Copies &copies, float *to,
                                                                         const AttentionView &x, int64_t row,
                                                                         int64_t head, int n) {
@@ -55,7 +55,7 @@ template <int HEAD, int ROWS> __device__ __forceinline__ void load_rows(Copies &
   }
 }
 
-// store_four writes those of features c … c + 3 of a row that exist.
+// store_four writes features c … c + 3 of a row, as many as exist.
 __device__ __forceinline__ void store_four(const AttentionView &x, int64_t row, int64_t head, int c, float4 y) {
   if (c >= x.width) return;
   const int64_t at = row * x.token + head * x.head + c;
@@ -85,7 +85,8 @@ __device__ __forceinline__ void store_four(const AttentionView &x, int64_t row, 
   }
 }
 
-// scores: s[i][j] = row y + 16i of a · row x + 16j of b, over `depth` features, a multiple of four.
+// scores computes s[i][j] = row y + 16i of a · row x + 16j of b, over `depth` features, a multiple
+// of four.
 template <int HEAD, int RT, int CT>
 __device__ __forceinline__ void scores(float (&s)[RT][CT], const float *a, const float *b, int depth) {
   constexpr int W = HEAD + ATTENTION_GAP;
@@ -110,12 +111,12 @@ __device__ __forceinline__ void scores(float (&s)[RT][CT], const float *a, const
   }
 }
 
-// weights writes a thread's results of a product to a tile of rows of COLUMNS + ATTENTION_GAP
+// weights writes a thread's results of a product to a tile with rows of COLUMNS + ATTENTION_GAP
 // floats. Only the warp that writes a row reads it.
 template <int RT, int CT> __device__ __forceinline__ void weights(float *p, const float (&s)[RT][CT]) {
   constexpr int W = 16 * CT + ATTENTION_GAP;
   p += threadIdx.x / 16 * W + threadIdx.x % 16;
-  __syncwarp(); // the lanes have read the previous tile
+  __syncwarp(); // all lanes have read the previous tile
 #pragma unroll
   for (int i = 0; i < RT; i++)
 #pragma unroll
@@ -123,7 +124,7 @@ template <int RT, int CT> __device__ __forceinline__ void weights(float *p, cons
   __syncwarp();
 }
 
-// accumulate adds to o[i][4g + e] the sum of p[y + 16i][t] · b[t][64g + 4x + e] over t < n, n
+// accumulate adds to o[i][4g + e] the sum of p[y + 16i][t] · b[t][64g + 4x + e] over t < n, with n
 // rounded up to four, for groups g < G. With HEAD 256, groups of features beyond `width` are
 // skipped.
 template <int HEAD, int G, int RT, int CT>
@@ -162,9 +163,9 @@ template <int RT, int N> __device__ __forceinline__ void clear(float (&o)[RT][N]
     for (int c = 0; c < N; c++) o[i][c] = 0;
 }
 
-// add_tile adds the product of a tile after summing it separately: in one chain over thousands of
-// tokens, rounding errors would grow. With HEAD 256 it computes 64 features at a time, to save
-// registers.
+// add_tile adds the product of a tile, which it sums separately: in one chain of additions over
+// thousands of tokens, rounding errors would grow. With HEAD 256 it computes 64 features at a time,
+// to save registers.
 template <int HEAD, int RT, int CT>
 __device__ __forceinline__ void add_tile(float (&o)[RT][HEAD / 16], const float *p, const float *b, int n, int width) {
   constexpr int G = HEAD == 256 ? 1 : HEAD / 64;

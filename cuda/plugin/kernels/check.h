@@ -1,5 +1,5 @@
-// Argument checks of the operations. They cover what memory safety needs: types, shapes, dense last
-// axes, device memory, alignment. The Go side has checked the meaning of arguments before.
+// Argument checks of the operations. They check what memory safety needs: types, shapes, dense last
+// axes, device memory, alignment. Package device has checked the meaning of the arguments before.
 #pragma once
 
 #include <stdarg.h>
@@ -30,7 +30,7 @@ inline std::string text_of(const uly_tensor &t) {
   return s;
 }
 
-// Shape is a required shape; an extent of -1 accepts any extent.
+// Shape is a required shape. An extent of -1 accepts any extent.
 struct Shape {
   int n = 0;
   int64_t extent[8];
@@ -43,8 +43,8 @@ struct Shape {
   }
 };
 
-// misaligned reports whether p is no multiple of the type's size. An access there is a sticky CUDA
-// error: the process loses its GPU context.
+// misaligned reports whether p is not a multiple of the type's size. A misaligned access is a CUDA
+// error after which the process cannot use its GPU any more.
 inline bool misaligned(const void *p, int dtype) {
   return size_of(dtype) > 0 && (uintptr_t)p % (uintptr_t)size_of(dtype) != 0;
 }
@@ -55,8 +55,8 @@ inline bool same_shape(const uly_tensor &a, const uly_tensor &b) {
   return ok;
 }
 
-// Check checks the arguments of one operation. `code` is the first failure's, with the message in the
-// device; later checks then do nothing.
+// Check checks the arguments of one operation. `code` is the code of the first failure, whose
+// message is in the device. After a failure, further checks do nothing.
 class Check {
  public:
   Check(uly_device *device, const char *operation) : d(device), op(operation) {}
@@ -73,21 +73,21 @@ class Check {
     code = fail(d, ULY_INVALID_ARGUMENT, "cuda.%s: %s", op, text);
   }
 
-  // shape requires device memory of a type and shape.
+  // shape requires device memory with a type and shape.
   void shape(const char *name, const uly_tensor &t, int dtype, const Shape &want) {
     bool ok = t.dtype == dtype && t.where == ULY_CUDA && t.ndim == want.n;
     for (int i = 0; ok && i < want.n; i++) ok = want.extent[i] < 0 ? t.shape[i] >= 0 : t.shape[i] == want.extent[i];
     if (!ok)
-      refuse("%s is %s: want device memory %s%s", name, text_of(t).c_str(), name_of(dtype),
+      refuse("%s is %s; want %s%s in device memory", name, text_of(t).c_str(), name_of(dtype),
              list_of(want.extent, want.n).c_str());
     else if (elements(t) == 0) return;
     else if (t.data == nullptr) refuse("%s is %s without memory", name, text_of(t).c_str());
     else if (misaligned(t.data, dtype))
-      refuse("%s is %s at %p: an address must be a multiple of its type's %lld bytes", name, text_of(t).c_str(), t.data,
+      refuse("%s is %s at %p: the address must be a multiple of %lld bytes", name, text_of(t).c_str(), t.data,
              (long long)size_of(dtype));
   }
 
-  // rows requires a shape, and a dense last axis.
+  // rows requires a shape and a dense last axis.
   void rows(const char *name, const uly_tensor &t, int dtype, const Shape &want) {
     shape(name, t, dtype, want);
     if (t.ndim > 0 && t.shape[t.ndim - 1] > 1 && t.stride[t.ndim - 1] != 1)
@@ -100,11 +100,11 @@ class Check {
     if (!contiguous(t)) refuse("%s is %s: it must be dense", name, text_of(t).c_str());
   }
 
-  // documents requires the cumulative lengths of a list of documents (host memory), from 0 to `rows`.
+  // documents requires document bounds in host memory: ascending, from 0 to `rows`.
   void documents(const char *name, const uly_list &cu, int64_t rows) {
     const int64_t count = cu.documents();
     if (!cu || count < 0 || cu[0] != 0 || cu[count] != rows)
-      return refuse("%s of %lld documents for %lld rows: it must go from 0 to the number of rows", name,
+      return refuse("%s of %lld documents for %lld rows must begin with 0 and end with the number of rows", name,
                     (long long)count, (long long)rows);
     for (int64_t i = 0; i < count; i++)
       if (cu[i + 1] < cu[i])
@@ -112,7 +112,7 @@ class Check {
                       (long long)cu[i]);
   }
 
-  // compute requires F32 or BF16 and returns the type.
+  // compute requires F32 or BF16. It returns the type.
   int compute(const char *name, const uly_tensor &t) {
     if (t.dtype != ULY_F32 && t.dtype != ULY_BF16) refuse("%s is %s: want F32 or BF16", name, text_of(t).c_str());
     return t.dtype;

@@ -1,17 +1,18 @@
-// Column sums over rows: the gradients of biases and of norm weights. The rows are divided into parts,
-// the parts' sums go to scratch [parts, n], and a second kernel adds those to the result. Shapes alone
-// decide the parts, so the order of additions does not depend on the GPU.
+// Column sums over rows: the gradients of biases and of norm weights. The rows are divided into
+// parts. One kernel writes the sums of the parts to scratch [parts, n], and a second kernel adds
+// them to the result. The parts depend on shapes only, so the order of additions is the same on
+// every GPU.
 #pragma once
 
 #include "values.h"
 
 constexpr int COLUMN_WARPS = 8, FOLD_WARPS = 32;
-constexpr int64_t COLUMN_WORTH = 64; // minimum rows of a part
+constexpr int64_t COLUMN_PART_ROWS = 64; // minimum rows of a part
 
-// column_part writes the sums of a part of the rows for 32·K columns a block: a lane has K columns, and
-// warp w has rows w, w + COLUMN_WARPS, …. S supplies the values: S::get<ALIGNED, K>(row, column, left, x)
-// writes K of them to x. The launch bound of three blocks a multiprocessor keeps the compiler from
-// spilling registers for a higher occupancy.
+// column_part writes the sums of one part of the rows; a block has 32·K columns. A lane has K
+// columns, and warp w has rows w, w + COLUMN_WARPS, …. S supplies the values: S::get<ALIGNED,
+// K>(row, column, left, x) writes K values to x. The launch bound of three blocks for each
+// multiprocessor prevents the compiler from spilling registers to reach a higher occupancy.
 template <typename S, bool ALIGNED> __global__ void __launch_bounds__(COLUMN_WARPS * 32, 3)
     column_part(S source, int64_t rows, int64_t n, int64_t parts, float *partial) {
   constexpr int K = S::K;
@@ -43,7 +44,8 @@ template <typename S, bool ALIGNED> __global__ void __launch_bounds__(COLUMN_WAR
   }
 }
 
-// column_fold adds the parts' sums to dst [n]: a lane has a column, a warp a range of the parts.
+// column_fold adds the parts' sums to dst [n]. A lane has a column, a warp has a range of the
+// parts.
 static __global__ void __launch_bounds__(FOLD_WARPS * 32)
     column_fold(float *dst, const float *partial, int64_t n, int64_t parts) {
   __shared__ float room[FOLD_WARPS][32];
@@ -65,16 +67,17 @@ static __global__ void __launch_bounds__(FOLD_WARPS * 32)
   }
 }
 
-// start_fold launches column_fold on partial sums that begin `at` floats into the stream's scratch.
+// start_fold launches column_fold for partial sums that begin `at` floats into the stream's
+// scratch.
 inline void start_fold(uly_stream *s, float *dst, int64_t n, int64_t parts, int64_t at = 0) {
   LAUNCH(column_fold, blocks_for(n, 32), FOLD_WARPS * 32, 0, s, dst, (const float *)s->scratch + at, n, parts);
 }
 
-// start_columns adds the column sums to dst [n], for groups of columns whose partial sums fit into the
-// stream's scratch.
+// start_columns adds the column sums to dst [n]. It processes as many columns at a time as fit into
+// the stream's scratch with their partial sums.
 template <typename S> void start_columns(uly_stream *s, S source, bool aligned, int64_t rows, int64_t n, float *dst) {
   constexpr int64_t WIDTH = 32 * S::K;
-  const int64_t room = s->scratch_bytes / 4, parts = parts_of(rows, least(n, room), COLUMN_WORTH, room);
+  const int64_t room = s->scratch_bytes / 4, parts = parts_of(rows, least(n, room), COLUMN_PART_ROWS, room);
   const int64_t band = room / parts / WIDTH * WIDTH;
   for (int64_t c = 0; c < n; c += band) {
     const int64_t m = least(band, n - c);

@@ -1,7 +1,7 @@
 // The short convolution of linear attention: causal along the tokens of each document, depthwise
-// (channel by channel), followed by SiLU. x, y [T, N], w [N, width], `before` [width - 1, N] the
-// rows before the first document. A lane has four channels and loops over a run of rows; for the
-// usual widths the preceding rows stay in registers.
+// (each channel separately), followed by SiLU. x, y [T, N], w [N, width]; `before` [width - 1, N]
+// has the rows before the first document. A lane has four channels and loops over a run of rows.
+// For the usual width of 4, the preceding rows stay in registers.
 #include "check.h"
 #include "columns.h"
 #include "conv1d_index.h"
@@ -15,7 +15,8 @@ template <typename T> struct Conv {
   const T *x, *w, *before; // before may be NULL
   int64_t x_row, before_row, n, width;
 
-  // row loads row r for a document that begins at `begin`; r may be up to width - 1 rows before it.
+  // row loads row r of a document that begins at `begin`. r may be up to width - 1 rows before the
+  // document.
   template <bool ALIGNED>
   __device__ __forceinline__ void row(int64_t r, int64_t begin, int64_t c, float (&v)[K]) const {
     const bool inside = r >= begin, early = !inside && begin == 0 && before != nullptr;
@@ -26,7 +27,7 @@ template <typename T> struct Conv {
 #pragma unroll
     for (int k = 0; k < K; k++) v[k] = c + k < n ? widen(w[(c + k) * width + i]) : 0.0f;
   }
-  // sum returns the argument of the activation, for any width.
+  // sum returns the argument of SiLU, for any width.
   __device__ __forceinline__ void sum(int64_t t, int64_t begin, int64_t c, float (&s)[K]) const {
 #pragma unroll
     for (int k = 0; k < K; k++) s[k] = 0;
@@ -50,7 +51,7 @@ template <int W> __device__ __forceinline__ void shift(float (&x)[W][K]) {
     for (int k = 0; k < K; k++) x[i - 1][k] = x[i][k];
 }
 
-// conv_forward: W is the width, 0 for any.
+// conv_forward: W is the width; W = 0 is for any width.
 template <typename T, int W, bool ALIGNED> __global__ void __launch_bounds__(BLOCK, 2)
     conv_forward(Conv<T> a, Documents documents, T *y, int64_t y_row) {
   constexpr int AHEAD = 4, KEPT = W ? W : 1;
@@ -106,11 +107,11 @@ template <typename T> struct Gradient {
   const T *dy;
   T *dx;
   int64_t dy_row, dx_row;
-  T *behind;      // [runs, width - 1, n]: dy after each run, where dx is dy; else NULL
+  T *behind;      // [runs, width - 1, n]: the rows of dy after each run, if dx is dy; else NULL
   float *partial; // [parts, n, width]
   int64_t parts, runs;
 
-  // row loads dy of row t for the run that ends at `last`.
+  // row loads row t of dy for the run that ends at `last`.
   template <bool ALIGNED> __device__ __forceinline__ void row(const Conv<T> &a, int64_t run, int64_t last, int64_t t,
                                                               int64_t c, float (&v)[K]) const {
     const T *p = t < last || !behind ? dy + t * dy_row : behind + (run * (a.width - 1) + t - last) * a.n;
@@ -125,6 +126,8 @@ template <typename T> __device__ __forceinline__ void bounds(const Documents &d,
   *last = d.from + part_at(d.to - d.from, g.runs, run + 1);
 }
 
+// conv_behind copies the width - 1 rows of dy after each run to scratch, before conv_backward
+// overwrites them.
 template <typename T, bool ALIGNED> __global__ void __launch_bounds__(BLOCK)
     conv_behind(Conv<T> a, Documents documents, Gradient<T> g) {
   for (int64_t b = blockIdx.x; b < g.runs * (a.width - 1); b += gridDim.x) {
@@ -140,7 +143,7 @@ template <typename T, bool ALIGNED> __global__ void __launch_bounds__(BLOCK)
   }
 }
 
-// conv_backward, for width W: dx of the rows of a part's runs, and the part's sums for the weights.
+// conv_backward, for width W, computes dx of a part's runs and the part's sums for the weights.
 template <typename T, int W, bool ALIGNED> __global__ void __launch_bounds__(BLOCK)
     conv_backward(Conv<T> a, Documents documents, Gradient<T> g) {
   __shared__ float room[CONV_WARPS][CONV_TILE * W];
@@ -149,7 +152,8 @@ template <typename T, int W, bool ALIGNED> __global__ void __launch_bounds__(BLO
   for (int64_t b = blockIdx.x; b < across * g.parts; b += gridDim.x) {
     const int64_t part = b / across, run = part * CONV_WARPS + warp, tile = (b - part * across) * CONV_TILE,
                   c = tile + lane * K;
-    float w[W][K], dw[W][K], x[W][K], ds[W][K]; // ds: gradients of the last W rows' sums
+    // ds: gradients of SiLU's argument in the last W rows
+    float w[W][K], dw[W][K], x[W][K], ds[W][K];
 #pragma unroll
     for (int i = 0; i < W; i++) {
       a.weights(i, c, w[i]);
@@ -167,7 +171,8 @@ template <typename T, int W, bool ALIGNED> __global__ void __launch_bounds__(BLO
 #pragma unroll
         for (int k = 0; k < K; k++) ds[i][k] = 0;
       }
-      // the last rows are after the run or the document: the rows before them need their ds
+      // The last rows of the loop come after the run or the document; the rows before them need
+      // their ds.
       for (int64_t t = from; t < stop + W - 1; t++) {
         shift(x);
         shift(ds);
@@ -207,7 +212,7 @@ template <typename T, int W, bool ALIGNED> __global__ void __launch_bounds__(BLO
   }
 }
 
-// The kernels for other widths compute the gradient of a sum each time they need it.
+// The kernels for other widths compute the gradient of SiLU's argument each time they need it.
 
 // conv_dx computes dx for any width.
 template <typename T> __global__ void __launch_bounds__(BLOCK) conv_dx(Conv<T> a, Documents documents, Gradient<T> g) {
@@ -235,7 +240,7 @@ template <typename T> __global__ void __launch_bounds__(BLOCK) conv_dx(Conv<T> a
   }
 }
 
-// one_ds returns the gradient of the sum of one channel.
+// one_ds returns the gradient of SiLU's argument for one channel.
 template <typename T>
 __device__ __forceinline__ float one_ds(const Conv<T> &a, int64_t t, int64_t begin, int64_t c, float dy) {
   float s = 0;
@@ -248,7 +253,7 @@ __device__ __forceinline__ float one_ds(const Conv<T> &a, int64_t t, int64_t beg
   return dy * silu_slope(s, sigmoid<T>(s));
 }
 
-// conv_dw computes the parts' sums for the weights, for any width: a lane has a tap of a channel, a
+// conv_dw computes the parts' sums for the weights, for any width. A lane has a tap of a channel, a
 // warp a run of rows.
 template <typename T> __global__ void __launch_bounds__(BLOCK, 2)
     conv_dw(Conv<T> a, Documents documents, Gradient<T> g) {
@@ -280,7 +285,8 @@ template <typename T> __global__ void __launch_bounds__(BLOCK, 2)
   }
 }
 
-// conv_before computes the gradient of the rows before the first document, which has `rows` rows.
+// conv_before computes the gradient of the rows before the first document. That document has `rows`
+// rows.
 template <typename T> __global__ void __launch_bounds__(BLOCK)
     conv_before(Conv<T> a, int64_t rows, const T *dy, int64_t dy_row, T *dbefore, int64_t dbefore_row) {
   for (int64_t e = (int64_t)blockIdx.x * BLOCK + threadIdx.x; e < (a.width - 1) * a.n;
@@ -298,7 +304,7 @@ template <typename T> bool aligned_packs(const void *p, int64_t row) {
 }
 
 template <typename T> Conv<T> conv_of(const uly_conv1d &p) {
-  // Only the first document uses the rows before it, and it may have no rows.
+  // Only the first document uses the rows before it. The first document may have no rows.
   const bool before = p.before.data && p.cu.documents() > 0 && p.cu[1] > 0;
   return {(const T *)p.x.data, (const T *)p.w.data, before ? (const T *)p.before.data : nullptr,
           p.x.stride[0],       p.before.stride[0],  p.x.shape[1],
@@ -324,12 +330,12 @@ template <typename T> void forward_of(uly_stream *s, const uly_conv1d *p) {
   }
 }
 
-// conv_shape checks the arguments that forward and backward share.
+// conv_shape checks the arguments that forward and backward share. It returns the type.
 int conv_shape(Check &c, const uly_conv1d &a) {
   const int type = c.compute("x", a.x);
   c.rows("x", a.x, type, {-1, -1});
   c.dense("w", a.w, type, {a.x.shape[1], -1});
-  if (!c.failed() && a.w.shape[1] < 1) c.refuse("w is %s: a convolution is of width 1 or more", text_of(a.w).c_str());
+  if (!c.failed() && a.w.shape[1] < 1) c.refuse("w is %s: the width must be at least 1", text_of(a.w).c_str());
   if (a.before.data) c.rows("before", a.before, type, {a.w.shape[1] - 1, a.x.shape[1]});
   c.documents("Cu", a.cu, a.x.shape[0]);
   return type;
@@ -346,7 +352,7 @@ int32_t forward(uly_device *d, uly_stream *s, const void *args) {
   return check_launch(d, "cuda.Conv1dForward");
 }
 
-// Launches for a group of channels, on one set of documents.
+// start_backward launches the kernels for a group of channels and one set of documents.
 template <typename T> void start_backward(uly_stream *s, const Conv<T> &a, const Documents &documents,
                                           const Gradient<T> &g, bool aligned, float *dw) {
   const int64_t n = a.n * a.width;
@@ -360,7 +366,7 @@ template <typename T> void start_backward(uly_stream *s, const Conv<T> &a, const
     if (aligned) LAUNCH((conv_backward<T, USUAL, true>), grid, BLOCK, 0, s, a, documents, g);
     else LAUNCH((conv_backward<T, USUAL, false>), grid, BLOCK, 0, s, a, documents, g);
   } else {
-    // The sums read dy, so they come before dx, which may be the same memory.
+    // The sums read dy. They run before dx is written, which may be the same memory.
     LAUNCH(conv_dw<T>, blocks_for(ceil_div(n, 32) * g.parts, 1), BLOCK, 0, s, a, documents, g);
     LAUNCH(conv_dx<T>, grid, BLOCK, 0, s, a, documents, g);
   }
@@ -378,12 +384,12 @@ template <typename T> void backward_of(uly_stream *s, const uly_conv1d_grad *p) 
            p->dbefore.stride[0]);
   Documents documents;
   for (int64_t used = 0; documents.next(p->conv1d.cu, p->conv1d.cu.documents(), &used);) {
-    const ConvCut cut(documents.to - documents.from, a.n, a.width, sizeof(T), s->scratch_bytes);
-    g.parts = cut.parts, g.runs = cut.runs,
-    g.behind = g.dx == g.dy && a.width > 1 ? (T *)(s->scratch + cut.behind) : nullptr;
-    for (int64_t c = 0; c < a.n; c += cut.band) {
+    const ConvSplit split(documents.to - documents.from, a.n, a.width, sizeof(T), s->scratch_bytes);
+    g.parts = split.parts, g.runs = split.runs,
+    g.behind = g.dx == g.dy && a.width > 1 ? (T *)(s->scratch + split.behind) : nullptr;
+    for (int64_t c = 0; c < a.n; c += split.band) {
       Conv<T> band = a.from(c);
-      band.n = least(cut.band, a.n - c);
+      band.n = least(split.band, a.n - c);
       Gradient<T> its = g;
       its.dy += c, its.dx += c;
       start_backward(s, band, documents, its, aligned, (float *)p->dw.data + c * a.width);
@@ -400,9 +406,9 @@ int32_t backward(uly_device *d, uly_stream *s, const void *args) {
   c.rows("dx", a->dx, type, Shape(a->conv1d.x));
   c.dense("dw", a->dw, ULY_F32, {n, width});
   if (a->dbefore.data) c.rows("dbefore", a->dbefore, type, {width - 1, n});
-  if (!c.failed() && !ConvCut::fits(width, size_of(type), s->scratch_bytes))
+  if (!c.failed() && !ConvSplit::fits(width, size_of(type), s->scratch_bytes))
     return fail(d, ULY_UNSUPPORTED,
-                "cuda.Conv1dBackward: width %lld: its sums do not fit into the %lld bytes of a stream's scratch",
+                "cuda.Conv1dBackward: width %lld: the sums do not fit into the %lld bytes of a stream's scratch",
                 (long long)width, (long long)s->scratch_bytes);
   if (c.failed() || n == 0) return c.code;
   if (type == ULY_F32) backward_of<float>(s, a);

@@ -37,7 +37,7 @@ static void cuts() {
         for (int64_t width : {1, 2, 4, 5, 100}) {
           int64_t parts = 0;
           for (int64_t n : {1, 127, 128, 129, 8192, 1 << 20}) {
-            const ConvCut c(rows, n, width, size, scratch);
+            const ConvSplit c(rows, n, width, size, scratch);
             CHECK(parts == 0 || parts == c.parts, "%lld parts of %lld rows of %lld channels, %lld for fewer",
                   (ll)c.parts, (ll)rows, (ll)n, (ll)parts);
             parts = c.parts;
@@ -46,10 +46,10 @@ static void cuts() {
                   "%lld parts, %lld channels of %lld", (ll)c.parts, (ll)c.band, (ll)n);
             CHECK(c.behind + c.runs * (width - 1) * c.band * size <= scratch,
                   "%lld rows, width %lld, %lld channels: more than the scratch", (ll)rows, (ll)width, (ll)c.band);
-            CHECK(ConvCut::fits(width, size, scratch), "width %lld does not fit", (ll)width);
+            CHECK(ConvSplit::fits(width, size, scratch), "width %lld does not fit", (ll)width);
           }
         }
-  CHECK(!ConvCut::fits(1ll << 62, 4, 1 << 20) && !ConvCut::fits(1 << 20, 4, 64 << 20),
+  CHECK(!ConvSplit::fits(1ll << 62, 4, 1 << 20) && !ConvSplit::fits(1 << 20, 4, 64 << 20),
         "a width that does not fit does");
 }
 

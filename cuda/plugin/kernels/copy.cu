@@ -1,7 +1,7 @@
-// Copy: dst = src for tensors of one shape, any strides, with a cast between some types. Dense axes are
-// copied in units of up to 16 bytes, transposes in tiles through shared memory, all else element by
-// element. One side may be host memory, which is dense; a host copy that also casts or scatters goes
-// through the stream's scratch.
+// Copy: dst = src for tensors of one shape, with any strides, and a conversion between some types.
+// Dense axes are copied in units of up to 16 bytes, transposes in tiles through shared memory, and
+// other layouts element by element. One side may be host memory, which must be dense. A copy from
+// or to the host that also converts or scatters goes through the stream's scratch.
 #include "check.h"
 #include "values.h"
 
@@ -9,7 +9,7 @@ namespace {
 
 constexpr int BLOCK = 256, UNROLL = 2;
 
-// Same, Cast, Double, Halve and Half convert one unit of K elements of From to To.
+// Same, Cast, Double, Halve and Half convert one unit of K elements from type From to type To.
 template <typename U> struct Same {
   typedef U To;
   typedef U From;
@@ -45,7 +45,7 @@ struct Half {
   static __device__ __forceinline__ void move(To *dst, const From *src) { *dst = __half2float(*src); }
 };
 
-// copy_units copies units [first, first + units) of a plane; operand 0 is dst.
+// copy_units copies units [first, first + units) of a plane. Operand 0 is dst.
 template <typename M, bool NARROW> __global__ void __launch_bounds__(BLOCK)
     copy_units(Walk<2> w, int64_t first, int64_t units, typename M::To *dst, const typename M::From *src) {
   const int64_t stride = (int64_t)gridDim.x * BLOCK * UNROLL;
@@ -72,8 +72,8 @@ void start_units(uly_stream *s, const Plane &p, int64_t first, int64_t n, void *
   else LAUNCH((copy_units<M, false>), grid, BLOCK, 0, s, w, first / M::K, n / M::K, (To *)dst, (const From *)src);
 }
 
-// copy_transposed transposes tiles of EDGE x EDGE: 32 threads read along src's dense axis and write
-// along dst's.
+// copy_transposed transposes tiles of EDGE x EDGE elements. 32 threads read along the dense axis of
+// src and write along the dense axis of dst.
 template <typename U, int EDGE> __global__ void __launch_bounds__(BLOCK)
     copy_transposed(Transpose t, U *dst, const U *src) {
   __shared__ U tile[EDGE][EDGE + 4 / (sizeof(U) < 4 ? sizeof(U) : 4)];
@@ -97,7 +97,8 @@ template <typename U, int EDGE> void start_transposed(uly_stream *s, const Plane
   LAUNCH((copy_transposed<U, EDGE>), blocks_for(t.tiles, 1), BLOCK, 0, s, t, (U *)dst, (const U *)src);
 }
 
-// start_same copies elements [first, first + n) of the plane, of `size` bytes each, without a cast.
+// start_same copies elements [first, first + n) of a plane without conversion. Elements have `size`
+// bytes.
 void start_same(uly_stream *s, const Plane &p, int64_t size, int64_t first, int64_t n, void *dst, const void *src) {
   const bool all = n == p.elements();
   if (all && Transpose::fits(p, 16)) {
@@ -122,11 +123,11 @@ void start_same(uly_stream *s, const Plane &p, int64_t size, int64_t first, int6
   }
 }
 
-// The casts, for single elements and for four dense elements at a time.
+// The conversions, for single elements and for four dense elements at a time.
 typedef void (*start_cast)(uly_stream *, const Plane &, int64_t first, int64_t n, void *dst, const void *src);
 struct Kind {
   int from, to;
-  start_cast one, four; // four: NULL for casts that have no such kernel
+  start_cast one, four; // four: NULL if the conversion has no such kernel
 };
 const Kind casts[] = {
     {ULY_F32, ULY_BF16, start_units<Cast<bf16, float, 1>>, start_units<Cast<bf16, float, 4>>},
@@ -142,7 +143,7 @@ const Kind *cast_of(int from, int to) {
   return nullptr;
 }
 
-// start copies elements [first, first + n) of a plane whose operands are both in device memory.
+// start copies elements [first, first + n) of a plane. Both operands are in device memory.
 void start(uly_stream *s, const Plane &p, int from, int to, int64_t first, int64_t n, void *dst, const void *src) {
   if (n == 0) return;
   const int64_t sizes[] = {size_of(to), size_of(from)};
@@ -154,14 +155,15 @@ void start(uly_stream *s, const Plane &p, int from, int to, int64_t first, int64
 }
 
 // staged copies between dense host memory and device memory with other strides or another type. The
-// stream's scratch holds as many of the host's elements at a time as fit, in the host's order and type.
+// stream's scratch holds as many of the host's elements as fit, in the host's order and type;
+// larger tensors are copied in several steps.
 int32_t staged(uly_device *d, uly_stream *s, const uly_copy *a, bool to_device) {
   const uly_tensor &host = to_device ? a->src : a->dst, &there = to_device ? a->dst : a->src;
   const uly_tensor *operands[] = {&a->dst, &a->src};
   const Plane p = plane_of(operands, 2, to_device ? 1 : 0);
-  const int64_t size = size_of(host.dtype), all = elements(host), piece = s->scratch_bytes / size;
-  for (int64_t at = 0; at < all; at += piece) {
-    const int64_t n = least(piece, all - at);
+  const int64_t size = size_of(host.dtype), all = elements(host), count = s->scratch_bytes / size;
+  for (int64_t at = 0; at < all; at += count) {
+    const int64_t n = least(count, all - at);
     char *mine = (char *)host.data + at * size;
     if (to_device)
       TRY(check(d, cudaMemcpyAsync(s->scratch, mine, n * size, cudaMemcpyHostToDevice, s->s), "cuda.Copy"));
@@ -171,7 +173,7 @@ int32_t staged(uly_device *d, uly_stream *s, const uly_copy *a, bool to_device) 
       char *those = (char *)there.data + at * size_of(there.dtype);
       start(s, part, a->src.dtype, a->dst.dtype, 0, n, to_device ? those : s->scratch, to_device ? s->scratch : those);
     } else {
-      char *origin = s->scratch - at * size; // where element 0 would be
+      char *origin = s->scratch - at * size; // the address that element 0 would have
       start(s, p, a->src.dtype, a->dst.dtype, at, n, to_device ? there.data : origin, to_device ? origin : there.data);
     }
     TRY(check_launch(d, "cuda.Copy"));
@@ -186,15 +188,16 @@ int32_t copy(uly_device *d, uly_stream *s, const void *args) {
   const uly_tensor &dst = a->dst, &src = a->src;
   if (!same_shape(dst, src) || (dst.where == ULY_HOST && src.where == ULY_HOST))
     return fail(d, ULY_INVALID_ARGUMENT,
-                "cuda.Copy: %s into %s: both must have one shape, and one lie in device memory", text_of(src).c_str(),
-                text_of(dst).c_str());
+                "cuda.Copy: %s into %s: the shapes must be equal, and one tensor must be in device memory",
+                text_of(src).c_str(), text_of(dst).c_str());
   if (size_of(dst.dtype) == 0 || (dst.dtype != src.dtype && !cast_of(src.dtype, dst.dtype)))
-    return fail(d, ULY_UNSUPPORTED, "cuda.Copy: %s into %s: casts are F32 to and from BF16 and F64, and F16 to F32",
+    return fail(d, ULY_UNSUPPORTED,
+                "cuda.Copy: %s into %s: supported conversions are F32 to and from BF16 and F64, and F16 to F32",
                 text_of(src).c_str(), text_of(dst).c_str());
   const int64_t n = elements(dst);
   if (n == 0) return ULY_OK;
   if (!dst.data || !src.data)
-    return fail(d, ULY_INVALID_ARGUMENT, "cuda.Copy: %s into %s: without memory", text_of(src).c_str(),
+    return fail(d, ULY_INVALID_ARGUMENT, "cuda.Copy: %s into %s: a tensor has no memory", text_of(src).c_str(),
                 text_of(dst).c_str());
   const bool to_device = src.where == ULY_HOST, to_host = dst.where == ULY_HOST;
   if ((!to_host && misaligned(dst.data, dst.dtype)) || (!to_device && misaligned(src.data, src.dtype)))

@@ -1,4 +1,4 @@
-// The gated delta rule: argument checks, workspace sizes and launches. The kernels are in
+// The gated delta rule: argument checks, sizes of workspaces, and launches. The kernels are in
 // delta_forward.cu and delta_backward.cu; delta.h has the formulas.
 #include "delta.h"
 
@@ -9,7 +9,8 @@
 
 namespace {
 
-// Operands is the operands of all four operations; those that an operation does not have are nil.
+// Operands has the operands of all four operations. Operands that an operation does not have are
+// nil.
 struct Operands {
   const char *op;
   DeltaPass pass;
@@ -27,7 +28,7 @@ struct Operands {
 
 bool given(const uly_tensor &t) { return t.dtype != 0; }
 
-// check_heads checks the heads of k and of the values: v, or dout where there is no v.
+// check_heads checks the heads of k and of the values: v, or dout if there is no v.
 void check_heads(Check &c, const uly_tensor &k, const uly_tensor &values, const int64_t *key_head) {
   if (k.ndim != 3 || values.ndim != 3)
     return c.refuse("k is %s, values are %s: want [tokens, heads, features]", text_of(k).c_str(),
@@ -36,11 +37,11 @@ void check_heads(Check &c, const uly_tensor &k, const uly_tensor &values, const 
   if (dk < 1 || dv < 1)
     return c.refuse("head sizes %lld and %lld: they must be at least 1", (long long)dk, (long long)dv);
   if (!key_head && hv > 0 && (hk == 0 || hv % hk != 0))
-    return c.refuse("%lld value heads for %lld key heads: give KeyHead where they do not divide", (long long)hv,
-                    (long long)hk);
+    return c.refuse("%lld value heads for %lld key heads: KeyHead is required, because the number does not divide",
+                    (long long)hv, (long long)hk);
   for (int64_t h = 0; key_head && h < hv; h++)
     if (key_head[h] < (h ? key_head[h - 1] : 0) || key_head[h] >= hk)
-      return c.refuse("KeyHead[%lld] = %lld: it must not decrease and stay below %lld", (long long)h,
+      return c.refuse("KeyHead[%lld] = %lld: KeyHead must not decrease and must be below %lld", (long long)h,
                       (long long)key_head[h], (long long)hk);
 }
 
@@ -64,8 +65,8 @@ DeltaGate gate(const uly_tensor &t) {
   return given(t) ? DeltaGate{(float *)t.data, t.stride[0], t.stride[1]} : DeltaGate{};
 }
 
-// start launches a kernel on `work` items. `configured` has a bit for each GPU on which
-// cudaFuncSetAttribute has allowed the kernel its shared memory.
+// start launches a kernel for `work` items. `configured` has a bit for each GPU on which
+// cudaFuncSetAttribute has set the kernel's limit of shared memory.
 struct Kernel {
   const DeltaKernel *of;
   std::atomic<uint64_t> configured[2];
@@ -88,10 +89,11 @@ int32_t start(uly_device *d, uly_stream *s, const char *what, Kernel &kernel, bo
   return check_launch(d, what);
 }
 
-// pass_on copies states through documents without tokens, which the kernels do not get: to[i] of
-// the call's last (forward) or first (backward) documents becomes from[…], or zero.
-int32_t pass_on(uly_device *d, uly_stream *s, const Operands &a, const DeltaShape &shape, bool forward, int64_t in,
-                int64_t out) {
+// copy_through copies states through documents without tokens, which the kernels do not process:
+// such a document's final state is its initial state, or zero. In the backward pass, it copies the
+// gradients of the final states to those of the initial states.
+int32_t copy_through(uly_device *d, uly_stream *s, const Operands &a, const DeltaShape &shape, bool forward, int64_t in,
+                     int64_t out) {
   const uly_tensor &from = forward ? a.state_in : a.dstate_out, &to = forward ? a.state_out : a.dstate_in;
   if (!given(to)) return ULY_OK;
   const int64_t bytes = shape.value_heads * shape.dk * shape.dv * 4;
@@ -150,7 +152,7 @@ int32_t run(uly_device *d, uly_stream *s, const Operands &a) {
   if (given(a.saved) || (backward && delta_saved(shape) > 0)) { // the matrices T (delta.h)
     c.dense("saved", a.saved, ULY_U8, {-1});
     if (!c.failed() && a.saved.shape[0] < delta_saved(shape))
-      c.refuse("saved %s: GatedDeltaSizes asks for %lld bytes", text_of(a.saved).c_str(),
+      c.refuse("saved %s: GatedDeltaSizes requires %lld bytes", text_of(a.saved).c_str(),
                (long long)delta_saved(shape));
     if (!c.failed() && (uintptr_t)a.saved.data % 256 != 0)
       c.refuse("saved at %p: it must be aligned to 256 bytes", a.saved.data);
@@ -159,15 +161,15 @@ int32_t run(uly_device *d, uly_stream *s, const Operands &a) {
   const DeltaLayout l = delta_layout(shape, documents, a.pass);
   c.dense("workspace", a.workspace, ULY_U8, {-1});
   if (!c.failed() && a.workspace.shape[0] < l.bytes)
-    c.refuse("workspace %s: GatedDeltaSizes asks for %lld bytes", text_of(a.workspace).c_str(), (long long)l.bytes);
+    c.refuse("workspace %s: GatedDeltaSizes requires %lld bytes", text_of(a.workspace).c_str(), (long long)l.bytes);
   if (!c.failed() && (uintptr_t)a.workspace.data % 256 != 0)
     c.refuse("workspace at %p: it must be aligned to 256 bytes", a.workspace.data);
   if (c.failed()) return c.code;
   if (most(dk, dv) > DELTA_HEAD)
-    return fail(d, ULY_UNSUPPORTED, "cuda.%s: head sizes %lld and %lld: its kernels go to %d", a.op, (long long)dk,
-                (long long)dv, (int)DELTA_HEAD);
+    return fail(d, ULY_UNSUPPORTED, "cuda.%s: head sizes %lld and %lld: the kernels support at most %d", a.op,
+                (long long)dk, (long long)dv, (int)DELTA_HEAD);
 
-  if (!state) TRY(pass_on(d, s, a, shape, !backward, in, out_states));
+  if (!state) TRY(copy_through(d, s, a, shape, !backward, in, out_states));
   if (hv == 0 && !backward) return ULY_OK;
   if (tokens == 0 && !state) return ULY_OK;
   DeltaCall call = {};
@@ -210,7 +212,7 @@ int32_t run(uly_device *d, uly_stream *s, const Operands &a) {
     call.head0 = h.lo, call.heads = h.hi - h.lo, call.key0 = h.key_lo, call.keys = h.key_hi - h.key_lo;
     call.solve = given(a.saved) ? (float *)a.saved.data + h.lo * tokens * shape.chunk : floats(l.solve);
     TRY(start(d, s, a.op, prepare, bf16, DELTA_PREPARE, chunks * call.heads, call));
-    // DeltaStateGrad has no values and needs the backward scan alone.
+    // DeltaStateGrad has no values and needs only the backward scan.
     if (has_v) {
       DeltaCall forward = call;
       if (backward) forward.state_out = nullptr, forward.states_out = 0;
@@ -230,7 +232,7 @@ int32_t run(uly_device *d, uly_stream *s, const Operands &a) {
   }
 }
 
-void take(Operands &x, const uly_gated_delta &a) {
+void set_operands(Operands &x, const uly_gated_delta &a) {
   x.q = a.q, x.k = a.k, x.v = a.v, x.out = a.out, x.g = a.g, x.beta = a.beta;
   x.state_in = a.state_in, x.state_out = a.state_out, x.saved = a.saved, x.workspace = a.workspace;
   x.cu = a.cu, x.key_head = a.key_head, x.chunk = a.chunk, x.scale = a.scale, x.l2norm = a.l2norm;
@@ -238,21 +240,21 @@ void take(Operands &x, const uly_gated_delta &a) {
 
 int32_t forward(uly_device *d, uly_stream *s, const void *args) {
   Operands x("GatedDeltaForward", DELTA_FORWARD);
-  take(x, *(const uly_gated_delta *)args);
+  set_operands(x, *(const uly_gated_delta *)args);
   return run(d, s, x);
 }
 
 int32_t backward(uly_device *d, uly_stream *s, const void *args) {
   const uly_gated_delta_grad &a = *(const uly_gated_delta_grad *)args;
   Operands x("GatedDeltaBackward", DELTA_BACKWARD);
-  take(x, a.gated_delta);
+  set_operands(x, a.gated_delta);
   x.per_head = a.per_head;
   x.dout = a.dout, x.dq = a.dq, x.dk = a.dk, x.dv = a.dv, x.dg = a.dg, x.dbeta = a.dbeta;
   x.dstate_out = a.dstate_out, x.dstate_in = a.dstate_in;
   return run(d, s, x);
 }
 
-// one returns [Hv, Dk, Dv] as [1, Hv, Dk, Dv]: DeltaState and DeltaStateGrad treat all tokens as
+// one returns [Hv, Dk, Dv] as [1, Hv, Dk, Dv]. DeltaState and DeltaStateGrad treat all tokens as
 // one document with one state.
 uly_tensor one(uly_tensor t) {
   if (t.ndim < 0 || t.ndim > 7) return t;

@@ -1,27 +1,28 @@
-// The gated delta rule (Gated DeltaNet, section 3.3 of arXiv:2412.06464, with the solve kept as a
+// The gated delta rule (Gated DeltaNet, arXiv:2412.06464, section 3.3, with the solve kept as a
 // factor of X): formulas, kernel arguments, and tiles of words in shared memory (mma.h).
 //
-// Per chunk of a value head, with G the sum of g from the chunk's start, E = exp(G), F = exp(Gend -
-// G), M = exp(Gi - Gj) for j <= i, S the state before the chunk, and k, q normalized if the call
-// says so:
+// For a chunk of a value head, let G be the sum of g from the chunk's start, E = exp(G), F =
+// exp(Gend - G), M = exp(Gi - Gj) for j <= i, and S the state before the chunk. k and q are
+// normalized if the call requests it. Then:
 //
 //   B = (k·kᵀ)·M below the diagonal,  T = (1 + beta·B)⁻¹,  P = scale·(q·kᵀ)·M up to the diagonal
 //   X = T·(beta·(v - E·k·S)),  out = scale·E·q·S + P·X,  S ← exp(Gend)·S + kᵀ·(F·X)
 //
-// All chunks are prepared (B, T, P) and finished (out, gradients) in parallel. Between the two, a
-// block loops over the chunks of a document with a slice of the state's columns: forward with S,
-// backward with its gradient. Intermediate results are F32; mma.h describes the precision of
+// All chunks are prepared (B, T, P) and finished (out, gradients) in parallel. Between these, a
+// block loops over the chunks of a document with a slice of the state's columns: in the forward
+// pass with S, in the backward pass with its gradient. Intermediate results are F32. mma.h
+// describes the precision of products, which applies to the transition as well.
 // products, also with the transition.
-//
-// The forward pass saves T; the backward pass recomputes S and X. A NaN in a row of v, k or q also
+// The forward pass saves T. The backward pass computes S and X again. A NaN in a row of v, k or q
+// also reaches the earlier rows of its chunk, because 0·NaN is NaN.
 // reaches the earlier rows of its chunk: 0·NaN is NaN.
 #pragma once
 
 #include "delta_index.h"
 #include "mma.h"
 
-// DeltaView is a tensor [tokens, heads, width]; token and head are strides in elements. wide: four
-// elements may be accessed as one vector.
+// DeltaView is a tensor [tokens, heads, width]. token and head are strides in elements. wide: four
+// elements can be accessed as one vector.
 struct DeltaView {
   void *data;
   int64_t token, head;
@@ -33,21 +34,21 @@ struct DeltaGate {
   int64_t token, head;
 }; // [tokens, heads] F32
 
-// DeltaCall is the arguments of the kernels. Arrays of heads begin at this pass's first head,
-// head0, and are indexed from there.
+// DeltaCall has the arguments of the kernels. Arrays of heads begin at head0, the first head of
+// this pass, and are indexed from there.
 struct DeltaCall {
   DeltaView q, k, v, out, dout, dq, dk, dv;
   DeltaGate g, beta, dg, dbeta;
   int64_t tokens, value_heads, head0, heads, key0, keys, documents, chunks, seams;
   int dim_k, dim_v, chunk;
   const int64_t *start, *chunks_before, *document, *key_head, *value_first;
-  // states_in: documents from the first on that have an initial state; states_out: documents up to
-  // the last that have a final state
+  // states_in: the number of documents, from the first on, that have an initial state; states_out:
+  // the number of documents, up to the last, that have a final state
   int64_t states_in, states_out, all_documents;
   const float *state_in, *dstate_out;
   float *state_out, *dstate_in, *transition;
   float *unit_q, *unit_k; // NULL = 1
-  float4 *decay;          // G as the sum of two floats, E, F
+  float4 *decay;          // G as the sum of two floats, then E and F
   float *solve, *scores, *keys_product, *x, *y, *grad_q, *grad_k, *states, *dstates;
   float scale;
   bool solved, normed, per_head;
@@ -60,14 +61,14 @@ struct DeltaCall {
 
 typedef void (*DeltaKernel)(DeltaCall);
 
-// The kernels, F32 and BF16.
+// The kernels, for F32 and for BF16.
 extern const DeltaKernel delta_norms[2], delta_prepare[2], delta_scan[2], delta_out[2], delta_scan_back[2],
     delta_gradients[2], delta_finish[2];
 
-// Fetched is four columns of some rows of a tile in registers, on their way from global memory to a
-// tile of COLUMNS columns. The source is rows [0, rows) of `width` elements, NULL or beyond its
-// rows zeros; all threads of the block take part. Loads that are issued before the first put
-// overlap: a write to shared memory between them would make each wait for the one before.
+// Fetched has four columns of some rows of a tile in registers, between global memory and a tile of
+// COLUMNS columns. The source has rows [0, rows) of `width` elements; NULL and missing rows read as
+// zeros. All threads of the block take part. Loads that are issued before the first put overlap. A
+// write to shared memory between loads would make each load wait for the one before.
 template <int COLUMNS> struct Fetched {
   enum { LANES = COLUMNS / 4, STEP = DELTA_THREADS / LANES, BATCH = STEP < DELTA_CHUNK ? DELTA_CHUNK / STEP : 1 };
   float x[BATCH][4];
@@ -97,7 +98,8 @@ template <int COLUMNS> struct Fetched {
   }
 };
 
-// fill fetches and puts a tile. made(row, column, x) may change four neighbours of a row.
+// fill loads a tile and writes it to shared memory. made(row, column, x) may change four neighbours
+// of a row.
 template <typename T, int COLUMNS, typename E, typename F>
 __device__ __forceinline__ void fill(Word *to, int step, const E *from, int64_t stride, bool wide, int width, int rows,
                                      int all, F made) {
@@ -111,7 +113,7 @@ struct AsItIs {
   __device__ __forceinline__ void operator()(int, int, float (&)[4]) const {}
 };
 
-// fill_view is fill for the chunk's rows of a tensor, columns from c0 on; fill_rows is fill for
+// fill_view is fill for a chunk's rows of a tensor, for columns from c0 on. fill_rows is fill for
 // rows of an intermediate result or of a state.
 template <typename T, int COLUMNS, typename F>
 __device__ __forceinline__ void fill_view(Word *to, int step, const DeltaView &x, int64_t token, int64_t head, int c0,
@@ -126,8 +128,8 @@ __device__ __forceinline__ void fill_rows(Word *to, int step, const float *from,
                    made);
 }
 
-// fill_chunk fills a tile with all columns of a chunk's keys or queries, times by(row), and another
-// with its rows of a square matrix, T or P.
+// fill_chunk fills one tile with all columns of a chunk's keys or queries, multiplied by by(row),
+// and another with the chunk's rows of a square matrix, T or P.
 template <typename T, typename F>
 __device__ __forceinline__ void fill_chunk(Word *keys, int step, Word *square, int square_step, const DeltaCall &a,
                                            const DeltaView &x, int64_t key, const float *from, int64_t head,
@@ -135,8 +137,8 @@ __device__ __forceinline__ void fill_chunk(Word *keys, int step, Word *square, i
   const T *data = (const T *)x.data + c.token * x.token + key * x.head;
   const float *squares = from + a.row(head, c.token) * a.chunk;
   const int columns = up32(a.dim_k);
-  // The keys in two halves, whose width fits chunks of this size, and the square matrix in one
-  // pass.
+  // The keys are loaded in two halves, whose width suits chunks of this size, and the square matrix
+  // in one pass.
   if (a.chunk == DELTA_CHUNK) {
     Fetched<64> low(data, x.token, x.wide, x.width, c.rows), high(data + 64, x.token, x.wide, x.width - 64, c.rows),
         s(squares, DELTA_CHUNK, true, DELTA_CHUNK, c.rows);
@@ -162,7 +164,7 @@ __device__ __forceinline__ void fill_chunk(Word *keys, int step, Word *square, i
     fill_rows<T, 16>(square + c0, square_step, squares, a.chunk, c0, c.rows, all, AsItIs());
 }
 
-// load_two and store_two move those of a lane's two neighbouring columns that exist, of a tensor or
+// load_two and store_two move two neighbouring columns of a lane, as many as exist, of a tensor or
 // of dense rows of `width` floats.
 template <typename E> __device__ __forceinline__ void load_two(const E *p, int left, bool wide, float (&x)[2]) {
   load_flat<2>(p, left, wide, x);
@@ -183,10 +185,10 @@ struct DeltaSlice {
     zero(c[0]);
     zero(c[1]);
   }
-  // first returns the first of rows i, which exist if they begin before the last row.
+  // first returns the first of rows i. These rows exist if it is less than `rows`.
   __device__ __forceinline__ int first(int i) const { return ((int)threadIdx.x / 32 + 8 * i) * 16; }
 
-  // each calls f for the pairs of elements that exist, with their offset in the state.
+  // each calls f for the pairs of elements that exist, with their row and column in the state.
   template <typename F> __device__ __forceinline__ void each(F f) {
     const Lane lane;
 #pragma unroll
@@ -225,8 +227,9 @@ struct DeltaSlice {
           for (int e = 0; e < 4; e++)
             to[(first(i) + lane.row + e / 2 * 8) * step + 8 * n + lane.column + e % 2] = to_word<T>(c[i][n][e]);
   }
-  // add scales the slice and adds keysᵀ·values of two tiles of `depth` rows (KEYS, VALUES: whether
-  // they are EXACT). The products are summed separately, so that the state is rounded once.
+  // add multiplies the slice by `by` and adds keysᵀ·values of two tiles of `depth` rows. KEYS and
+  // VALUES say whether the tiles are EXACT. The products are summed separately, so that the state
+  // is rounded once.
   template <typename T, bool KEYS, bool VALUES> __device__ __forceinline__ void add(float by, const Word *keys,
                                                                                     int step, const Word *values,
                                                                                     int values_step, int depth) {

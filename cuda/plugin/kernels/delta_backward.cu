@@ -1,5 +1,5 @@
-// The gated delta rule backward. With D the gradient of the state after a chunk, and W for dout,
-// along the chunks from last to first:
+// The gated delta rule, backward pass. With D the gradient of the state after a chunk, and W for
+// dout, along the chunks from last to first:
 //
 //   Y = Tᵀ·(Pᵀ·W + F·k·D),  D ← exp(Gend)·D + scale·(E·q)ᵀ·W - (beta·E·k)ᵀ·Y
 //
@@ -8,13 +8,13 @@
 //   dP = scale·(W·Xᵀ)·M,  dB = -beta·(Y·Xᵀ)·M,  dv = beta·Y
 //   dq = scale·E·W·Sᵀ + dP·k,  dk = dPᵀ·q + (dB + dBᵀ)·k + F·X·Dᵀ - beta·E·Y·Sᵀ
 //
-// The gradient of the decay at token t is the sum of the terms that cross it: the pairs (i, j) with
+// The gradient of the decay at token t is the sum of the terms that cross t: the pairs (i, j) with
 // i >= t > j, the rows from t on with S, the rows before t with D, and S with D. Differences of
-// cumulative sums would give the same, with cancellation.
+// cumulative sums would be equal, but with cancellation.
 #include "delta.h"
 
-// delta_scan_back: a block has a slice of the columns of the state's gradient and loops over the
-// chunks of a document from last to first; it writes the gradients at seams and Y.
+// delta_scan_back: a block has a slice of the columns of the state's gradient, and loops over the
+// chunks of a document from last to first. It writes the gradients at seams, and Y.
 template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_scan_back_kernel(DeltaCall a) {
   constexpr int STEP = DELTA_SLICE + 4;
   const int step = up32(a.dim_k) + 8, square = a.chunk + 4;
@@ -38,7 +38,7 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_
       const int rows = up16(c.rows);
       const bool active = m0 < rows;
       if (!c.last && a.dstates) s.store(a.dstates + (head * a.seams + c.seam) * a.dim_k * a.dim_v);
-      __syncthreads(); // all threads have read the chunk after
+      __syncthreads(); // all threads have read the following chunk
       s.template words<T>(ss, STEP);
       const int r = (int)threadIdx.x;
       const bool there = r < c.rows;
@@ -101,18 +101,18 @@ static __device__ __forceinline__ float row_sum(float x) {
   return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
-// delta_gradients computes the gradients of a chunk and head; those of q and k are before the L2
-// norm and before the sum over value heads.
+// delta_gradients computes the gradients of a chunk and head. The gradients of q and k are those
+// before the L2 norm and before the sum over value heads.
 template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_gradients_kernel(DeltaCall a) {
   constexpr int STEP = DELTA_CHUNK + 4, TILE = DELTA_CHUNK * DELTA_NARROW, PAIRS = DELTA_CHUNK + 1;
   SHARED(Word, shared);
   Word *dps = shared, *dbs = dps + DELTA_CHUNK * DELTA_WIDE, *ws = dbs + DELTA_CHUNK * DELTA_WIDE, *ys = ws + TILE,
        *xs = ys + TILE, *ss = xs + TILE, *ds = ss + TILE;
-  Word *qs = ws, *ks = qs + DELTA_CHUNK * STEP; // reuse ws …
+  Word *qs = ws, *ks = qs + DELTA_CHUNK * STEP; // reuse the memory from ws on
   float *pairs = (float *)ws;                   // reuses ws: [64][PAIRS]
   float2 *sums = (float2 *)(ds + TILE);
   float *es = (float *)(sums + DELTA_CHUNK), *fs = es + DELTA_CHUNK, *bs = fs + DELTA_CHUNK, *yv = bs + DELTA_CHUNK;
-  // of both halves of the columns
+  // one entry for each half of the columns
   float *yb = yv + DELTA_CHUNK, *with_q = yb + 2 * DELTA_CHUNK, *with_k = with_q + 2 * DELTA_CHUNK,
         *with_d = with_k + 2 * DELTA_CHUNK;
   float *crossing = with_d + 2 * DELTA_CHUNK, *room = crossing + DELTA_CHUNK;
@@ -179,7 +179,7 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_
     }
     __syncthreads();
 
-    // dP, dB + dBᵀ, and their terms of the decays: `pairs`, below the diagonal.
+    // dP, dB + dBᵀ, and their contributions to the decays' gradients: `pairs`, below the diagonal.
     if (active) {
       float along[2] = {0, 0};
 #pragma unroll
@@ -211,7 +211,7 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_
       }
     }
     __syncthreads();
-    // The pairs with i >= t > j: sums over i, down the columns, then over j.
+    // The pairs with i >= t > j: first sums over i, down the columns, then over j.
     if ((int)threadIdx.x < c.rows) {
       const int j = (int)threadIdx.x;
       float sum = 0;
@@ -225,8 +225,8 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_
       crossing[t] = sum;
     }
 
-    // 64 columns of q and k at a time: W·Sᵀ, Y·Sᵀ and X·Dᵀ, their terms of the decays, and the
-    // gradients.
+    // 64 columns of q and k at a time: W·Sᵀ, Y·Sᵀ and X·Dᵀ, their contributions to the decays'
+    // gradients, and the gradients of q and k.
     float with_s_d = 0, sum_q[2] = {0, 0}, sum_k[2] = {0, 0}, sum_d[2] = {0, 0};
     for (int k0 = 0; k0 < a.dim_k; k0 += 64) {
       const int columns = (int)least(64, a.dim_k - k0);
@@ -313,7 +313,8 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_
         with_q[at] = x, with_k[at] = y, with_d[at] = z;
       }
     }
-    const float states = block_sum(with_s_d, room); // its barrier also orders the writes above
+    // the barrier of block_sum also orders the writes above
+    const float states = block_sum(with_s_d, room);
     if ((int)threadIdx.x < c.rows) {
       const int t = (int)threadIdx.x;
       const int64_t token = c.token + t;
@@ -329,10 +330,10 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_
   }
 }
 
-// delta_finish: the gradients of q and k through the L2 norm, summed over a key head's value heads
-// in their order, and rounded. A warp has a row. The gradient of a row of one feature is parallel
-// to the row, and the remainder after the subtraction, 1 - x² = DELTA_EPS·unit² of it, is smaller
-// than its rounding error.
+// delta_finish computes the gradients of q and k through the L2 norm, sums them over a key head's
+// value heads in order, and rounds them. A warp has a row. The gradient of a row of one feature is
+// parallel to the row: the remainder after the subtraction, 1 - x² = DELTA_EPS·unit² of it, is
+// smaller than its rounding error, so it is computed directly.
 template <typename T> __global__ void __launch_bounds__(DELTA_THREADS) delta_finish_kernel(DeltaCall a) {
   constexpr int PARTS = DELTA_HEAD / 32;
   const int lane = (int)threadIdx.x % 32;

@@ -1,11 +1,11 @@
-// DeltaFold: y[h] = M[h] · x[h] + e[h], F32, for transitions M [H, K, K] (or their transposes) and
-// states x, e, y [H, K, N]. e is optional.
+// DeltaFold: y[h] = M[h] · x[h] + e[h] in F32, for transitions M [H, K, K] (or their transposes)
+// and states x, e, y [H, K, N]. e is optional.
 #include "check.h"
 #include "values.h"
 
 namespace {
 
-// A block computes a tile of EDGE x EDGE; a thread has LANES neighbours of a row.
+// A block computes a tile of EDGE x EDGE elements. A thread has LANES neighbours of a row.
 constexpr int BLOCK = 256, EDGE = 32, LANES = EDGE * EDGE / BLOCK;
 
 struct Fold {
@@ -55,7 +55,8 @@ int32_t fold(uly_device *d, uly_stream *s, const void *args) {
   c.dense("M", a->m, ULY_F32, {a->x.shape[0], a->x.shape[1], a->x.shape[1]});
   c.dense("y", a->y, ULY_F32, Shape(a->x));
   if (a->e.data) c.dense("e", a->e, ULY_F32, Shape(a->x));
-  if (!c.failed() && a->y.data == a->x.data && elements(a->x) > 0) c.refuse("y is x: the product needs all of x");
+  if (!c.failed() && a->y.data == a->x.data && elements(a->x) > 0)
+    c.refuse("y must not be x: the product needs all of x");
   if (c.failed() || elements(a->x) == 0) return c.code;
   Fold f = {(const float *)a->m.data,
             (const float *)a->x.data,

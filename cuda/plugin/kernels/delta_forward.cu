@@ -1,5 +1,5 @@
-// The gated delta rule forward (formulas in delta.h), and the transfer of a state over a sequence
-// shard (DeltaState).
+// The gated delta rule, forward pass (formulas in delta.h), and the transfer of a state over a
+// shard of a sequence (DeltaState).
 #include "delta.h"
 
 // delta_norms computes the factors 1 / |row| of keys and queries. A warp has a row.
@@ -21,11 +21,12 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS) delta_nor
   }
 }
 
-// lowest replaces decays below it: their exp is zero, and their sums stay finite. A NaN stays.
+// Decays below DELTA_LOWEST are replaced by it. Their exp is zero, and their sums stay finite. NaN
+// is kept.
 constexpr float DELTA_LOWEST = -256;
 
-// gates sums the decays of a chunk, in F64 by the first warp: rounding errors of the sums would
-// become errors of their differences, the decays.
+// delta_gates sums the decays of a chunk, in F64, by the first warp. Rounding errors of the sums
+// would become errors of their differences, the decays.
 static __device__ __forceinline__ void delta_gates(const DeltaCall &a, const DeltaChunk &c, int64_t head, float2 *sums,
                                                    float *beta) {
   const int lane = (int)threadIdx.x;
@@ -55,9 +56,9 @@ static __device__ __forceinline__ void delta_gates(const DeltaCall &a, const Del
   }
 }
 
-// invert computes T = (1 + A)⁻¹ for A [64][DELTA_WIDE] strictly lower triangular: 16 rows at a
-// time, first the contribution of the rows above, then one column a thread. `rows` is a multiple of
-// 16. Elements of T above the diagonal blocks are not written.
+// delta_invert computes T = (1 + A)⁻¹ for A [64][DELTA_WIDE], strictly lower triangular, 16 rows at
+// a time: first the contribution of the rows above, then one column a thread. `rows` is a multiple
+// of 16. Elements of T above the diagonal blocks are not written.
 static __device__ __forceinline__ void delta_invert(const float *m, float *t, int rows) {
   const int r = (int)threadIdx.x / 16, x = (int)threadIdx.x % 16;
   for (int b = 0; b < rows; b += 16) {
@@ -83,7 +84,7 @@ static __device__ __forceinline__ void delta_invert(const float *m, float *t, in
   }
 }
 
-// delta_prepare computes those of B, T and P of a chunk and head that the pass needs.
+// delta_prepare computes B, T and P of a chunk and head; the pass determines which of them.
 template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 2) delta_prepare_kernel(DeltaCall a) {
   SHARED(Word, shared);
   Word *ks = shared, *qs = ks + DELTA_CHUNK * DELTA_WIDE;
@@ -145,17 +146,17 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 2) delta_
   }
 }
 
-// delta_scan: a block has a slice of the state's columns and loops over the chunks of a document;
-// it writes the states at seams and X. The slices after those of the values are the transition's:
-// its initial state is the identity, and its values are zero.
+// delta_scan: a block has a slice of the state's columns and loops over the chunks of a document.
+// It writes the states at seams, and X. The slices after those for the values compute the
+// transition: their initial state is the identity, and their values are zero.
 template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_scan_kernel(DeltaCall a) {
   constexpr int STEP = DELTA_SLICE + 4;
   const int step = up32(a.dim_k) + 8, square = a.chunk + 8;
   SHARED(Word, shared);
   Word *ks = shared, *ss = ks + a.chunk * step, *ts = ss + up16(a.dim_k) * STEP, *rs = ts + a.chunk * square,
        *xs = rs + a.chunk * STEP;
-  // Keys stay unnormalized, because BF16 represents them exactly; their norms are in the factors
-  // they meet.
+  // Keys stay unnormalized, because BF16 represents them exactly. Their norms are in the factors
+  // that multiply them.
   float *es = (float *)(xs + a.chunk * STEP), *ek = es + a.chunk, *fk = ek + a.chunk, *bs = fk + a.chunk;
   const Lane lane;
   const int warp = (int)threadIdx.x / 32, m0 = warp % 4 * 16, n0 = warp / 4 * 16;
@@ -236,7 +237,7 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_
   }
 }
 
-// delta_out computes out of a chunk, a head and 64 columns.
+// delta_out computes out for a chunk, a head and 64 columns.
 template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 2) delta_out_kernel(DeltaCall a) {
   constexpr int STEP = DELTA_CHUNK + 4;
   SHARED(Word, shared);

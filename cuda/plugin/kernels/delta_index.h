@@ -1,10 +1,10 @@
 // Index arithmetic of the gated delta rule: chunks of documents, groups of heads, and the layout of
 // the workspace. The file includes no CUDA; delta_index_test.cpp tests it on the host.
 //
-// A document is divided into chunks from its start; all but its last are full. A seam is the
+// A document is divided into chunks from its start; all chunks but the last are full. A seam is the
 // boundary between two chunks of a document. Kernels store states at seams only, because the states
-// at a document's ends are arguments. There are thus at most T / chunk stored states, however short
-// the documents are.
+// at the ends of a document are arguments. Therefore there are at most T / chunk stored states,
+// even for short documents.
 #pragma once
 
 #include "index.h"
@@ -16,8 +16,8 @@ ULY_BOTH int up32(int n) { return (n + 31) / 32 * 32; }
 
 constexpr float DELTA_EPS = 1e-6f; // added under the square root of the L2 norm of q and k
 
-// Bytes of shared memory, less than 99 KiB, the smallest limit of any GPU for a block. DELTA_WIDE
-// and DELTA_NARROW: padded rows of dense tiles of 64 and 32 columns.
+// Bytes of shared memory. All are less than 99 KiB, the smallest limit of any GPU for a block.
+// DELTA_WIDE and DELTA_NARROW are padded rows of dense tiles of 64 and 32 columns.
 constexpr int DELTA_WIDE = DELTA_CHUNK + 8, DELTA_NARROW = DELTA_SLICE + 8;
 constexpr int64_t DELTA_PREPARE = 4 * (2 * DELTA_CHUNK * DELTA_WIDE + DELTA_CHUNK * DELTA_WIDE + 5 * DELTA_CHUNK);
 constexpr int64_t DELTA_OUT = 4 * (DELTA_CHUNK * DELTA_WIDE + DELTA_CHUNK * (DELTA_CHUNK + 4));
@@ -28,23 +28,22 @@ inline int64_t delta_scan_bytes(int dim_k, int chunk) {
               2 * chunk * (DELTA_SLICE + 4) + 4 * chunk);
 }
 
-// DeltaShape is the extents that sizes depend on.
+// DeltaShape has the extents that sizes depend on.
 struct DeltaShape {
   int64_t tokens, key_heads, value_heads, dk, dv;
   int64_t chunk;           // tokens of a chunk, a multiple of 16
-  int64_t group;           // value heads of one key head at most
-  const int64_t *key_head; // NULL = h / (value heads / key heads)
+  int64_t group;           // most value heads of one key head
+  const int64_t *key_head; // NULL: h / (value heads / key heads)
 
   int64_t key(int64_t h) const { return key_head ? key_head[h] : h / (value_heads / key_heads); }
   int64_t seams() const { return tokens / chunk; }
 };
 
-// delta_chunk returns the tokens of a chunk where at most `asked` are wanted (0: any). Chunks of
-// wide keys are shorter, so that a chunk and a slice of the state fit into the shared memory of any
-// GPU.
-inline int64_t delta_chunk(int64_t asked, int64_t dk) {
+// delta_chunk returns the tokens of a chunk, at most `limit` (0: no limit). Chunks of wide keys are
+// shorter, so that a chunk and a slice of the state fit into the shared memory of any GPU.
+inline int64_t delta_chunk(int64_t limit, int64_t dk) {
   const int64_t full = dk > 128 ? 32 : DELTA_CHUNK;
-  return asked <= 0 || asked >= full ? full : asked / 16 * 16;
+  return limit <= 0 || limit >= full ? full : limit / 16 * 16;
 }
 
 inline DeltaShape delta_shape(int64_t tokens, int64_t key_heads, int64_t value_heads, int64_t dk, int64_t dv,
@@ -61,16 +60,16 @@ inline int64_t delta_saved(const DeltaShape &s) { return ceil_div(s.value_heads 
 
 enum DeltaPass { DELTA_FORWARD, DELTA_BACKWARD, DELTA_STATE };
 
-// DeltaLayout is the layout of a workspace, as byte offsets: tables (int64), the factors of the L2
-// norms, and the intermediate results of `heads` value heads, head by head. All but states have a
-// row for each token.
+// DeltaLayout is the layout of a workspace, in byte offsets: tables (int64), the factors of the L2
+// norms, and the intermediate results of `heads` value heads, head by head. All results but states
+// have a row for each token.
 struct DeltaLayout {
-  // start [documents + 1]: first token; chunks [documents + 1]: chunks in the preceding documents;
-  // document [documents]: index in the call's list
+  // start [documents + 1]: first token; chunks [documents + 1]: number of chunks in the preceding
+  // documents; document [documents]: index in the call's list
   int64_t start, chunks, document;
   int64_t key_head, first;     // [value heads] key head; [key heads + 1] first value head
   int64_t unit_q, unit_k;      // [key heads][T] F32, with L2Norm
-  int64_t heads;               // value heads of a pass
+  int64_t heads;               // value heads that are computed at a time
   int64_t decay;               // [heads][T] float4
   int64_t solve, scores, keys; // [heads][T][chunk] F32
   int64_t x, y;                // [heads][T][dv] F32
@@ -79,7 +78,8 @@ struct DeltaLayout {
   int64_t bytes;
 };
 
-// delta_layout: `documents` counts those with tokens; only the tables depend on it.
+// delta_layout returns the layout. `documents` counts documents with tokens; only the tables depend
+// on it.
 inline DeltaLayout delta_layout(const DeltaShape &s, int64_t documents, DeltaPass pass) {
   DeltaLayout l = {};
   auto take = [&](int64_t n, int64_t size) {
@@ -113,19 +113,20 @@ inline DeltaLayout delta_layout(const DeltaShape &s, int64_t documents, DeltaPas
   heads(1);
   l.heads = least(s.value_heads, most(s.group, DELTA_GROUP_BYTES / most(l.bytes - front, 1)));
   heads(l.heads);
-  // Fewer tokens, with which more heads fit, must not need more bytes than many.
+  // More heads fit if there are fewer tokens. A call with fewer tokens must not need more bytes.
   if (l.heads < s.value_heads) l.bytes = most(l.bytes, front + DELTA_GROUP_BYTES);
   return l;
 }
 
-// DeltaHeads is a group of value heads [lo, hi) that one pass computes, and the key heads that end
-// in it: all value heads of a key head are in one group, with the key heads without value heads
-// between them.
+// DeltaHeads is a group of value heads [lo, hi) that are computed at a time, and their key heads
+// [key_lo, key_hi). All value heads of a key head are in one group. Key heads without value heads
+// belong to the group of the preceding key head.
 struct DeltaHeads {
   int64_t lo, hi, key_lo, key_hi;
 };
 
-// delta_heads returns the group after `before`, empty when there is none. The first call passes {}.
+// delta_heads returns the group after `before`; it is empty if there is none. The first call passes
+// {}.
 inline DeltaHeads delta_heads(const DeltaShape &s, const DeltaLayout &l, const DeltaHeads &before) {
   DeltaHeads x = {before.hi, least(before.hi + l.heads, s.value_heads), before.key_hi, s.key_heads};
   if (x.hi == s.value_heads) return x;
@@ -141,8 +142,8 @@ inline int64_t delta_documents(const int64_t *cu, int64_t documents, int64_t tok
   return n;
 }
 
-// delta_tables calls put(byte, value) for every entry of the tables, and returns the number of
-// chunks of all documents. Documents without tokens are left out unless `all` is true.
+// delta_tables calls put(byte offset, value) for every entry of the tables, and returns the number
+// of chunks of all documents. Documents without tokens are skipped unless `all` is true.
 template <class Put> int64_t delta_tables(const DeltaShape &s, const DeltaLayout &l, const int64_t *cu,
                                           int64_t documents, bool all, Put put) {
   int64_t n = 0, chunks = 0;
@@ -165,8 +166,8 @@ template <class Put> int64_t delta_tables(const DeltaShape &s, const DeltaLayout
 }
 
 // DeltaChunk is one chunk: `rows` tokens from `token` on. The seam before it is seam - 1 (none for
-// a document's first chunk), the seam after it is seam (none for the last).
-struct DeltaChunk {
+// the first chunk of a document), the seam after it is seam (none for the last).
+struct DeltaChunk {              // document: index among the documents with tokens
   int64_t document, token, seam; // document: its index among those with tokens
   int rows;
   bool first, last;
@@ -185,7 +186,7 @@ ULY_BOTH DeltaChunk delta_chunk_at(const int64_t *start, const int64_t *chunks, 
   return c;
 }
 
-// delta_find returns chunk n of all.
+// delta_find returns chunk n of all documents.
 ULY_BOTH DeltaChunk delta_find(const int64_t *start, const int64_t *chunks, int64_t documents, int64_t n, int chunk) {
   int64_t lo = 0, hi = documents; // chunks[lo] <= n < chunks[hi]
   while (hi - lo > 1) {

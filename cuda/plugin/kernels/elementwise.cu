@@ -1,6 +1,6 @@
-// Fill: dst = value, of any type but F16 and any strides. Add: dst = a + b, F32 or BF16 with dense last
-// axes. Scale: x *= f, F32 or BF16 and dense. One pass over memory, in vectors of 16 bytes where
-// addresses and strides allow.
+// Fill: dst = value, for any strides and any type but F16. Add: dst = a + b, for F32 or BF16 with
+// dense last axes. Scale: x *= f, for dense F32 or BF16. Each reads and writes memory once, in
+// vectors of 16 bytes if addresses and strides allow.
 #include <string.h>
 
 #include "check.h"
@@ -31,8 +31,7 @@ int32_t fill(uly_device *d, uly_stream *s, const void *args) {
   const uly_fill *a = (const uly_fill *)args;
   const uly_tensor *dst = &a->dst;
   Check c(d, "Fill");
-  if (dst->dtype == ULY_F16 || size_of(dst->dtype) == 0)
-    c.refuse("%s: must be of a type other than F16", text_of(*dst).c_str());
+  if (dst->dtype == ULY_F16 || size_of(dst->dtype) == 0) c.refuse("%s: F16 is not supported", text_of(*dst).c_str());
   c.shape("dst", *dst, dst->dtype, Shape(*dst));
   if (c.failed() || elements(*dst) == 0) return c.code;
 
@@ -41,7 +40,7 @@ int32_t fill(uly_device *d, uly_stream *s, const void *args) {
     float f32;
     uint16_t bf16;
     double f64;
-    int64_t i64; // a prefix of it is the value in any shorter type
+    int64_t i64; // the first bytes of i64 are the value in any shorter integer type
     unsigned char bytes[16];
   } value;
   switch (dst->dtype) {
@@ -67,7 +66,7 @@ int32_t fill(uly_device *d, uly_stream *s, const void *args) {
   return check_launch(d, "cuda.Fill");
 }
 
-// dst, a, b. dst may be a or b.
+// Operands: dst, a, b. dst may be a or b.
 template <typename T> struct Add {
   enum { OPERANDS = 3, READ = 0b110, WRITTEN = 0b001 };
   __device__ static void apply(float (&x)[3]) { x[0] = x[1] + x[2]; }

@@ -1,5 +1,5 @@
-// Elementwise kernels: one kernel and one launch for every operation that computes each element from
-// the elements at the same index of its operands. swiglu.cu is an example.
+// Elementwise kernels: one kernel for every operation that computes each element from the elements
+// at the same index of its operands. swiglu.cu is an example.
 //
 // An operation is a struct template F<T> over the type of the elements, float or bf16:
 //
@@ -8,8 +8,8 @@
 //     __device__ static void apply(float (&x)[3]) { x[0] = x[1] * sigmoid<T>(x[1]) * x[2]; }
 //   };
 //
-// apply computes one element in F32. The kernel loads the operands in READ before it stores those in
-// WRITTEN, in the same thread, so an output may be the same memory as an input.
+// apply computes one element in F32. A thread loads the operands in READ before it stores those in
+// WRITTEN, so an output may use the memory of an input.
 #pragma once
 
 #include "values.h"
@@ -18,8 +18,8 @@ template <typename T, int N> struct ElementwiseOperands {
   T *data[N];
 };
 
-// elementwise_units computes units of K elements. NARROW: there are fewer than 2^31 units, and indices
-// are divided by multiplication.
+// elementwise_units computes units of K elements. NARROW: there are fewer than 2^31 units, so
+// indices are divided by multiplication.
 template <template <typename> class F, typename T, int K, bool NARROW> __global__ void __launch_bounds__(256)
     elementwise_units(Walk<F<T>::OPERANDS> walk, ElementwiseOperands<T, F<T>::OPERANDS> operands) {
   constexpr int N = F<T>::OPERANDS;
@@ -66,8 +66,8 @@ void launch_elementwise(uly_stream *s, const uly_tensor *const (&tensors)[N]) {
   else launch_elementwise<F, T, 1>(s, p, operands);
 }
 
-// launch_elementwise launches F on tensors of one shape and of `type`, ULY_F32 or ULY_BF16. The caller
-// has checked shapes and types; there is at least one element.
+// launch_elementwise launches F on tensors of one shape and of `type`, ULY_F32 or ULY_BF16. The
+// caller has checked shapes and types. There must be at least one element.
 template <template <typename> class F, int N>
 void launch_elementwise(uly_stream *s, int type, const uly_tensor *const (&tensors)[N]) {
   static_assert(N == F<float>::OPERANDS, "a tensor for each operand");

@@ -1,16 +1,16 @@
-// Embedding: y[t] = table[ids[t]] for table [V, N] and ids [T]; backward: dtable[ids[t]] += dy[t], F32.
-// The backward pass adds the gradients of a row's tokens in the order of the tokens: each row of the
-// table has one owner, a block that reads all ids. An id outside of the table is reported (faults.h).
+// Embedding: y[t] = table[ids[t]] for table [V, N] and ids [T]. Backward: dtable[ids[t]] += dy[t]
+// in F32, in the order of the tokens: each row of the table belongs to one block, which reads all
+// ids. An id outside of the table is reported (faults.h).
 #include "check.h"
 #include "faults.h"
 #include "values.h"
 
 namespace {
 
-// CHUNK: the ids that an owner reads between barriers.
+// CHUNK: the ids that a block reads between barriers.
 constexpr int BLOCK = 256, STEPS = 8, CHUNK = BLOCK * STEPS;
 
-// embed_rows copies rows of units U.
+// embed_rows copies rows in units of type U.
 template <typename U> __global__ void __launch_bounds__(BLOCK)
     embed_rows(U *y, const U *table, const int32_t *ids, int64_t y_row, int64_t table_row, int64_t vocabulary,
                int64_t units, int64_t each, Divider by, bool narrow, uly_fault *fault) {
@@ -61,12 +61,12 @@ template <typename T> struct Gradient {
   uly_fault *fault;
 };
 
-// embed_backward: a block owns some rows in one group of columns. For each chunk of ids it lists the
-// tokens of its rows in order and adds their gradients in that order. The current row's sum stays in
-// registers until a token of another row follows.
+// embed_backward: a block has the rows of one owner (vocabulary_owners) in one group of columns.
+// For each chunk of ids, it lists the tokens of its rows in order and adds their gradients in that
+// order. The sum of the current row stays in registers until a token of another row follows.
 template <typename T, bool ALIGNED> __global__ void __launch_bounds__(BLOCK, 3) embed_backward(Gradient<T> a) {
   constexpr int K = Wide<T>::LANES, AHEAD = 4;
-  // the list: token within the chunk, and row of the table
+  // the list: tokens within the chunk, and their rows of the table
   __shared__ int32_t token[CHUNK], row[CHUNK];
   __shared__ int found[STEPS][BLOCK / 32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -86,7 +86,7 @@ template <typename T, bool ALIGNED> __global__ void __launch_bounds__(BLOCK, 3) 
       if (there && inside && (id[j] & (a.owners - 1)) == owner) mine |= 1u << j;
       if (there && !inside && blockIdx.x == 0) report(a.fault, ULY_OP_EMBEDDING_BACKWARD, id[j], t);
     }
-    // The barrier also separates this chunk's list from the additions of the chunk before.
+    // The barrier also separates this chunk's list from the additions of the previous chunk.
     if (!__syncthreads_or(mine != 0)) continue;
 #pragma unroll
     for (int j = 0; j < STEPS; j++) {
@@ -175,12 +175,10 @@ int32_t fault_error(uly_device *d, uly_fault *fault) {
   const uly_fault f = *fault;
   fault->op = 0;
   if (f.op == 1 + ULY_OP_CROSS_ENTROPY)
-    return fail(
-        d, ULY_INTERNAL,
-        "cuda.CrossEntropy: target %d of row %lld: there is no such logit; the data reader lets none outside pass",
-        f.id, (long long)f.at);
-  return fail(d, ULY_INTERNAL,
-              "cuda.%s: id %d of token %lld: the table has no such row; the data reader lets none outside pass",
+    return fail(d, ULY_INTERNAL,
+                "cuda.CrossEntropy: target %d of row %lld is outside of the logits; check the ids in the data", f.id,
+                (long long)f.at);
+  return fail(d, ULY_INTERNAL, "cuda.%s: id %d of token %lld is outside of the table; check the ids in the data",
               f.op == 1 + ULY_OP_EMBEDDING_FORWARD ? "EmbeddingForward" : "EmbeddingBackward", f.id, (long long)f.at);
 }
 

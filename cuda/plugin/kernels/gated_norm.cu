@@ -1,7 +1,6 @@
-// The gated RMSNorm of linear attention (Gated DeltaNet, arXiv:2412.06464):
-// y = x · rstd · w · silu(gate) over the last axis of x [T, N] or [T, H, N],
-// rstd = 1 / sqrt(mean(x²) + eps). A group of 16 or 32 threads keeps a row in registers; a block computes
-// a longer row and reads it twice.
+// The gated RMSNorm of linear attention (Gated DeltaNet, arXiv:2412.06464): y = x · rstd · w ·
+// silu(gate) over the last axis of x [T, N] or [T, H, N], rstd = 1 / sqrt(mean(x²) + eps). A group
+// of 16 or 32 threads keeps a row in registers. Longer rows are computed by a block and read twice.
 #include "check.h"
 #include "columns.h"
 #include "values.h"
@@ -19,15 +18,16 @@ template <typename T> struct Forward {
   float eps;
 };
 
-// gated_forward: a thread of a group of 16 or 32 has one pack of the row; a thread of a block has any
-// number.
+// gated_forward: in a group of 16 or 32 threads, a thread has one pack of the row. In a block, a
+// thread has any number of packs.
 template <typename T, int G, bool ALIGNED> __global__ void __launch_bounds__(BLOCK) gated_forward(Forward<T> a) {
   constexpr int K = Wide<T>::LANES, GROUPS = BLOCK / G;
   __shared__ float room[BLOCK / 32];
   const int lane = threadIdx.x % G;
   for (int64_t base = (int64_t)blockIdx.x * GROUPS; base < a.rows.rows; base += (int64_t)gridDim.x * GROUPS) {
     const int64_t r = base + threadIdx.x / G;
-    const int64_t n = r < a.rows.rows ? a.n : 0; // 0: this group has no row and only meets barriers
+    // 0: the group has no row, but takes part in the barriers
+    const int64_t n = r < a.rows.rows ? a.n : 0;
     int64_t t, h;
     a.rows.split(r, &t, &h);
     const T *x = a.x + t * a.rows.token[0] + h * a.rows.head[0],
@@ -63,7 +63,7 @@ template <typename T> struct Backward {
   int64_t n, parts;
 };
 
-// Row is the addresses of one row's operands.
+// Row has the addresses of one row's operands.
 template <typename T> struct Row {
   const T *x, *gate, *dy;
   T *dx, *dgate;
@@ -76,12 +76,13 @@ template <typename T> struct Row {
   }
 };
 
-// Unit is a pack of a row: x, the gradient of the normed row (before the gate), and the gate's gradient.
+// Unit is a pack of a row: x, the gradient of the normalized row (before the gate), and the gate's
+// gradient.
 template <typename T, bool ALIGNED> struct Unit {
   enum { K = Wide<T>::LANES };
   float x[K], dnorm[K], dgate[K], w[K];
-  // take loads the pack, computes its gradients and returns Σ dnorm·w·x.
-  __device__ __forceinline__ float take(const Backward<T> &a, const Row<T> &row, int64_t c, int64_t n, float rstd) {
+  // read loads the pack, computes its gradients and returns Σ dnorm·w·x.
+  __device__ __forceinline__ float read(const Backward<T> &a, const Row<T> &row, int64_t c, int64_t n, float rstd) {
     float g[K], d[K], sum = 0;
     load_some<ALIGNED, K>(row.x + c, n - c, x);
     load_some<ALIGNED, K>(row.gate + c, n - c, g);
@@ -96,7 +97,7 @@ template <typename T, bool ALIGNED> struct Unit {
     }
     return sum;
   }
-  __device__ __forceinline__ void put(const Row<T> &row, int64_t c, int64_t n, float rstd, float mean) {
+  __device__ __forceinline__ void write(const Row<T> &row, int64_t c, int64_t n, float rstd, float mean) {
     store_some<ALIGNED, K>(row.dgate + c, n - c, dgate);
 #pragma unroll
     for (int i = 0; i < K; i++) dgate[i] = madd(dnorm[i] * rstd, w[i], -x[i] * mean);
@@ -104,8 +105,8 @@ template <typename T, bool ALIGNED> struct Unit {
   }
 };
 
-// gated_backward computes a part of the rows: group g of a block has rows g, g + GROUPS, …, and each
-// thread sums the weight's gradient of its own columns.
+// gated_backward computes a part of the rows: group g of a block has rows g, g + GROUPS, …, and
+// each thread sums the weight's gradient of its own columns.
 template <typename T, int G, bool ALIGNED> __global__ void __launch_bounds__(BLOCK) gated_backward(Backward<T> a) {
   constexpr int K = Wide<T>::LANES, GROUPS = BLOCK / G;
   __shared__ float sums[GROUPS][G * K];
@@ -121,10 +122,10 @@ template <typename T, int G, bool ALIGNED> __global__ void __launch_bounds__(BLO
       const Row<T> row(a, r);
       const float rstd = n > 0 ? a.rstd[r] : 0.0f;
       Unit<T, ALIGNED> u;
-      const float mean = rstd * rstd * rstd * (group_sum<G>(u.take(a, row, c, n, rstd), nullptr) / (float)a.n);
+      const float mean = rstd * rstd * rstd * (group_sum<G>(u.read(a, row, c, n, rstd), nullptr) / (float)a.n);
 #pragma unroll
       for (int i = 0; i < K; i++) dw[i] = madd(u.dnorm[i], u.x[i] * rstd, dw[i]);
-      u.put(row, c, n, rstd, mean);
+      u.write(row, c, n, rstd, mean);
     }
 #pragma unroll
     for (int i = 0; i < K; i++) sums[group][c + i] = dw[i];
@@ -138,8 +139,8 @@ template <typename T, int G, bool ALIGNED> __global__ void __launch_bounds__(BLO
   }
 }
 
-// gated_backward_long writes dx and dgate of rows longer than a group's. The gradient of their weight is
-// a column sum (columns.h).
+// gated_backward_long writes dx and dgate for rows that are too long for a group. The weight's
+// gradient is a column sum (columns.h).
 template <typename T, bool ALIGNED> __global__ void __launch_bounds__(BLOCK) gated_backward_long(Backward<T> a) {
   constexpr int K = Wide<T>::LANES;
   __shared__ float room[BLOCK / 32];
@@ -148,11 +149,11 @@ template <typename T, bool ALIGNED> __global__ void __launch_bounds__(BLOCK) gat
     const float rstd = a.rstd[r];
     Unit<T, ALIGNED> u;
     float dot = 0;
-    for (int64_t c = threadIdx.x * K; c < a.n; c += BLOCK * K) dot += u.take(a, row, c, a.n, rstd);
+    for (int64_t c = threadIdx.x * K; c < a.n; c += BLOCK * K) dot += u.read(a, row, c, a.n, rstd);
     const float mean = rstd * rstd * rstd * (block_sum(dot, room) / (float)a.n);
     for (int64_t c = threadIdx.x * K; c < a.n; c += BLOCK * K) {
-      u.take(a, row, c, a.n, rstd);
-      u.put(row, c, a.n, rstd, mean);
+      u.read(a, row, c, a.n, rstd);
+      u.write(row, c, a.n, rstd, mean);
     }
     __syncthreads();
   }
@@ -180,7 +181,7 @@ template <typename T> struct GatedRows {
   }
 };
 
-// norm_shape checks the arguments that forward and backward share.
+// norm_shape checks the arguments that forward and backward share. It returns the type.
 int norm_shape(Check &c, const uly_tensor &x, const uly_tensor &gate, const uly_tensor &w, const uly_tensor &rstd) {
   const int type = c.compute("x", x);
   if (x.ndim != 2 && x.ndim != 3) {
@@ -194,7 +195,7 @@ int norm_shape(Check &c, const uly_tensor &x, const uly_tensor &gate, const uly_
   c.dense("w", w, type, {n});
   c.dense("rstd", rstd, ULY_F32, Shape(rstd));
   if (elements(rstd) != rows) c.refuse("rstd is %s: want %lld elements", text_of(rstd).c_str(), (long long)rows);
-  if (n == 0) c.refuse("x is %s: a mean over no features", text_of(x).c_str());
+  if (n == 0) c.refuse("x is %s: there are no features", text_of(x).c_str());
   return type;
 }
 
@@ -255,7 +256,8 @@ template <typename T> void backward_of(uly_stream *s, const uly_gated_rmsnorm_gr
   float *dw = (float *)p->dw.data;
   if (packs <= 16) return start_backward<T, 16>(s, a, dw, aligned);
   if (packs <= 32) return start_backward<T, 32>(s, a, dw, aligned);
-  // The column sums read dy and gate, so they come before dx and dgate, which may be the same memory.
+  // The column sums read dy and gate. They run before dx and dgate are written, which may be the
+  // same memory.
   start_columns(s, GatedRows<T>{a}, aligned, a.rows.rows, n, dw);
   const unsigned grid = blocks_for(a.rows.rows, 1);
   if (aligned) LAUNCH((gated_backward_long<T, true>), grid, BLOCK, 0, s, a);

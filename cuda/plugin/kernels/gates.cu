@@ -1,6 +1,6 @@
 // Gates of linear attention and of gated softmax attention. DeltaGates (Gated DeltaNet,
-// arXiv:2412.06464), for a, b [T, H]: g = -exp(a_log) · softplus(a + dt_bias), beta = sigmoid(b), both F32.
-// SigmoidGate: y = x · sigmoid(gate), element by element.
+// arXiv:2412.06464), for a, b [T, H]: g = -exp(a_log) · softplus(a + dt_bias) and beta =
+// sigmoid(b), both F32. SigmoidGate: y = x · sigmoid(gate), elementwise.
 #include "check.h"
 #include "columns.h"
 #include "elementwise.h"
@@ -9,7 +9,7 @@ namespace {
 
 constexpr int BLOCK = 256, WARPS = BLOCK / 32;
 
-// A Parameter is of the activations' type T, or F32 (wide).
+// A Parameter has the type T of the activations, or F32 (wide).
 struct Parameter {
   const void *p;
   bool wide;
@@ -46,8 +46,8 @@ template <typename T> struct GatesGradient {
   int64_t rows, parts;
 };
 
-// gates_backward computes a part of the rows: a lane has a head, and warp w has rows w, w + WARPS, ….
-// da and db may be a and b: a thread reads each element before it writes it.
+// gates_backward computes a part of the rows: a lane has a head, and warp w has rows w, w + WARPS,
+// …. da and db may be a and b, because a thread reads each element before it writes it.
 template <typename T> __global__ void __launch_bounds__(BLOCK) gates_backward(Gates<T> p, GatesGradient<T> g) {
   __shared__ float room[2][WARPS][32];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -97,8 +97,8 @@ template <typename T> void gates_forward_of(uly_stream *s, const uly_delta_gates
          Divider(heads), is_narrow(n), (float *)a->g.data, (float *)a->beta.data, a->g.stride[0], a->beta.stride[0]);
 }
 
-// gates_backward_of launches a kernel for each group of heads whose partial sums fit into the scratch.
-// The parts do not depend on the number of heads, so a head's sums do not either.
+// gates_backward_of launches one kernel for each group of heads whose partial sums fit into the
+// scratch. The parts do not depend on the number of heads, so neither do the sums of a head.
 template <typename T> void gates_backward_of(uly_stream *s, const uly_delta_gates_grad *a) {
   const Gates<T> all = gates_of<T>(a->a, a->b, a->a_log, a->dt_bias);
   const int64_t rows = a->a.shape[0], room = s->scratch_bytes / 4;
@@ -126,7 +126,7 @@ template <typename T> void gates_backward_of(uly_stream *s, const uly_delta_gate
   }
 }
 
-// gates_shape checks the arguments that forward and backward share.
+// gates_shape checks the arguments that forward and backward share. It returns the type.
 int gates_shape(Check &c, const uly_tensor &a, const uly_tensor &b, const uly_tensor &a_log,
                 const uly_tensor &dt_bias) {
   const int type = c.compute("a", a);
@@ -165,13 +165,13 @@ int32_t delta_backward(uly_device *d, uly_stream *s, const void *args) {
   return check_launch(d, "cuda.DeltaGatesBackward");
 }
 
-// y, x, gate
+// Operands: y, x, gate.
 template <typename T> struct SigmoidForward {
   enum { OPERANDS = 3, READ = 0b110, WRITTEN = 0b001 };
   __device__ static void apply(float (&x)[3]) { x[0] = x[1] * sigmoid<T>(x[2]); }
 };
 
-// dx, dgate, x, gate, dy. dx and dgate may be dy and gate.
+// Operands: dx, dgate, x, gate, dy. dx and dgate may be dy and gate.
 template <typename T> struct SigmoidBackward {
   enum { OPERANDS = 5, READ = 0b11100, WRITTEN = 0b00011 };
   __device__ static void apply(float (&x)[5]) {

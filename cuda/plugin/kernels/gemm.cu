@@ -1,6 +1,6 @@
-// GEMM: C [M, N] = A [M, K] · B [K, N] (+ bias [N], or + C), F32 or BF16, any strides with one
-// dense axis. "naive" multiplies tiles in shared memory with F32 fused multiply-adds, in the order
-// of k. cuBLASLt's row is in libraries/gemm_rows.cu.
+// GEMM: C [M, N] = A [M, K] · B [K, N] (+ bias [N], or + C), F32 or BF16, with any strides and one
+// dense axis. The kernel "naive" multiplies tiles in shared memory with F32 fused multiply-adds, in
+// the order of k. libraries/gemm_rows.cu registers cuBLASLt.
 #include "gemm.h"
 #include "check.h"
 #include "values.h"
@@ -9,25 +9,27 @@ static bool matrix(const uly_tensor &t, int64_t rows, int64_t columns) {
   return t.where == ULY_CUDA && t.ndim == 2 && t.shape[0] == rows && t.shape[1] == columns;
 }
 
-// gemm_refusal checks what memory safety needs.
+// gemm_refusal checks only what memory safety needs.
 std::string gemm_refusal(const uly_gemm &g) {
   int64_t m = g.a.shape[0], k = g.a.shape[1], n = g.b.shape[1];
   std::string product = text_of(g.a) + " · " + text_of(g.b) + " -> " + text_of(g.c) + ": ";
   bool types = (g.a.dtype == ULY_F32 || g.a.dtype == ULY_BF16) && g.b.dtype == g.a.dtype &&
                (g.c.dtype == g.a.dtype || g.c.dtype == ULY_F32);
   if (!types || !matrix(g.a, m, k) || !matrix(g.b, k, n) || !matrix(g.c, m, n))
-    return product + "the shapes must be [M, K], [K, N], [M, N], of F32 or BF16 on the GPU; C may be F32 with either";
+    return product +
+           "the shapes must be [M, K], [K, N], [M, N], in F32 or BF16 in device memory; C may be F32 if A and B are "
+           "BF16";
   const uly_tensor &bias = g.bias;
   if (bias.data && (g.accumulate || bias.dtype != g.b.dtype || bias.where != ULY_CUDA || bias.ndim != 1 ||
                     bias.shape[0] != n || (n > 1 && bias.stride[0] != 1)))
-    return "bias " + text_of(bias) + ", accumulate " + std::to_string(g.accumulate) + ": a bias is dense, [" +
-           std::to_string(n) + "], of B's type, and excludes accumulation";
+    return "bias " + text_of(bias) + ", accumulate " + std::to_string(g.accumulate) + ": a bias must be dense, [" +
+           std::to_string(n) + "], have B's type, and exclude accumulation";
   if (gemm_unit(gemm_view_of(g.a)) < 0 || gemm_unit(gemm_view_of(g.b)) < 0 || (n > 1 && g.c.stride[1] != 1))
-    return product + "A and B need an axis of stride 1, C a last axis of stride 1";
+    return product + "A and B need an axis of stride 1, and C needs a last axis of stride 1";
   for (const uly_tensor *t : {&g.a, &g.b, &g.c})
-    if (t->data == nullptr && elements(*t) > 0) return product + "a matrix without memory";
+    if (t->data == nullptr && elements(*t) > 0) return product + "a matrix has no memory";
   for (const uly_tensor *t : {&g.a, &g.b, &g.c, &bias})
-    if (misaligned(t->data, t->dtype)) return product + "an address must be a multiple of its type's bytes";
+    if (misaligned(t->data, t->dtype)) return product + "addresses must be multiples of the element size";
   return "";
 }
 
@@ -36,9 +38,8 @@ namespace {
 // A thread computes SIDE x SIDE elements of C.
 enum { TILE = 64, DEPTH = 16, THREADS = 256, SIDE = 4, PITCH = TILE + 4 };
 
-// fetch copies a tile of TILE lines (rows of A, columns of B) by DEPTH steps of k into shared
-// memory, with zeros beyond the matrix. Consecutive threads read along the axis that is dense in
-// memory.
+// fetch copies a tile of TILE lines (rows of A, columns of B) by DEPTH steps of k to shared memory,
+// with zeros beyond the matrix. Consecutive threads read along the axis that is dense in memory.
 template <class T> __device__ __forceinline__ void fetch(float (*tile)[PITCH], const T *x, int64_t line0, int64_t lines,
                                                          int64_t by_line, int64_t k0, int64_t depth, int64_t by_k) {
   for (int i = threadIdx.x; i < TILE * DEPTH; i += THREADS) {
@@ -50,7 +51,7 @@ template <class T> __device__ __forceinline__ void fetch(float (*tile)[PITCH], c
 
 struct naive_args {
   gemm_view a, b, c;
-  int64_t across, tiles; // tiles of C: in a row of tiles, in all
+  int64_t across, tiles; // tiles of C: in a row of tiles, and in all
   const void *pa, *pb, *bias;
   void *pc;
   int accumulate;
@@ -105,7 +106,7 @@ int32_t naive(uly_device *d, uly_stream *s, const void *args) {
   n.across = (n.c.columns + TILE - 1) / TILE;
   n.tiles = n.across * ((n.c.rows + TILE - 1) / TILE);
   if (n.tiles == 0) return ULY_OK;
-  // The stride of an axis of extent 1 may have any value; fetch needs a stride of 1 only along a
+  // The stride of an axis of extent 1 may have any value. fetch needs a stride of 1 only along a
   // dense axis.
   const int blocks = static_cast<int>(n.tiles < 1 << 30 ? n.tiles : 1 << 30);
   if (g.a.dtype == ULY_F32) {

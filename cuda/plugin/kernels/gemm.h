@@ -1,4 +1,4 @@
-// What the kernels of GEMM share with cuBLASLt's row.
+// Declarations that the GEMM kernels share.
 #pragma once
 
 #include <string>
@@ -8,5 +8,5 @@
 
 inline gemm_view gemm_view_of(const uly_tensor &t) { return {t.shape[0], t.shape[1], t.stride[0], t.stride[1]}; }
 
-// gemm_refusal returns why the arguments are invalid, "" for valid ones.
+// gemm_refusal returns why the arguments are invalid, "" if they are valid.
 std::string gemm_refusal(const uly_gemm &g);

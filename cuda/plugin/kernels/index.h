@@ -1,5 +1,5 @@
-// Index arithmetic of the operations: merging axes, offsets of elements, tiles, and the parts of sums.
-// The file includes no CUDA, so that index_test.cpp can test it on the host with extents larger than
+// Index arithmetic of the operations: merging axes, offsets of elements, tiles, and the division of
+// sums. The file includes no CUDA; index_test.cpp tests it on the host, with extents larger than
 // any memory.
 #pragma once
 
@@ -50,7 +50,7 @@ inline bool contiguous(const uly_tensor &t) {
   return true;
 }
 
-// is_narrow reports whether n items can be numbered in 31 bits, so that a Divider applies.
+// is_narrow reports whether n items have numbers below 2^31, so that a Divider can be used.
 inline bool is_narrow(int64_t n) { return n <= INT32_MAX && narrow_allowed(); }
 
 // Divider divides numbers below 2^31 by multiplying with a constant (Granlund and Montgomery 1994,
@@ -59,7 +59,7 @@ struct Divider {
   uint32_t divisor = 1, magic = 1, shift = 0;
   Divider() = default;
   explicit Divider(int64_t d) {
-    if (d < 1 || d > INT32_MAX) return; // the walk is not narrow and uses no Divider
+    if (d < 1 || d > INT32_MAX) return; // the walk is not narrow and does not use its Divider
     divisor = (uint32_t)d;
     while ((1ull << shift) < divisor) shift++;
     magic = (uint32_t)((1ull << 32) * ((1ull << shift) - divisor) / divisor + 1);
@@ -67,8 +67,9 @@ struct Divider {
   ULY_BOTH uint32_t operator()(uint32_t n) const { return ((uint32_t)((uint64_t)n * magic >> 32) + n) >> shift; }
 };
 
-// Plane is a shape with the strides of several operands. Axes of extent 1 are dropped, axes that are
-// contiguous in every operand are merged, and the order of axes is one operand's, largest stride first.
+// Plane is a shape with the strides of several operands. Axes of extent 1 are dropped, and axes
+// that are contiguous in every operand are merged. The axes are in the order of one operand,
+// largest stride first.
 struct Plane {
   int rank = 0, count = 0;
   int64_t shape[ULY_AXES];
@@ -81,7 +82,8 @@ struct Plane {
   }
 };
 
-// plane_of returns the plane of operands of one shape, in the order of operands[by].
+// plane_of returns the plane of operands that have one shape, with the axes in the order of
+// operands[by].
 inline Plane plane_of(const uly_tensor *const *operands, int count, int by) {
   Plane p;
   p.count = count;
@@ -105,8 +107,9 @@ inline Plane plane_of(const uly_tensor *const *operands, int count, int by) {
   return p;
 }
 
-// fits_unit reports whether k elements can be accessed as one unit: the innermost axis is dense in every
-// operand and a multiple of k long, and every unit's address is a multiple of its size.
+// fits_unit reports whether k elements can be accessed as one unit: in every operand, the innermost
+// axis is dense, its extent is a multiple of k, and the address of every unit is a multiple of the
+// unit's size.
 inline bool fits_unit(const Plane &p, const void *const *data, const int64_t *sizes, int64_t k) {
   if (k == 1) return true;
   if (p.rank == 0 || p.shape[p.rank - 1] % k != 0) return false;
@@ -118,7 +121,7 @@ inline bool fits_unit(const Plane &p, const void *const *data, const int64_t *si
   return true;
 }
 
-// units_of returns the plane with units of k elements as its elements.
+// units_of returns the plane whose elements are units of k elements.
 inline Plane units_of(Plane p, int64_t k) {
   if (k == 1) return p;
   p.shape[p.rank - 1] /= k;
@@ -127,8 +130,8 @@ inline Plane units_of(Plane p, int64_t k) {
   return p;
 }
 
-// Walk computes the offsets, in elements, of unit i of a plane in N operands. A narrow walk has fewer
-// than 2^31 units and divides by multiplication; offsets have 64 bits either way.
+// Walk computes the offsets, in elements, of unit i of a plane in N operands. A narrow walk has
+// fewer than 2^31 units and divides by multiplication. Offsets have 64 bits in both cases.
 template <int N> struct Walk {
   int rank = 0;
   bool narrow = true;
@@ -162,16 +165,18 @@ template <int N> struct Walk {
   }
 };
 
-// Transpose describes a copy whose dst is dense along axis x and whose src is dense along axis y. The
-// copy uses square tiles of `edge`, in the order of the plane's other axes, then y, then x.
+// Transpose describes a copy whose dst is dense along axis x and whose src is dense along axis y.
+// The copy uses square tiles with `edge` elements a side, ordered by the plane's other axes, then
+// y, then x.
 struct Transpose {
-  int64_t nx = 0, ny = 0, dst_y = 0, src_x = 0; // extents; strides along the other operand's dense axis
+  // extents; strides along the axis that is dense in the other operand
+  int64_t nx = 0, ny = 0, dst_y = 0, src_x = 0;
   int64_t across = 0, down = 0, tiles = 0;
   Walk<2> outer;
 
-  static bool fits(const Plane &p, int64_t worth) {
+  static bool fits(const Plane &p, int64_t minimum) {
     const int y = dense_axis(p);
-    return y >= 0 && p.shape[p.rank - 1] >= worth && p.shape[y] >= worth;
+    return y >= 0 && p.shape[p.rank - 1] >= minimum && p.shape[y] >= minimum;
   }
   Transpose(const Plane &p, int64_t edge) {
     const int x = p.rank - 1, y = dense_axis(p);
@@ -188,7 +193,8 @@ struct Transpose {
     outer = Walk<2>(rest, 1);
     tiles = outer.units * across * down;
   }
-  // tile returns the first element of tile i along x and y, and the offsets of its other axes.
+  // tile returns the first element of tile i along x and y, and the offsets of the tile's other
+  // axes.
   ULY_BOTH void tile(int64_t i, int64_t edge, int64_t *x, int64_t *y, int64_t (&offset)[2]) const {
     const int64_t row = i / across;
     *x = (i - row * across) * edge;
@@ -205,8 +211,8 @@ struct Transpose {
   }
 };
 
-// Rows is the leading axes of [N], [T, N] or [T, H, N] in up to ULY_OPERANDS operands: row r is head
-// r % heads of token r / heads.
+// Rows describes the leading axes of [N], [T, N] or [T, H, N] in up to ULY_OPERANDS operands. Row r
+// is head r % heads of token r / heads.
 struct Rows {
   int64_t rows = 1, heads = 1;
   int64_t token[ULY_OPERANDS] = {}, head[ULY_OPERANDS] = {};
@@ -232,51 +238,56 @@ struct Rows {
   }
 };
 
-// Sums over many rows or elements are divided into parts. Shapes alone decide the number of parts and
-// their bounds, so the order of additions does not depend on the GPU.
+// Sums over many rows or elements are divided into parts. The number of parts and their bounds
+// depend on shapes only, so the order of additions is the same on every GPU.
 enum : int64_t { ULY_MAX_PARTS = 1024 };
 
-// parts_of returns the number of parts of a sum over rows: each has at least `worth` rows, and the n
-// partial sums of all parts fit into `scratch` values.
-ULY_BOTH int64_t parts_of(int64_t rows, int64_t n, int64_t worth, int64_t scratch) {
-  return most(1, least(least(ceil_div(rows, worth), ULY_MAX_PARTS), scratch / most(n, 1)));
+// parts_of returns the number of parts of a sum over rows. Each part has at least `minimum` rows,
+// and the n partial sums of all parts fit into `scratch` values.
+ULY_BOTH int64_t parts_of(int64_t rows, int64_t n, int64_t minimum, int64_t scratch) {
+  return most(1, least(least(ceil_div(rows, minimum), ULY_MAX_PARTS), scratch / most(n, 1)));
 }
-// part_at returns the first of `all` items in part p of `parts`; the part ends at part_at(p + 1).
+// part_at returns the first of n items that belongs to part p of `parts`. The part ends at
+// part_at(p + 1).
 ULY_BOTH int64_t part_at(int64_t all, int64_t parts, int64_t p) { return all / parts * p + least(p, all % parts); }
 
-// sum_piece returns the elements of one part of a sum over a flat array: a multiple of 1024, so that no
-// vector crosses a boundary.
-ULY_BOTH int64_t sum_piece(int64_t n) { return most(1 << 14, ceil_div(ceil_div(n, ULY_MAX_PARTS), 1024) * 1024); }
+// sum_part_elements returns the elements of one part of a sum over a flat array: a multiple of
+// 1024, so that no vector crosses a boundary of parts.
+ULY_BOTH int64_t sum_part_elements(int64_t n) {
+  return most(1 << 14, ceil_div(ceil_div(n, ULY_MAX_PARTS), 1024) * 1024);
+}
 
-// vocabulary_owners returns the number of owners among which the backward pass of an embedding
-// distributes the table's rows: a power of two, at most 1024. Row `id` belongs to owner
-// id & (owners - 1), because frequent tokens often have neighbouring ids.
+// vocabulary_owners returns the number of blocks among which the backward pass of an embedding
+// distributes the table's rows: a power of two, at most 1024. Row `id` belongs to block id &
+// (owners - 1). Neighbouring ids belong to different blocks, because frequent tokens often have
+// neighbouring ids.
 ULY_BOTH int64_t vocabulary_owners(int64_t vocabulary) {
   int64_t n = 1;
   while (n < 1024 && 2 * n <= vocabulary) n *= 2;
   return n;
 }
 
-// Ranges is what one launch of an optimizer gets: the elements [from, to) to update, and up to
-// ULY_RANGES index ranges within which weights decay.
+// Ranges are the arguments of one launch of an optimizer: the elements [from, to) to update, and up
+// to ULY_RANGES index ranges in which weights decay.
 enum { ULY_RANGES = 64 };
 struct Ranges {
   int64_t from = 0, to = 0;
   int32_t everywhere = 0, count = 0;
   uly_range range[ULY_RANGES];
 
-  // next advances to the following elements of n in all. *used counts the ranges of the list that
-  // earlier calls have consumed.
+  // next advances to the next elements of n. *used counts the ranges of the list that earlier calls
+  // have consumed.
   void next(const uly_range *list, int64_t ranges, int64_t n, int64_t *used) {
     from = to, to = n, count = 0, everywhere = list == nullptr;
     if (everywhere) return;
     for (; *used < ranges && count < ULY_RANGES; ++*used) range[count++] = list[*used];
     if (*used < ranges) to = range[count - 1].hi;
   }
-  // decays reports whether element i decays; the answer holds for elements [i, *upto).
+  // decays reports whether element i decays. The answer is the same for elements [i, *upto).
   ULY_BOTH bool decays(int64_t i, int64_t *upto) const {
     if (everywhere) return *upto = to, true;
-    int lo = 0, hi = count; // ranges before lo begin at or before i, ranges from hi on begin after it
+    // ranges before lo begin at or before i, ranges from hi on begin after i
+    int lo = 0, hi = count;
     while (lo < hi) {
       const int mid = (lo + hi) / 2;
       if (range[mid].lo <= i) lo = mid + 1;
@@ -288,9 +299,10 @@ struct Ranges {
   }
 };
 
-// sine_cosine computes the sine and cosine of an angle with an error of 1e-15 for |angle| < 2^31. It
-// subtracts multiples of π/2 in three steps of fused multiply-adds (Cody and Waite 1980) and evaluates
-// Taylor series on [-π/4, π/4]. CUDA's sincos has a path for huge angles that uses local memory.
+// sine_cosine computes the sine and cosine of an angle with an error of 1e-15 for |angle| < 2^31.
+// It subtracts multiples of π/2 in three steps of fused multiply-adds (Cody and Waite 1980) and
+// evaluates Taylor series on [-π/4, π/4]. CUDA's sincos has a code path for huge angles that uses
+// local memory.
 ULY_BOTH void sine_cosine(double angle, double *sine, double *cosine) {
   const double turns = rint(angle * 0.63661977236758134308);
   double x = fma(-turns, 1.57079632679489655800e+00, angle);

@@ -216,7 +216,7 @@ static void parts() {
               "%lld parts of %lld rows of %lld", (ll)p, (ll)rows, (ll)n);
       }
   for (int64_t n : {1ll, 16384ll, 16385ll, 1ll << 24, (1ll << 24) + 1, (1ll << 40) + 3}) {
-    const int64_t piece = sum_piece(n);
+    const int64_t piece = sum_part_elements(n);
     CHECK(piece % 1024 == 0 && ceil_div(n, piece) <= ULY_MAX_PARTS, "%lld in pieces of %lld", (ll)n, (ll)piece);
   }
   for (int64_t v : {1ll, 2ll, 3ll, 255ll, 256ll, 1000ll, 128256ll, 1ll << 40}) {

@@ -1,8 +1,8 @@
-// Cross-entropy of rows of F32 logits [T, V] and targets [T]: nll[t] = log Σ e^x - x[target], and the
-// gradient dlogits = (softmax - onehot) · grad_scale. A block computes a row: the first pass finds the
-// maximum and the sum of exponentials together (online softmax, Milakov and Gimelshein 2018), the second
-// writes the gradient. Target -100 gives a loss and gradients of 0; other targets outside of the row are
-// reported (faults.h).
+// Cross-entropy of F32 logits [T, V] with targets [T]: nll[t] = log Σ e^x - x[target], and the
+// gradient dlogits = (softmax - onehot) · grad_scale. A block computes a row. The first pass over
+// the row finds the maximum and the sum of exponentials together (online softmax, Milakov and
+// Gimelshein 2018, arXiv:1805.02867); the second pass writes the gradient. Target -100 gives a loss
+// and gradients of 0. Other targets outside of [0, V) are reported (faults.h).
 #include "check.h"
 #include "faults.h"
 #include "values.h"
@@ -11,8 +11,8 @@ namespace {
 
 constexpr int BLOCK = 256, K = 4, IGNORED = -100;
 
-// Tail is the maximum `top` of some logits and Σ e^(x - top); of no logits, -inf and 0. A NaN among them
-// makes the sum NaN.
+// Tail describes some logits: their maximum `top` and Σ e^(x - top). It is {-inf, 0} for no logits.
+// A NaN in the logits makes the sum NaN.
 struct Tail {
   float top, sum;
 };
@@ -21,7 +21,8 @@ __device__ __forceinline__ Tail joined(Tail a, Tail b) {
   const float top = fmaxf(a.top, b.top);
   return {top, a.sum * weight(a.top, top) + b.sum * weight(b.top, top)};
 }
-// base_of returns what is subtracted before exp: never -inf, so that e^(-inf - base) is 0.
+// base_of returns the value that is subtracted before exp. It is never -inf, so that e^(-inf -
+// base) is 0.
 __device__ __forceinline__ float base_of(float top) { return top == -INFINITY ? 0.0f : top; }
 
 template <typename D> struct Loss {
@@ -53,7 +54,7 @@ template <typename D, bool ALIGNED> __global__ void __launch_bounds__(BLOCK) cro
       if (threadIdx.x == 0) report(a.fault, ULY_OP_CROSS_ENTROPY, (int32_t)target, r);
       continue;
     }
-    const float own = x[target]; // before anything is written
+    const float own = x[target]; // read before dlogits, which may be the same memory, is written
 
     Tail all = {-INFINITY, 0};
 #pragma unroll 2

@@ -1,16 +1,17 @@
-// Products of small matrices in shared memory by one warp: on tensor cores for BF16, by fused
-// multiply-adds for F32.
+// Products of small matrices in shared memory, computed by one warp: on tensor cores for BF16, with
+// fused multiply-adds for F32.
 //
-// A tile consists of 32-bit words. With F32 a word is the value. With BF16 it is the value as a sum
-// hi + lo of two BF16 numbers, together 16 bits of mantissa. A matrix of BF16 values has lo = 0
-// (EXACT), and lo is not multiplied; otherwise a product is hi·hi + hi·lo + lo·hi in F32 sums. Its
-// error is about 2^-17 of its terms, near F32's, for up to three times the work of plain BF16.
+// A tile consists of 32-bit words. In F32 a word is the value. In BF16 a word is the sum hi + lo of
+// two BF16 numbers, which have 16 bits of mantissa together. A matrix of BF16 values is EXACT: it
+// has lo = 0, and lo is not multiplied. Otherwise a product is hi·hi + hi·lo + lo·hi, in F32 sums.
+// Its error is about 2^-17 of its terms, near that of F32, for up to three times the work of plain
+// BF16.
 //
-// The result of a warp is 16 rows x 8·NT columns in registers, in the layout of mma.m16n8k16: lane
-// 4g + t has in c[n] rows g, g, g + 8, g + 8 and columns 8n + 2t, 8n + 2t + 1, …. DENSE matrices
-// are contiguous along k (A[m][k] at a[m·step + k], B[k][n] at b[n·step + k]), others across k
-// (a[k·step + m], b[k·step + n]). There are no bank conflicts where step is 8 or 24 modulo 32 for
-// dense matrices, 4 or 12 modulo 16 for others.
+// The result of a warp is 16 rows x 8·NT columns in registers, in the layout of mma.m16n8k16 (PTX
+// ISA 8.7, section 9.7.14): lane 4g + t has in c[n] rows g, g, g + 8, g + 8 and columns 8n + 2t, 8n
+// + 2t + 1, …. DENSE matrices are contiguous along k (A[m][k] at a[m·step + k], B[k][n] at b[n·step
+// + k]); other matrices are contiguous across k (a[k·step + m], b[k·step + n]). There are no bank
+// conflicts if step is 8 or 24 modulo 32 for dense matrices, and 4 or 12 modulo 16 for others.
 #pragma once
 
 #include "values.h"
@@ -19,8 +20,8 @@ typedef uint32_t Word;
 
 template <typename T> constexpr bool ON_CORES = sizeof(T) == 2;
 
-// to_word converts a value to a word, of_word a word to its value; word_hi and word_lo return the
-// two BF16 numbers.
+// to_word converts a value to a word, of_word a word to its value. word_hi and word_lo return the
+// two BF16 numbers of a word.
 template <typename T> __device__ __forceinline__ Word to_word(float x) {
   if constexpr (!ON_CORES<T>) return __float_as_uint(x);
   const bf16 hi = __float2bfloat16(x), lo = __float2bfloat16(x - __bfloat162float(hi));
@@ -32,8 +33,8 @@ template <typename T> __device__ __forceinline__ float of_word(Word w) {
   return ON_CORES<T> ? word_hi(w) + word_lo(w) : __uint_as_float(w);
 }
 
-// Lane is the position of c[0][0] in a warp's result; c[n][e] is at row + e / 2 * 8 and column + 8
-// * n + e % 2.
+// Lane is the position of c[0][0] of a lane in the warp's result. c[n][e] is at row + e / 2 * 8 and
+// column + 8 * n + e % 2.
 struct Lane {
   int row, column;
   __device__ __forceinline__ Lane() : row((int)threadIdx.x % 32 / 4), column((int)threadIdx.x % 4 * 2) {}
@@ -46,8 +47,8 @@ template <int NT> __device__ __forceinline__ void zero(float (&c)[NT][4]) {
     for (int e = 0; e < 4; e++) c[n][e] = 0;
 }
 
-// FragmentA and FragmentB are the registers of a lane for mma.m16n8k16: of A, rows g and g + 8 at
-// k, then the same rows at k + 8; of B, column g.
+// FragmentA and FragmentB are a lane's registers for mma.m16n8k16. A: rows g and g + 8 at k, then
+// the same rows at k + 8. B: column g.
 struct FragmentA {
   uint32_t hi[4], lo[4];
 };
@@ -55,8 +56,8 @@ struct FragmentB {
   uint32_t hi[2], lo[2];
 };
 
-// split_pair packs the hi parts and the lo parts of words k and k + 1 of row or column x; the lower
-// half of a register is k.
+// split_pair packs the hi parts and the lo parts of words k and k + 1 of row or column x. k is in
+// the lower half of a register.
 template <bool DENSE>
 __device__ __forceinline__ void split_pair(const Word *p, int step, int k, int x, uint32_t &hi, uint32_t &lo) {
   uint2 w;
@@ -82,9 +83,8 @@ template <bool DENSE> __device__ __forceinline__ FragmentB fragment_b(const Word
 }
 
 // Tiles of plain BF16 have rows of `step` elements: an odd number of 16-byte units modulo 128
-// bytes, so that there are no bank conflicts. ldmatrix fills registers from four matrices of 8 x 8;
-// lane l supplies the start of row l % 8 of matrix l / 8, in elements:
-//   - quarters_down: upper left, lower left, upper right, lower right of 16 x 16. Without
+// bytes, so that there are no bank conflicts. ldmatrix fills registers from four matrices of 8 x 8.
+// Lane l supplies the start of row l % 8 of matrix l / 8, in elements:
 //     transposition, a dense A (the four registers are FragmentA's); transposed, a B across k of 16
 //     columns (two registers each are FragmentB's of 8 columns);
 //   - quarters_along: upper left, upper right, lower left, lower right: a dense B of 16 columns,
@@ -97,7 +97,7 @@ __device__ __forceinline__ int quarters_along(int step) {
   return (lane % 8 + lane / 16 * 8) * step + lane / 8 % 2 * 8;
 }
 
-// pair rounds two neighbours along k to BF16, in one register of a fragment.
+// pair rounds two neighbours along k to BF16 and packs them into one register of a fragment.
 __device__ __forceinline__ uint32_t pair(float lower, float upper) {
   const __nv_bfloat162 both = __floats2bfloat162_rn(lower, upper);
   uint32_t r;
@@ -140,7 +140,7 @@ template <bool DENSE> __device__ __forceinline__ void four_words(const Word *p, 
 }
 
 // product adds A [16 x depth] · B [depth x 8·NT] to c. depth is a multiple of 16; dense matrices
-// start at multiples of 16 bytes. On the host each lane computes its own results, from the same hi
+// begin at multiples of 16 bytes. On the host, each lane computes its own results from the same hi
 // and lo parts.
 template <typename T, bool A_EXACT, bool B_EXACT, bool A_DENSE, bool B_DENSE, int NT>
 __device__ __forceinline__ void product(float (&c)[NT][4], const Word *a, int a_step, const Word *b, int b_step,

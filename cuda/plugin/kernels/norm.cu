@@ -1,7 +1,7 @@
-// RMSNorm (Zhang and Sennrich 2019, arXiv:1910.07467) over the last axis of x [N], [T, N] or [T, H, N]:
-// rstd = 1 / sqrt(mean(x²) + eps), y = x · rstd · (w + centre). A group of 16, 32 or 256 threads keeps a
-// row in registers; longer rows are read twice. Each block sums the weight's gradient over its part of
-// the rows, and a second kernel adds the parts.
+// RMSNorm (Zhang and Sennrich 2019, arXiv:1910.07467) over the last axis of x [N], [T, N] or [T, H,
+// N]: rstd = 1 / sqrt(mean(x²) + eps), y = x · rstd · (w + centre). A group of 16, 32 or 256
+// threads keeps a row in registers; longer rows are read twice. Each block sums the weight's
+// gradient over a part of the rows, and a second kernel adds the parts.
 #include "check.h"
 #include "columns.h"
 #include "values.h"
@@ -19,9 +19,9 @@ template <typename T> struct Forward {
   float eps, centre;
 };
 
-// norm_forward: a thread keeps M packs of its row in registers. M = 0: the row has any length and is
-// read twice; the launch bound of four blocks a multiprocessor keeps the compiler from spilling
-// registers for a higher occupancy.
+// norm_forward: a thread keeps M packs of its row in registers. M = 0 is for rows of any length,
+// which are read twice; its launch bound of four blocks for each multiprocessor prevents the
+// compiler from spilling registers to reach a higher occupancy.
 template <typename T, int G, int M, bool ALIGNED> __global__ void __launch_bounds__(BLOCK, M ? 1 : 4)
     norm_forward(Forward<T> a) {
   constexpr int K = Wide<T>::LANES, GROUPS = BLOCK / G;
@@ -29,7 +29,8 @@ template <typename T, int G, int M, bool ALIGNED> __global__ void __launch_bound
   const int lane = threadIdx.x % G;
   for (int64_t base = (int64_t)blockIdx.x * GROUPS; base < a.rows.rows; base += (int64_t)gridDim.x * GROUPS) {
     const int64_t r = base + threadIdx.x / G;
-    const int64_t n = r < a.rows.rows ? a.n : 0; // 0: this group has no row and only meets barriers
+    // 0: the group has no row, but takes part in the barriers
+    const int64_t n = r < a.rows.rows ? a.n : 0;
     int64_t t, h;
     a.rows.split(r, &t, &h);
     const T *x = a.x + t * a.rows.token[0] + h * a.rows.head[0];
@@ -86,8 +87,8 @@ template <typename T> struct Backward {
   bool add;
 };
 
-// norm_gradient writes dx = rstd·dy·w - x·rstd³·mean(dy·w·x) of one pack, plus `was` with add. w stands
-// for weight + centre; mean is rstd³·mean(dy·w·x).
+// norm_gradient writes dx = rstd·dy·w - x·rstd³·mean(dy·w·x) of one pack, plus `was` if add is set.
+// w stands for weight + centre; mean is rstd³·mean(dy·w·x).
 template <typename T, bool ALIGNED>
 __device__ __forceinline__ void norm_gradient(const Pack<T, Wide<T>::LANES> &x, const Pack<T, Wide<T>::LANES> &dy,
                                               const Pack<T, Wide<T>::LANES> &was, const T *w, T *dx, int64_t left,
@@ -117,8 +118,9 @@ template <typename T, bool ALIGNED> __device__ __forceinline__ float norm_dot(co
 }
 
 // norm_backward computes a part of the rows: group g of a block has rows g, g + GROUPS, …, and each
-// thread sums the weight's gradient of its own columns. Loads of aligned rows, also of the dx that is
-// added to, are issued before the sum over the row, so that a row waits for memory once.
+// thread sums the weight's gradient of its own columns. If rows are aligned, all loads of a row,
+// also of the dx to add to, are issued before the sum over the row, so that a row waits for memory
+// once.
 template <typename T, int G, int M, bool ALIGNED> __global__ void __launch_bounds__(BLOCK, M > 2 ? 1 : 2)
     norm_backward(Backward<T> a) {
   constexpr int K = Wide<T>::LANES, GROUPS = BLOCK / G;
@@ -189,8 +191,8 @@ template <typename T, int G, int M, bool ALIGNED> __global__ void __launch_bound
   }
 }
 
-// norm_backward_long writes dx of rows too long for registers. The gradient of their weight is a column
-// sum (columns.h).
+// norm_backward_long writes dx for rows that are too long for registers. The weight's gradient is a
+// column sum (columns.h).
 template <typename T, bool ALIGNED> __global__ void __launch_bounds__(BLOCK, 4) norm_backward_long(Backward<T> a) {
   constexpr int K = Wide<T>::LANES;
   __shared__ float room[BLOCK / 32];
@@ -238,7 +240,7 @@ template <typename T> struct NormRows {
   }
 };
 
-// norm_shape checks the arguments that forward and backward share.
+// norm_shape checks the arguments that forward and backward share. It returns the type.
 int norm_shape(Check &c, const uly_tensor &x, const uly_tensor &w, const uly_tensor &rstd) {
   const int type = c.compute("x", x);
   if (x.ndim < 1 || x.ndim > 3) {
@@ -251,11 +253,11 @@ int norm_shape(Check &c, const uly_tensor &x, const uly_tensor &w, const uly_ten
   c.dense("w", w, type, {n});
   c.dense("rstd", rstd, ULY_F32, Shape(rstd));
   if (elements(rstd) != rows) c.refuse("rstd is %s: want %lld elements", text_of(rstd).c_str(), (long long)rows);
-  if (n == 0) c.refuse("x is %s: a mean over no features", text_of(x).c_str());
+  if (n == 0) c.refuse("x is %s: there are no features", text_of(x).c_str());
   return type;
 }
 
-// aligned_rows says that all rows of an operand begin at multiples of 16 bytes.
+// aligned_rows reports whether all rows of an operand begin at multiples of 16 bytes.
 template <typename T> bool aligned_rows(const Rows &rows, int operand, const void *p) {
   return aligned16(p, sizeof(T), rows.token[operand], rows.head[operand]);
 }
@@ -297,8 +299,7 @@ int32_t forward(uly_device *d, uly_stream *s, const void *args) {
   return check_launch(d, "cuda.RMSNormForward");
 }
 
-// start_backward gives each group some rows of a part, so that its partial sums are few beside
-// them.
+// start_backward gives each group at least 16 rows of a part, so that there are few partial sums.
 template <typename T, int G, int M> void start_backward(uly_stream *s, Backward<T> &a, float *dw, bool aligned) {
   a.parts = parts_of(a.rows.rows, a.n, 16 * (BLOCK / G), s->scratch_bytes / 4);
   if (aligned) LAUNCH((norm_backward<T, G, M, true>), blocks_for(a.parts, 1), BLOCK, 0, s, a);
@@ -331,7 +332,7 @@ template <typename T> void backward_of(uly_stream *s, const uly_rmsnorm_grad *p)
   if (packs <= 512) return start_backward<T, 256, 2>(s, a, dw, aligned);
   if (packs <= 768) return start_backward<T, 256, 3>(s, a, dw, aligned);
   if (packs <= 1024) return start_backward<T, 256, 4>(s, a, dw, aligned);
-  // The column sums read dy, so they come before dx, which may be the same memory.
+  // The column sums read dy. They run before dx is written, which may be the same memory.
   start_columns(s, NormRows<T>{a.rows, a.x, a.dy, a.rstd}, aligned, a.rows.rows, n, dw);
   const unsigned grid = blocks_for(a.rows.rows, 1);
   if (aligned) LAUNCH((norm_backward_long<T, true>), grid, BLOCK, 0, s, a);

@@ -1,6 +1,6 @@
-// AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101) and SGD: one pass over flat F32 arrays w, g (and
-// m, v) that hold many parameters. `low`, if given, receives w as BF16. Index ranges say where weights
-// decay.
+// AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101) and SGD. They update flat F32 arrays w, g
+// (and m, v) that hold many parameters, and read each array once. `low`, if given, receives w as
+// BF16. Index ranges say where weights decay.
 #include <math.h>
 
 #include "check.h"
@@ -10,8 +10,8 @@ namespace {
 
 constexpr int BLOCK = 256, K = 4;
 
-// An optimizer is a struct with step, which updates one element and returns the new weight, and STATE,
-// the number of its F32 state arrays.
+// An optimizer is a struct with step, which updates one element and returns the new weight, and
+// with STATE, the number of its F32 state arrays.
 struct AdamW {
   enum { STATE = 2 };
   // GradScale, 1 - β₁, β₂, 1 - β₂, lr/(1-β₁ᵗ), sqrt(1-β₂ᵗ)
@@ -36,7 +36,7 @@ struct Flat {
   const float *g;
   float *state[2];
   bf16 *low;  // or NULL
-  float keep; // 1 - lr·wd
+  float keep; // 1 - lr·weight_decay
   bool aligned;
 };
 
@@ -84,7 +84,7 @@ template <typename S> __global__ void __launch_bounds__(BLOCK) update(S rule, Fl
   }
 }
 
-// start_update launches a kernel for every ULY_RANGES ranges.
+// start_update launches one kernel for every ULY_RANGES ranges.
 template <typename S> void start_update(uly_stream *s, const S &rule, Flat a, int64_t n, const uly_ranges &decay) {
   a.aligned = aligned16(a.w, 4) && aligned16(a.g, 4) && (uintptr_t)a.low % (K * sizeof(bf16)) == 0;
   for (int k = 0; k < S::STATE; k++) a.aligned = a.aligned && aligned16(a.state[k], 4);
@@ -105,8 +105,8 @@ void check_update(Check &c, const uly_tensor &w, const uly_tensor &g, const uly_
   int64_t at = 0;
   for (int64_t i = 0; decay && i < ranges.length && !c.failed(); i++) {
     if (decay[i].lo < at || decay[i].hi < decay[i].lo || decay[i].hi > elements(w))
-      c.refuse("decay range [%lld, %lld) of %lld elements, after %lld: ranges ascend", (long long)decay[i].lo,
-               (long long)decay[i].hi, (long long)elements(w), (long long)at);
+      c.refuse("decay range [%lld, %lld) of %lld elements, after %lld: ranges must ascend and not overlap",
+               (long long)decay[i].lo, (long long)decay[i].hi, (long long)elements(w), (long long)at);
     at = decay[i].hi;
   }
 }

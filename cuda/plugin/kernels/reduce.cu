@@ -1,6 +1,6 @@
-// Sums. ColumnSum: dst [N] += Σ over rows of x [T, N]; dst F32. Sum: out = Σ x in F64, of dense F32 x.
-// SumSquares: out += Σ x². RankSum: element-wise sum, maximum or minimum over arrays of several ranks
-// that are mapped into this process. Shapes alone decide the order of additions.
+// Sums. ColumnSum: dst [N] += Σ over rows of x [T, N], with dst in F32. Sum: out = Σ x in F64, for
+// dense F32 x. SumSquares: out += Σ x². RankSum: elementwise sum, maximum or minimum over arrays of
+// several ranks that are mapped into this process. The order of additions depends on shapes only.
 #include "check.h"
 #include "columns.h"
 #include "values.h"
@@ -38,12 +38,12 @@ int32_t column_sum(uly_device *d, uly_stream *s, const void *args) {
   return check_launch(d, "cuda.ColumnSum");
 }
 
-// sum_part writes the sum of block b's `piece` elements of x to partial[b]. The thread and the partial
-// sum that element i belongs to do not depend on alignment.
+// sum_part writes the sum of `count` elements of x to partial[b] for block b. The thread and the
+// partial sum of an element do not depend on alignment.
 template <bool SQUARES> __global__ void __launch_bounds__(BLOCK)
-    sum_part(const float *x, int64_t n, int64_t piece, bool aligned, double *partial) {
+    sum_part(const float *x, int64_t n, int64_t count, bool aligned, double *partial) {
   __shared__ double room[BLOCK / 32];
-  const int64_t lo = (int64_t)blockIdx.x * piece, hi = least(n, lo + piece);
+  const int64_t lo = (int64_t)blockIdx.x * count, hi = least(n, lo + count);
   double sum[4] = {0, 0, 0, 0};
 #pragma unroll 2
   for (int64_t i = lo + 4 * threadIdx.x; i < hi; i += 4 * BLOCK) {
@@ -71,13 +71,13 @@ int32_t sum_of(uly_device *d, uly_stream *s, const uly_sum *a, const char *op, b
   c.dense("out", a->out, ULY_F64, Shape(a->out));
   if (elements(a->out) != 1) c.refuse("out is %s: want one element", text_of(a->out).c_str());
   if (c.failed()) return c.code;
-  const int64_t n = elements(a->x), piece = sum_piece(n), parts = ceil_div(n, piece);
+  const int64_t n = elements(a->x), count = sum_part_elements(n), parts = ceil_div(n, count);
   const float *x = (const float *)a->x.data;
   double *partial = (double *)s->scratch;
   const bool aligned = aligned16(x, 4);
   if (parts > 0) {
-    if (squares) LAUNCH(sum_part<true>, (unsigned)parts, BLOCK, 0, s, x, n, piece, aligned, partial);
-    else LAUNCH(sum_part<false>, (unsigned)parts, BLOCK, 0, s, x, n, piece, aligned, partial);
+    if (squares) LAUNCH(sum_part<true>, (unsigned)parts, BLOCK, 0, s, x, n, count, aligned, partial);
+    else LAUNCH(sum_part<false>, (unsigned)parts, BLOCK, 0, s, x, n, count, aligned, partial);
   }
   LAUNCH(sum_fold, 1, BLOCK, 0, s, partial, parts, (double *)a->out.data, squares);
   return check_launch(d, squares ? "cuda.SumSquares" : "cuda.Sum");
@@ -94,7 +94,7 @@ struct Ranks {
   const void *src[ULY_MAX_RANKS];
 };
 
-// Sums<T>::In is the type in which values of T are added.
+// Sums<T>::In is the type in which values of type T are added.
 template <typename T> struct Sums {
   typedef T In;
 };
@@ -109,10 +109,11 @@ template <> __device__ __forceinline__ bf16 of_value<bf16, float>(float x) { ret
 enum { SUM, MAX, MIN };
 template <int HOW, typename A> __device__ __forceinline__ A joined(A x, A v) {
   if (HOW == SUM) return x + v;
-  return (HOW == MAX ? v > x : v < x) || v != v ? v : x; // a NaN stays
+  return (HOW == MAX ? v > x : v < x) || v != v ? v : x; // NaN is kept
 }
 
-// rank_sum_flat: dst may be one of src; a thread reads an element of every rank before it writes.
+// rank_sum_flat: dst may be one of src, because a thread reads an element of every rank before it
+// writes.
 template <typename T, int HOW, int K> __global__ void __launch_bounds__(BLOCK)
     rank_sum_flat(T *dst, Ranks r, int ranks, int64_t units) {
   typedef typename Sums<T>::In A;

@@ -1,6 +1,7 @@
 // Rotary embeddings (Su et al. 2021, arXiv:2104.09864). RopeTable: cos and sin [T, half] of
-// positions [T] · freq [half], times scale. Rope: y = x [T, H, D] with features i and half + i rotated by
-// angle i of the token, and features from 2·half on copied; with w, RMSNorm of each head comes first.
+// positions [T] · freq [half], times scale. Rope: y = x [T, H, D], where features i and half + i
+// are rotated by angle i of the token, and features from 2·half on are copied. With w, each head is
+// first normalized by RMSNorm.
 #include "check.h"
 #include "values.h"
 
@@ -8,8 +9,8 @@ namespace {
 
 constexpr int BLOCK = 256;
 
-// rope_table computes angles, sines and cosines in double precision: at position 10⁶ the error of a
-// float angle is 0.06.
+// rope_table computes angles, sines and cosines in double precision. At position 10⁶, a float angle
+// would have an error of 0.06.
 __global__ void __launch_bounds__(BLOCK)
     rope_table(const int32_t *positions, const float *freq, float *cosine, float *sine, int64_t n, int64_t half,
                Divider by, bool narrow, double scale) {
@@ -39,11 +40,11 @@ int32_t table(uly_device *d, uly_stream *s, const void *args) {
 }
 
 template <typename T> struct RopeArgs {
-  Rows rows; // x, y: heads of tokens
+  Rows rows; // heads of tokens, of x and y
   const T *x;
   T *y;
   const float *cosine, *sine;
-  // pairs: the units of pairs of a head; each: all units of a head; units: those of all heads
+  // pairs: units of pairs in a head; each: all units of a head; units: units of all heads
   int64_t half, pairs, each, units;
   Divider by;
   bool narrow;
@@ -58,14 +59,14 @@ template <int K> __device__ __forceinline__ void rotate_pairs(const float *cosin
   load<K>(sine, s);
 #pragma unroll
   for (int j = 0; j < K; j++) {
-    const float turn = s[j] * sign, first = p[j] * c[j] - q[j] * turn;
-    q[j] = q[j] * c[j] + p[j] * turn;
+    const float sn = s[j] * sign, first = p[j] * c[j] - q[j] * sn;
+    q[j] = q[j] * c[j] + p[j] * sn;
     p[j] = first;
   }
 }
 
-// rope_units: a unit is K pairs of a head, or K of the copied features. y may be x: a thread reads a
-// pair before it writes it.
+// rope_units: a unit is K pairs of a head, or K copied features. y may be x, because a thread reads
+// a pair before it writes it.
 template <typename T, int K> __global__ void __launch_bounds__(BLOCK) rope_units(RopeArgs<T> a) {
   const int64_t stride = (int64_t)gridDim.x * BLOCK;
   for (int64_t i = (int64_t)blockIdx.x * BLOCK + threadIdx.x; i < a.units; i += stride) {
@@ -94,14 +95,15 @@ template <typename T> struct NormArgs {
   float eps, centre;
 };
 
-// rope_normed: a group of G threads normalizes a head and then rotates it; its second read of the head
-// hits the cache. y may be x.
+// rope_normed: a group of G threads normalizes a head and then rotates it. The second read of the
+// head hits the cache. y may be x.
 template <typename T, int K> __global__ void __launch_bounds__(BLOCK) rope_normed(RopeArgs<T> a, NormArgs<T> b) {
   constexpr int G = 16, GROUPS = BLOCK / G;
   const int lane = threadIdx.x % G;
   for (int64_t base = (int64_t)blockIdx.x * GROUPS; base < a.rows.rows; base += (int64_t)gridDim.x * GROUPS) {
     const int64_t r = base + threadIdx.x / G;
-    const int64_t n = r < a.rows.rows ? b.n : 0; // 0: this group has no head and only meets shuffles
+    // 0: the group has no head, but takes part in the shuffles
+    const int64_t n = r < a.rows.rows ? b.n : 0;
     int64_t t, h;
     a.rows.split(r, &t, &h);
     const T *x = a.x + t * a.rows.token[0] + h * a.rows.head[0];

@@ -1,17 +1,17 @@
-// SwiGLU (Shazeer 2020, arXiv:2002.05202): y = silu(gate) · up, element by element, where
-// silu(g) = g · sigmoid(g). gate, up, y and the gradients are [T, N], F32 or BF16, with dense last axes.
+// SwiGLU (Shazeer 2020, arXiv:2002.05202): y = silu(gate) · up, elementwise, where silu(g) = g ·
+// sigmoid(g). gate, up, y and the gradients are [T, N], F32 or BF16, with dense last axes.
 #include "check.h"
 #include "elementwise.h"
 
 namespace {
 
-// y, gate, up
+// Operands: y, gate, up.
 template <typename T> struct SwiGLUForward {
   enum { OPERANDS = 3, READ = 0b110, WRITTEN = 0b001 };
   __device__ static void apply(float (&x)[3]) { x[0] = x[1] * sigmoid<T>(x[1]) * x[2]; }
 };
 
-// dgate, dup, gate, up, dy. dgate and dup may be gate and up.
+// Operands: dgate, dup, gate, up, dy. dgate and dup may be gate and up.
 template <typename T> struct SwiGLUBackward {
   enum { OPERANDS = 5, READ = 0b11100, WRITTEN = 0b00011 };
   __device__ static void apply(float (&x)[5]) {
@@ -21,7 +21,7 @@ template <typename T> struct SwiGLUBackward {
   }
 };
 
-// The same, and y replaces dy: the forward pass has not kept y.
+// The same, and y replaces dy, for a forward pass that did not save y.
 template <typename T> struct SwiGLUBackwardRestore {
   enum { OPERANDS = 5, READ = 0b11100, WRITTEN = 0b10011 };
   __device__ static void apply(float (&x)[5]) {

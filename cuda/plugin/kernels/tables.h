@@ -1,5 +1,6 @@
-// Writing int64 tables of documents and heads from the host into a workspace. The values travel as
-// kernel arguments, in stream order, so the caller may free its arrays when the call returns.
+// Tables writes int64 tables of documents and heads to a workspace in device memory. The values are
+// arguments of kernels, so they are written in stream order, and the caller may free its arrays
+// when the call returns.
 #pragma once
 
 #include "plugin.h"
@@ -14,8 +15,8 @@ static __global__ void tables_put(TableEntries e) {
   if ((int)threadIdx.x < e.n) *(int64_t *)(e.to + e.at[threadIdx.x]) = e.value[threadIdx.x];
 }
 
-// Tables collects entries (byte offset and value), launches a kernel for every TABLE_ENTRIES of them,
-// and launches the rest in end.
+// Tables collects entries (byte offset and value). It launches a kernel for every TABLE_ENTRIES
+// entries; end launches the last one.
 class Tables {
  public:
   Tables(uly_device *device, uly_stream *stream, const char *what, void *to) : d(device), s(stream), what(what) {

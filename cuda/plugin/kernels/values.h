@@ -1,5 +1,6 @@
-// Loads, stores and sums for kernels. F32 and BF16 memory is read into float, in vectors of 16 bytes
-// where addresses and strides allow. Sums over a warp or a block add in a fixed order.
+// Loads, stores and sums for kernels. Loads convert F32 and BF16 memory to float, in vectors of 16
+// bytes if addresses and strides allow. Sums over a warp or a block have a fixed order of
+// additions.
 #pragma once
 
 #include "index.h"
@@ -22,7 +23,7 @@ template <typename T, int K> struct alignas(sizeof(T) * K) Pack {
   T v[K];
 };
 
-// Vector<BYTES> is the type that one store instruction of BYTES writes.
+// Vector<BYTES> is the type that one store instruction of BYTES bytes writes.
 template <int BYTES> struct Vector;
 template <> struct Vector<16> {
   typedef uint4 type;
@@ -37,8 +38,9 @@ template <> struct Vector<2> {
   typedef uint16_t type;
 };
 
-// load reads K elements with one instruction, store writes them with as few as possible. The address
-// is a multiple of the K elements' size, at most 16 bytes. store takes global memory only.
+// load reads K elements with one instruction. store writes them with as few instructions as
+// possible. The address must be a multiple of the size of the K elements, at most 16 bytes. store
+// requires global memory.
 template <int K, typename T> __device__ __forceinline__ void load(const T *p, float (&x)[K]) {
   const Pack<T, K> a = *reinterpret_cast<const Pack<T, K> *>(p);
 #pragma unroll
@@ -53,13 +55,14 @@ template <int K, typename T> __device__ __forceinline__ void store(T *p, const f
     for (int i = 0; i < N; i++) a.v[i] = narrow<T>(x[at + i]);
     typename Vector<sizeof a>::type w;
     memcpy(&w, &a, sizeof w);
-    // __stwb is one instruction; the compiler may split an assignment into smaller stores.
+    // __stwb is one instruction. The compiler may split an assignment into smaller stores.
     if constexpr (sizeof w >= 8) __stwb(reinterpret_cast<decltype(w) *>(p + at), w);
     else *reinterpret_cast<decltype(w) *>(p + at) = w;
   }
 }
 
-// load_raw is load_some without conversion to float: BF16 rows kept in registers need half as many.
+// load_raw is load_some without conversion to float. Rows of BF16 that stay in registers then need
+// half as many.
 template <bool ALIGNED, int K, typename T>
 __device__ __forceinline__ void load_raw(const T *p, int64_t n, Pack<T, K> &x) {
   if (ALIGNED && n > 0) {
@@ -71,8 +74,9 @@ __device__ __forceinline__ void load_raw(const T *p, int64_t n, Pack<T, K> &x) {
 }
 
 // load_some and store_some move the first n of K elements; n may be negative or greater than K.
-// Missing elements read as 0. ALIGNED: one vector access, and n is K or at most 0; otherwise elements
-// move one by one. A thread owns the same elements either way, so sums do not depend on alignment.
+// load_some reads missing elements as 0. If ALIGNED, they use one vector access, and n must be K or
+// at most 0; otherwise they move single elements. A thread has the same elements in both cases, so
+// sums do not depend on alignment.
 template <bool ALIGNED, int K, typename T>
 __device__ __forceinline__ void load_some(const T *p, int64_t n, float (&x)[K]) {
   if (ALIGNED) {
@@ -98,8 +102,8 @@ __device__ __forceinline__ void store_some(T *p, int64_t n, const float (&x)[K])
   }
 }
 
-// load_flat and store_flat move up to K of the n elements that remain of an array: with one vector
-// access where the array is aligned and at least K elements remain.
+// load_flat and store_flat move up to K elements, if n elements of the array remain. They use one
+// vector access if the array is aligned and n is at least K.
 template <int K, typename T>
 __device__ __forceinline__ void load_flat(const T *p, int64_t n, bool aligned, float (&x)[K]) {
   if (aligned && n >= K) load<K>(p, x);
@@ -111,15 +115,15 @@ __device__ __forceinline__ void store_flat(T *p, int64_t n, bool aligned, const 
   else store_some<false, K>(p, n, x);
 }
 
-// warp_sum returns the sum over a warp in every lane, added as a tree.
+// warp_sum returns the sum over a warp in every lane, as a tree of additions.
 template <typename T> __device__ __forceinline__ T warp_sum(T x) {
 #pragma unroll
   for (int i = 16; i > 0; i /= 2) x += __shfl_xor_sync(0xffffffffu, x, i);
   return x;
 }
 
-// block_sum returns the sum over a block in every thread, adding the warps' sums in order. `room` is
-// shared memory of one value for each warp; a barrier must come before its next use.
+// block_sum returns the sum over a block in every thread. It adds the sums of the warps in order.
+// `room` is shared memory of one value for each warp; a barrier must precede its next use.
 template <typename T> __device__ __forceinline__ T block_sum(T x, T *room) {
   x = warp_sum(x);
   if (threadIdx.x % 32 == 0) room[threadIdx.x / 32] = x;
@@ -129,8 +133,8 @@ template <typename T> __device__ __forceinline__ T block_sum(T x, T *room) {
   return sum;
 }
 
-// group_sum returns the sum over a group of G threads in each of them. G is 16, 32, or the block's
-// threads; in the last case `room` is block_sum's.
+// group_sum returns the sum over a group of G threads in each of these threads. G is 16, 32, or the
+// number of threads of the block; in the last case `room` is that of block_sum.
 template <int G> __device__ __forceinline__ float group_sum(float x, float *room) {
   if constexpr (G > 32) {
     return block_sum(x, room);
@@ -141,9 +145,9 @@ template <int G> __device__ __forceinline__ float group_sum(float x, float *room
   }
 }
 
-// sigmoid returns 1 / (1 + e^-x) for a result that is stored as T. BF16 keeps 8 bits of mantissa, so
-// the approximate functions, with errors of a few units of 2⁻²², suffice; they save about twenty
-// instructions a value in kernels that memory bandwidth limits.
+// sigmoid returns 1 / (1 + e^-x) for a result that is stored as T. BF16 has 8 bits of mantissa, so
+// the approximate functions, with errors of a few units of 2⁻²², are precise enough. They save
+// about 20 instructions for each value in kernels that are limited by memory bandwidth.
 template <typename T> __device__ __forceinline__ float sigmoid(float x) {
   if constexpr (sizeof(T) == 2) return __fdividef(1.0f, 1.0f + __expf(-x));
   else return 1.0f / (1.0f + expf(-x));
@@ -151,15 +155,15 @@ template <typename T> __device__ __forceinline__ float sigmoid(float x) {
 // silu_slope returns the derivative of x·sigmoid(x); s is sigmoid(x).
 __device__ __forceinline__ float silu_slope(float x, float s) { return s * fmaf(x, 1.0f - s, 1.0f); }
 
-// aligned16 reports whether every row of memory at p starts at a multiple of 16 bytes: elements have
-// `size` bytes, and rows are stride_a and stride_b elements apart.
+// aligned16 reports whether every row of memory at p begins at a multiple of 16 bytes. Elements
+// have `size` bytes; rows are stride_a and stride_b elements apart.
 inline bool aligned16(const void *p, int64_t size, int64_t stride_a = 0, int64_t stride_b = 0) {
   const int64_t lanes = 16 / size;
   return (uintptr_t)p % 16 == 0 && stride_a % lanes == 0 && stride_b % lanes == 0;
 }
 
-// blocks_for returns the number of blocks for n items, per_block of them a block. The number has a
-// limit; a kernel loops over its items with the grid's size as stride.
+// blocks_for returns the number of blocks for n items, per_block items for each block. The number
+// is limited; kernels loop over their items with the grid's size as stride.
 inline unsigned blocks_for(int64_t n, int64_t per_block) {
   return (unsigned)most(1, least(ceil_div(n, per_block), ELEMENTWISE_GRID_LIMIT));
 }
