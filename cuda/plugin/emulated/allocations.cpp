@@ -1,4 +1,4 @@
-// cudaMalloc and its relatives, and CUDA IPC of memory.
+// cudaMalloc and related functions, and CUDA IPC of memory.
 #include <stdio.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -13,7 +13,7 @@
 
 using namespace uly_emulated;
 
-// replace_mapper changes the list of those that map an allocation of another process.
+// replace_mapper changes an entry in the list of processes that map an allocation.
 static void replace_mapper(Notice *n, int32_t was, int32_t now) {
   for (auto &m : n->mapper) {
     int32_t expected = was;
@@ -22,23 +22,23 @@ static void replace_mapper(Notice *n, int32_t was, int32_t now) {
 }
 
 static cudaError_t allocate(void **out, size_t bytes, Place place) {
-  return heap_allocate(out, bytes, place, this_thread().device) ? cudaSuccess : last(cudaErrorMemoryAllocation);
+  return heap_allocate(out, bytes, place, this_thread().device) ? cudaSuccess : set_error(cudaErrorMemoryAllocation);
 }
 
 static cudaError_t release(void *v, Place place) {
   if (!v) return cudaSuccess;
   std::unique_lock<std::mutex> held(lock);
   auto it = heap.all.find(static_cast<char *>(v));
-  if (it == heap.all.end() || it->second.place != place || it->second.offset < 0) return last(cudaErrorInvalidValue);
+  if (it == heap.all.end() || it->second.place != place || it->second.offset < 0) return set_error(cudaErrorInvalidValue);
   drain(held); // as cudaFree does
   it = heap.all.find(static_cast<char *>(v));
-  if (it == heap.all.end()) return last(cudaErrorInvalidValue);
+  if (it == heap.all.end()) return set_error(cudaErrorInvalidValue);
   std::string text = heap_free(it);
   if (text.empty()) return cudaSuccess;
-  text = "found at cudaFree: somebody " + text;
-  // who frees memory on the way out does not ask how it went
+  text = "cudaFree: something " + text;
+  // printed as well, because programs that free memory at their end often ignore the result
   fprintf(stderr, "emulated GPU: %s\n", text.c_str());
-  return last(cudaErrorIllegalAddress, text);
+  return set_error(cudaErrorIllegalAddress, text);
 }
 
 cudaError_t cudaMalloc(void **p, size_t bytes) {
@@ -48,7 +48,7 @@ cudaError_t cudaMalloc(void **p, size_t bytes) {
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *out, const void *v) {
   std::lock_guard<std::mutex> held(lock);
   *out = {};
-  out->device = -2; // as CUDA says of memory that it does not know
+  out->device = -2; // as CUDA returns for unknown memory
   Place at = place(v, 1);
   if (at != Place::device && at != Place::pinned) return cudaSuccess;
   const Allocation &a = (--heap.all.upper_bound(static_cast<char *>(const_cast<void *>(v))))->second;
@@ -87,10 +87,10 @@ cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *h, void *v) {
   std::lock_guard<std::mutex> held(lock);
   auto *p = static_cast<char *>(v);
   auto it = heap.all.upper_bound(p);
-  if (it == heap.all.begin()) return last(cudaErrorInvalidValue);
+  if (it == heap.all.begin()) return set_error(cudaErrorInvalidValue);
   --it;
   Allocation &a = it->second;
-  if (p >= it->first + a.bytes || a.place != Place::device || a.offset < 0) return last(cudaErrorInvalidValue);
+  if (p >= it->first + a.bytes || a.place != Place::device || a.offset < 0) return set_error(cudaErrorInvalidValue);
   handle_write(a.offset, a.mapped, a.lead, (int64_t)a.bytes, h->reserved);
   return cudaSuccess;
 }
@@ -99,10 +99,10 @@ cudaError_t cudaIpcOpenMemHandle(void **p, cudaIpcMemHandle_t handle, unsigned f
   std::lock_guard<std::mutex> held(lock);
   Handle h;
   if (flags != cudaIpcMemLazyEnablePeerAccess || !handle_read(handle.reserved, &h) || h.bytes <= 0)
-    return last(cudaErrorInvalidValue);
-  // a GPU refuses its own process, too
-  if (h.pid == (int32_t)getpid()) return last(cudaErrorDeviceUninitialized);
-  if (setting("ULYSSES_EMULATED_IPC", 2) < 2) return last(cudaErrorMapBufferObjectFailed);
+    return set_error(cudaErrorInvalidValue);
+  // a GPU also refuses a handle of its own process
+  if (h.pid == (int32_t)getpid()) return set_error(cudaErrorDeviceUninitialized);
+  if (setting("ULYSSES_EMULATED_IPC", 2) < 2) return set_error(cudaErrorMapBufferObjectFailed);
   std::string key(handle.reserved, sizeof handle.reserved);
   for (auto &[at, a] : heap.all)
     if (a.handle == key) {
@@ -116,8 +116,8 @@ cudaError_t cudaIpcOpenMemHandle(void **p, cudaIpcMemHandle_t handle, unsigned f
   a.mapped = (size_t)h.mapped;
   a.handle = key;
   char *start = handle_map(h, a.mapped);
-  if (!start) return last(cudaErrorInvalidResourceHandle);
-  fence(start + a.lead, a);
+  if (!start) return set_error(cudaErrorInvalidResourceHandle);
+  make_fences(start + a.lead, a);
   heap.all[start + a.lead] = a;
   *p = start + a.lead;
   replace_mapper(a.notice(start + a.lead), 0, (int32_t)getpid());
@@ -127,7 +127,7 @@ cudaError_t cudaIpcOpenMemHandle(void **p, cudaIpcMemHandle_t handle, unsigned f
 cudaError_t cudaIpcCloseMemHandle(void *p) {
   std::unique_lock<std::mutex> held(lock);
   auto it = heap.all.find(static_cast<char *>(p));
-  if (it == heap.all.end() || it->second.offset >= 0) return last(cudaErrorInvalidValue);
+  if (it == heap.all.end() || it->second.offset >= 0) return set_error(cudaErrorInvalidValue);
   drain(held);
   it = heap.all.find(static_cast<char *>(p));
   if (it == heap.all.end() || --it->second.refs > 0) return cudaSuccess;

@@ -1,6 +1,6 @@
-// Grids, blocks, warps and threads. A thread is a function call on the stack of a fiber. A thread that
-// waits keeps its stack, and another fiber runs the threads that come next: a kernel without barriers
-// costs a call for each thread.
+// Grids, blocks, warps and threads. A thread is a function call on the stack of a fiber. A waiting
+// thread keeps its stack, and another fiber runs the next threads. Therefore a kernel without
+// barriers costs one function call for each thread.
 #include "blocks.h"
 
 #include <string.h>
@@ -14,7 +14,7 @@ namespace uly_emulated {
 
 Block block;
 
-static void become(unsigned t) {
+static void select_thread(unsigned t) {
   block.current = t;
   if (blockDim.y == 1 && blockDim.z == 1) {
     threadIdx.x = t;
@@ -23,7 +23,7 @@ static void become(unsigned t) {
   threadIdx = {t % blockDim.x, t / blockDim.x % blockDim.y, t / blockDim.x / blockDim.y};
 }
 
-// pick chooses the thread that runs next; -1: none can.
+// pick chooses the next thread to run; -1 if no thread can run.
 static int pick() {
   bool fresh = block.begun < block.threads;
   if (fresh && (block.fresh_first || block.ready.empty())) {
@@ -38,7 +38,7 @@ static int pick() {
 }
 
 static void resume(Fiber *from, unsigned t) {
-  become(t);
+  select_thread(t);
   Fiber *to = block.thread[t].fiber;
   block.thread[t].fiber = nullptr;
   if (!to) to = idle_fiber();
@@ -46,7 +46,7 @@ static void resume(Fiber *from, unsigned t) {
   change(from, to);
 }
 
-static void leave() { // to run_block, which looks at what there is
+static void leave() { // to run_block, which checks the block's state
   Fiber *self = block.running;
   block.running = nullptr;
   change(self, &block.main);
@@ -58,14 +58,14 @@ void fiber_main() {
     block.ended++;
     int t = pick();
     if (t >= 0 && !block.thread[t].fiber) {
-      become((unsigned)t);
+      select_thread((unsigned)t);
       continue;
     }
     Fiber *self = block.running;
     block.idle.push_back(self);
     if (t < 0) leave();
     else resume(self, (unsigned)t);
-    // whoever took this fiber from the idle ones has set the thread to run
+    // The code that took this fiber from the idle fibers has selected the thread to run.
   }
 }
 
@@ -79,8 +79,8 @@ std::string where(const char *file, int line) {
   return format("%s:%d", slash ? slash + 1 : file ? file : "?", line);
 }
 
-// stuck says why nobody can go on.
-static std::string stuck() {
+// deadlock returns why no thread can continue.
+static std::string deadlock() {
   std::string s;
   if (block.waiting)
     s = format("%u of %u threads wait at the barrier of %s", block.waiting, block.threads,
@@ -100,10 +100,10 @@ static void suspend() {
   unsigned me = block.current;
   int t = pick();
   if (t == (int)me) {
-    become(me);
+    select_thread(me);
     return;
   }
-  if (t < 0) fail(stuck());
+  if (t < 0) fail(deadlock());
   Fiber *self = block.running;
   block.thread[me].fiber = self;
   resume(self, (unsigned)t);
@@ -111,17 +111,17 @@ static void suspend() {
 
 static bool same(const char *a, int la, const char *b, int lb) { return la == lb && (a == b || !strcmp(a, b)); }
 
-int barrier(int how, int value, const char *file, int line) {
+int barrier(int mode, int value, const char *file, int line) {
   if (block.waiting == 0) {
     block.file = file, block.line = line;
     block.any = 0, block.all = 1, block.count = 0;
   } else if (!same(block.file, block.line, file, line)) {
-    fail(format("thread %u waits at the barrier of %s, others at that of %s", block.current, where(file, line).c_str(),
+    fail(format("thread %u waits at the barrier of %s, others at the barrier of %s", block.current, where(file, line).c_str(),
                 where(block.file, block.line).c_str()));
   }
   block.any |= value != 0, block.all &= value != 0, block.count += value != 0;
   if (++block.waiting == block.threads) {
-    int result = how == 1 ? block.any : how == 2 ? block.all : block.count;
+    int result = mode == 1 ? block.any : mode == 2 ? block.all : block.count;
     block.waiting = 0;
     block.epoch++;
     Steps order(block.threads);
@@ -145,12 +145,12 @@ const uint64_t *exchange(unsigned mask, uint64_t value, const char *what, const 
   else if (!same(w.file, w.line, file, line))
     fail(format("lane %u of warp %u waits at the %s of %s, others at the %s of %s", lane, block.current >> 5, what,
                 where(file, line).c_str(), w.what, where(w.file, w.line).c_str()));
-  uint64_t *table = w.slot[w.turn & 1];
+  uint64_t *table = w.slot[w.exchanges & 1];
   table[lane] = value;
   if (++w.arrived == 32) {
     w.arrived = 0;
-    w.turn++;
-    unsigned first = block.current & ~31u, r = (unsigned)below(1024);
+    w.exchanges++;
+    unsigned first = block.current & ~31u, r = (unsigned)random_below(1024);
     for (unsigned i = 0; i < 32; i++) block.ready.push_back(first + (((r | 1) * i + (r >> 5)) & 31));
   }
   suspend();
@@ -168,13 +168,13 @@ bool access(const void *v, Access *now, const char **where) {
   now->block = block.number;
   now->thread = block.current;
   now->epoch = block.epoch;
-  now->turn = block.warp[block.current >> 5].turn;
+  now->exchanges = block.warp[block.current >> 5].exchanges;
   return true;
 }
 
 void race(const std::string &text) { fail(text); }
 
-static uint64_t serial = 0; // of grids and blocks
+static uint64_t serial = 0; // number of grids and blocks so far
 
 static bool run_block() {
   block.begun = block.ended = block.waiting = 0;
@@ -182,21 +182,21 @@ static bool run_block() {
   block.ready.clear();
   uint64_t r = random64();
   block.fresh_first = r & 1;
-  block.by_warp = r & 6; // mostly: it keeps a warp's stacks in the cache
+  block.by_warp = r & 6; // usually: consecutive threads of a warp keep its stacks in the cache
   block.order = Steps(block.by_warp ? block.threads / 32 : block.threads);
   block.lanes = Steps(32);
   if (block.shared_bytes) memset(block.fence[0], 0xff, (size_t)(block.fence[1] - block.fence[0]));
 
   resume(&block.main, (unsigned)pick());
 
-  if (block.failure.empty() && block.ended != block.threads) block.failure = stuck();
+  if (block.failure.empty() && block.ended != block.threads) block.failure = deadlock();
   for (unsigned char *p = block.fence[0]; block.shared_bytes && block.failure.empty() && p < block.fence[1]; p++) {
     if (p == block.shared) p += block.shared_bytes - 1;
     else if (*p != 0xff)
-      block.failure = format("it wrote beyond its %zu bytes of dynamic shared memory", block.shared_bytes);
+      block.failure = format("it wrote outside of its %zu bytes of dynamic shared memory", block.shared_bytes);
   }
   if (block.failure.empty()) return true;
-  // Threads that were left waiting keep nothing: their stacks are used again from the start.
+  // The stacks of threads that still wait are reset and reused.
   block.idle = block.fibers;
   for (Fiber *f : block.fibers) reset(f);
   for (Thread &t : block.thread) t.fiber = nullptr;
@@ -219,7 +219,7 @@ std::string run_grid(const Kernel &kernel, dim3 grid, dim3 size, size_t shared, 
   Static s = static_shared();
   block.fixed = s.p, block.fixed_bytes = s.bytes;
   block.launch = ++serial;
-  // a whole library's shared memory is too much for each block
+  // The __shared__ variables of the whole library are too large to clear before each block.
   uint64_t blocks = (uint64_t)grid.x * grid.y * grid.z, every = 1 + s.bytes / 16384;
   Steps order(blocks);
   for (uint64_t i = 0; i < blocks; i++) {

@@ -1,6 +1,6 @@
-// The block that runs: its threads, warps, fibers and shared memory. The files of the block are
-// blocks.cpp (threads and barriers), fibers.cpp (stacks), shared.cpp (shared memory) and signals.cpp
-// (invalid addresses).
+// The running block: its threads, warps, fibers and shared memory. blocks.cpp has threads and
+// barriers, fibers.cpp stacks, shared.cpp shared memory, and signals.cpp accesses to invalid
+// addresses.
 #pragma once
 
 #include <functional>
@@ -16,21 +16,22 @@
 
 namespace uly_emulated {
 
-// run_grid runs a kernel's blocks. It returns "" or what went wrong.
+// run_grid runs the blocks of a kernel. It returns "" or an error.
 std::string run_grid(const Kernel &kernel, dim3 grid, dim3 block, size_t shared, const std::function<void()> &body);
 
-// An Access is who touches memory while kernels run: in shared memory, launch is the number of the
+// Access identifies the thread that accesses memory. For shared memory, launch is the number of the
 // block's run.
 struct Access {
   uint64_t launch = 0, block = 0;
-  // barriers of the block, exchanges of the warp, that have passed
-  unsigned thread = 0, epoch = 0, turn = 0;
+  // counts of the block's barriers and of the warp's exchanges so far
+  unsigned thread = 0, epoch = 0, exchanges = 0;
 };
-// false where memory is a thread's own, or no thread runs
+// access returns false if the memory belongs to one thread only, or if no thread runs
 bool access(const void *p, Access *now, const char **where);
 [[noreturn]] void race(const std::string &text); // fails the launch
 
-// SHARED_ZONE: bytes of a red zone at dynamic shared memory. SHARED_ALIGNMENT: what SHARED promises.
+// SHARED_ZONE: bytes of a red zone around dynamic shared memory. SHARED_ALIGNMENT: the alignment of
+// SHARED.
 enum : size_t { STACK_BYTES = 64 << 10, GUARD_BYTES = 4096, SHARED_ZONE = 256, SHARED_ALIGNMENT = 16 };
 
 struct Fiber {
@@ -43,14 +44,15 @@ struct Fiber {
 };
 
 struct Thread {
-  Fiber *fiber = nullptr; // while it waits
-  int result = 0;         // of the barrier
+  Fiber *fiber = nullptr; // of a waiting thread
+  int result = 0;         // of the last barrier
 };
 
 struct Warp {
-  // by turns: whoever writes the third exchange knows that all have read the first
+  // two tables, used alternately: when a lane writes the third exchange, all lanes have read the
+  // first
   uint64_t slot[2][32];
-  unsigned arrived = 0, turn = 0;
+  unsigned arrived = 0, exchanges = 0;
   const char *what = "", *file = "";
   int line = 0;
 };
@@ -59,22 +61,23 @@ struct Block {
   Kernel kernel;
   const std::function<void()> *body;
   unsigned threads = 0, current = 0, begun = 0, ended = 0, epoch = 0;
-  // of the grid, of a block in any grid, of the block in its grid
+  // launch: number of the grid; run: number of the block among all blocks that ran; number: block
+  // in its grid
   uint64_t launch = 0, run = 0, number = 0;
-  Steps order, lanes; // of the threads that have not begun
+  Steps order, lanes; // order of the threads, or of the warps and their lanes
   bool by_warp = false, fresh_first = false;
   std::vector<Thread> thread;
   std::vector<Warp> warp;
-  std::vector<unsigned> ready; // may go on; the last one next
-  unsigned waiting = 0;        // at the block's barrier
+  std::vector<unsigned> ready; // threads that can continue; the last one runs next
+  unsigned waiting = 0;        // threads at the block's barrier
   const char *file = "";
   int line = 0, any = 0, all = 1, count = 0;
   std::vector<Fiber *> fibers, idle;
   Fiber main, *running = nullptr;
   unsigned char *shared = nullptr;
   size_t shared_bytes = 0;
-  unsigned char *fence[2] = {};         // where the red zones around it begin and end
-  const unsigned char *fixed = nullptr; // __shared__
+  unsigned char *fence[2] = {};         // start and end of the red zones around it
+  const unsigned char *fixed = nullptr; // __shared__ variables
   size_t fixed_bytes = 0;
   std::string failure;
 };
@@ -96,12 +99,12 @@ Static static_shared();
 void poison(const Static &s);
 
 // signals.cpp
-// Signals turns accesses to invalid addresses into failed launches while it lives.
+// Signals converts accesses to invalid addresses into failed launches during its lifetime.
 struct Signals {
   Signals();
   ~Signals();
 };
-bool in_kernel(); // the calling thread runs a kernel's thread
+bool in_kernel(); // whether the calling thread runs a thread of a kernel
 
 // blocks.cpp
 void fiber_main();

@@ -29,18 +29,18 @@ cudaError_t cudaMemcpy2DAsync(void *dst, size_t dst_pitch, const void *src, size
                               cudaMemcpyKind kind, cudaStream_t stream) {
   std::unique_lock<std::mutex> held(lock);
   if (width == 0 || rows == 0) return cudaSuccess;
-  if (!known(stream)) return last(cudaErrorInvalidResourceHandle);
-  CUstream_st *s = own(stream);
-  if (dst_pitch < width || src_pitch < width) return last(cudaErrorInvalidValue);
+  if (!known(stream)) return set_error(cudaErrorInvalidResourceHandle);
+  CUstream_st *s = resolve(stream);
+  if (dst_pitch < width || src_pitch < width) return set_error(cudaErrorInvalidValue);
   Place to = place(dst, (rows - 1) * dst_pitch + width), from = place(src, (rows - 1) * src_pitch + width);
   if (!fits(kind, to, from))
-    return last(cudaErrorInvalidValue, format("a copy of kind %d of %zu x %zu bytes from %s to %s", (int)kind, rows,
+    return set_error(cudaErrorInvalidValue, format("a copy of kind %d of %zu x %zu bytes from %s to %s", (int)kind, rows,
                                               width, place_name(from), place_name(to)));
-  if (s->failure) return last(s->failure);
+  if (s->failure) return set_error(s->failure);
   auto copy = [=](const char *source, size_t pitch) {
     for (size_t r = 0; r < rows; r++) memcpy(static_cast<char *>(dst) + r * dst_pitch, source + r * pitch, width);
   };
-  if (from == Place::pageable) { // staged: the source is free when the call returns
+  if (from == Place::pageable) { // the source may be reused when the call returns
     auto staged = std::make_shared<std::string>();
     staged->resize(rows * width);
     for (size_t r = 0; r < rows; r++)
@@ -72,12 +72,12 @@ cudaError_t cudaMemcpy(void *dst, const void *src, size_t bytes, cudaMemcpyKind 
 cudaError_t cudaMemsetAsync(void *p, int value, size_t bytes, cudaStream_t stream) {
   std::unique_lock<std::mutex> held(lock);
   if (bytes == 0) return cudaSuccess;
-  if (!known(stream)) return last(cudaErrorInvalidResourceHandle);
-  CUstream_st *s = own(stream);
+  if (!known(stream)) return set_error(cudaErrorInvalidResourceHandle);
+  CUstream_st *s = resolve(stream);
   Place at = place(p, bytes);
   if (at == Place::invalid || at == Place::pageable)
-    return last(cudaErrorInvalidValue, format("a memset of %zu bytes of %s", bytes, place_name(at)));
-  if (s->failure) return last(s->failure);
+    return set_error(cudaErrorInvalidValue, format("a memset of %zu bytes of %s", bytes, place_name(at)));
+  if (s->failure) return set_error(s->failure);
   s->queue.push_back({[=]() -> Failure {
                         clear(p, value, bytes);
                         return {};

@@ -1,14 +1,16 @@
-// CUDA C++ for g++ (C++17): enough of the language that the plug-in's kernels compile and run on
-// the host, for tests without a GPU.
+// CUDA C++ for g++ (C++17): enough of the language to compile and run the plug-in's kernels on the
+// host, for tests without a GPU.
 //
-// A block runs on one OS thread; its threads are fibers (blocks.cpp). Between two barriers they run
-// one after another in a random order, and so do the blocks of a grid: what a barrier or an event
-// does not order, a test sees in either order. Shared and dynamic shared memory starts as NaN. A
-// block that does not meet at its barriers, a warp that shuffles without all its lanes, a write
-// beyond an allocation, and an address that is not aligned fail the launch with a sentence.
+// A block runs on one OS thread. Its threads are fibers (blocks.cpp). Between two barriers, the
+// threads run one after another in a random order. The blocks of a grid also run in a random order.
+// Therefore tests see both orders of accesses that no barrier or event orders. Shared memory starts
+// as NaN. The following fail the launch with a message: threads of a block that wait at different
+// barriers, a shuffle without all lanes of a warp, a write outside of an allocation, and a
+// misaligned address.
 //
-// What it does not show: races that random order misses (races/races.cpp, in a build of its own,
-// finds those), the alignment of __shared__ arrays (the host gives them more), the memory model,
+// The emulation does not show races that the random order misses (races/races.cpp finds those, in a
+// separate build), the alignment of __shared__ arrays (the host aligns them better), the memory
+// model, and speed.
 // speed.
 #pragma once
 
@@ -32,8 +34,8 @@
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
 #define __grid_constant__
-// All thread_local data of the library is shared memory of kernels, and the emulator fills it with
-// NaN before a launch: use thread_local for nothing else.
+// All thread_local data of the library is shared memory of kernels. The emulator fills it with NaN
+// before a launch. Do not use thread_local for anything else.
 #define __shared__ static thread_local
 
 extern __attribute__((visibility("hidden"))) uint3 threadIdx, blockIdx;
@@ -46,19 +48,20 @@ struct Kernel {
   int line;
   const void *address;
 };
-// pointers: of the kernel's parameters those that are pointers; one to host memory fails the launch
-// (unless a test sets ULYSSES_EMULATED_HOST=1).
+// launch enqueues a kernel. `pointers` has the kernel's parameters that are pointers, and NULL for
+// the others. A pointer to host memory fails the launch, unless a test sets
+// ULYSSES_EMULATED_HOST=1.
 void launch(const Kernel &kernel, dim3 grid, dim3 block, size_t shared, cudaStream_t s, const void *const *pointers,
             int n, std::function<void()> body);
-unsigned char *dynamic_shared(); // of the running block
+unsigned char *dynamic_shared(); // of the current block
 uint64_t random64();
-// of the allocation that device memory lies in
+// range finds the allocation that contains device memory p
 bool range(const void *p, void **base, size_t *bytes);
-// for tests: records an event that other processes see, and never completes it
+// for tests: records an event that other processes see, and never completes the record
 void claim(cudaEvent_t e);
-int barrier(int how, int value, const char *file, int line); // how: 0 plain, 1 or, 2 and, 3 count
-// exchange leaves this lane's value with its warp, waits for all lanes and returns the table of 32
-// values.
+int barrier(int mode, int value, const char *file, int line); // mode: 0 plain, 1 or, 2 and, 3 count
+// exchange stores this lane's value in a table of its warp, waits for all lanes and returns the
+// table of 32 values.
 const uint64_t *exchange(unsigned mask, uint64_t value, const char *what, const char *file, int line);
 
 template <class T> const void *pointer(const T &v) {
@@ -69,7 +72,7 @@ template <class T> const void *pointer(const T &v) {
 template <class... P, class... A> void call(const char *name, const char *file, int line, void (*kernel)(P...),
                                             dim3 grid, dim3 block, size_t shared, cudaStream_t s, A &&...a) {
   static_assert(!(std::is_reference<P>::value || ...), "a kernel takes its parameters by value");
-  static_assert((std::is_trivially_copyable<P>::value && ...), "a kernel's parameters are copied bit by bit");
+  static_assert((std::is_trivially_copyable<P>::value && ...), "a kernel's parameters are copied as bytes");
   std::tuple<std::remove_cv_t<P>...> args{static_cast<P>(std::forward<A>(a))...};
   const void *pointers[sizeof...(P) + 1];
   std::apply(
@@ -118,7 +121,7 @@ template <class T> T __shfl_sync(unsigned mask, T v, int from, int width = 32, U
 template <class T> T __shfl_xor_sync(unsigned mask, T v, int bits, int width = 32, ULY_EMULATED_HERE) {
   const uint64_t *all = uly_emulated::exchange(mask, uly_emulated::pack(v), "__shfl_xor_sync", file, line);
   int lane = (int)(threadIdx.x & 31), from = lane ^ bits;
-  // as on the GPU: later groups are out of reach
+  // as on the GPU: a lane cannot read from later groups
   return uly_emulated::unpack<T>(all[from > (lane | (width - 1)) ? lane : from]);
 }
 template <class T> T __shfl_down_sync(unsigned mask, T v, unsigned by, int width = 32, ULY_EMULATED_HERE) {
@@ -144,12 +147,12 @@ inline int __all_sync(unsigned mask, int predicate, ULY_EMULATED_HERE) {
   return __ballot_sync(mask, predicate, file, line) == 0xffffffffu;
 }
 
-// Of dynamic shared memory: bytes from its start.
+// The address of dynamic shared memory: bytes from its start.
 inline size_t __cvta_generic_to_shared(const void *p) {
   return (size_t)(static_cast<const unsigned char *>(p) - uly_emulated::dynamic_shared());
 }
 
-// One thread runs at a time, so that these need no lock.
+// Only one thread runs at a time, so atomics need no lock.
 #define ULY_EMULATED_ATOMICS(type)          \
   inline type atomicAdd(type *p, type v) {  \
     type old = *p;                          \
@@ -213,8 +216,7 @@ template <class T> void __stcs(T *p, T v) { *p = v; }
 template <class T> void __stcg(T *p, T v) { *p = v; }
 template <class T> void __stwt(T *p, T v) { *p = v; }
 
-// min and max take the overloads of CUDA; of floats they are fminf and fmaxf, which pass over a
-// NaN.
+// min and max have CUDA's overloads. For floats they are fminf and fmaxf, which ignore a NaN.
 #define ULY_EMULATED_MINMAX(type)                              \
   constexpr type min(type a, type b) { return b < a ? b : a; } \
   constexpr type max(type a, type b) { return a < b ? b : a; }

@@ -11,10 +11,10 @@ static int devices() { return (int)setting("ULYSSES_EMULATED_DEVICES", 1); }
 
 cudaError_t cudaGetDeviceCount(int *n) {
   *n = devices();
-  return *n > 0 ? cudaSuccess : last(cudaErrorNoDevice);
+  return *n > 0 ? cudaSuccess : set_error(cudaErrorNoDevice);
 }
 cudaError_t cudaSetDevice(int ordinal) {
-  if (ordinal < 0 || ordinal >= devices()) return last(cudaErrorInvalidDevice);
+  if (ordinal < 0 || ordinal >= devices()) return set_error(cudaErrorInvalidDevice);
   this_thread().device = ordinal;
   return cudaSuccess;
 }
@@ -23,7 +23,7 @@ cudaError_t cudaGetDevice(int *ordinal) {
   return cudaSuccess;
 }
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *out, int ordinal) {
-  if (ordinal < 0 || ordinal >= devices()) return last(cudaErrorInvalidDevice);
+  if (ordinal < 0 || ordinal >= devices()) return set_error(cudaErrorInvalidDevice);
   *out = cudaDeviceProp{};
   snprintf(out->name, sizeof out->name, "emulated GPU %d", ordinal);
   for (int i = 0; i < 16; i++) out->uuid.bytes[i] = (char)(i == 15 ? ordinal : 0xe0 + i);
@@ -37,7 +37,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *out, int ordinal) {
   return cudaSuccess;
 }
 cudaError_t cudaDeviceGetAttribute(int *out, cudaDeviceAttr what, int ordinal) {
-  if (ordinal < 0 || ordinal >= devices()) return last(cudaErrorInvalidDevice);
+  if (ordinal < 0 || ordinal >= devices()) return set_error(cudaErrorInvalidDevice);
   switch (what) {
     case cudaDevAttrMaxThreadsPerBlock: *out = 1024; return cudaSuccess;
     case cudaDevAttrMaxSharedMemoryPerBlock: *out = DEFAULT_SHARED; return cudaSuccess;
@@ -48,7 +48,7 @@ cudaError_t cudaDeviceGetAttribute(int *out, cudaDeviceAttr what, int ordinal) {
     case cudaDevAttrComputeCapabilityMinor: *out = 0; return cudaSuccess;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin: *out = MOST_SHARED; return cudaSuccess;
   }
-  return last(cudaErrorInvalidValue);
+  return set_error(cudaErrorInvalidValue);
 }
 cudaError_t cudaDeviceCanAccessPeer(int *can, int ordinal, int peer) {
   *can = ordinal != peer;

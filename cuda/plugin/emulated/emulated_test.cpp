@@ -1,10 +1,9 @@
-// What the emulator promises: programs that are right give one result in every order, and those
-// that are not are found. Each case is run by name from cuda/emulated_test.go, with several seeds.
+// Tests of the emulator: correct programs give the same result in every order, and incorrect
+// programs are detected. cuda/emulated_test.go runs each case by name, with several seeds.
 #include "emulated_test.h"
 
 // --- values
-// -----------------------------------------------------------------------------------------------------------------------------
-// a block sums a row, by shuffles and shared memory
+// Each block sums a row, by shuffles and shared memory.
 __global__ void sums(const float *x, float *y, int64_t n) {
   __shared__ float part[32];
   float s = 0;
@@ -69,7 +68,7 @@ static void values() {
   LAUNCH(grid3, dim3(2, 3, 4), dim3(4, 4, 4), 0, s, dg);
   auto g = read(s, dg, 24 * 64);
   for (int i = 0; i < 24 * 64; i++) EXPECT(g[(size_t)i] == 100 * (i / 64) + i % 64, "%d", i);
-  // A large memset gives pages back and is zero all the same, up to its ends.
+  // A large memset returns pages to the system. The memory must still be zero, including its ends.
   size_t n = (8 << 20) + 12345;
   char *big = device<char>(n);
   FINE(cudaMemsetAsync(big + 1001, 0, n - 2002, s->s));
@@ -84,16 +83,16 @@ static void roundings() {
     float f = __bfloat162float(b);
     if (f != f) {
       float again = __bfloat162float(__float2bfloat16(f));
-      EXPECT(again != again, "a NaN stays");
+      EXPECT(again != again, "NaN is kept");
       continue;
     }
     EXPECT(__bfloat16_as_ushort(__float2bfloat16(f)) == u, "bf16 %04x", u);
     __half h = __ushort_as_half((unsigned short)u);
     float e = __half2float(h);
-    if (e != e) EXPECT((__half_as_ushort(__float2half(e)) & 0x7fff) > 0x7c00, "a NaN stays");
+    if (e != e) EXPECT((__half_as_ushort(__float2half(e)) & 0x7fff) > 0x7c00, "NaN is kept");
     else EXPECT(__half_as_ushort(__float2half(e)) == u, "half %04x", u);
     if ((u & 0x7fff) >= 0x7bff || (u & 0x7fff) >= 0x7f7f) continue;
-    // half way to the next value: to the even one; a little beside it: to the nearer
+    // Half way to the next value rounds to the even value; slightly beside it, to the nearer value.
     float fn = __bfloat162float(__ushort_as_bfloat16((unsigned short)(u + 1))),
           en = __half2float(__ushort_as_half((unsigned short)(u + 1)));
     float fm = (float)(((double)f + fn) / 2), em = (float)(((double)e + en) / 2);
@@ -108,31 +107,30 @@ static void roundings() {
            "half %04x", u);
   }
   EXPECT(__half_as_ushort(__float2half(65519.996f)) == 0x7bff && __half_as_ushort(__float2half(65520)) == 0x7c00,
-         "half at its end");
-  EXPECT(__bfloat16_as_ushort(__float2bfloat16(3.4e38f)) == 0x7f80, "bf16 at its end");
+         "the largest half");
+  EXPECT(__bfloat16_as_ushort(__float2bfloat16(3.4e38f)) == 0x7f80, "the largest bf16");
 }
 
 // --- barriers
-// ---------------------------------------------------------------------------------------------------------------------------
-template <bool barrier> __global__ void turn(float *x) { // reverses a block's values
+template <bool barrier> __global__ void reverse(float *x) { // reverses a block's values
   __shared__ float tile[128];
   tile[threadIdx.x] = x[threadIdx.x];
   if (barrier) __syncthreads();
   x[threadIdx.x] = tile[127 - threadIdx.x];
 }
-template <bool barrier> __global__ void turn_dynamic(float *x) {
+template <bool barrier> __global__ void reverse_dynamic(float *x) {
   SHARED(float, tile);
   tile[threadIdx.x] = x[threadIdx.x];
   if (barrier) __syncthreads();
   x[threadIdx.x] = tile[127 - threadIdx.x];
 }
-template <bool barrier> __global__ void turn_warps(float *x) {
+template <bool barrier> __global__ void reverse_warps(float *x) {
   __shared__ float tile[128];
   tile[threadIdx.x] = x[threadIdx.x];
   if (barrier) __syncwarp();
   x[threadIdx.x] = tile[(threadIdx.x & ~31u) + 31 - (threadIdx.x & 31)];
 }
-template <bool barrier> __global__ void rotate(float *x) { // one tile, used again and again
+template <bool barrier> __global__ void rotate(float *x) { // uses one tile several times
   __shared__ float tile[128];
   float v = x[threadIdx.x];
   for (int i = 0; i < 4; i++) {
@@ -143,10 +141,10 @@ template <bool barrier> __global__ void rotate(float *x) { // one tile, used aga
   }
   x[threadIdx.x] = v;
 }
-__global__ void next_block(float *x) { // a block reads what the next one writes
+__global__ void next_block(float *x) { // a block reads what the next block writes
   if (threadIdx.x == 0) x[blockIdx.x * 32] = x[blockIdx.x * 32 + 32];
 }
-template <bool zeroed> __global__ void count(float *x) { // of shared memory that nobody has set
+template <bool zeroed> __global__ void count(float *x) { // counts in uninitialized shared memory
   __shared__ float n;
   if (zeroed) {
     if (threadIdx.x == 0) n = 0;
@@ -157,7 +155,7 @@ template <bool zeroed> __global__ void count(float *x) { // of shared memory tha
   x[threadIdx.x] = n;
 }
 
-// right says in how many of 50 runs the kernel gave what it should.
+// right returns in how many of 50 runs the kernel gave the expected result.
 template <class K, class W> int right(K kernel, W want) {
   Stream *s = stream();
   float *x = device<float>(128);
@@ -177,16 +175,16 @@ template <class K, class W> int right(K kernel, W want) {
 }
 
 static void barriers() {
-  auto turned = [](int i) { return (float)(127 - i); };
+  auto reversed = [](int i) { return (float)(127 - i); };
   auto warps = [](int i) { return (float)((i & ~31) + 31 - (i & 31)); };
   auto rotated = [](int i) { return (float)((i + 4) % 128); };
   auto counted = [](int) { return 128.0f; };
-  EXPECT(right(turn<true>, turned) == 50 && right(turn<false>, turned) == 0, "__syncthreads");
-  EXPECT(right(turn_dynamic<true>, turned) == 50 && right(turn_dynamic<false>, turned) == 0,
+  EXPECT(right(reverse<true>, reversed) == 50 && right(reverse<false>, reversed) == 0, "__syncthreads");
+  EXPECT(right(reverse_dynamic<true>, reversed) == 50 && right(reverse_dynamic<false>, reversed) == 0,
          "__syncthreads, dynamic shared memory");
-  EXPECT(right(turn_warps<true>, warps) == 50 && right(turn_warps<false>, warps) == 0, "__syncwarp");
-  EXPECT(right(rotate<true>, rotated) == 50 && right(rotate<false>, rotated) == 0, "the second barrier of a loop");
-  EXPECT(right(count<true>, counted) == 50 && right(count<false>, counted) == 0, "shared memory without a start");
+  EXPECT(right(reverse_warps<true>, warps) == 50 && right(reverse_warps<false>, warps) == 0, "__syncwarp");
+  EXPECT(right(rotate<true>, rotated) == 50 && right(rotate<false>, rotated) == 0, "a missing second barrier in a loop");
+  EXPECT(right(count<true>, counted) == 50 && right(count<false>, counted) == 0, "uninitialized shared memory");
 }
 
 __global__ void leaves(int *x) {
@@ -209,7 +207,7 @@ __global__ void mixed(int *x) { // lanes of one warp at different shuffles
   if (threadIdx.x & 1) x[threadIdx.x] = __shfl_xor_sync(all, 1, 1);
   else x[threadIdx.x] = __shfl_xor_sync(all, 2, 1);
 }
-// one warp at a barrier, the other at a shuffle that is never complete
+// One warp waits at a barrier, the other at a shuffle that never completes.
 __global__ void lost(int *x) {
   if (threadIdx.x < 32) __syncthreads();
   else if (threadIdx.x < 48) x[0] = __shfl_xor_sync(all, 1, 1);
@@ -222,7 +220,7 @@ static void divergence() {
     std::vector<const char *> words;
   } cases[] = {
       {leaves, {"leaves", "emulated_test.cpp", "64 of 128 threads wait at the barrier", "64 have ended"}},
-      {forks, {"forks", "waits at the barrier of", "others at that of"}},
+      {forks, {"forks", "waits at the barrier of", "others at the barrier of"}},
       {half_a_warp, {"half_a_warp", "16 lanes of warp", "__shfl_xor_sync"}},
       {masked, {"masked", "without all lanes", "0000ffff"}},
       {mixed, {"mixed", "others at the __shfl_xor_sync"}},
@@ -236,30 +234,30 @@ static void divergence() {
       uly_emulated::call(names[i++], __FILE__, __LINE__, c.kernel, 3, 128, 0, s->s, x);
       fails(s, cudaErrorLaunchFailure, c.words);
       FINE(cudaStreamDestroy(s->s));
-      auto turned = [](int i) { return (float)(127 - i); };
-      EXPECT(round || right(turn<true>, turned) == 50, "after a failure, others run");
+      auto reversed = [](int i) { return (float)(127 - i); };
+      EXPECT(round || right(reverse<true>, reversed) == 50, "kernels after a failure");
     }
   }
 }
 
-// In a build that watches for races (-fsanitize=thread, races/races.cpp), each of these is found,
+// In a build that detects races (-fsanitize=thread, races/races.cpp), each of these races is found,
 // in any order.
 static void races() {
   float *x = device<float>(257);
   auto right = [](Stream *s) { FINE(cudaStreamSynchronize(s->s)); };
-  auto wrong = [](Stream *s, const char *words) { fails(s, cudaErrorLaunchFailure, {words, "no barrier is between"}); };
+  auto wrong = [](Stream *s, const char *words) { fails(s, cudaErrorLaunchFailure, {words, "without a barrier between"}); };
   Stream *s;
 #define CASE(kernel, blocks, shared, verdict, ...) \
   s = stream(), LAUNCH(kernel, blocks, 128, shared, s, x), verdict(s, ##__VA_ARGS__)
-  CASE(turn<true>, 1, 0, right);
-  CASE(turn<false>, 1, 0, wrong, "__shared__ memory");
-  CASE(turn_dynamic<true>, 1, 512, right);
-  CASE(turn_dynamic<false>, 1, 512, wrong, "dynamic shared memory");
-  CASE(turn_warps<true>, 1, 0, right);
-  CASE(turn_warps<false>, 1, 0, wrong, "__shared__ memory");
+  CASE(reverse<true>, 1, 0, right);
+  CASE(reverse<false>, 1, 0, wrong, "__shared__ memory");
+  CASE(reverse_dynamic<true>, 1, 512, right);
+  CASE(reverse_dynamic<false>, 1, 512, wrong, "dynamic shared memory");
+  CASE(reverse_warps<true>, 1, 0, right);
+  CASE(reverse_warps<false>, 1, 0, wrong, "__shared__ memory");
   CASE(rotate<true>, 1, 0, right);
   CASE(rotate<false>, 1, 0, wrong, "__shared__ memory");
-  CASE(turn<true>, 2, 0, wrong, "device memory"); // both blocks have one array
+  CASE(reverse<true>, 2, 0, wrong, "device memory"); // both blocks use the same array
 #undef CASE
   s = stream();
   LAUNCH(next_block, 1, 32, 0, s, x);
@@ -269,7 +267,6 @@ static void races() {
 }
 
 // --- order
-// ------------------------------------------------------------------------------------------------------------------------------
 
 static void order() {
   Stream *a = stream(), *b = stream();
@@ -286,7 +283,7 @@ static void order() {
     seen[read(a, x, 1)[0]]++;
   }
   EXPECT(seen[3] + seen[15] == 50 && seen[3] >= 5 && seen[15] >= 5, "unordered streams: %d and %d", seen[3], seen[15]);
-  // ordered by an event, and the event recorded again, later, does not matter
+  // The streams are ordered by an event. A later record of the event has no influence.
   for (int i = 0; i < 50; i++) {
     FINE(cudaMemsetAsync(x, 0, 4, a->s));
     LAUNCH(plus, 1, 32, 0, a, x, 3);
@@ -305,7 +302,8 @@ static void order() {
     int got = read(a, x, 1)[0];
     EXPECT(got == 16, "ordered streams: %d", got);
   }
-  // A wait is for the record before it, not for later ones: this would wait for itself.
+  // A wait is for the record before it and not for later records. Otherwise this stream would wait
+  // for itself.
   FINE(cudaMemsetAsync(x, 0, 4, a->s));
   FINE(cudaEventRecord(e, a->s));
   FINE(cudaStreamWaitEvent(b->s, e, 0));
@@ -313,7 +311,7 @@ static void order() {
   FINE(cudaEventRecord(e, b->s));
   FINE(cudaStreamSynchronize(b->s));
   EXPECT(read(a, x, 1)[0] == 7, "an event recorded again");
-  // A failure goes along with the events.
+  // A failure is passed on by events.
   Stream *bad = stream(), *after = stream();
   int *y = device<int>(1);
   LAUNCH(leaves, 1, 128, 0, bad, y);
@@ -323,7 +321,7 @@ static void order() {
   fails(after, cudaErrorLaunchFailure, {"leaves"});
   EXPECT(cudaEventSynchronize(e) == cudaErrorLaunchFailure, "the event of a failed stream");
   cudaGetLastError();
-  // A destroyed stream's work is done all the same.
+  // The work of a destroyed stream still runs.
   Stream *c = stream();
   LAUNCH(plus, 1, 32, 0, c, x, 1);
   FINE(cudaStreamDestroy(c->s));
@@ -337,12 +335,12 @@ static void lazy() {
   FINE(cudaMallocHost(&flag, 16));
   *flag = 0;
   LAUNCH(plus, 1, 32, 0, s, flag, 1);
-  EXPECT(*flag == 0, "nothing runs before it must");
+  EXPECT(*flag == 0, "work runs only when it must");
   EXPECT(cudaStreamQuery(s->s) != cudaErrorInvalidValue, "a question");
   FINE(cudaStreamSynchronize(s->s));
-  EXPECT(*flag == 1 && cudaStreamQuery(s->s) == cudaSuccess, "and then it does");
-  // From pageable memory the copy has been made when the call returns; pinned memory is read when
-  // the copy runs.
+  EXPECT(*flag == 1 && cudaStreamQuery(s->s) == cudaSuccess, "work runs on synchronization");
+  // A copy from pageable memory has read its source when the call returns. A copy from pinned
+  // memory reads its source when the copy runs.
   int host = 5;
   *flag = 5;
   FINE(cudaMemcpyAsync(x, &host, 4, cudaMemcpyHostToDevice, s->s));
@@ -350,12 +348,12 @@ static void lazy() {
   host = *flag = 6;
   auto v = read(s, x, 2);
   EXPECT(v[0] == 5 && v[1] == 6, "%d %d", v[0], v[1]);
-  // Into pinned memory it comes later, into pageable memory at once.
+  // A copy to pinned memory runs later, a copy to pageable memory at once.
   FINE(cudaMemcpyAsync(flag, x, 4, cudaMemcpyDeviceToHost, s->s));
-  EXPECT(*flag == 6, "not before somebody waits");
+  EXPECT(*flag == 6, "a copy to pinned memory runs on synchronization");
   FINE(cudaMemcpyAsync(&host, x, 4, cudaMemcpyDeviceToHost, s->s));
   EXPECT(host == 5 && *flag == 5, "%d %d", host, *flag);
-  // cudaFree waits for what runs.
+  // cudaFree waits for all work.
   LAUNCH(plus, 1, 32, 0, s, flag, 10);
   FINE(cudaFree(x));
   EXPECT(*flag == 15, "cudaFree");

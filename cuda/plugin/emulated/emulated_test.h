@@ -1,4 +1,4 @@
-// What the tests of the emulator share (emulated_test.cpp and those beside it).
+// Declarations that the tests of the emulator share (emulated_test.cpp and the files beside it).
 #pragma once
 #include <signal.h>
 #include <stdio.h>
@@ -52,13 +52,13 @@ template <class T> std::vector<T> read(Stream *s, const T *p, size_t n) {
   return v;
 }
 
-// fails expects that s has failed, and that the sentence names what is to be named.
+// fails expects that s has failed with the code, and that the message contains the words.
 inline void fails(Stream *s, cudaError_t code, std::vector<const char *> words) {
   cudaError_t e = cudaStreamSynchronize(s->s);
   EXPECT(e == code, "%s: %s", cudaGetErrorName(e), cudaGetErrorString(e));
   std::string text = cudaGetErrorString(e);
   for (const char *w : words) EXPECT(text.find(w) != std::string::npos, "'%s' is not in '%s'", w, text.c_str());
-  EXPECT(cudaStreamSynchronize(s->s) == code, "the failure of a stream stays");
+  EXPECT(cudaStreamSynchronize(s->s) == code, "the failure of a stream is permanent");
   cudaGetLastError();
 }
 
@@ -72,10 +72,10 @@ inline __global__ void write_at(float *x, int64_t at) {
   if (threadIdx.x == 0) x[at] = 1;
 }
 
-// Cases in files of their own: memory_test.cpp, processes_test.cpp.
+// Cases in other files: memory_test.cpp, processes_test.cpp.
 void bounds();
 void guards();
 void alignment();
 void processes(const char *self);
 void death(const char *self);
-int other(int in, int out); // the other process of `processes`
+int other(int in, int out); // the other process of the case `processes`

@@ -15,7 +15,7 @@ PerThread &this_thread() {
   return *p;
 }
 
-cudaError_t last(cudaError_t code, const std::string &text) {
+cudaError_t set_error(cudaError_t code, const std::string &text) {
   if (code == cudaSuccess) return code;
   PerThread &t = this_thread();
   t.last = code;
@@ -64,7 +64,7 @@ const char *cudaGetErrorName(cudaError_t e) {
   return "cudaErrorUnknown";
 }
 
-const char *cudaGetErrorString(cudaError_t e) { // until the thread's next failure
+const char *cudaGetErrorString(cudaError_t e) { // valid until the thread's next failure
   auto it = this_thread().texts.find(e);
   if (it != this_thread().texts.end()) return it->second.c_str();
   for (auto &n : names)

@@ -9,7 +9,7 @@
 
 namespace uly_emulated {
 
-// lock guards all state of the emulator: any thread that waits may run any stream's work.
+// lock guards all state of the emulator: a thread that waits may run the work of any stream.
 extern std::mutex lock;
 
 struct Failure {
@@ -18,15 +18,15 @@ struct Failure {
   explicit operator bool() const { return code != cudaSuccess; }
 };
 
-// last keeps the code for cudaGetLastError and the text for cudaGetErrorString, of the calling thread,
-// and returns the code.
-cudaError_t last(cudaError_t code, const std::string &text = "");
-inline cudaError_t last(const Failure &f) { return last(f.code, f.text); }
+// set_error records the code for cudaGetLastError and the text for cudaGetErrorString, for the
+// calling thread. It returns the code.
+cudaError_t set_error(cudaError_t code, const std::string &text = "");
+inline cudaError_t set_error(const Failure &f) { return set_error(f.code, f.text); }
 
 struct PerThread {
   cudaError_t last = cudaSuccess;
   int device = 0;
-  cudaStream_t stream = nullptr; // cudaStreamPerThread, made at its first use
+  cudaStream_t stream = nullptr; // cudaStreamPerThread, created on first use
   std::map<int, std::string> texts;
 };
 PerThread &this_thread();

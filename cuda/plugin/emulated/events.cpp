@@ -1,4 +1,4 @@
-// Events, of one process and of several.
+// Events of one process, and interprocess events.
 #include "settings.h"
 #include "streams.h"
 
@@ -9,13 +9,13 @@ using namespace uly_emulated;
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned flags) {
   std::lock_guard<std::mutex> held(lock);
   *e = nullptr;
-  if ((flags & cudaEventInterprocess) && !(flags & cudaEventDisableTiming)) return last(cudaErrorInvalidValue);
-  if ((flags & cudaEventInterprocess) && setting("ULYSSES_EMULATED_IPC", 2) == 0) return last(cudaErrorNotSupported);
+  if ((flags & cudaEventInterprocess) && !(flags & cudaEventDisableTiming)) return set_error(cudaErrorInvalidValue);
+  if ((flags & cudaEventInterprocess) && setting("ULYSSES_EMULATED_IPC", 2) == 0) return set_error(cudaErrorNotSupported);
   auto *n = new CUevent_st;
   if (flags & cudaEventInterprocess) n->slot = slot_create();
   if ((flags & cudaEventInterprocess) && !n->slot) {
     delete n;
-    return last(cudaErrorMemoryAllocation);
+    return set_error(cudaErrorMemoryAllocation);
   }
   *e = n;
   return cudaSuccess;
@@ -23,62 +23,63 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned flags) {
 
 cudaError_t cudaEventDestroy(cudaEvent_t e) {
   std::lock_guard<std::mutex> held(lock);
-  if (!e) return last(cudaErrorInvalidResourceHandle);
+  if (!e) return set_error(cudaErrorInvalidResourceHandle);
   delete e;
   return cudaSuccess;
 }
 
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t stream) {
   std::unique_lock<std::mutex> held(lock);
-  if (!e || !known(stream)) return last(cudaErrorInvalidResourceHandle);
-  CUstream_st *s = own(stream);
-  if (e->slot && e->marked && e->marked != s && known(e->marked))
-    return last(cudaErrorInvalidValue, "an event of several processes is recorded in a second stream");
-  e->marked = s;
-  MarkRef m = mark(s);
+  if (!e || !known(stream)) return set_error(cudaErrorInvalidResourceHandle);
+  CUstream_st *s = resolve(stream);
+  if (e->slot && e->record_stream && e->record_stream != s && known(e->record_stream))
+    return set_error(cudaErrorInvalidValue, "an interprocess event is recorded in a second stream");
+  e->record_stream = s;
+  EventRecordRef m = record_event(s);
   e->last = m;
   if (!e->slot) return cudaSuccess;
-  // Another process may wait for this mark while this one runs nothing: it must come now.
+  // Another process may wait for this record while this process runs nothing. Therefore it
+  // completes now.
   m->slot = e->slot;
   m->n = slot_record(e->slot);
   m->done = false;
-  if (Failure f = run_until(held, [&] { return m->done; }, s)) return last(f);
+  if (Failure f = run_until(held, [&] { return m->done; }, s)) return set_error(f);
   return cudaSuccess;
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t e) {
   std::unique_lock<std::mutex> held(lock);
-  if (!e) return last(cudaErrorInvalidResourceHandle);
-  MarkRef m = e->last;
+  if (!e) return set_error(cudaErrorInvalidResourceHandle);
+  EventRecordRef m = e->last;
   if (e->slot) {
-    m = std::make_shared<Mark>();
+    m = std::make_shared<EventRecord>();
     m->slot = e->slot;
     m->n = slot_recorded(e->slot);
   }
   if (!m) return cudaSuccess;
-  if (Failure f = run_until(held, [&] { return m->come(); }, nullptr)) return last(f);
-  return last(m->failure);
+  if (Failure f = run_until(held, [&] { return m->reached(); }, nullptr)) return set_error(f);
+  return set_error(m->failure);
 }
 
 cudaError_t cudaEventQuery(cudaEvent_t e) {
   std::unique_lock<std::mutex> held(lock);
-  if (!e) return last(cudaErrorInvalidResourceHandle);
-  MarkRef m = e->last;
+  if (!e) return set_error(cudaErrorInvalidResourceHandle);
+  EventRecordRef m = e->last;
   if (e->slot) {
-    m = std::make_shared<Mark>();
+    m = std::make_shared<EventRecord>();
     m->slot = e->slot;
     m->n = slot_recorded(e->slot);
   }
-  if (!m || m->come()) return m ? last(m->failure) : cudaSuccess;
-  step(nullptr, anybody);
-  return m->come() ? last(m->failure) : cudaErrorNotReady;
+  if (!m || m->reached()) return m ? set_error(m->failure) : cudaSuccess;
+  step(nullptr, no_preference);
+  return m->reached() ? set_error(m->failure) : cudaErrorNotReady;
 }
 
 void uly_emulated::claim(cudaEvent_t e) { slot_record(e->slot); }
 
 cudaError_t cudaIpcGetEventHandle(cudaIpcEventHandle_t *h, cudaEvent_t e) {
   std::lock_guard<std::mutex> held(lock);
-  if (!e || !e->slot || e->opened) return last(cudaErrorInvalidResourceHandle);
+  if (!e || !e->slot || e->opened) return set_error(cudaErrorInvalidResourceHandle);
   slot_handle(e->slot, h->reserved);
   return cudaSuccess;
 }
@@ -86,7 +87,7 @@ cudaError_t cudaIpcGetEventHandle(cudaIpcEventHandle_t *h, cudaEvent_t e) {
 cudaError_t cudaIpcOpenEventHandle(cudaEvent_t *e, cudaIpcEventHandle_t h) {
   std::lock_guard<std::mutex> held(lock);
   Slot *slot = slot_open(h.reserved);
-  if (!slot) return last(cudaErrorInvalidResourceHandle);
+  if (!slot) return set_error(cudaErrorInvalidResourceHandle);
   *e = new CUevent_st;
   (*e)->slot = slot;
   (*e)->opened = true;

@@ -1,9 +1,9 @@
-// What lies around allocations, so that a kernel that leaves one is found.
+// Detection of accesses outside of allocations.
 //
-// A red zone shows what was written there, after the kernel; allocations are aligned to 256 bytes
-// then, as cudaMalloc promises, and to no more. With ULYSSES_EMULATED_GUARD the kernel is stopped
-// where it writes or reads: the end of every allocation touches a page that nobody may touch, as
-// closely as alignment to that many bytes lets it (1: always), or, with -1, its start.
+// By default, red zones around each allocation show, after the kernel, what was written there;
+// allocations are then aligned to exactly 256 bytes, as cudaMalloc guarantees. With
+// ULYSSES_EMULATED_GUARD, the access itself stops the kernel: with n > 0, the end of every
+// allocation, aligned to n bytes, touches a page without access; with -1, its start does.
 #include <signal.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -16,9 +16,9 @@ namespace uly_emulated {
 
 Heap heap;
 
-static const uint16_t zone_value = 0xffa5; // a NaN in f32 and in bf16
+static const uint16_t zone_value = 0xffa5; // NaN in F32 and in BF16
 
-void lay(Allocation *a) {
+void set_layout(Allocation *a) {
   const int64_t guard = setting("ULYSSES_EMULATED_GUARD", 0);
   if (guard < 0) {
     a->lead = 2 * page;
@@ -33,8 +33,8 @@ void lay(Allocation *a) {
   }
 }
 
-// The page before an allocation that begins with one is a fence; behind the last page nothing is
-// mapped.
+// If an allocation begins at the start of a page, the page before it has no access. No page is
+// mapped behind the last page.
 static bool guarded_before(const Allocation &a) { return a.lead == 2 * page; }
 static size_t zone_before(const Allocation &a) { return guarded_before(a) ? 0 : (size_t)zone; }
 static size_t zone_behind(const Allocation &a) {
@@ -51,14 +51,14 @@ static const char *pattern() {
   return whole;
 }
 
-void fence(char *p, const Allocation &a) {
+void make_fences(char *p, const Allocation &a) {
   if (guarded_before(a)) mprotect(p - page, page, PROT_NONE);
-  if (a.offset < 0) return; // its process has made the zones
+  if (a.offset < 0) return; // the process of the allocation has written the zones
   memcpy(p - zone_before(a), pattern(), zone_before(a));
   memcpy(p + a.bytes, pattern(), zone_behind(a));
 }
 
-std::string broken(char *p, const Allocation &a) {
+std::string check_fences(char *p, const Allocation &a) {
   struct {
     char *at;
     size_t n;
@@ -66,7 +66,7 @@ std::string broken(char *p, const Allocation &a) {
   std::string text;
   for (auto &z : zones) {
     if (!memcmp(z.at, pattern(), z.n)) continue;
-    // asked for behind the look: what is freed reads as zeros, which nobody wrote
+    // Checked after the comparison: freed memory reads as zeros, which no kernel wrote.
     if (a.gone(p)) return "";
     size_t i = 0;
     while (z.at[i] == pattern()[i]) i++;
@@ -74,11 +74,11 @@ std::string broken(char *p, const Allocation &a) {
       text = format("wrote at byte %lld of an allocation of %zu bytes", (long long)(z.at + i - p), a.bytes);
     memcpy(z.at, pattern(), z.n);
   }
-  if (int32_t pid = text.empty() ? 0 : mapper(p, a)) text += format(", unless process %d did, which has it too", pid);
+  if (int32_t pid = text.empty() ? 0 : other_mapper(p, a)) text += format(", or process %d did, which maps the memory as well", pid);
   return text;
 }
 
-int32_t mapper(char *p, const Allocation &a) {
+int32_t other_mapper(char *p, const Allocation &a) {
   auto alive = [&](int32_t pid) { return pid && pid != (int32_t)getpid() && kill(pid, 0) == 0; };
   Notice *n = a.notice(p);
   if (int32_t pid = n->owner; a.offset < 0 && alive(pid)) return pid;
@@ -90,7 +90,7 @@ int32_t mapper(char *p, const Allocation &a) {
 std::string check_red_zones() {
   std::string text;
   for (auto &[p, a] : heap.all) {
-    std::string t = broken(p, a);
+    std::string t = check_fences(p, a);
     if (text.empty()) text = t;
   }
   return text;
@@ -100,15 +100,15 @@ std::string describe(const void *v) {
   auto *p = static_cast<char *>(const_cast<void *>(v));
   auto next = heap.all.upper_bound(p), it = next;
   if (it != heap.all.begin()) --it;
-  // the nearer one
+  // the nearer of the two allocations
   if (next != heap.all.end() && (it == next || next->first - p < p - (it->first + (int64_t)it->second.bytes)))
     it = next;
   const bool near = it != heap.all.end() && p >= it->first - it->second.lead && p < it->first + it->second.mapped;
-  if (!near && !in_heap(v)) return format("address %p, which is no device memory", v);
+  if (!near && !in_heap(v)) return format("address %p, which is not device memory", v);
   if (it == heap.all.end()) return format("address %p, in memory that has been freed", v);
   return format(
-      "address %p, %lld bytes from the start of an allocation of %zu bytes and in none, or in memory that has been "
-      "freed",
+      "address %p, %lld bytes from the start of an allocation of %zu bytes, outside of all allocations or in freed "
+      "memory",
       v, (long long)(p - it->first), it->second.bytes);
 }
 

@@ -1,4 +1,4 @@
-// Fibers: stacks, and the switch between them.
+// Fibers: stacks, and switching between them.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,6 @@
-// Allocations of the emulated device: one file without a name (memfd), mapped allocation by allocation
-// into one range of addresses, each of which is used once. Other processes open the file through /proc,
-// as CUDA IPC maps the memory of a GPU, and nothing remains when a process dies.
+// Allocations of the emulated device: one file without a name (memfd), which is mapped into one
+// range of addresses, allocation by allocation. Each address is used once. Other processes open the
+// file through /proc, as CUDA IPC maps the memory of a GPU. Nothing remains when a process dies.
 #include "heap.h"
 
 #include <fcntl.h>
@@ -30,7 +30,7 @@ char *heap_map(size_t mapped, int64_t *offset) {
   void *p = mmap(heap.base + heap.next, mapped, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, heap.fd,
                  *offset);
   if (p == MAP_FAILED) return nullptr;
-  heap.next += mapped + page; // a page that nobody may touch lies between
+  heap.next += mapped + page; // a page without access lies between allocations
   return static_cast<char *>(p);
 }
 
@@ -44,13 +44,13 @@ bool heap_allocate(void **out, size_t bytes, Place place, int device) {
   a.bytes = bytes;
   a.place = place;
   a.device = device;
-  lay(&a);
+  set_layout(&a);
   char *start = heap_map(a.mapped, &a.offset);
   if (!start) return false;
   char *p = start + a.lead;
   a.notice(p)->owner = (int32_t)getpid();
-  fence(p, a);
-  // Fresh memory is NaN; of large allocations, the ends.
+  make_fences(p, a);
+  // New memory is NaN; of large allocations, only the ends.
   size_t n = bytes < poisoned ? bytes : (size_t)poisoned;
   memset(p, 0xff, n);
   memset(p + bytes - n, 0xff, n);
@@ -75,7 +75,7 @@ Place place(const void *v, size_t bytes) {
 
 void clear(void *p, int value, size_t bytes) {
   auto *c = static_cast<char *>(p);
-  if (value == 0 && bytes >= large) { // holes read as zeros and cost nothing
+  if (value == 0 && bytes >= large) { // holes read as zeros and use no memory
     auto it = heap.all.upper_bound(c);
     if (it != heap.all.begin() && (--it)->second.offset >= 0) {
       size_t head = pages((uintptr_t)c) - (uintptr_t)c, middle = (bytes - head) / page * page;
@@ -92,9 +92,9 @@ void clear(void *p, int value, size_t bytes) {
 
 std::string heap_free(std::map<char *, Allocation>::iterator it) {
   Allocation a = it->second;
-  std::string text = broken(it->first, a);
-  if (int32_t pid = mapper(it->first, a); pid && text.empty())
-    text = format("frees it while process %d maps it (cudaIpcCloseMemHandle comes first)", pid);
+  std::string text = check_fences(it->first, a);
+  if (int32_t pid = other_mapper(it->first, a); pid && text.empty())
+    text = format("freed the memory while process %d maps it (call cudaIpcCloseMemHandle first)", pid);
   a.notice(it->first)->owner = 0;
   if (a.place == Place::device) heap.used -= a.bytes;
   heap.all.erase(it);

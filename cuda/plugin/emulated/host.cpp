@@ -1,5 +1,5 @@
-// The runtime by the C names that a host program's libcudart has, for tests of such programs: what
-// they write runs on a GPU as it is.
+// The emulated runtime under the C names of libcudart, for tests of host programs that call it. The
+// programs run on a GPU without changes.
 #include "runtime.h"
 
 #define SHOWN(name) __asm__(name) __attribute__((visibility("default"), used))

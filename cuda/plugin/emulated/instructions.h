@@ -6,7 +6,8 @@
 
 #include <vector>
 
-// A host without a fused multiply-add rounds twice: its fmaf is a slow library function.
+// Without a fused multiply-add instruction, fmaf is a slow library function. Such a host rounds
+// twice.
 inline float madd(float a, float b, float c) {
 #ifdef __FMA__
   return fmaf(a, b, c);
@@ -17,8 +18,8 @@ inline float madd(float a, float b, float c) {
 
 inline float exp2_approx(float x) { return exp2f(x); }
 
-// Copies completes each copy at once or as late as wait allows, at random: a kernel that reads before
-// wait reads old values in some orders.
+// Copies completes each copy immediately or as late as wait allows, at random. A kernel that reads
+// before wait gets old values in some orders.
 class Copies {
  public:
   template <int N> void copy(float *to, const float *from, bool present) {
@@ -49,7 +50,7 @@ class Copies {
   int group = 0;
 };
 
-// ldmatrix follows PTX's description of the registers: lanes exchange their rows.
+// ldmatrix follows the layout of the registers in the PTX documentation: lanes exchange their rows.
 template <bool TRANSPOSED> void ldmatrix(uint32_t (&r)[4], uint32_t address) {
   const uint4 row = *reinterpret_cast<const uint4 *>(uly_emulated::dynamic_shared() + address);
   uint64_t half[2][32];

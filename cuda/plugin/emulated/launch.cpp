@@ -1,4 +1,4 @@
-// Kernel launches: a launch is checked and enqueued here, and runs in blocks.cpp.
+// Kernel launches: the checks and the enqueueing. blocks.cpp runs the kernel.
 #include <map>
 
 #include "errors.h"
@@ -11,16 +11,16 @@
 
 using namespace uly_emulated;
 
-static std::map<const void *, int> allowed_shared; // by kernel, what cudaFuncSetAttribute allowed
+static std::map<const void *, int> allowed_shared; // by kernel: the limit of cudaFuncSetAttribute
 
 void uly_emulated::launch(const Kernel &kernel, dim3 grid, dim3 block, size_t shared, cudaStream_t stream,
                           const void *const *pointers, int n, std::function<void()> body) {
   std::unique_lock<std::mutex> held(lock);
   if (!known(stream)) {
-    last(cudaErrorInvalidResourceHandle);
+    set_error(cudaErrorInvalidResourceHandle);
     return;
   }
-  CUstream_st *s = own(stream);
+  CUstream_st *s = resolve(stream);
   uint64_t threads = (uint64_t)block.x * block.y * block.z;
   auto allowed = allowed_shared.find(kernel.address);
   size_t limit = (size_t)(allowed == allowed_shared.end() ? (int)DEFAULT_SHARED : allowed->second);
@@ -30,29 +30,29 @@ void uly_emulated::launch(const Kernel &kernel, dim3 grid, dim3 block, size_t sh
     why = format("a grid of %u x %u x %u blocks", grid.x, grid.y, grid.z);
   else if (threads > 1024 || block.z > 64) why = format("a block of %llu threads", (unsigned long long)threads);
   else if (threads % 32)
-    why = format("a block of %llu threads, which is no multiple of 32", (unsigned long long)threads);
+    why = format("a block of %llu threads, which is not a multiple of 32", (unsigned long long)threads);
   else if (shared > limit)
-    why = format("%zu bytes of dynamic shared memory, where %zu are allowed (cudaFuncSetAttribute)", shared, limit);
+    why = format("%zu bytes of dynamic shared memory, more than the limit of %zu (cudaFuncSetAttribute)", shared, limit);
   for (int i = 0; i < n; i++)
     if (pointers[i] && place(pointers[i], 1) == Place::pageable && !setting("ULYSSES_EMULATED_HOST", 0)) {
-      last(cudaErrorInvalidDevicePointer,
-           format("kernel %s (%s:%d) is check_launch with a pointer to host memory, which no GPU reaches", kernel.name,
+      set_error(cudaErrorInvalidDevicePointer,
+           format("kernel %s (%s:%d) is launched with a pointer to host memory, which a GPU cannot access", kernel.name,
                   kernel.file, kernel.line));
       return;
     }
   if (!why.empty()) {
-    last(cudaErrorInvalidConfiguration,
-         format("kernel %s (%s:%d) is check_launch with %s", kernel.name, kernel.file, kernel.line, why.c_str()));
+    set_error(cudaErrorInvalidConfiguration,
+         format("kernel %s (%s:%d) is launched with %s", kernel.name, kernel.file, kernel.line, why.c_str()));
     return;
   }
   if (s->failure) {
-    last(s->failure);
+    set_error(s->failure);
     return;
   }
   s->queue.push_back({[=, body = std::move(body)]() -> Failure {
                         std::string text = check_red_zones();
                         if (!text.empty())
-                          return {cudaErrorIllegalAddress, format("before kernel %s (%s:%d) somebody %s", kernel.name,
+                          return {cudaErrorIllegalAddress, format("before kernel %s (%s:%d), something %s", kernel.name,
                                                                   kernel.file, kernel.line, text.c_str())};
                         text = run_grid(kernel, grid, block, shared, body);
                         if (!text.empty()) return {cudaErrorLaunchFailure, text};
@@ -68,7 +68,7 @@ void uly_emulated::launch(const Kernel &kernel, dim3 grid, dim3 block, size_t sh
 cudaError_t cudaFuncSetAttribute(const void *kernel, cudaFuncAttribute what, int value) {
   std::lock_guard<std::mutex> held(lock);
   if (what == cudaFuncAttributeMaxDynamicSharedMemorySize) {
-    if (value < 0 || value > MOST_SHARED) return last(cudaErrorInvalidValue);
+    if (value < 0 || value > MOST_SHARED) return set_error(cudaErrorInvalidValue);
     allowed_shared[kernel] = value;
   }
   return cudaSuccess;

@@ -1,11 +1,11 @@
-// The functions of libraries/libraries.h in the emulated build: no library of NVIDIA's is there, and the
-// emulated runtime takes the driver's place.
+// The functions of libraries/libraries.h in the emulated build. NVIDIA's libraries are reported as
+// missing, and the emulated runtime replaces the driver.
 #include "libraries/libraries.h"
 
 bool library_open(library) { return false; }
-std::string library_reason(library) { return "not used: this plug-in emulates a GPU"; }
+std::string library_reason(library) { return "this plug-in emulates a GPU and uses no libraries"; }
 std::string library_path(library) { return ""; }
-std::string library_fix(library) { return "none: it is for tests"; }
+std::string library_fix(library) { return "none is needed: the emulated plug-in is for tests"; }
 std::string library_version(library) { return ""; }
 void libraries_close(uly_device *) {}
 

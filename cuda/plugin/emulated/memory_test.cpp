@@ -1,4 +1,4 @@
-// Memory: what is read and written outside of it, and at addresses that a GPU would refuse.
+// Memory: accesses outside of allocations, and misaligned addresses.
 #include "emulated_test.h"
 
 __global__ void read_at(float *x, const float *from) {
@@ -26,8 +26,7 @@ __global__ void write_shared_as(int64_t at) {
   if (threadIdx.x == 0) *reinterpret_cast<double2 *>(tile + at) = make_double2(1, 2);
 }
 
-// Addresses suit their types, and memory is aligned as on a GPU, and no better: a host would not
-// mind.
+// Misaligned accesses fail, and memory is aligned exactly as on a GPU. A host would accept both.
 void alignment() {
   char *x = device<char>(256), *y = device<char>(1);
   EXPECT((uintptr_t)x % 256 == 0 && (uintptr_t)x % 512 != 0, "%p", x);
@@ -37,7 +36,7 @@ void alignment() {
     return s;
   };
   auto stops = [](Stream *s, const char *kernel, const char *multiple) {
-    fails(s, cudaErrorLaunchFailure, {kernel, "memory_test.cpp:", "which is no multiple of", multiple});
+    fails(s, cudaErrorLaunchFailure, {kernel, "memory_test.cpp:", "which is not a multiple of", multiple});
   };
   FINE(cudaStreamSynchronize(writes(1.0f, 12)->s));
   FINE(cudaStreamSynchronize(writes(make_float4(1, 2, 3, 4), 48)->s));
@@ -60,7 +59,7 @@ void alignment() {
 }
 
 void bounds() {
-  float *x = device<float>(101); // its end is not aligned to anything
+  float *x = device<float>(101); // its end is not aligned
   auto writes = [&](int64_t at) {
     Stream *s = stream();
     LAUNCH(write_at, 1, 32, 0, s, x, at);
@@ -74,14 +73,14 @@ void bounds() {
   Stream *s;
 #ifdef __x86_64__
   fails(writes(1 << 20), cudaErrorLaunchFailure,
-        {"write_at", "touched address", "4194304 bytes from the start of an allocation of 404 bytes"});
+        {"write_at", "accessed address", "4194304 bytes from the start of an allocation of 404 bytes"});
   float *gone = device<float>(101);
   FINE(cudaFree(gone));
   float *const nowhere[] = {nullptr, gone};
   for (float *from : nowhere) {
     s = stream();
     LAUNCH(read_at, 2, 64, 0, s, x, from);
-    fails(s, cudaErrorLaunchFailure, {"read_at", "touched address"});
+    fails(s, cudaErrorLaunchFailure, {"read_at", "accessed address"});
   }
 #endif
   s = stream();
@@ -90,12 +89,12 @@ void bounds() {
   LAUNCH(write_shared, 1, 32, 64, s, 16);
   fails(s, cudaErrorLaunchFailure, {"write_shared", "64 bytes of dynamic shared memory"});
 
-  // What the host writes beside its memory is no kernel's doing.
+  // A write of the host beside its memory is not attributed to a kernel.
   float *pinned;
   FINE(cudaMallocHost(&pinned, 400));
   pinned[100] = 1;
   fails(writes(0), cudaErrorIllegalAddress,
-        {"before kernel write_at", "somebody wrote at byte 400 of an allocation of 400 bytes"});
+        {"before kernel write_at", "something wrote at byte 400 of an allocation of 400 bytes"});
   FINE(cudaStreamSynchronize(writes(0)->s));
 
   s = stream();
@@ -124,7 +123,7 @@ void bounds() {
   EXPECT(cudaGetLastError() == cudaErrorInvalidDevicePointer, "a pointer to host memory");
 
   auto configuration = [&](const char *word) {
-    EXPECT(cudaGetLastError() == cudaErrorInvalidConfiguration, "a launch that no GPU takes");
+    EXPECT(cudaGetLastError() == cudaErrorInvalidConfiguration, "an invalid launch configuration");
     std::string text = cudaGetErrorString(cudaErrorInvalidConfiguration);
     EXPECT(text.find(word) != std::string::npos, "%s", text.c_str());
   };
@@ -136,7 +135,7 @@ void bounds() {
   LAUNCH(write_shared, 1, 32, 49 << 10, s, 0), configuration("cudaFuncSetAttribute");
   EXPECT(cudaFuncSetAttribute(write_shared, cudaFuncAttributeMaxDynamicSharedMemorySize, 228 << 10) ==
              cudaErrorInvalidValue,
-         "beyond what an SM has");
+         "more than a multiprocessor has");
   cudaGetLastError();
   FINE(cudaFuncSetAttribute(write_shared, cudaFuncAttributeMaxDynamicSharedMemorySize, 200 << 10));
   LAUNCH(write_shared, 1, 32, 200 << 10, s, 0);
@@ -144,11 +143,11 @@ void bounds() {
   FINE(cudaStreamSynchronize(s->s));
 }
 
-// With guards a kernel is stopped where it leaves its memory, also where it reads.
+// With guards, a kernel is stopped at an access outside of its memory, also at a read.
 void guards() {
 #ifdef __x86_64__
   auto stops = [](Stream *s, const char *kernel, const char *where) {
-    fails(s, cudaErrorLaunchFailure, {kernel, "touched address", where});
+    fails(s, cudaErrorLaunchFailure, {kernel, "accessed address", where});
   };
   struct {
     const char *guard;
@@ -172,7 +171,7 @@ void guards() {
       LAUNCH(read_at, 1, 32, 0, s, y, p + m.outside);
       stops(s, "read_at", where.c_str());
     }
-    if (m.outside == 104) { // what alignment leaves is a red zone
+    if (m.outside == 104) { // the gap that alignment leaves is a red zone
       Stream *s = stream();
       LAUNCH(write_at, 1, 32, 0, s, x, 101);
       fails(s, cudaErrorIllegalAddress, {"write_at", "byte 404"});

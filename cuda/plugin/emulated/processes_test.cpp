@@ -16,7 +16,7 @@ static bool receive(int fd, void *p, size_t n) {
   return true;
 }
 
-// The other process: waits for ready, multiplies, tells by its own event.
+// The other process: it waits for the event `ready`, multiplies, and records its own event.
 int other(int in, int out) {
   Letter letter;
   EXPECT(receive(in, &letter, sizeof letter), "a letter");
@@ -40,7 +40,7 @@ int other(int in, int out) {
       send(out, &go, 1);
       continue;
     }
-    if (go == 'x') { // write where nothing is
+    if (go == 'x') { // write outside of all allocations
       LAUNCH(write_at, 1, 32, 0, s, (float *)x, 1000);
       fails(s, cudaErrorIllegalAddress, {"byte 4000"});
       FINE(cudaStreamDestroy(s->s));
@@ -80,7 +80,7 @@ void processes(const char *self) {
          "its own handle");
   EXPECT(cudaIpcOpenEventHandle(&done, letter.ready) == cudaErrorInvalidResourceHandle, "its own event");
   cudaIpcEventHandle_t h;
-  EXPECT(cudaIpcGetEventHandle(&h, plain) == cudaErrorInvalidResourceHandle, "an event that was not made for it");
+  EXPECT(cudaIpcGetEventHandle(&h, plain) == cudaErrorInvalidResourceHandle, "an event that is not interprocess");
   cudaGetLastError();
   send(to[1], &letter, sizeof letter);
   EXPECT(receive(from[0], &h, sizeof h), "the other's event");
@@ -99,12 +99,12 @@ void processes(const char *self) {
     int got = read(b, x + 999, 1)[0];
     EXPECT(got == 16, "round %d: %d", i, got);
   }
-  EXPECT(cudaEventRecord(ready, b->s) == cudaErrorInvalidValue, "its marks are in another stream");
+  EXPECT(cudaEventRecord(ready, b->s) == cudaErrorInvalidValue, "its records are in another stream");
   EXPECT(cudaFree(x) == cudaErrorIllegalAddress, "the other process still maps it");
   std::string text = cudaGetErrorString(cudaErrorIllegalAddress);
   EXPECT(text.find("maps it") != std::string::npos, "%s", text.c_str());
   cudaGetLastError();
-  char freed = 'f'; // is this process's fault alone: no kernel of the other's wrote there
+  char freed = 'f'; // an error of this process only: no kernel of the other process wrote there
   send(to[1], &freed, 1);
   receive(from[0], &freed, 1);
   close(to[1]);
@@ -113,15 +113,15 @@ void processes(const char *self) {
   EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == 0, "the other process: %d", status);
 }
 
-// A process that dies while others wait for its event: they are told.
+// A process dies while others wait for its event. The others get an error.
 void death(const char *self) {
   (void)self;
   int from[2];
   EXPECT(!pipe(from), "pipe");
   pid_t child = fork();
   if (child == 0) {
-    // Claims a mark that never comes: it waits for an event of its parent that is not recorded to
-    // the end.
+    // Records an event that never completes: its stream waits for an event of the parent that never
+    // completes.
     cudaEvent_t e = event(cudaEventDisableTiming | cudaEventInterprocess);
     cudaIpcEventHandle_t h;
     FINE(cudaIpcGetEventHandle(&h, e));
@@ -135,9 +135,9 @@ void death(const char *self) {
   kill(child, SIGKILL);
   waitpid(child, nullptr, 0);
   Stream *s = stream();
-  FINE(cudaStreamWaitEvent(s->s, e, 0)); // never recorded: holds nobody up
+  FINE(cudaStreamWaitEvent(s->s, e, 0)); // never recorded: the wait ends at once
   FINE(cudaStreamSynchronize(s->s));
-  // Marked as made, and not come past.
+  // Recorded, and never completed.
   uly_emulated::claim(e);
   FINE(cudaStreamWaitEvent(s->s, e, 0));
   fails(s, cudaErrorLaunchTimeout, {"which has ended"});

@@ -1,16 +1,17 @@
-// The part of the CUDA runtime that the plug-in calls, by its names; runtime.cpp, memory.cpp and
-// shared.cpp are behind it.
+// The functions of the CUDA runtime that the plug-in calls. allocations.cpp, copies.cpp,
+// devices.cpp, errors.cpp, events.cpp, launch.cpp and streams.cpp implement them.
 //
-// Streams are queues, and nothing in them runs before somebody must have it: a synchronisation, a
-// copy into pageable memory, cudaFree. Then what is at the head of any stream and is not held up by
-// an event runs in a random order (ULYSSES_EMULATED_SEED), until what was asked for is there, and
-// no further. Recording an event that other processes see runs everything before it, since they may
-// wait for it.
+// Streams are queues. Their work runs as late as possible: when the host synchronizes, copies to
+// pageable memory, or calls cudaFree. Then the first entries of streams that do not wait for an
+// event run in a random order, until the requested work has completed, and no further. Recording an
+// event that other processes see runs all work before the record, because those processes may wait
+// for it.
 //
-// ULYSSES_EMULATED_SEED (1) chooses the order, _DEVICES (1) the number of GPUs, _MEMORY their
-// bytes, _TIMEOUT (60) the seconds that an event of another process is waited for. _IPC (2) is what
-// there is between processes: 0 nothing, as where events for it are not supported; 1 handles that
-// others cannot open, as in containers. _GUARD (0) stops kernels at the ends of allocations
+// Settings: ULYSSES_EMULATED_SEED (1) selects the order. ULYSSES_EMULATED_DEVICES (1) is the number
+// of GPUs, ULYSSES_EMULATED_MEMORY their bytes, and ULYSSES_EMULATED_TIMEOUT (60) the seconds to
+// wait for an event of another process. ULYSSES_EMULATED_IPC (2) is the support of CUDA IPC: 0
+// none, as on systems without interprocess events; 1 handles that other processes cannot open, as
+// in containers. ULYSSES_EMULATED_GUARD (0) stops kernels that access memory outside of allocations
 // (fences.cpp).
 #pragma once
 
@@ -105,7 +106,7 @@ enum : unsigned {
 };
 
 const char *cudaGetErrorName(cudaError_t e);
-const char *cudaGetErrorString(cudaError_t e); // of a failed launch: which kernel and what it did
+const char *cudaGetErrorString(cudaError_t e); // for a failed launch: the kernel and the error
 cudaError_t cudaGetLastError();
 cudaError_t cudaPeekAtLastError();
 
@@ -151,17 +152,16 @@ cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s = nullptr);
 cudaError_t cudaEventSynchronize(cudaEvent_t e);
 cudaError_t cudaEventQuery(cudaEvent_t e);
 
-// Handles serve other processes alone, as on a GPU; they hold while the process that made them
-// lives. Memory that others still map must not be freed: what a GPU does then is undefined, and
-// here it fails. So does an event of several processes that is recorded in two streams, of which
-// CUDA says nothing.
+// Only other processes can open a handle, as on a GPU. A handle is valid while the process that
+// made it lives. cudaFree of memory that other processes map is undefined on a GPU; here it fails.
+// Recording an interprocess event in two streams, which CUDA does not specify, fails as well.
 cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *h, void *p);
 cudaError_t cudaIpcOpenMemHandle(void **p, cudaIpcMemHandle_t h, unsigned flags);
 cudaError_t cudaIpcCloseMemHandle(void *p);
 cudaError_t cudaIpcGetEventHandle(cudaIpcEventHandle_t *h, cudaEvent_t e);
 cudaError_t cudaIpcOpenEventHandle(cudaEvent_t *e, cudaIpcEventHandle_t h);
 
-// Every kernel is built for the emulated GPU: the call succeeds and leaves *a as it is.
+// Every kernel is built for the emulated GPU. The call succeeds and does not change *a.
 struct cudaFuncAttributes {};
 inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *, const void *) { return cudaSuccess; }
 cudaError_t cudaFuncSetAttribute(const void *kernel, cudaFuncAttribute what, int value);

@@ -23,8 +23,8 @@ uint64_t random64() { // splitmix64
 
 Steps::Steps(uint64_t n) : n(n) {
   if (n < 2) return;
-  start = below(n);
-  do step = 1 + below(n - 1);
+  start = random_below(n);
+  do step = 1 + random_below(n - 1);
   while (std::gcd(step, n) != 1);
 }
 

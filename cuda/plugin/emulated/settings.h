@@ -1,4 +1,4 @@
-// Settings from the environment, random numbers in a fixed sequence, and formatted text.
+// Settings from environment variables, random numbers with a fixed seed, and formatted text.
 #pragma once
 
 #include <stdint.h>
@@ -7,16 +7,16 @@
 
 namespace uly_emulated {
 
-// setting returns a number from the environment, `otherwise` where the variable is not set.
+// setting returns the number in an environment variable, `otherwise` if it is not set.
 int64_t setting(const char *name, int64_t otherwise);
 
-// random64 returns the next number of the sequence that ULYSSES_EMULATED_SEED chooses. The caller holds
-// the lock.
+// random64 returns the next number of the sequence that ULYSSES_EMULATED_SEED selects. The caller
+// must hold the lock.
 uint64_t random64();
-// below returns a random number in [0, n).
-inline uint64_t below(uint64_t n) { return (uint64_t)((unsigned __int128)random64() * n >> 64); }
+// random_below returns a random number in [0, n).
+inline uint64_t random_below(uint64_t n) { return (uint64_t)((unsigned __int128)random64() * n >> 64); }
 
-// Steps is the order 0 … n-1 shuffled cheaply: start + i·step mod n, where step and n have no common
+// Steps is a simple permutation of 0 … n-1: start + i·step mod n, where step and n have no common
 // factor.
 struct Steps {
   uint64_t n = 1, start = 0, step = 1;

@@ -14,11 +14,12 @@ namespace uly_emulated {
 
 unsigned char *dynamic_shared() { return block.shared; }
 
-// place_shared lays dynamic shared memory between red zones, or where it touches a page that nobody
-// may touch (fences.cpp).
+// place_shared places dynamic shared memory between red zones, or next to a page without access
+// (ULYSSES_EMULATED_GUARD, fences.cpp).
 void place_shared(size_t bytes) {
   enum : size_t { room = 1 << 18 };
-  static unsigned char *region = nullptr; // a page, room, a page
+  // a page without access, the memory, a page without access
+  static unsigned char *region = nullptr;
   if (!region) {
     void *p = mmap(nullptr, room + 2 * GUARD_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED || mprotect(static_cast<char *>(p) + GUARD_BYTES, room, PROT_READ | PROT_WRITE)) abort();
@@ -29,13 +30,15 @@ void place_shared(size_t bytes) {
   if (guard < 0) block.shared = first;
   else if (guard > 0)
     block.shared = first + room - (bytes + SHARED_ALIGNMENT - 1) / SHARED_ALIGNMENT * SHARED_ALIGNMENT;
-  else block.shared = first + SHARED_ZONE + SHARED_ALIGNMENT; // no better aligned than promised
+  // aligned exactly as SHARED guarantees
+  else block.shared = first + SHARED_ZONE + SHARED_ALIGNMENT;
   block.shared_bytes = bytes;
   block.fence[0] = guard < 0 ? first : block.shared - SHARED_ZONE;
   block.fence[1] = std::min(block.shared + bytes + SHARED_ZONE, first + room);
 }
 
-static thread_local unsigned char touch; // makes the thread's block of thread_local data exist
+// makes the loader allocate this thread's thread_local data
+static thread_local unsigned char touch;
 
 // static_shared finds all __shared__ variables: the library's thread_local data.
 Static static_shared() {
@@ -63,7 +66,7 @@ Static static_shared() {
 }
 
 void poison(const Static &s) {
-  // a C++ library linked in has its own data there
+  // the C++ library also has thread_local data there, which must be kept
   auto *kept = reinterpret_cast<unsigned char *>(abi::__cxa_get_globals());
   unsigned char copy[2 * sizeof(void *)];
   bool inside = kept >= s.p && kept < s.p + s.bytes;

@@ -1,5 +1,4 @@
-// Accesses that a GPU stops at: addresses that are not aligned for their type, and addresses outside of
-// all memory.
+// Accesses at which a GPU stops: misaligned addresses, and addresses outside of all memory.
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -12,9 +11,9 @@
 
 namespace uly_emulated {
 
-// Kernels are compiled with -fsanitize=alignment, which asks before each access whether the address
-// suits the type, as a GPU does and x86 does not. Here is what it calls where one does not: struct
-// and name are the compiler's (libsanitizer's ubsan_handlers.h).
+// Kernels are compiled with -fsanitize=alignment, which checks the alignment of each access; a GPU
+// checks it, x86 does not. The compiler calls __ubsan_handle_type_mismatch_v1 for a misaligned
+// address. The struct and the name are defined in libsanitizer's ubsan_handlers.h.
 struct Misaligned {
   const char *file;
   uint32_t line, column;
@@ -26,16 +25,16 @@ struct Misaligned {
 };
 extern "C" __attribute__((visibility("hidden"))) void __ubsan_handle_type_mismatch_v1(Misaligned *m, uintptr_t at) {
   std::string text =
-      format("%s: %s at address %#llx, which is no multiple of %d bytes", where(m->file, (int)m->line).c_str(),
+      format("%s: %s at address %#llx, which is not a multiple of %d bytes", where(m->file, (int)m->line).c_str(),
              m->type->name, (unsigned long long)at, 1 << m->log_alignment);
   if (block.running) fail(text);
   fprintf(stderr, "%s\n", text.c_str()); // in host code of the plug-in
   abort();
 }
 
-// While a grid runs, a stray access of its thread becomes a failed launch: the thread goes on in
-// stray(), on its fiber's stack. Signals of other threads go where they went before, which is Go's
-// handler.
+// While a grid runs, an access of its thread to an invalid address becomes a failed launch: the
+// thread continues in stray(), on its fiber's stack. Signals of other threads go to the previous
+// handler, which is Go's.
 #ifdef __x86_64__
 static struct {
   struct sigaction segv, bus;
@@ -47,8 +46,8 @@ static const void *volatile stray_address;
   auto *p = static_cast<const unsigned char *>(const_cast<const void *>(stray_address));
   const unsigned char *stack = block.running->stack;
   if (p < stack && p >= stack - GUARD_BYTES)
-    fail(format("a thread needs more than %zu bytes of stack", (size_t)STACK_BYTES));
-  fail("it touched " + describe(p));
+    fail(format("a thread uses more than %zu bytes of stack", (size_t)STACK_BYTES));
+  fail("it accessed " + describe(p));
 }
 
 static void on_signal(int number, siginfo_t *info, void *context) {
@@ -63,7 +62,7 @@ static void on_signal(int number, siginfo_t *info, void *context) {
   } else if (old.sa_handler != SIG_DFL && old.sa_handler != SIG_IGN) {
     old.sa_handler(number);
   } else {
-    sigaction(number, &old, nullptr); // and it comes again
+    sigaction(number, &old, nullptr); // the signal then occurs again
   }
 }
 

@@ -38,7 +38,7 @@ char *handle_map(const Handle &h, size_t mapped) {
   std::string path = format("/proc/%d/fd/%d", h.pid, h.fd);
   int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (fd < 0) return nullptr;
-  // A page without access follows.
+  // A page without access follows the mapping.
   char *p =
       static_cast<char *>(mmap(nullptr, mapped + page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
   if (p != MAP_FAILED &&
@@ -50,7 +50,7 @@ char *handle_map(const Handle &h, size_t mapped) {
   return p == MAP_FAILED ? nullptr : p;
 }
 
-// A line of shared memory for each slot.
+// Counters of a slot, a cache line apart.
 struct Counters {
   std::atomic<uint64_t> recorded, completed, failed;
 };
@@ -59,7 +59,7 @@ struct Slot {
   int32_t pid;
   int64_t offset; // of the page in the process's file
   int64_t at;     // of the slot in the page
-  char *mapped;   // of an opened slot: its page, which stays mapped
+  char *mapped;   // for an opened slot: its page, which stays mapped
 };
 
 Slot *slot_create() {

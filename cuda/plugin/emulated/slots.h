@@ -1,4 +1,4 @@
-// What several processes share: handles of memory, and the counters of events.
+// State that several processes share: handles of memory, and the counters of events.
 #pragma once
 
 #include <stddef.h>
@@ -10,20 +10,20 @@ namespace uly_emulated {
 struct Handle {
   char magic[8];
   int32_t pid, fd;
-  // offset, mapped and lead are an Allocation's (heap.h). bytes is the allocation's, or -1 - the position
-  // of an event's slot in its page.
+  // offset, mapped and lead are those fields of an Allocation (heap.h). bytes is the size of the
+  // allocation, or -1 - the position of an event's slot in its page.
   int64_t offset, mapped, lead, bytes;
 };
 void handle_write(int64_t offset, size_t mapped, size_t lead, int64_t bytes, char out[64]);
-// handle_read returns false for bytes that are no handle.
+// handle_read returns false if the bytes are not a handle.
 bool handle_read(const char in[64], Handle *h);
-// handle_map maps `mapped` bytes of the process that wrote the handle; NULL where that fails.
+// handle_map maps `mapped` bytes of the process that made the handle; NULL if that fails.
 char *handle_map(const Handle &h, size_t mapped);
 
-// Slot is the state of an event that other processes see: how often it was recorded, how many of the
-// records have completed, and the first that failed. Records complete in their order, because
-// cudaEventRecord runs everything before the record at once. Slots are not freed: another process may
-// still read one.
+// Slot is the state of an event that other processes see: the number of records, the number of
+// completed records, and the first record that failed. Records complete in order, because
+// cudaEventRecord immediately runs all work before the record. Slots are never freed, because
+// another process may still read one.
 struct Slot;
 Slot *slot_create();
 uint64_t slot_record(Slot *s); // returns the number of the new record

@@ -11,7 +11,7 @@ namespace uly_emulated {
 std::vector<CUstream_st *> streams;
 
 static bool runnable(CUstream_st *s) {
-  return !s->queue.empty() && (!s->queue.front().wait || s->queue.front().wait->come());
+  return !s->queue.empty() && (!s->queue.front().wait || s->queue.front().wait->reached());
 }
 
 void run_head(CUstream_st *s) {
@@ -37,7 +37,7 @@ bool step(CUstream_st *wanted, Policy policy) {
   bool wanted_can = false;
   for (CUstream_st *s : streams)
     if (runnable(s)) {
-      if (s == wanted && policy != anybody) wanted_can = true;
+      if (s == wanted && policy != no_preference) wanted_can = true;
       else heads.push_back(s);
     }
   if (wanted_can && (policy == wanted_first || heads.empty())) {
@@ -45,7 +45,7 @@ bool step(CUstream_st *wanted, Policy policy) {
     return true;
   }
   if (heads.empty()) return false;
-  run_head(heads[below(heads.size())]);
+  run_head(heads[random_below(heads.size())]);
   return true;
 }
 
@@ -56,7 +56,7 @@ static double now() {
 }
 
 Failure run_until(std::unique_lock<std::mutex> &held, const std::function<bool()> &done, CUstream_st *wanted) {
-  auto policy = (Policy)below(policies);
+  auto policy = (Policy)random_below(policies);
   double since = 0;
   while (!done()) {
     if (step(wanted, policy)) {
@@ -74,8 +74,8 @@ Failure run_until(std::unique_lock<std::mutex> &held, const std::function<bool()
       Failure f{cudaErrorLaunchTimeout,
                 gone    ? format("a stream waits for an event of process %d, which has ended", owner)
                 : owner ? format("a stream has waited %.0f s for an event of process %d", limit, owner)
-                        : format("nothing has run for %.0f s, and yet something is waited for", limit)};
-      // Give up what cannot come, so that the next wait does not take as long.
+                        : format("deadlock: no stream could run for %.0f s", limit)};
+      // Fail all waits that cannot end, so that the next synchronization does not take as long.
       for (CUstream_st *s : streams)
         if (!s->queue.empty() && s->queue.front().wait) {
           auto w = s->queue.front().wait;
@@ -92,35 +92,35 @@ Failure run_until(std::unique_lock<std::mutex> &held, const std::function<bool()
   return {};
 }
 
-// CUDA's names of streams that nobody makes: 1 the legacy default one, as NULL; 2 the calling
-// thread's own.
-bool by_name(cudaStream_t s) { return reinterpret_cast<uintptr_t>(s) <= 2; }
+// Handles of streams that CUDA defines: 1 is the legacy default stream, as is NULL; 2 is the stream
+// of the calling thread.
+bool is_builtin(cudaStream_t s) { return reinterpret_cast<uintptr_t>(s) <= 2; }
 
-CUstream_st *own(cudaStream_t s) {
+CUstream_st *resolve(cudaStream_t s) {
   static CUstream_st *legacy = nullptr;
-  if (!by_name(s)) return s;
+  if (!is_builtin(s)) return s;
   CUstream_st *&made = reinterpret_cast<uintptr_t>(s) == 2 ? this_thread().stream : legacy;
   if (!made) streams.push_back(made = new CUstream_st);
   return made;
 }
 
 bool known(cudaStream_t s) {
-  if (by_name(s)) return true;
+  if (is_builtin(s)) return true;
   for (CUstream_st *t : streams)
     if (t == s && !t->dying) return true;
   return false;
 }
 
-MarkRef mark(CUstream_st *s) {
-  auto m = std::make_shared<Mark>();
+EventRecordRef record_event(CUstream_st *s) {
+  auto m = std::make_shared<EventRecord>();
   s->queue.push_back({nullptr, nullptr, m});
   return m;
 }
 
 cudaError_t synchronize(std::unique_lock<std::mutex> &held, CUstream_st *s) {
-  auto m = mark(s);
-  if (Failure f = run_until(held, [&] { return m->done; }, s)) return last(f);
-  return last(m->failure);
+  auto m = record_event(s);
+  if (Failure f = run_until(held, [&] { return m->done; }, s)) return set_error(f);
+  return set_error(m->failure);
 }
 
 void drain(std::unique_lock<std::mutex> &held) {
@@ -144,9 +144,9 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned) {
   return cudaSuccess;
 }
 
-cudaError_t cudaStreamDestroy(cudaStream_t s) { // what is in it runs all the same
+cudaError_t cudaStreamDestroy(cudaStream_t s) { // enqueued work still runs
   std::lock_guard<std::mutex> held(lock);
-  if (by_name(s) || !known(s)) return last(cudaErrorInvalidResourceHandle);
+  if (is_builtin(s) || !known(s)) return set_error(cudaErrorInvalidResourceHandle);
   s->dying = true;
   if (s->queue.empty()) {
     s->queue.push_back({});
@@ -157,36 +157,36 @@ cudaError_t cudaStreamDestroy(cudaStream_t s) { // what is in it runs all the sa
 
 cudaError_t cudaStreamSynchronize(cudaStream_t s) {
   std::unique_lock<std::mutex> held(lock);
-  if (!known(s)) return last(cudaErrorInvalidResourceHandle);
-  return synchronize(held, own(s));
+  if (!known(s)) return set_error(cudaErrorInvalidResourceHandle);
+  return synchronize(held, resolve(s));
 }
 
 cudaError_t cudaDeviceSynchronize() {
   std::unique_lock<std::mutex> held(lock);
   drain(held);
   for (CUstream_st *s : streams)
-    if (s->failure) return last(s->failure);
+    if (s->failure) return set_error(s->failure);
   return cudaSuccess;
 }
 
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
   std::unique_lock<std::mutex> held(lock);
-  if (!known(stream)) return last(cudaErrorInvalidResourceHandle);
-  CUstream_st *s = own(stream);
-  if (!s->queue.empty()) step(s, (Policy)below(policies)); // who asks again and again gets on
-  if (s->failure) return last(s->failure);
+  if (!known(stream)) return set_error(cudaErrorInvalidResourceHandle);
+  CUstream_st *s = resolve(stream);
+  if (!s->queue.empty()) step(s, (Policy)random_below(policies)); // a caller that polls makes progress
+  if (s->failure) return set_error(s->failure);
   return s->queue.empty() ? cudaSuccess : cudaErrorNotReady;
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t e, unsigned) {
   std::unique_lock<std::mutex> held(lock);
-  if (!e || !known(stream)) return last(cudaErrorInvalidResourceHandle);
-  MarkRef m = e->last;
-  if (e->slot) { // the last mark of any process
-    m = std::make_shared<Mark>();
+  if (!e || !known(stream)) return set_error(cudaErrorInvalidResourceHandle);
+  EventRecordRef m = e->last;
+  if (e->slot) { // the last record of any process
+    m = std::make_shared<EventRecord>();
     m->slot = e->slot;
     m->n = slot_recorded(e->slot);
   }
-  if (m && !(m->come() && !m->failure)) own(stream)->queue.push_back({nullptr, m, nullptr});
+  if (m && !(m->reached() && !m->failure)) resolve(stream)->queue.push_back({nullptr, m, nullptr});
   return cudaSuccess;
 }

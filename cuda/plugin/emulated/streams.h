@@ -1,5 +1,5 @@
-// Streams as queues of work, events as records in them, and the order in which work runs (runtime.h).
-// The caller of every function holds the lock (errors.h).
+// Streams as queues of work, records of events in them, and the order in which work runs
+// (runtime.h). The caller of every function must hold the lock (errors.h).
 #pragma once
 
 #include <deque>
@@ -14,13 +14,14 @@
 
 namespace uly_emulated {
 
-// A Mark is one recording of an event: of this process, or number n of a slot that others see, too.
-struct Mark {
+// EventRecord is one record of an event: of this process, or record n of a slot that other
+// processes see.
+struct EventRecord {
   bool done = false;
   Failure failure;
   Slot *slot = nullptr;
   uint64_t n = 0;
-  bool come() {
+  bool reached() {
     bool failed = false;
     if (slot && !done && slot_completed(slot, n, &failed)) {
       done = true;
@@ -31,26 +32,26 @@ struct Mark {
     return done;
   }
 };
-using MarkRef = std::shared_ptr<Mark>;
+using EventRecordRef = std::shared_ptr<EventRecord>;
 
-// Op is one of the three: work, a wait for a mark, a mark.
+// Op is an entry of a queue: work, a wait for a record, or a record.
 struct Op {
   std::function<Failure()> run;
-  MarkRef wait, record;
+  EventRecordRef wait, record;
 };
 
 } // namespace uly_emulated
 
 struct CUstream_st {
   std::deque<uly_emulated::Op> queue;
-  uly_emulated::Failure failure; // stays: what comes later does not run
+  uly_emulated::Failure failure; // permanent: later work does not run
   bool dying = false;
 };
 
 struct CUevent_st {
-  uly_emulated::MarkRef last;
+  uly_emulated::EventRecordRef last;
   uly_emulated::Slot *slot = nullptr;
-  CUstream_st *marked = nullptr; // of an event that other processes see, the stream of its marks
+  CUstream_st *record_stream = nullptr; // for an event that other processes see: the stream of its records
   bool opened = false;
 };
 
@@ -58,28 +59,31 @@ namespace uly_emulated {
 
 extern std::vector<CUstream_st *> streams; // in the order of creation
 
-// known reports whether a stream exists. own returns the stream that a name stands for.
+// known reports whether a stream exists. is_builtin reports one of CUDA's own stream handles: NULL
+// and 1 are the legacy default stream, 2 the stream of the calling thread. resolve returns the
+// stream that a handle stands for.
 bool known(cudaStream_t s);
-bool by_name(cudaStream_t s);
-CUstream_st *own(cudaStream_t s);
+bool is_builtin(cudaStream_t s);
+CUstream_st *resolve(cudaStream_t s);
 
 // enqueue appends work to a stream.
 inline void enqueue(CUstream_st *s, std::function<Failure()> run) {
   s->queue.push_back({std::move(run), nullptr, nullptr});
 }
-// mark appends a mark.
-MarkRef mark(CUstream_st *s);
+// record_event appends a record.
+EventRecordRef record_event(CUstream_st *s);
 
 // run_head runs the first entry of a stream.
 void run_head(CUstream_st *s);
-// Each wait prefers other streams: any, the one that is waited for, or all but that one.
-enum Policy { anybody, wanted_first, wanted_last, policies };
-// step runs one entry that can run. It returns false where there is none.
+// Each synchronization prefers certain streams, at random: none, the stream that it waits for, or
+// the other streams.
+enum Policy { no_preference, wanted_first, wanted_last, policies };
+// step runs one entry that can run. It returns false if there is none.
 bool step(CUstream_st *wanted, Policy policy);
-// run_until runs entries until done() holds. Where only another process can make it hold, run_until
+// run_until runs entries until done() holds. If only another process can make it hold, run_until
 // waits for that process.
 Failure run_until(std::unique_lock<std::mutex> &held, const std::function<bool()> &done, CUstream_st *wanted);
-// drain runs everything in all streams.
+// drain runs all entries of all streams.
 void drain(std::unique_lock<std::mutex> &held);
 cudaError_t synchronize(std::unique_lock<std::mutex> &held, CUstream_st *s);
 

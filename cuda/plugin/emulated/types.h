@@ -1,5 +1,5 @@
-// The types of CUDA that kernels use: vectors, bfloat16, half. Conversions round to nearest even
-// and keep a NaN, as the GPU's.
+// CUDA's types that kernels use: vectors, bfloat16, half. Conversions round to nearest even and
+// keep NaN, as on a GPU.
 #pragma once
 
 #include <stdint.h>
@@ -56,8 +56,8 @@ template <class To, class From> inline To uly_bits(From from) {
   return to;
 }
 
-// Conversions are explicit alone: arithmetic in bf16 rounds after every operation on a GPU, and
-// nobody here wants that by accident.
+// Conversions are explicit, so that no arithmetic in BF16 is written by accident: it would round
+// after every operation.
 struct __attribute__((may_alias)) __nv_bfloat16 {
   unsigned short __x;
   __nv_bfloat16() = default;
@@ -92,7 +92,7 @@ inline float2 __bfloat1622float2(__nv_bfloat162 b) { return make_float2(float(b.
 inline float __low2float(__nv_bfloat162 b) { return float(b.x); }
 inline float __high2float(__nv_bfloat162 b) { return float(b.y); }
 
-// _Float16 would need its library functions; this is the whole of it.
+// __half is implemented here, because _Float16 would need library functions.
 struct __attribute__((may_alias)) __half {
   unsigned short __x;
   __half() = default;
@@ -102,12 +102,12 @@ struct __attribute__((may_alias)) __half {
       __x = 0x7fff;
       return;
     }
-    // rounds to infinity
+    // the value rounds to infinity
     if (a >= 0x477ff000) {
       __x = (unsigned short)(sign | 0x7c00);
       return;
     }
-    // subnormal: in units of 2^-24
+    // the value is subnormal, in units of 2^-24
     if (a < 0x38800000) {
       float m = uly_bits<float>(a) * 16777216.0f;
       int32_t i = (int32_t)m;

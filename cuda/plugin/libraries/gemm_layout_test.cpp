@@ -1,12 +1,12 @@
-// A stand-in for a column-major library computes what gemm_plan_of says; the result is compared
-// with the definition. A Go test compiles and runs this.
+// A simulated column-major library computes the products of gemm_plan_of. The result is compared
+// with the definition. cuda/headers_test.go compiles and runs this test.
 #include "gemm_layout.h"
 
 #include "host_test.h"
 
 #include <vector>
 
-// The library: every element at column·ld + row, nothing else is known of memory.
+// The library: an element is at column·ld + row.
 static void column_major(const gemm_plan &p, const double *first, const double *second, double *c, double beta,
                          const double *bias) {
   auto at = [](const gemm_operand &o, const double *x, int64_t i, int64_t j) {
@@ -31,7 +31,7 @@ static gemm_view view(int layout, int64_t rows, int64_t columns) {
 static void product(int64_t m, int64_t n, int64_t k, int la, int lb, int lc, int mode) {
   gemm_view a = view(la, m, k), b = view(lb, k, n), c = view(lc, m, n);
   auto values = [](const gemm_view &v, int seed) {
-    // gaps hold what must not be read
+    // the gaps must not be read
     std::vector<double> x(static_cast<size_t>((v.rows + 4) * (v.columns + 4)), 1e30);
     for (int64_t i = 0; i < v.rows; i++)
       for (int64_t j = 0; j < v.columns; j++)
@@ -75,17 +75,17 @@ int main() {
 
   gemm_plan p;
   const gemm_view c = {4, 5, 5, 1};
-  CHECK(!gemm_plan_of({4, 3, 6, 2}, {3, 5, 5, 1}, c, &p), "no axis of stride 1: taken");
-  CHECK(!gemm_plan_of({4, 3, 0, 1}, {3, 5, 5, 1}, c, &p), "rows one over another: taken");
-  CHECK(!gemm_plan_of({4, 3, 2, 1}, {3, 5, 5, 1}, c, &p), "rows that overlap: taken");
+  CHECK(!gemm_plan_of({4, 3, 6, 2}, {3, 5, 5, 1}, c, &p), "no axis of stride 1: accepted");
+  CHECK(!gemm_plan_of({4, 3, 0, 1}, {3, 5, 5, 1}, c, &p), "all rows at one address: accepted");
+  CHECK(!gemm_plan_of({4, 3, 2, 1}, {3, 5, 5, 1}, c, &p), "rows that overlap: accepted");
   CHECK(!gemm_plan_of({4, 3, -3, 1}, {3, 5, 5, 1}, c, &p), "rows backwards: taken");
-  CHECK(!gemm_plan_of({4, 3, 3, 1}, {3, 5, 5, 1}, {4, 5, 1, 4}, &p), "a transposed c: taken");
-  // Extents of one: strides along them say nothing.
+  CHECK(!gemm_plan_of({4, 3, 3, 1}, {3, 5, 5, 1}, {4, 5, 1, 4}, &p), "a transposed c: accepted");
+  // The stride of an axis of extent 1 is ignored.
   CHECK(gemm_plan_of({1, 3, 0, 1}, {3, 1, 1, 0}, {1, 1, -7, 9}, &p) && p.m == 1 && p.n == 1 && p.k == 3,
         "one row and one column: refused");
   CHECK(gemm_plan_of({1, 3, 9, 4}, {3, 5, 5, 1}, {1, 5, 0, 1}, &p) && p.second.transposed && p.second.ld == 4,
         "a row with gaps");
-  // Beyond 2^31 elements.
+  // More than 2^31 elements.
   const int64_t far = 3000000000;
   CHECK(gemm_plan_of({far, 7, far, 1}, {7, 5, 1, far}, {far, 5, far, 1}, &p) && p.n == far && p.c.ld == far &&
             p.first.ld == far && p.second.ld == far,

@@ -144,7 +144,7 @@ template <class F> int32_t enqueue_collective(uly_device *d, uly_nccl *n, uly_st
   return code;
 }
 
-// group makes several sends and receives one NCCL operation. A check_launch group is always ended.
+// group makes several sends and receives one NCCL operation. A started group is always ended.
 template <class F> ncclResult_t group(F call) {
   ncclResult_t r = ncclGroupStart();
   if (r != ncclSuccess) return r;

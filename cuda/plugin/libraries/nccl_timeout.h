@@ -63,7 +63,7 @@ template <class Mark> class PendingCollectives {
   void enqueued(const Collective<Mark> &x) { waiting.push_back(x); }
 
   // update removes the operations that the stream has completed. It returns the seconds for which
-  // calls of update have found the oldest operation check_launch but not completed. Before an operation
+  // calls of update have found the oldest operation started but not completed. Before an operation
   // starts, it waits for this rank's own work, which has no time limit.
   template <class Reached> double update(double now, Reached reached) {
     while (!waiting.empty() && reached(waiting.front().after)) {
@@ -84,5 +84,5 @@ template <class Mark> class PendingCollectives {
 
  private:
   std::deque<Collective<Mark>> waiting, spare;
-  double since = -1; // when update first found the oldest operation check_launch; < 0: not check_launch
+  double since = -1; // when update first found the oldest operation started; < 0: not started
 };

@@ -1,4 +1,4 @@
-// Tests of nccl_timeout.h, which a Go test compiles and runs.
+// Tests of nccl_timeout.h. cuda/headers_test.go compiles and runs them.
 #include "nccl_timeout.h"
 
 #include "host_test.h"
@@ -16,17 +16,17 @@ int main() {
     CHECK(nccl_seconds(wrong, 7) == 7);
   CHECK(nccl_seconds(nullptr, 7) == 7);
 
-  int at = 0; // what the stream has come past
+  int at = 0; // the last event that the stream has reached
   auto passed = [&](int mark) { return mark <= at; };
   PendingCollectives<int> x;
   CHECK(x.update(0, passed) == 0 && x.acquire("").before == 0);
   x.enqueued({10, 11, "first"});
   x.enqueued({20, 21, "second"});
-  at = 9; // long work of this rank's own comes first
+  at = 9; // long work of this rank comes first
   CHECK(x.update(1000, passed) == 0 && x.update(2000, passed) == 0);
   at = 10;
   CHECK(x.update(2100, passed) == 0 && x.update(2130, passed) == 30 && !strcmp(x.oldest(), "first"));
-  at = 19; // the first has ended: the time is not the second's
+  at = 19; // the first operation has completed; its time does not count for the second
   CHECK(x.update(2140, passed) == 0 && !strcmp(x.oldest(), "second"));
   at = 20;
   CHECK(x.update(2200, passed) == 0 && x.update(2207, passed) == 7);

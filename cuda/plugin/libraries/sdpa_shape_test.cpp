@@ -1,5 +1,5 @@
-// What cuDNN is told, against what attention is: its masks, as its documentation has them, leave
-// the same keys. A Go test compiles and runs this.
+// Compares the calls of cuDNN with the definition of attention: by cuDNN's documentation, its masks
+// must leave the same keys. cuda/headers_test.go compiles and runs this test.
 #include "sdpa_shape.h"
 
 #include "host_test.h"
@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-// A call whose tensors lie token by token, with `gap` elements after each token.
+// A call whose tensors are stored token by token, with `gap` elements after each token.
 struct call {
   AttentionArgs a = {};
   uly_window window = {-1, -1};
@@ -59,10 +59,10 @@ static void masks() {
             for (int64_t i = 0; i < sq; i++) {
               int64_t keys = 0;
               for (int64_t j = 0; j < sk; j++) {
-                const int64_t at = i + sk - sq; // the definition, in device/ops.go
+                const int64_t at = i + sk - sq; // the definition (device/ops.go)
                 const bool sees =
                     (!causal || j <= at) && (left < 0 || j >= at - left) && (right < 0 || j <= at + right);
-                const int64_t row = i + (s.bottom_right ? sk - sq : 0); // cuDNN's
+                const int64_t row = i + (s.bottom_right ? sk - sq : 0); // in cuDNN
                 const bool told = (!s.causal || j <= row) && (!s.left || j + s.left > row);
                 keys += sees, same = same && sees == told, ahead = ahead || (sees && j > at);
               }
@@ -87,10 +87,10 @@ static void packed() {
             sdpa_token(s, SDPA_STATS) == 8,
         "strides");
   CHECK(sdpa_statistics_of(s).at(406, 7) == 406 * 8 + 7, "statistics");
-  sdpa_shape other; // another packing, the same plan
+  sdpa_shape other; // another packing with the same plan
   CHECK(!call({200, 200, 7}, {200, 200, 7}, 8, 2, 64, 32, 16).describe(&other) && other.b == 4 && other.sq == 256,
         "buckets");
-  CHECK(sdpa_statistics_of(other).at(406, 7) == 406 * 8 + 7, "statistics behind the longest document");
+  CHECK(sdpa_statistics_of(other).at(406, 7) == 406 * 8 + 7, "statistics after the longest document");
   CHECK(!call({150, 250, 11}, {150, 250, 11}, 8, 2, 64, 32, 16).describe(&s) && memcmp(&s, &other, sizeof s) == 0,
         "another packing needs another plan");
   CHECK(!call({100, 200}, {100, 300}).describe(&s) && s.bottom_right && s.b == 2 && s.sq == 256 && s.sk == 512,
@@ -101,9 +101,9 @@ static void packed() {
   const sdpa_layout l = sdpa_layout_of(s);
   CHECK(l.lengths_k >= l.lengths_q + 4 * s.b && l.offsets >= l.lengths_k + 4 * s.b &&
             l.stats >= l.offsets + 8 * SDPA_OFFSETS * (s.b + 1) && l.plan >= l.stats + 4 * s.hq * s.tokens_q,
-        "parts of the workspace overlap");
+        "ranges of the workspace overlap");
   for (int64_t at : {l.lengths_q, l.lengths_k, l.offsets, l.stats, l.plan})
-    CHECK(at % 256 == 0, "a part that is not aligned");
+    CHECK(at % 256 == 0, "a range that is not aligned");
   many.push_back(2);
   CHECK(call(many, many).refused("8192"), "8193 documents");
 }
@@ -124,7 +124,7 @@ static void dense() {
               (long long)document);
   CHECK(!call({70, 70}, {90, 91}).describe(&s) && s.packed, "keys of two lengths");
 
-  // What is asked as if it were packed.
+  // Dense calls that are sent as packed calls.
   auto way = [&](int64_t sq, int64_t sk, int64_t hq, bool causal, bool backward) {
     call c({sq}, {sk}, hq, 1);
     if (backward) c.gradients();
@@ -138,14 +138,14 @@ static void dense() {
       CHECK(way(256, 256, 4, causal, backward) == 'd' && way(256, 512, 1, causal, backward) == 'd', "whole tiles");
       CHECK(way(192, 192, 4, causal, backward) == (backward && !causal ? 'p' : 'd') &&
                 way(256, 1000, 4, causal, backward) == (backward && !causal ? 'p' : 'd'),
-            "a tile of keys that is not full");
+            "a partial tile of keys");
       CHECK(way(77, 128, 6, causal, backward) == (backward ? 'p' : 'd') && way(77, 128, 4, causal, backward) == 'd',
-            "statistics of no whole 16 bytes");
+            "statistics that are not a multiple of 16 bytes");
     }
 }
 
-// The workspace that cuDNN's frontend hands on begins behind its own sums: of a packed call as
-// aligned as the whole, of a dense one to 16 bytes.
+// The frontend passes the workspace after its own sums to the engine. In a packed call it must be
+// aligned to 256 bytes, in a dense call to 16 bytes.
 static void aligned() {
   for (int64_t hq : {1, 3, 4, 7})
     for (int64_t n = 2; n < 300; n += 7)
@@ -174,7 +174,7 @@ static void refusals() {
   };
   CHECK(with([](call &c) { c.a.k.dtype = ULY_F32; }).refused("BF16"), "types");
   CHECK(with([](call &c) { c.a.q.stride[0] += 1; }).refused("16 bytes"), "strides");
-  CHECK(with([](call &c) { c.a.v.stride[1] = 0; }).refused("16 bytes"), "heads one over another");
+  CHECK(with([](call &c) { c.a.v.stride[1] = 0; }).refused("16 bytes"), "all heads at one address");
   CHECK(with([](call &c) { c.a.out.data = reinterpret_cast<void *>(8); }).refused("aligned"), "alignment");
   CHECK(with([](call &c) { c.a.q.stride[2] = 2; }).refused("dense"), "last axis");
   CHECK(with([](call &c) { c.window.right = 3, c.a.causal = 0; }).refused("later keys"), "look ahead");
@@ -184,7 +184,7 @@ static void refusals() {
   CHECK(call({64, 0}, {0, 64}).refused("no key"), "queries without keys");
   CHECK(call({0}, {0}).refused("no tokens"), "no tokens");
   sdpa_shape s;
-  // Packed, heads before tokens: cuDNN would find room for its sums by the token's stride.
+  // Packed, with heads before tokens: cuDNN would find its sums by the token stride.
   auto turned = [](uly_tensor &t) { t.stride[0] = t.shape[2], t.stride[1] = t.shape[0] * t.shape[2]; };
   CHECK(with([&](call &c) { turned(c.a.q); }).refused("token's stride"), "heads before tokens");
   CHECK(with([&](call &c) { c.gradients(), turned(c.a.dk); }).refused("gradients"), "gradients, heads before tokens");
@@ -212,18 +212,19 @@ static void refusals() {
   CHECK(eight.refused("multiples of 16"), "d 24, backward");
 }
 
-// A question for workspace comes without documents and without gradients; the answer holds for all.
+// A query for workspace has no documents and no gradients. The result must be enough for all
+// documents.
 static void questions() {
   call c({4096}, {4096}, 32, 8, 128, 128);
   c.a.backward = true;
   sdpa_shape s;
   CHECK(sdpa_describe(c.a, &s) == nullptr && !s.packed && s.sq == 4096 && s.dq.token == s.q.token &&
             s.dgv.token == s.v.token,
-        "a question");
+        "a query");
   const int64_t bound = sdpa_bound(s);
-  CHECK(bound >= 4 * 4096 * (32 * 128 + 32 * 128 * 2), "a bound without room for the sums");
+  CHECK(bound >= 4 * 4096 * (32 * 128 + 32 * 128 * 2), "a bound without the sums");
   for (int64_t n : {2, 5, 64, 4096})
-    for (int64_t longer : {0, 1}) { // the last, so that lengths differ
+    for (int64_t longer : {0, 1}) { // the last one, so that lengths differ
       std::vector<int64_t> lengths(static_cast<size_t>(n), (4096 - longer) / n);
       lengths.back() = 4096 - (n - 1) * lengths[0];
       call some(lengths, lengths, 32, 8, 128, 128);
@@ -231,7 +232,7 @@ static void questions() {
       sdpa_shape t;
       CHECK(!some.describe(&t) && sdpa_bound(t) <= bound, "%lld documents: beyond the bound", (long long)n);
     }
-  sdpa_shape odd; // is rounded like the calls that it is to hold for
+  sdpa_shape odd; // rounded like the calls that the bound is for
   CHECK(!call({4001}, {4001}).describe(&s) && !call({4000, 1}, {4000, 1}).describe(&odd) &&
             sdpa_bound(odd) == sdpa_bound(s),
         "a bound of tokens that are not rounded");

@@ -1,6 +1,6 @@
-// Attention that is cut along heads: the parts are all of it, each is even, and run one after
-// another they leave what the whole leaves. A Go test compiles this and runs it with the emulated
-// plug-in, whose own kernels take the place of cuDNN's.
+// Attention that is split along heads: the calls cover all heads, each has equal numbers of query
+// heads for its key heads, and together they give the results of the whole call. A Go test compiles
+// this test and runs it with the emulated plug-in, whose own kernels replace cuDNN.
 #include "sdpa_split.h"
 
 #include "host_test.h"
@@ -21,8 +21,9 @@ static uly_list list(const List &x) {
 static std::vector<uly_tensor *> queries(AttentionArgs &a) { return {&a.q, &a.out, &a.lse, &a.dout, &a.dq}; }
 static std::vector<uly_tensor *> keys(AttentionArgs &a) { return {&a.k, &a.v, &a.dk, &a.dv}; }
 
-// A call with tensors of 2^33 elements a token and 2^30 a head or, `turned`, the other way round.
-static AttentionArgs question(const List &kv_head, int64_t hkv, bool turned = false) {
+// A call with tensors of 2^33 elements a token and 2^30 a head, or, if `transposed`, with these
+// strides exchanged.
+static AttentionArgs query(const List &kv_head, int64_t hkv, bool transposed = false) {
   AttentionArgs a = {};
   int64_t at = 1;
   auto shape = [&](uly_tensor *t, int64_t heads) {
@@ -30,7 +31,7 @@ static AttentionArgs question(const List &kv_head, int64_t hkv, bool turned = fa
     t->data = reinterpret_cast<void *>(at++ << 50);
     t->shape[0] = 1 << 20, t->shape[1] = heads, t->shape[2] = 64;
     t->stride[0] = int64_t(1) << 33, t->stride[1] = int64_t(1) << 30, t->stride[2] = 1;
-    if (turned) std::swap(t->stride[0], t->stride[1]);
+    if (transposed) std::swap(t->stride[0], t->stride[1]);
   };
   for (uly_tensor *t : queries(a)) shape(t, static_cast<int64_t>(kv_head.size()));
   for (uly_tensor *t : keys(a)) shape(t, hkv);
@@ -43,10 +44,10 @@ static uintptr_t address(const uly_tensor &t, int64_t token, int64_t head) {
          static_cast<uintptr_t>((token * t.stride[0] + head * t.stride[1]) * size_of(t.dtype));
 }
 
-// cut checks the parts of a list, of which all key heads are used: every head is in one, with its
-// own key head and in its own memory. It returns how many.
-static int64_t cut(const List &kv_head, int64_t hkv, bool turned = false) {
-  AttentionArgs a = question(kv_head, hkv, turned);
+// split checks the calls for a list in which all key heads are used: every head is in one call,
+// with its own key head and at its own address. It returns the number of calls.
+static int64_t split(const List &kv_head, int64_t hkv, bool transposed = false) {
+  AttentionArgs a = query(kv_head, hkv, transposed);
   sdpa_subcalls parts;
   const char *why = sdpa_split(a, &parts);
   CHECK(!why, "%zu heads: %s", kv_head.size(), why);
@@ -55,9 +56,9 @@ static int64_t cut(const List &kv_head, int64_t hkv, bool turned = false) {
     const sdpa_subcall &p = parts.call[i];
     CHECK(p.q == q && p.k == k && p.hq > 0 && p.hkv > 0 && p.hq % p.hkv == 0, "part %lld is %lld:%lld from %lld:%lld",
           (ll)i, (ll)p.hq, (ll)p.hkv, (ll)p.q, (ll)p.k);
-    if (i > 0) CHECK(p.hq / p.hkv != parts.call[i - 1].hq / parts.call[i - 1].hkv, "parts that could be one");
+    if (i > 0) CHECK(p.hq / p.hkv != parts.call[i - 1].hq / parts.call[i - 1].hkv, "calls that could be one");
     AttentionArgs b = sdpa_subcall_of(a, p);
-    CHECK(b.q.shape[1] == p.hq && b.k.shape[1] == p.hkv && !b.kv_head, "a part of other heads");
+    CHECK(b.q.shape[1] == p.hq && b.k.shape[1] == p.hkv && !b.kv_head, "a call with other heads");
     for (int64_t h = 0; h < p.hq; h++)
       CHECK(kv_head[static_cast<size_t>(q + h)] == k + attention_kv_head(b, h), "query head %lld has another key head",
             (ll)(q + h));
@@ -65,10 +66,10 @@ static int64_t cut(const List &kv_head, int64_t hkv, bool turned = false) {
       for (size_t t = 0; t < 5; t++)
         for (int64_t h = 0; h < p.hq; h++)
           CHECK(address(*queries(b)[t], token, h) == address(*queries(a)[t], token, q + h),
-                "query head %lld lies elsewhere", (ll)(q + h));
+                "query head %lld has another address", (ll)(q + h));
       for (size_t t = 0; t < 4; t++)
         for (int64_t h = 0; h < p.hkv; h++)
-          CHECK(address(*keys(b)[t], token, h) == address(*keys(a)[t], token, k + h), "key head %lld lies elsewhere",
+          CHECK(address(*keys(b)[t], token, h) == address(*keys(a)[t], token, k + h), "key head %lld has another address",
                 (ll)(k + h));
     }
     q += p.hq, k += p.hkv;
@@ -78,27 +79,27 @@ static int64_t cut(const List &kv_head, int64_t hkv, bool turned = false) {
   return parts.n;
 }
 
-// Every share of the heads that a rank can have is at most three calls, and one where it is even.
+// The heads of any rank need at most three calls, and one call if the groups are equal.
 static void shares() {
   for (int64_t group = 1; group <= 9; group++)
     for (int64_t lo = 0; lo < 40; lo++)
       for (int64_t hi = lo + 1; hi <= 40; hi++) {
         List kv_head;
         for (int64_t h = lo; h < hi; h++) kv_head.push_back(h / group - lo / group);
-        const int64_t hkv = kv_head.back() + 1, n = cut(kv_head, hkv, lo % 2);
+        const int64_t hkv = kv_head.back() + 1, n = split(kv_head, hkv, lo % 2);
         bool even = (hi - lo) % hkv == 0;
         for (int64_t h = 0; even && h < hi - lo; h++) even = kv_head[static_cast<size_t>(h)] == h / ((hi - lo) / hkv);
         CHECK(even ? n == 1 : n == 2 || n == 3, "heads %lld to %lld in groups of %lld: %lld calls", (ll)lo, (ll)hi,
               (ll)group, (ll)n);
       }
-  const int64_t llama = cut({0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3}, 4), qwen = cut({0, 0, 0, 1}, 2);
+  const int64_t llama = split({0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3}, 4), qwen = split({0, 0, 0, 1}, 2);
   CHECK(llama == 3 && qwen == 2, "Llama on 3 ranks: %lld calls, Qwen2.5-7B on 8: %lld", (ll)llama, (ll)qwen);
-  CHECK(cut({0, 1, 1, 2, 3, 3, 4, 5, 5, 6, 7, 7}, 8) == 8, "eight calls");
+  CHECK(split({0, 1, 1, 2, 3, 3, 4, 5, 5, 6, 7, 7}, 8) == 8, "eight calls");
 }
 
 static void refusals() {
   auto refused = [](const List &kv_head, int64_t hkv, const char *want) {
-    const AttentionArgs a = question(kv_head, hkv);
+    const AttentionArgs a = query(kv_head, hkv);
     sdpa_subcalls parts;
     const char *why = sdpa_split(a, &parts);
     CHECK(why && strstr(why, want), "%zu heads: %s, want %s", kv_head.size(), why ? why : "served", want);
@@ -108,7 +109,7 @@ static void refusals() {
     refused(list, 3, "skipped");
   refused({}, 2, "no heads");
   refused({0}, 0, "no heads");
-  AttentionArgs a = question({0, 0, 0, 0}, 2);
+  AttentionArgs a = query({0, 0, 0, 0}, 2);
   sdpa_subcalls parts;
   a.kv_head = {};
   CHECK(!sdpa_split(a, &parts) && parts.n == 1 && parts.call[0].hq == 4 && parts.call[0].hkv == 2, "no list");
@@ -118,14 +119,13 @@ static void refusals() {
   a.k.ndim = 2;
   why = sdpa_split(a, &parts);
   CHECK(why && strstr(why, "[tokens"), "a matrix");
-  a = question({0, 0, 0, 1}, 2); // a question for workspace has no gradients
+  a = query({0, 0, 0, 1}, 2); // a query for workspace has no gradients
   for (uly_tensor *t : {&a.dout, &a.dq, &a.dk, &a.dv}) *t = {};
   const AttentionArgs b = sdpa_subcall_of(a, {3, 1, 1, 1});
-  CHECK(!b.dq.data && !b.dk.data && b.q.shape[1] == 1, "a question with gradients");
+  CHECK(!b.dq.data && !b.dk.data && b.q.shape[1] == 1, "a query with gradients");
 }
 
-// --- run by the plug-in
-// -------------------------------------------------------------------------------------------------------------------
+// --- tests that run the plug-in
 
 static const uly_cuda_api *api;
 static uly_device *device;
@@ -153,7 +153,7 @@ static void begin(const char *plugin) {
 // [T, H, D]; the same with gaps between heads and tokens; [H, T, D]
 enum lay { TOKENS, APART, HEADS, LAYS };
 
-// memory is a tensor and the gaps in it: random numbers, or, for a result, one byte over and over.
+// memory is a tensor and its gaps: random numbers, or, for a result, one repeated byte.
 struct memory {
   int64_t bytes = 0;
   void *host = nullptr, *there = nullptr;
@@ -187,7 +187,7 @@ struct memory {
   }
 };
 
-// run enqueues a call of attention or of its gradient.
+// run enqueues attention or its gradient.
 static void run(int32_t op, const AttentionArgs &a) {
   uly_attention_grad g = {};
   g.attention = a, g.dout = a.dout, g.dq = a.dq, g.dk = a.dk, g.dv = a.dv;
@@ -195,7 +195,7 @@ static void run(int32_t op, const AttentionArgs &a) {
   FINE(api->enqueue(device, stream, op, &g, backward ? sizeof g : sizeof g.attention));
 }
 
-// results is out, lse, dq, dk and dv, with the gaps in their memory.
+// results returns out, lse, dq, dk and dv, with the gaps in their memory.
 static std::vector<std::vector<char>> results(const List &kv_head, int64_t hkv, int dtype, lay l, bool in_parts) {
   const List cu_q = {0, 40, 40, 71}, cu_k = {0, 37, 40, 80};
   const int64_t tq = cu_q.back(), tk = cu_k.back(), hq = static_cast<int64_t>(kv_head.size()), d = 16, dv = 24;
@@ -224,8 +224,8 @@ static std::vector<std::vector<char>> results(const List &kv_head, int64_t hkv, 
   return {out.back(), lse.back(), dq.back(), dk.back(), dgv.back()};
 }
 
-// Own kernels' sums depend on lengths, head sizes and the mask alone: the parts leave the whole's
-// bits, and nothing between them.
+// The sums of the plug-in's own kernels depend on lengths, head sizes and the mask only. Therefore
+// the calls must give the bits of the whole call, and must not write between the tensors.
 static void runs() {
   const char *const names[] = {"out", "lse", "dq", "dk", "dv"};
   const std::vector<std::pair<List, int64_t>> lists = {
@@ -236,7 +236,7 @@ static void runs() {
         const auto whole = results(list.first, list.second, dtype, static_cast<lay>(l), false),
                    parts = results(list.first, list.second, dtype, static_cast<lay>(l), true);
         for (size_t i = 0; i < whole.size(); i++)
-          CHECK(whole[i] == parts[i], "%s of %zu:%lld heads, type %d, layout %d: other bits in parts", names[i],
+          CHECK(whole[i] == parts[i], "%s of %zu:%lld heads, type %d, layout %d: other bits if split", names[i],
                 list.first.size(), (ll)list.second, dtype, l);
       }
   FINE(api->stream_destroy(device, stream));

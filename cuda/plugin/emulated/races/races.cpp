@@ -1,10 +1,11 @@
-// Races of kernels: two accesses of one byte, one of them a write, that no barrier orders. Kernels
-// are compiled with -fsanitize=thread, which calls what is here before each access (make
-// cuda-races); the compiler's own run time would take fibers that follow one another for one
-// thread.
+// Detection of races in kernels: two accesses to one byte, at least one of them a write, that no
+// barrier orders. Kernels are compiled with -fsanitize=thread, which calls the functions in this
+// file before each access (make cuda-races). The compiler's own runtime would treat fibers that run
+// one after another as one thread.
 //
-// A byte of the device's memory or of a block's shared memory remembers who has written it last,
-// and who has read it: within a block accesses are ordered by its barriers, and in a warp by what
+// For each byte of device memory and of a block's shared memory, a cell records the last writer and
+// readers. Within a block, barriers order accesses; within a warp, exchanges do as well. Between
+// the blocks of a launch, accesses are not ordered.
 // the warp exchanges; between blocks of a launch by nothing.
 #include <dlfcn.h>
 
@@ -16,15 +17,16 @@ namespace uly_emulated {
 namespace {
 
 struct Cell {
-  // the last reader, the last of another warp than it, the last other one of its warp
+  // the last reader, the last reader of another warp, and the last reader of another thread of the
+  // same warp
   Access writer, reader[3];
-  bool many = false; // blocks have read it
+  bool many = false; // several blocks have read it
 };
 
-bool ordered(const Access &before, const Access &now) { // of one launch
+bool ordered(const Access &before, const Access &now) { // both accesses are of one launch
   if (before.block != now.block) return false;
   return before.thread == now.thread || before.epoch != now.epoch ||
-         (before.thread / 32 == now.thread / 32 && before.turn != now.turn);
+         (before.thread / 32 == now.thread / 32 && before.exchanges != now.exchanges);
 }
 
 enum : size_t { page_bits = 12 };
@@ -47,8 +49,8 @@ Cell &cell(uintptr_t at) {
 
 std::string name(const Access &a) { return format("thread %u of block %llu", a.thread, (unsigned long long)a.block); }
 
-// place_of is for addr2line.
-std::string place_of(const void *code) {
+// location returns a code address in the format of addr2line.
+std::string location(const void *code) {
   Dl_info info;
   if (!dladdr(code, &info) || !info.dli_fname) return format("%p", code);
   return format("%s +%#zx", info.dli_fname, (size_t)((const char *)code - (const char *)info.dli_fbase));
@@ -67,8 +69,8 @@ void touch(const void *p, size_t bytes, bool write, const void *code) {
       for (const Access &r : c.reader)
         if (r.launch == now.launch && (!ordered(r, now) || c.many)) what = "read", other = &r;
     if (what)
-      race(format("%s %s %s that %s has %s, and no barrier is between: address %p, code at %s", name(now).c_str(),
-                  write ? "writes" : "reads", where, name(*other).c_str(), what, p, place_of(code).c_str()));
+      race(format("%s %s %s that %s has %s, without a barrier between: address %p, code at %s", name(now).c_str(),
+                  write ? "writes" : "reads", where, name(*other).c_str(), what, p, location(code).c_str()));
     if (write) {
       c.writer = now;
     } else {
@@ -107,7 +109,7 @@ FACE(vptr_update)(void **, void *) {}
 FACE(vptr_read)(void **) {}
 FACE(func_entry)(void *) {}
 FACE(func_exit)() {}
-// Of host code.
+// Atomic operations of host code.
 extern "C" __attribute__((visibility("hidden"))) uint8_t __tsan_atomic8_load(const volatile uint8_t *p, int) {
   return __atomic_load_n(p, __ATOMIC_SEQ_CST);
 }
