@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""stub.py CUDNN_LIB FOLDER: a libcuda.so.1 without a GPU behind it, into FOLDER.
+"""stub.py CUDNN_LIB FOLDER: writes a stub of libcuda.so.1 to FOLDER.
 
-cuDNN builds plans for a GPU that it is only told of, but not without a driver's library: it wants to load the kernels that it has compiled. This
-one takes them and forgets them; whatever would touch a GPU fails with "no device". It is for checks of plans alone: a program that finds it in
-place of a driver cannot run anything.
+cuDNN builds plans for a described GPU, but it needs the driver's library, into which it loads the
+kernels that it has compiled. The stub accepts these kernels and ignores them. Functions that would
+use a GPU return "no device". The stub is only for checks of plans; no program can run on it.
 """
 
 import pathlib
@@ -12,7 +12,7 @@ import subprocess
 import sys
 
 NO_DEVICE = 100
-# What a library of kernels goes through on its way to a plan: a handle that is not NULL.
+# Functions for loading kernels, which must return a handle that is not NULL.
 HANDLES = [
     "cuLibraryLoadData",
     "cuLibraryGetKernel",
@@ -28,7 +28,7 @@ WRITTEN = """
 int cuInit(unsigned flags) { return %(no)d; }
 int cuDriverGetVersion(int *version) { *version = 13000; return 0; }
 int cuGetErrorName(int e, const char **text) { *text = "NO_DEVICE"; return 0; }
-int cuGetErrorString(int e, const char **text) { *text = "a stand-in for the driver: no device"; return 0; }
+int cuGetErrorString(int e, const char **text) { *text = "stub of the driver: no device"; return 0; }
 static int find(const char *name, void **f) {
   void *self = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
   *f = self ? dlsym(self, name) : 0;
@@ -44,7 +44,7 @@ int cuGetProcAddress_v2(const char *name, void **f, int version, unsigned long l
 
 
 def names(folder):
-    """Functions of the driver that cuDNN asks for by name."""
+    """Returns the names of the driver's functions that cuDNN looks up."""
     found = set()
     for part in ("graph", "engines_runtime_compiled", "engines_precompiled"):
         data = (folder / f"libcudnn_{part}.so.9").read_bytes()

@@ -1,5 +1,5 @@
-// The arithmetic of attention_index.h against its definitions: on small documents pair by pair, and
-// at lengths that no memory has. A Go test compiles and runs this.
+// Compares attention_index.h with its definitions: small documents pair by pair, and lengths beyond
+// any memory. cuda/headers_test.go compiles and runs this test.
 #include "attention_index.h"
 
 #include "host_test.h"
@@ -28,14 +28,14 @@ static AttentionArgs question(int64_t tq, int64_t hq, int64_t tk, int64_t hkv, i
   return a;
 }
 
-// sees is the contract (device/ops.go), word for word.
+// sees is the definition in device/ops.go.
 static bool sees(const AttentionArgs &a, int64_t sq, int64_t sk, int64_t i, int64_t j) {
   const uly_window &w = *a.window;
   const int64_t at = i + sk - sq;
   return !(a.causal && j > at) && !(w.left >= 0 && at - j > w.left) && !(w.right >= 0 && j - at > w.right);
 }
 
-// Every range of queries, and of keys, of every small document under every mask.
+// Every range of queries, and of keys, of every small document, under every mask.
 static void test_masks() {
   const int64_t sides[] = {-1, 0, 1, 2, 4, 9, INT64_MAX};
   const int N = 7;
@@ -82,7 +82,7 @@ static void test_masks() {
           }
 }
 
-// Tiles of a document of 2^40 queries and keys, or of unequal numbers of them.
+// Tiles of a document with 2^40 queries and keys, or with different numbers of them.
 static void test_far_masks() {
   for (int64_t extra : {(int64_t)0, (int64_t)5, (int64_t)1 << 35, -((int64_t)1 << 35)}) {
     const int64_t sq = (int64_t)1 << 40, sk = sq + extra;
@@ -129,7 +129,7 @@ static List bounds(int64_t n, int64_t documents) {
   return cu;
 }
 
-// Tables as the device gets them, read back by the tiles that blocks find in them.
+// The tables of the device, read by the tiles that blocks find in them.
 static void test_tables(int64_t tq, int64_t tk, int64_t documents, bool every) {
   const List cu_q = bounds(tq, documents), cu_k = bounds(tk, documents);
   const int64_t hq = random_below(6), hkv = 1 + random_below(4);
@@ -141,7 +141,7 @@ static void test_tables(int64_t tq, int64_t tk, int64_t documents, bool every) {
   const int tile_q = 1 << random_below(8), tile_k = 1 << random_below(8);
   std::map<int64_t, int64_t> put;
   attention_tables(a, l, tile_q, tile_k, [&](int64_t at, int64_t value) {
-    CHECK(put.count(at) == 0 && at % 8 == 0 && at < l.tables, "an entry twice, or outside of the tables");
+    CHECK(put.count(at) == 0 && at % 8 == 0 && at < l.tables, "an entry is written twice, or lies outside of the tables");
     put[at] = value;
   });
   auto table = [&](int64_t at, int64_t n) {
@@ -155,10 +155,10 @@ static void test_tables(int64_t tq, int64_t tk, int64_t documents, bool every) {
   const List q = table(l.cu_q, l.documents + 1), k = table(l.cu_k, l.documents + 1),
              tiles_q = table(l.tiles_q, l.documents + 1), tiles_k = table(l.tiles_k, l.documents + 1);
   const List heads = table(l.kv_head, hq), first = table(l.first, hkv + 1);
-  CHECK(put.size() == (size_t)(4 * (l.documents + 1) + hq + hkv + 1), "entries that nobody reads");
+  CHECK(put.size() == (size_t)(4 * (l.documents + 1) + hq + hkv + 1), "entries that are not read");
   CHECK(tiles_q.back() == attention_count(a.cu_q, documents, tile_q) &&
             tiles_k.back() == attention_count(a.cu_k, documents, tile_k),
-        "the count of tiles");
+        "the number of tiles");
   for (int64_t kv = 0; kv < hkv; kv++)
     for (int64_t h = 0; h < hq; h++)
       CHECK((kv_head[h] == kv) == (first[kv] <= h && h < first[kv + 1]) && heads[h] == kv_head[h],
@@ -168,7 +168,7 @@ static void test_tables(int64_t tq, int64_t tk, int64_t documents, bool every) {
     const int size = keys ? tile_k : tile_q;
     int64_t next = 0, document = 0; // the row at which the next tile must begin
     for (int64_t t = 0; t < tiles.back(); t++) {
-      if (!every && t == 100) { // of long documents their ends
+      if (!every && t == 100) { // of long documents, only the ends are tested
         t = tiles.back() - 100;
         next = -1;
       }
@@ -197,13 +197,13 @@ static void test_work() {
       seen[x.head * tiles + x.tile]++;
       CHECK(x.head == w / tiles && x.tile == (keys ? w % tiles : tiles - 1 - w % tiles), "work %lld", (ll)w);
     }
-    for (int64_t n : seen) CHECK(n == 1, "a tile is worked on %lld times", (ll)n);
+    for (int64_t n : seen) CHECK(n == 1, "a tile is computed %lld times", (ll)n);
     const AttentionWork far = attention_work(((int64_t)1 << 40) * 7 + 3, (int64_t)1 << 40, keys);
     CHECK(far.head == 7 && far.tile == (keys ? 3 : ((int64_t)1 << 40) - 4), "far work");
   }
 }
 
-// A workspace without documents is enough for any, and its parts do not overlap.
+// A workspace for unknown documents is enough for any documents, and its ranges do not overlap.
 static void test_layout() {
   for (int n = 0; n < 3000; n++) {
     const int64_t tq = random_below(60), tk = random_below(60), hq = random_below(90), hkv = 1 + random_below(90),
@@ -227,13 +227,13 @@ static void test_layout() {
       }
       ends.push_back(l.bytes);
       for (size_t i = 1; i < ends.size(); i++)
-        CHECK(ends[i - 1] <= ends[i], "parts of the workspace overlap: %lld after %lld", (ll)ends[i], (ll)ends[i - 1]);
+        CHECK(ends[i - 1] <= ends[i], "ranges of the workspace overlap: %lld after %lld", (ll)ends[i], (ll)ends[i - 1]);
     }
   }
 }
 
-// What blocks ask for is there: 227 KiB on Hopper, and 99 KiB on the GPUs with the least (sm_86,
-// sm_89, sm_120).
+// The shared memory of a block is available: 227 KiB on Hopper, and 99 KiB on the GPUs with the
+// least (sm_86, sm_89, sm_120).
 static void test_sizes() {
   for (int64_t d = 1; d <= ATTENTION_HEAD; d++)
     for (bool small : {false, true})
@@ -247,7 +247,7 @@ static void test_sizes() {
               "head size %lld on tensor cores: %lld bytes", (ll)d, (ll)attention_mma_shared(m, backward));
         CHECK(&m == &attention_mma_size(1, d), "head sizes %lld and 1 on tensor cores", (ll)d);
         // A warp has whole strips of 16 rows, columns come in pairs of eight, and a block has a
-        // thread for the statistics of each.
+        // thread for the statistics of each column.
         const int warps = ATTENTION_MMA_THREADS / 32;
         CHECK(m.rows % (16 * warps) == 0 && m.back_rows % (16 * warps) == 0 && m.columns % 16 == 0 &&
                   m.back_columns % 16 == 0 && m.back_columns <= ATTENTION_MMA_THREADS,

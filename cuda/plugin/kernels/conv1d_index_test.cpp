@@ -1,4 +1,4 @@
-// The arithmetic of conv1d_index.h against its definitions. A Go test compiles and runs this.
+// Compares conv1d_index.h with its definitions. cuda/headers_test.go compiles and runs this test.
 #include "conv1d_index.h"
 
 #include "host_test.h"
@@ -7,16 +7,16 @@
 
 typedef long long ll;
 
-// Every row of every document is in one piece, once, and finds its document's bounds there.
+// Every row of every document is in exactly one launch, with the bounds of its document.
 static void documents(const std::vector<int64_t> &lengths) {
   std::vector<int64_t> cu = {0};
   for (int64_t n : lengths) cu.push_back(cu.back() + n);
   Documents d;
-  int64_t used = 0, row = 0, pieces = 0;
+  int64_t used = 0, row = 0, launches = 0;
   size_t at = 0;
   while (d.next(cu.data(), (int64_t)lengths.size(), &used)) {
-    pieces++;
-    CHECK(d.from == row && d.count <= ULY_DOCUMENTS, "a piece of %d documents from row %lld, want %lld", (int)d.count,
+    launches++;
+    CHECK(d.from == row && d.count <= ULY_DOCUMENTS, "a launch of %d documents from row %lld, want %lld", (int)d.count,
           (ll)d.from, (ll)row);
     for (; row < d.to; row++) {
       while (cu[at + 1] <= row) at++;
@@ -26,7 +26,7 @@ static void documents(const std::vector<int64_t> &lengths) {
     }
   }
   CHECK(row == cu.back() && used == (int64_t)lengths.size(), "%lld rows of %lld", (ll)row, (ll)cu.back());
-  CHECK(pieces <= ceil_div((int64_t)lengths.size(), ULY_DOCUMENTS), "%lld pieces of %lld documents", (ll)pieces,
+  CHECK(launches <= ceil_div((int64_t)lengths.size(), ULY_DOCUMENTS), "%lld launches for %lld documents", (ll)launches,
         (ll)lengths.size());
 }
 
@@ -50,7 +50,7 @@ static void cuts() {
           }
         }
   CHECK(!ConvSplit::fits(1ll << 62, 4, 1 << 20) && !ConvSplit::fits(1 << 20, 4, 64 << 20),
-        "a width that does not fit does");
+        "a width that does not fit is accepted");
 }
 
 int main() {

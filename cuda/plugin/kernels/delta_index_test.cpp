@@ -1,5 +1,6 @@
-// Chunks, seams, heads at a time and workspaces of the gated delta rule against their definitions,
-// with extents that no memory has, too.
+// Compares chunks, seams, groups of heads and workspaces of the gated delta rule with their
+// definitions, also with extents beyond any memory. cuda/headers_test.go compiles and runs this
+// test.
 #include "delta_index.h"
 
 #include "host_test.h"
@@ -14,8 +15,8 @@ static int64_t below(int64_t n) {
   return (int64_t)((state >> 33) % (uint64_t)n);
 }
 
-// Every token is in one chunk of its document, chunks are full but the last, and seams are numbered
-// without gaps.
+// Every token is in one chunk of its document, all chunks but the last are full, and seams are
+// numbered without gaps.
 static void chunks(const std::vector<int64_t> &cu, int64_t asked) {
   const int64_t documents = (int64_t)cu.size() - 1, tokens = cu.back();
   const DeltaShape s = delta_shape(tokens, 1, 1, 16, 16, asked, nullptr);
@@ -42,7 +43,7 @@ static void chunks(const std::vector<int64_t> &cu, int64_t asked) {
     CHECK(c.last || c.rows == s.chunk, "chunk %lld has %d rows and is not the last", (long long)i, c.rows);
     CHECK(c.first || c.seam - 1 == seams - 1, "chunk %lld: the seam before it is %lld, want %lld", (long long)i,
           (long long)c.seam - 1, (long long)seams - 1);
-    CHECK(c.last || c.seam == seams, "chunk %lld: the seam behind it is %lld, want %lld", (long long)i,
+    CHECK(c.last || c.seam == seams, "chunk %lld: the seam after it is %lld, want %lld", (long long)i,
           (long long)c.seam, (long long)seams);
     token += c.rows, seams += !c.last;
   }
@@ -50,8 +51,8 @@ static void chunks(const std::vector<int64_t> &cu, int64_t asked) {
         (long long)s.seams());
 }
 
-// Heads go on without gaps, a key head's value heads together, key heads with the first that end
-// there.
+// Groups of heads follow each other without gaps. The value heads of a key head are in one group.
+// Key heads belong to the group in which their value heads end.
 static void heads(const std::vector<int64_t> &key, int64_t key_heads, int64_t tokens) {
   const DeltaShape s = delta_shape(tokens, key_heads, (int64_t)key.size(), 128, 128, 0, key.data());
   const DeltaLayout l = delta_layout(s, 1, DELTA_BACKWARD);
@@ -72,8 +73,8 @@ static void heads(const std::vector<int64_t> &key, int64_t key_heads, int64_t to
         (long long)h.key_hi);
 }
 
-// A question without documents bounds those with any, one of many tokens those of fewer, and heads
-// at a time fit into the room.
+// The workspace for unknown documents is enough for any documents, and that for many tokens is
+// enough for fewer. The heads of a group fit into the limit.
 static void sizes(int64_t tokens, int64_t key_heads, int64_t group, int64_t dk, int64_t dv) {
   const DeltaShape s = delta_shape(tokens, key_heads, key_heads * group, dk, dv, 0, nullptr);
   CHECK(s.group == group, "groups of %lld", (long long)s.group);
@@ -99,7 +100,7 @@ int main() {
   for (int64_t dk = 1; dk <= DELTA_HEAD; dk++) {
     const int64_t bytes =
         most(delta_scan_bytes((int)dk, (int)delta_chunk(0, dk)), most(DELTA_PREPARE, most(DELTA_OUT, DELTA_GRADIENTS)));
-    CHECK(bytes <= 99 << 10, "keys of %lld take %lld bytes of shared memory", (long long)dk, (long long)bytes);
+    CHECK(bytes <= 99 << 10, "keys of %lld need %lld bytes of shared memory", (long long)dk, (long long)bytes);
   }
   for (int64_t asked : {0, 16, 17, 31, 32, 63, 64, 1000}) {
     const int64_t c = delta_chunk(asked, 128), wide = delta_chunk(asked, 129);

@@ -1,5 +1,5 @@
-// The arithmetic of index.h against its definitions, on small shapes element by element, and at
-// extents that no memory has. A Go test compiles and runs this.
+// Compares index.h with its definitions: small shapes element by element, and extents beyond any
+// memory. cuda/headers_test.go compiles and runs this test.
 #include "index.h"
 
 #include "host_test.h"
@@ -9,7 +9,7 @@
 
 typedef long long ll;
 static uint64_t state = 1;
-static int64_t below(int64_t n) { // of Knuth's generator: the high bits
+static int64_t below(int64_t n) { // the high bits of Knuth's generator
   state = state * 6364136223846793005ull + 1442695040888963407ull;
   return (int64_t)((unsigned __int128)(state) * (uint64_t)n >> 64);
 }
@@ -21,8 +21,8 @@ static uly_tensor tensor(std::vector<int64_t> shape, std::vector<int64_t> stride
   return t;
 }
 
-// strided gives a shape random strides that do not overlap: its axes in some order, with gaps;
-// `far` spreads the outermost beyond 2^31.
+// strided gives a shape random strides that do not overlap: its axes in some order, with gaps.
+// `far` moves the outermost axis beyond 2^31.
 static uly_tensor strided(const std::vector<int64_t> &shape, int64_t far) {
   const int n = (int)shape.size();
   std::vector<int64_t> stride(n);
@@ -31,7 +31,7 @@ static uly_tensor strided(const std::vector<int64_t> &shape, int64_t far) {
     const int j = (int)below(i + 1);
     order[i] = order[j], order[j] = i;
   }
-  if (below(2)) // most keep the order
+  if (below(2)) // usually in the order of the shape
     for (int i = 0; i < n; i++) order[i] = n - 1 - i;
   int64_t step = below(4) ? 1 : 2;
   for (int i = 0; i < n; i++) {
@@ -42,7 +42,7 @@ static uly_tensor strided(const std::vector<int64_t> &shape, int64_t far) {
   return tensor(shape, stride);
 }
 
-static int64_t offset_of(const uly_tensor &t, int64_t i) { // of the i-th element in row-major order
+static int64_t offset_of(const uly_tensor &t, int64_t i) { // offset of element i in row-major order
   int64_t o = 0;
   for (int a = t.ndim - 1; a >= 0; a--) o += i % t.shape[a] * t.stride[a], i /= t.shape[a];
   return o;
@@ -60,8 +60,8 @@ static void dividers() {
   }
 }
 
-// A plane of several operands visits the elements that their tensors have, each once, in pairs that
-// belong together.
+// A plane of several operands visits every element of the tensors once, with elements at the same
+// index together.
 static void planes() {
   const int64_t extents[] = {1, 1, 2, 3, 4, 5, 8};
   for (int c = 0; c < 3000; c++) {
@@ -82,9 +82,9 @@ static void planes() {
       w.at<true>(i, o), w.at<false>(i, q);
       narrow.insert({o[0], o[1]}), wide.insert({q[0], q[1]});
     }
-    CHECK(w.narrow && narrow == want && wide == want, "case %d: the walk is not the tensors'", c);
+    CHECK(w.narrow && narrow == want && wide == want, "case %d: the walk differs from the tensors", c);
 
-    // Units of k elements are k neighbours, aligned, in both.
+    // Units of k elements are k aligned neighbours in both operands.
     const void *data[] = {(void *)(uintptr_t)(16 * below(3) + 4 * below(2)), (void *)(uintptr_t)4096};
     const int64_t sizes[] = {4, 4};
     for (int64_t k : {2, 4}) {
@@ -100,10 +100,10 @@ static void planes() {
               (ll)k);
         for (int64_t j = 0; j < k; j++) seen.insert({o[0] + j, o[1] + j});
       }
-      CHECK(seen == want, "case %d: units of %lld are not the tensors'", c, (ll)k);
+      CHECK(seen == want, "case %d: units of %lld differ from the tensors", c, (ll)k);
     }
 
-    // Tiles of a transpose cover the plane, too.
+    // The tiles of a transpose also cover the plane.
     if (c % 2 == 0 && Transpose::fits(p, 2)) {
       const int64_t edge = 3;
       const Transpose t(p, edge);
@@ -115,12 +115,12 @@ static void planes() {
           for (int64_t y = y0; y < least(y0 + edge, t.ny); y++)
             CHECK(seen.insert({o[0] + y * t.dst_y + x, o[1] + x * t.src_x + y}).second, "case %d: a tile twice", c);
       }
-      CHECK(seen == want, "case %d: tiles are not the tensors'", c);
+      CHECK(seen == want, "case %d: tiles differ from the tensors", c);
     }
   }
 }
 
-// What is ordered by the host's side is visited in the host's order.
+// A plane in the order of the host's operand visits elements in the host's order.
 static void order_of_host() {
   for (int c = 0; c < 300; c++) {
     const std::vector<int64_t> shape = {1 + below(4), 1 + below(4), 1 + below(4), 1 + below(4)};
@@ -164,7 +164,7 @@ static void large() {
               o[0] == 0 && o[1] == 0,
           "tile %lld at %lld, %lld", (ll)i, (ll)x, (ll)y);
   }
-  // A narrow walk whose offsets are not.
+  // A narrow walk with offsets beyond 2^31.
   const uly_tensor spread = tensor({3, 65}, {(1ll << 40) + 1, 1});
   const uly_tensor *one[] = {&spread};
   const Walk<1> n(plane_of(one, 1, 0), 1);
@@ -193,7 +193,7 @@ static void small_rows() {
     CHECK(t == r / 3 && h == r % 3 && rows.narrow, "row %lld is %lld, %lld", (ll)r, (ll)t, (ll)h);
   }
   CHECK(rows.rows == 21 && rows.token[0] == 100 && rows.head[0] == 10, "rows of [7, 3, 4]");
-  CHECK(single.rows == 3 && single.token[0] == 0, "the stride of an axis of extent 1 counts");
+  CHECK(single.rows == 3 && single.token[0] == 0, "the stride of an axis of extent 1 is used");
   CHECK(vector.rows == 1 && vector.heads == 1, "rows of [4]");
 }
 
@@ -216,8 +216,8 @@ static void parts() {
               "%lld parts of %lld rows of %lld", (ll)p, (ll)rows, (ll)n);
       }
   for (int64_t n : {1ll, 16384ll, 16385ll, 1ll << 24, (1ll << 24) + 1, (1ll << 40) + 3}) {
-    const int64_t piece = sum_part_elements(n);
-    CHECK(piece % 1024 == 0 && ceil_div(n, piece) <= ULY_MAX_PARTS, "%lld in pieces of %lld", (ll)n, (ll)piece);
+    const int64_t part = sum_part_elements(n);
+    CHECK(part % 1024 == 0 && ceil_div(n, part) <= ULY_MAX_PARTS, "%lld elements in parts of %lld", (ll)n, (ll)part);
   }
   for (int64_t v : {1ll, 2ll, 3ll, 255ll, 256ll, 1000ll, 128256ll, 1ll << 40}) {
     const int64_t n = vocabulary_owners(v);
@@ -226,7 +226,7 @@ static void parts() {
   }
 }
 
-// Pieces of ranges cover the array once, and say of every element what the list says.
+// The launches of an optimizer cover the array once, and decide for every element as the list does.
 static void ranges() {
   for (int c = 0; c < 400; c++) {
     const int64_t n = below(2000), count = c % 4 == 0 ? below(400) : below(10);
@@ -240,27 +240,27 @@ static void ranges() {
     std::vector<char> decays(n);
     for (const uly_range &r : list)
       for (int64_t i = r.lo; i < r.hi; i++) decays[i] = 1;
-    Ranges piece;
+    Ranges part;
     int64_t at = 0, used = 0;
     const uly_range none = {}, *first = list.empty() ? &none : list.data();
-    while (piece.to < n) {
-      piece.next(first, (int64_t)list.size(), n, &used);
-      CHECK(piece.from == at && piece.to <= n, "a piece [%lld, %lld) after %lld", (ll)piece.from, (ll)piece.to, (ll)at);
-      if (piece.to == at && used == (int64_t)list.size() && at < n)
-        CHECK(false, "a piece without end at %lld of %lld", (ll)at, (ll)n);
-      at = piece.to;
-      for (int64_t i = piece.from; i < piece.to; i++) {
+    while (part.to < n) {
+      part.next(first, (int64_t)list.size(), n, &used);
+      CHECK(part.from == at && part.to <= n, "a part [%lld, %lld) after %lld", (ll)part.from, (ll)part.to, (ll)at);
+      if (part.to == at && used == (int64_t)list.size() && at < n)
+        CHECK(false, "an empty launch at %lld of %lld", (ll)at, (ll)n);
+      at = part.to;
+      for (int64_t i = part.from; i < part.to; i++) {
         int64_t upto = 0;
-        CHECK(piece.decays(i, &upto) == (bool)decays[i] && upto > i, "case %d: element %lld", c, (ll)i);
-        for (int64_t j = i; j < least(upto, piece.to); j++)
-          CHECK(decays[j] == decays[i], "case %d: element %lld is not as %lld", c, (ll)j, (ll)i);
+        CHECK(part.decays(i, &upto) == (bool)decays[i] && upto > i, "case %d: element %lld", c, (ll)i);
+        for (int64_t j = i; j < least(upto, part.to); j++)
+          CHECK(decays[j] == decays[i], "case %d: element %lld differs from %lld", c, (ll)j, (ll)i);
       }
     }
   }
   Ranges everywhere;
   int64_t used = 0, upto = 0;
   everywhere.next(nullptr, 0, 1ll << 40, &used);
-  CHECK(everywhere.decays((1ll << 40) - 1, &upto) && upto == 1ll << 40, "no list is everywhere");
+  CHECK(everywhere.decays((1ll << 40) - 1, &upto) && upto == 1ll << 40, "no list means all elements");
 }
 
 static void angles() {
@@ -281,9 +281,9 @@ static void angles() {
 
 static void roundings() {
   CHECK(bf16_bits(1.0f) == 0x3f80 && bf16_bits(1 + 1.0f / 256) == 0x3f80 && bf16_bits(1 + 3.0f / 256) == 0x3f82,
-        "ties are not to even");
+        "ties do not round to even");
   CHECK(bf16_bits(-INFINITY) == 0xff80 && (bf16_bits(NAN) & 0x7fff) > 0x7f80 && bf16_bits(3.4e38f) == 0x7f80,
-        "what is not finite");
+        "Inf and NaN");
 }
 
 int main() {

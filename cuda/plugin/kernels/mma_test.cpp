@@ -1,6 +1,6 @@
-// What lanes give to mma.m16n8k16, held against what its documentation says of registers (PTX ISA,
-// "Matrix Fragments for mma.m16n8k16 with floating point type"): the emulated plug-in multiplies
-// without them.
+// Compares the registers that lanes pass to mma.m16n8k16 with NVIDIA's documentation (PTX ISA,
+// "Matrix Fragments for mma.m16n8k16 with floating point type"). The emulated plug-in multiplies
+// without these registers.
 #define ULY_EMULATED
 #include "mma.h"
 
@@ -11,10 +11,11 @@
 uint3 threadIdx, blockIdx;
 dim3 blockDim, gridDim;
 
-// half_of is the value in the lower (0) or upper (1) 16 bits of a register.
+// half_of returns the value in the lower (0) or upper (1) 16 bits of a register.
 static float half_of(uint32_t r, int upper) { return upper ? word_lo(r) : word_hi(r); }
 
-// number is a value that two of BF16 hold exactly, another for every place.
+// number returns a value for a position that two BF16 numbers represent exactly; positions have
+// different values.
 static float number(int i) { return (float)((i * 7919 + 13) % 30011) / 64 - 200; }
 
 template <bool A_DENSE, bool B_DENSE> static void fragments(int depth) {
@@ -31,7 +32,7 @@ template <bool A_DENSE, bool B_DENSE> static void fragments(int depth) {
         ref[m * COLUMNS + n] += (double)number(m * depth + k) * number(5000 + n * depth + k);
   }
   float lanes[32][COLUMNS / 8][4];
-  for (int lane = 0; lane < 32; lane++) { // the plain form
+  for (int lane = 0; lane < 32; lane++) { // the product without tensor cores
     threadIdx.x = (unsigned)(64 + lane);
     zero(lanes[lane]);
     product<bf16, false, false, A_DENSE, B_DENSE>(lanes[lane], a, a_step, b, b_step, depth);
@@ -70,7 +71,7 @@ template <bool A_DENSE, bool B_DENSE> static void fragments(int depth) {
       CHECK(sum[m * COLUMNS + n] == want, "dense %d %d, depth %d: mma's [%d, %d] is %g, want %g", A_DENSE, B_DENSE,
             depth, m, n, sum[m * COLUMNS + n], want);
       // c_i of a lane is row groupID (+ 8 for i >= 2) and column threadID_in_group * 2 + (i & 1).
-      // lo·lo is left out: less than 1 of each product of up to 60000.
+      // lo·lo is omitted: it is less than 1 for each product of up to 60000.
       const int lane = m % 8 * 4 + n % 8 / 2, i = m / 8 * 2 + n % 2;
       const double got = lanes[lane][n / 8][i];
       CHECK(fabs(got - want) <= depth, "dense %d %d, depth %d: the plain [%d, %d] is %g, want %g", A_DENSE, B_DENSE,
@@ -78,8 +79,8 @@ template <bool A_DENSE, bool B_DENSE> static void fragments(int depth) {
     }
 }
 
-// Cute is a layout of CUTLASS: the place that lane l has in its value v (low to high in its
-// registers), m + 16·k of A, n + 8·k of B, m + 16·n of C.
+// Cute is a layout of CUTLASS: the position of lane l's value v (low to high in its registers),
+// which is m + 16·k in A, n + 8·k in B, and m + 16·n in C.
 struct Cute {
   int lane[2], value[3];
   int operator()(int l, int v) const {
@@ -87,7 +88,7 @@ struct Cute {
   }
 };
 
-// layouts holds fragments and results against a second witness:
+// layouts compares fragments and results with a second source:
 // MMA_Traits<SM80_16x8x16_F32BF16BF16F32_TN> of cute/atom/mma_traits_sm80.hpp.
 static void layouts() {
   const Cute of_a = {{32, 1}, {16, 8, 128}}, of_b = {{16, 1}, {8, 64, 0}}, of_c = {{32, 1}, {16, 8, 0}};
@@ -104,22 +105,22 @@ static void layouts() {
     const Lane at;
     for (int v = 0; v < 8; v++) {
       const float got = half_of(x.hi[v / 2], v & 1) + half_of(x.lo[v / 2], v & 1);
-      CHECK(got == number(of_a(l, v)), "A: lane %d has %g as its value %d, want that of place %d", l, got, v,
+      CHECK(got == number(of_a(l, v)), "A: lane %d has %g as its value %d, want that of position %d", l, got, v,
             of_a(l, v));
     }
     for (int v = 0; v < 4; v++) {
       const float got = half_of(y.hi[v / 2], v & 1) + half_of(y.lo[v / 2], v & 1);
-      CHECK(got == number(1000 + of_b(l, v)), "B: lane %d has %g as its value %d, want that of place %d", l, got, v,
+      CHECK(got == number(1000 + of_b(l, v)), "B: lane %d has %g as its value %d, want that of position %d", l, got, v,
             of_b(l, v));
-      const int place = at.row + v / 2 * 8 + 16 * (at.column + v % 2);
-      CHECK(place == of_c(l, v), "C: lane %d has place %d as its value %d, want %d", l, place, v, of_c(l, v));
+      const int position = at.row + v / 2 * 8 + 16 * (at.column + v % 2);
+      CHECK(position == of_c(l, v), "C: lane %d has position %d as its value %d, want %d", l, position, v, of_c(l, v));
     }
   }
 }
 
 // matrices is ldmatrix by its documentation: of each of four matrices of 8 x 8, lane l gets
-// elements 2·(l % 4) and the next of row l / 4, or transposed of column l / 4, from where lanes
-// 8·matrix … 8·matrix + 7 say that rows begin.
+// elements 2·(l % 4) and 2·(l % 4) + 1 of row l / 4, or, transposed, of column l / 4. Lanes
+// 8·matrix … 8·matrix + 7 supply the starts of the rows.
 static void matrices(const uint16_t *p, int (*quarters)(int), int step, bool transposed, uint32_t (&r)[32][4]) {
   int at[32];
   for (int l = 0; l < 32; l++) {
@@ -138,7 +139,7 @@ static void matrices(const uint16_t *p, int (*quarters)(int), int step, bool tra
     }
 }
 
-// plain holds the registers that ldmatrix makes of plain BF16, and those made of results, against
+// plain compares the registers that ldmatrix makes of plain BF16, and those made of results, with
 // the fragments of words.
 static void plain() {
   enum { STEP = 24 };
@@ -183,7 +184,7 @@ static void words() {
     const float x = ldexpf((float)(i * 2654435761u % 1000003) / 1000003 - 0.5f, i % 60 - 30),
                 back = of_word<bf16>(to_word<bf16>(x));
     CHECK(fabsf(back - x) <= ldexpf(fabsf(x), -17), "%.9g becomes %.9g", x, back);
-    const float low = word_hi(to_word<bf16>(x)); // of BF16: exact, and without a second part
+    const float low = word_hi(to_word<bf16>(x)); // a BF16 value is exact and has no second number
     CHECK(to_word<bf16>(low) >> 16 == 0 && of_word<bf16>(to_word<bf16>(low)) == low, "%.9g is not kept", low);
     CHECK(of_word<float>(to_word<float>(x)) == x, "%.9g is not kept", x);
   }
