@@ -19,7 +19,7 @@ func absent(t *testing.T, deterministic bool) *Device {
 	return d
 }
 
-// attentionOf is a question for workspace: shapes without memory.
+// attentionOf returns a query for workspace: shapes without memory.
 func attentionOf(dtype tensor.DType, tokens, hq, hkv, dim int64) *device.Attention {
 	of := func(heads int64) tensor.Tensor {
 		x := tensor.Of(nil, dtype, tokens, heads, dim)
@@ -29,8 +29,7 @@ func attentionOf(dtype tensor.DType, tokens, hq, hkv, dim int64) *device.Attenti
 	return &device.Attention{Q: of(hq), K: of(hkv), V: of(hkv), Out: of(hq), Causal: true, Scale: 1}
 }
 
-// A GPU that is not there says what one that is there says of the memory that operations need, and
-// does nothing else.
+// An absent GPU returns the same memory of operations as an existing one. All other calls fail.
 func TestAbsent(t *testing.T) {
 	d, _, _ := opened(t)
 	a := absent(t, true)
@@ -39,7 +38,7 @@ func TestAbsent(t *testing.T) {
 			call := attentionOf(dtype, tokens, 6, 3, 64)
 			for _, backward := range []bool{false, true} {
 				if dtype == tensor.BF16 && !backward && !d.Details().Emulated {
-					continue // cuDNN's plan may want more than what is kept for it
+					continue // cuDNN's plan may need more than the bound
 				}
 				if got, want := a.AttentionWorkspace(call, backward), d.AttentionWorkspace(call, backward); got != want || got == 0 {
 					t.Errorf("attention of %d tokens in %v, backward %v: %d bytes where no GPU is, %d where one is", tokens, dtype, backward, got, want)
@@ -68,7 +67,7 @@ func TestAbsent(t *testing.T) {
 	}
 }
 
-// The plug-in that GPUs have keeps for cuDNN what cuDNN says that it takes on an H200
+// For an absent GPU, the real plug-in returns at least the workspace that cuDNN needs on an H200
 // (matrix/expected.md), without a driver.
 func TestAbsentOfTheBuiltPlugin(t *testing.T) {
 	needBuilt(t)
@@ -81,13 +80,12 @@ func TestAbsentOfTheBuiltPlugin(t *testing.T) {
 			t.Errorf("%d tokens, %d:%d heads: %d MiB for backward, cuDNN takes %d", c.tokens, c.hq, c.hkv, got>>20, c.mib)
 		}
 		if own <= 0 || own >= got {
-			t.Errorf("%d tokens, %d:%d heads: %d MiB for a backward pass that repeats to the bit, which is not cuDNN's", c.tokens, c.hq, c.hkv, own>>20)
+			t.Errorf("%d tokens, %d:%d heads: %d MiB for a backward pass that is bitwise reproducible, which cuDNN does not compute", c.tokens, c.hq, c.hkv, own>>20)
 		}
 	}
 }
 
-// Which row serves, as that GPU would choose: of a call that is to repeat, never cuDNN's backward
-// pass.
+// The kernel that a GPU would choose. A reproducible call never gets cuDNN's backward pass.
 func TestAttentionKernel(t *testing.T) {
 	t.Run("emulated", func(t *testing.T) {
 		d, _, _ := opened(t)
@@ -105,7 +103,7 @@ func TestAttentionKernel(t *testing.T) {
 	})
 }
 
-// rows holds the rows in BF16: forward, backward, and backward of a call that is to repeat.
+// kernels has the names of the kernels in BF16: forward, backward, and reproducible backward.
 func rows(t *testing.T, d *Device, want ...string) {
 	t.Helper()
 	ask := func(dtype tensor.DType, dim int64, backward, deterministic bool) (string, error) {
@@ -129,7 +127,7 @@ func rows(t *testing.T, d *Device, want ...string) {
 	}
 }
 
-// A call that is to repeat takes the memory of the kernels that serve it then.
+// A reproducible call gets the workspace of the kernels that then support it.
 func TestDeterministicWorkspace(t *testing.T) {
 	needBuilt(t)
 	t.Setenv(variable, built)

@@ -10,8 +10,8 @@ import (
 	"ulysses/testkit/cudatest"
 )
 
-// TestAttentionBeyond2To31 has more elements in a tensor than 32 bits count. In a window the last
-// tokens cannot see far, so that a short call of them alone must come to the same.
+// TestAttentionBeyond2To31 has tensors of more than 2^31 elements. With a window, the last tokens
+// attend to few tokens, so a short call with only these tokens must give the same results.
 func TestAttentionBeyond2To31(t *testing.T) {
 	cudatest.Use(t)
 	if cudatest.Emulated() {
@@ -28,7 +28,7 @@ func TestAttentionBeyond2To31(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// run is out, dq, dk and dv of the last tokens, of which all others are zeros.
+	// run returns out, dq, dk and dv of the last tokens. All other tokens are zeros.
 	run := func(n int64) (results [4][]float64) {
 		r := rand.New(rand.NewPCG(1, 2))
 		last := func(x tensor.Tensor) tensor.Tensor { return x.Slice(0, n-short, n) }
@@ -50,7 +50,7 @@ func TestAttentionBeyond2To31(t *testing.T) {
 		must(d.AttentionForward(s, &g.Attention))
 		must(d.AttentionBackward(s, &g))
 		for i, x := range []tensor.Tensor{g.Out, g.DQ, g.DK, g.DV} {
-			part := x.Slice(0, n-short+left, n) // the tokens that see none of the others
+			part := x.Slice(0, n-short+left, n) // the tokens that attend to none of the others
 			host := make([]float32, part.Numel())
 			must(d.Copy(s, tensor.OfFloat32(host, part.Dims()...), part))
 			must(s.Sync())
@@ -64,7 +64,7 @@ func TestAttentionBeyond2To31(t *testing.T) {
 	for i, name := range []string{"out", "dq", "dk", "dv"} {
 		var worst, size float64
 		for j, w := range want[i] {
-			worst, size = max(worst, math.Abs(got[i][j]-w)), max(size, math.Abs(w)) // a NaN stays
+			worst, size = max(worst, math.Abs(got[i][j]-w)), max(size, math.Abs(w)) // keeps NaN
 		}
 		if !(worst <= size/128) || size == 0 {
 			t.Errorf("%s of %d tokens differs by %g from that of the last %d alone, whose largest is %g", name, int64(far), worst, int64(short), size)

@@ -12,7 +12,8 @@ import (
 	"ulysses/testkit/cudatest"
 )
 
-// TestAttentionHeads: heads that no kernel serves are refused by name, before anything runs.
+// TestAttentionHeads: head sizes that no kernel supports are refused with a message before any
+// work.
 func TestAttentionHeads(t *testing.T) {
 	cudatest.Use(t)
 	d := opener(Options{Deterministic: true})(t, 1)
@@ -52,12 +53,12 @@ func TestAttentionHeads(t *testing.T) {
 	}
 }
 
-// TestAttentionOnTensorCores: in BF16 they serve where the same bits are asked for, and what they
-// do not is told by its reason.
+// TestAttentionOnTensorCores: reproducible calls in BF16 use tensor cores. Calls that tensor cores
+// do not support fail with the reason.
 func TestAttentionOnTensorCores(t *testing.T) {
 	cudatest.Use(t)
 	pinned := "attention_forward=mma,attention_backward=mma"
-	// run is dq of some attention, or why there is none.
+	// run returns dq of a call of attention, or the error.
 	run := func(kernels string, dtype tensor.DType, dim, dv int64, scale float64) ([]float32, error) {
 		d, s, alloc := opened(t, Options{Deterministic: true, Kernels: kernels})
 		const n = 70
@@ -92,7 +93,7 @@ func TestAttentionOnTensorCores(t *testing.T) {
 	}
 	for _, dim := range []int64{64, 128, 256} {
 		bits := map[string][]float32{}
-		// Forward by the same row, so that backward has the same to begin with.
+		// The same kernel runs the forward pass, so that the backward pass has the same input.
 		for name, kernels := range map[string]string{"first": "attention_forward=mma", "mma": pinned, "own": "attention_forward=mma,attention_backward=own"} {
 			dq, err := run(kernels, tensor.BF16, dim, dim, 0.1)
 			if err != nil {

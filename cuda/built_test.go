@@ -23,8 +23,8 @@ func needBuilt(t *testing.T) {
 	need.File(t, built, "run make cuda")
 }
 
-// TestBuiltFile: the plug-in exports one function, needs no library of NVIDIA's and no C++ run
-// time, and runs on systems with glibc 2.35.
+// TestBuiltFile: the plug-in exports one function, links none of NVIDIA's libraries and no C++
+// runtime, and runs on systems with glibc 2.35.
 func TestBuiltFile(t *testing.T) {
 	needBuilt(t)
 	f, err := elf.Open(built)
@@ -68,7 +68,7 @@ func TestBuiltFile(t *testing.T) {
 	}
 }
 
-// newer compares versions of dotted numbers.
+// newer compares dotted version numbers.
 func newer(a, b string) bool {
 	numbers := func(s string) (n []int) {
 		for p := range strings.SplitSeq(s, ".") {
@@ -80,8 +80,8 @@ func newer(a, b string) bool {
 	return slices.Compare(numbers(a), numbers(b)) > 0
 }
 
-// spilling names kernels that may use local memory, each with the reason. A kernel is named by a
-// part of its symbol.
+// spilling has the kernels that may use local memory, by a part of their symbol, each with the
+// reason.
 var spilling = map[string]string{}
 
 var (
@@ -89,8 +89,8 @@ var (
 	frame = regexp.MustCompile(`(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads`)
 )
 
-// TestRegisters reads what the assembler said: a kernel that spills registers, or keeps an array in
-// local memory, is many times slower than it looks.
+// TestRegisters reads the assembler's output. A kernel that spills registers, or keeps an array in
+// local memory, is many times slower.
 func TestRegisters(t *testing.T) {
 	needBuilt(t)
 	f, err := os.Open("../build/cuda/ptxas.txt")
@@ -130,16 +130,17 @@ func TestRegisters(t *testing.T) {
 	}
 }
 
-// onTensorCores names the kernels that multiply BF16, by parts of their symbols.
+// onTensorCores has the kernels that multiply BF16, by parts of their symbols.
 var onTensorCores = []string{"delta_prepare_kernel", "delta_scan_kernel", "delta_out_kernel", "delta_scan_back_kernel", "delta_gradients_kernel"}
 
-// inTiles names those that serve nothing but BF16, in how many builds for a GPU, and how many
-// products a warp has at least in a step of one: fewer would mean that a part of them is not there.
+// inTiles has the kernels that support only BF16: the number of instantiations for a GPU, and the
+// minimum of products of a warp in each. Fewer would mean that some products do not use tensor
+// cores.
 var inTiles = map[string]struct{ builds, products int }{
 	"attention_mma_forward_kernel": {3, 128}, "attention_mma_dq_kernel": {3, 96}, "attention_mma_dkv_kernel": {4, 64}, "attention_mma_delta": {1, 2},
 }
 
-// instruction is one of the GPU's: the lowest 12 bits of low say which.
+// instruction is an instruction of the GPU. The lowest 12 bits of low are the operation.
 type instruction struct{ low, high uint64 }
 
 func (i instruction) is(code uint64) bool { return i.low&0xfff == code }
@@ -153,8 +154,8 @@ func count(code []instruction, of uint64) (n int) {
 	return n
 }
 
-// kernelsBuilt calls f for every kernel of every GPU that the plug-in is built for, as far as it
-// lies there uncompressed.
+// kernelsBuilt calls f for every kernel of every GPU that the plug-in is built for, if the kernel
+// is stored uncompressed.
 func kernelsBuilt(t *testing.T, f func(symbol string, code []instruction)) {
 	t.Helper()
 	needBuilt(t)
@@ -199,13 +200,13 @@ func kernelsBuilt(t *testing.T, f func(symbol string, code []instruction)) {
 	}
 }
 
-// inVectors names kernels of BF16 that have memory in units of 16 bytes, by their symbols.
+// inVectors has the BF16 kernels that access memory in units of 16 bytes, by their symbols.
 var inVectors = regexp.MustCompile(`elementwise_units.*\d(Add|SwiGLUForward|SwiGLUBackward|SwiGLUBackwardRestore|SigmoidForward|SigmoidBackward)E13__nv_bfloat16Li8|` +
 	`(rope_units|rope_normed)I13__nv_bfloat16Li8|` +
 	`(norm_forward|norm_backward|norm_backward_long|gated_forward|gated_backward)I13__nv_bfloat16.*Lb1E`)
 
-// TestVectors reads the GPU's own instructions: what these kernels write goes out by 16 bytes. The
-// compiler takes some stores apart, and the kernel is as many times slower.
+// TestVectors reads the GPU's instructions: these kernels must write 16 bytes at a time. The
+// compiler splits some stores, which makes the kernel slower by the same factor.
 func TestVectors(t *testing.T) {
 	found := map[string]int{}
 	kernelsBuilt(t, func(symbol string, code []instruction) {
@@ -235,10 +236,10 @@ func TestVectors(t *testing.T) {
 	}
 }
 
-// TestTensorCores: these kernels use tensor cores in BF16, and in F32, which would lose digits
-// there, they do not.
+// TestTensorCores: these kernels use tensor cores in BF16. In F32 they do not, because tensor cores
+// would lose precision.
 func TestTensorCores(t *testing.T) {
-	found := map[string]int{} // builds of a kernel
+	found := map[string]int{} // instantiations of a kernel
 	kernelsBuilt(t, func(symbol string, code []instruction) {
 		for name, want := range inTiles {
 			if products := count(code, 0x23c); strings.Contains(symbol, name) {

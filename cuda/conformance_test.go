@@ -9,7 +9,7 @@ import (
 	"ulysses/testkit/cudatest"
 )
 
-// opener opens GPUs in the way of the options, again and again.
+// opener returns a function that opens GPUs with the options.
 func opener(o Options) conformance.Opener {
 	return func(t testing.TB, _ int) device.Device {
 		d, err := Open(o)
@@ -20,11 +20,11 @@ func opener(o Options) conformance.Opener {
 	}
 }
 
-// TestConformance holds the plug-in against the reference: on a GPU the one that is named, else the
-// one built for the host. ULYSSES_KERNEL pins rows of kernels.
+// TestConformance compares the plug-in with the reference: on a GPU the plug-in that
+// ULYSSES_CUDA_PLUGIN names, otherwise the emulated plug-in. ULYSSES_KERNEL selects kernels.
 func TestConformance(t *testing.T) {
 	cudatest.Use(t)
-	// cuDNN or kernels of ours; below, ours alone are held to all laws
+	// cuDNN or the plug-in's own kernels; the subtests below test the own kernels only
 	run := conformance.RunChoosing
 	if cudatest.Emulated() {
 		run = conformance.Run
@@ -32,9 +32,9 @@ func TestConformance(t *testing.T) {
 	run(t, opener(Options{Deterministic: true, Kernels: os.Getenv("ULYSSES_KERNEL")}))
 }
 
-// TestConformanceOfRows pins the rows that the first choice passes over, and lets libraries choose
-// what need not be repeatable.
-func TestConformanceOfRows(t *testing.T) {
+// TestConformanceOfKernels selects the kernels that are not the first choice, and lets libraries
+// run calls that need not be reproducible.
+func TestConformanceOfKernels(t *testing.T) {
 	cudatest.Use(t)
 	d := opener(Options{})(t, 1).(*Device)
 	emulated := d.Details().Emulated
@@ -49,13 +49,13 @@ func TestConformanceOfRows(t *testing.T) {
 	})
 	t.Run("own", func(t *testing.T) {
 		own := opener(Options{Deterministic: true, Kernels: "gemm=naive,attention_forward=own,attention_backward=own"})
-		if emulated { // what it serves in BF16 without a pin is not what tensor cores serve
+		if emulated { // it runs mma in BF16 only if ULYSSES_KERNEL selects it
 			conformance.RunSome(t, own, "AttentionWide")
 			return
 		}
 		conformance.Run(t, own)
 	})
-	if emulated { // it has no other rows
+	if emulated { // it has no other kernels
 		return
 	}
 	t.Run("mma", func(t *testing.T) {

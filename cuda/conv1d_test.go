@@ -10,8 +10,9 @@ import (
 	"ulysses/tensor"
 )
 
-// TestConv1dBands: where the sums of all channels do not fit into the scratch of a stream at once,
-// they are made band after band, with the bits that each half of the channels has alone.
+// TestConv1dBands: if the sums of all channels do not fit into a stream's scratch, groups of
+// channels are computed one after another. The results must be bitwise equal to the results of each
+// half of the channels.
 func TestConv1dBands(t *testing.T) {
 	b := newBench(t)
 	if !b.d.Details().Emulated {
@@ -28,7 +29,7 @@ func TestConv1dBands(t *testing.T) {
 		n, w, rows := c.channels, c.width, c.rows
 		x, dy, before := values(1, rows*n), values(2, rows*n), values(3, (w-1)*n)
 		weights, dw := values(4, n*w), values(5, n*w)
-		// run is the gradient for some channels, dx over dy.
+		// run returns the gradient for some channels; dx overwrites dy.
 		run := func(lo, hi int64) [3][]byte {
 			columns := func(all []byte, rows int64) tensor.Tensor {
 				return b.put(all, 0, tensor.F32, rows, n).Slice(1, lo, hi)

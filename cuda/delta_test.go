@@ -8,7 +8,7 @@ import (
 	"ulysses/tensor"
 )
 
-// delta is a small call of every operation of linear attention.
+// delta has a small call of every operation of linear attention.
 type delta struct {
 	rule  device.GatedDelta
 	grad  device.GatedDeltaGrad
@@ -76,7 +76,7 @@ func TestDeltaNoAllocation(t *testing.T) {
 	}
 }
 
-// TestDeltaLists are lists whose lengths the plug-in is not told.
+// TestDeltaLists: lists of wrong lengths, which the plug-in cannot check, are refused.
 func TestDeltaLists(t *testing.T) {
 	d, s, alloc := opened(t)
 	good := newDelta(d, alloc)

@@ -13,8 +13,8 @@ import (
 	"ulysses/testkit/cudatest"
 )
 
-// opened is a device with a stream, and a tensor of n numbers on it. It repeats to the bit, unless
-// options say something else.
+// opened returns a device with a stream, and a function that allocates tensors. Results are bitwise
+// reproducible unless the options say otherwise.
 func opened(t testing.TB, options ...Options) (*Device, device.Stream, func(d tensor.DType, shape ...int64) tensor.Tensor) {
 	t.Helper()
 	cudatest.Use(t)
@@ -60,7 +60,7 @@ func TestInfo(t *testing.T) {
 	}
 }
 
-// TestClosing closes in every order that a program may come to, and uses what is closed.
+// TestClosing closes devices, streams, events and buffers in every order, and uses closed ones.
 func TestClosing(t *testing.T) {
 	cudatest.Use(t)
 	parts := func() (d *Device, s device.Stream, e device.Event, b, host device.Buffer) {
@@ -85,7 +85,7 @@ func TestClosing(t *testing.T) {
 		d, s, e, b, host := parts()
 		x := tensor.Of(b.Pointer(), tensor.F32, 10)
 		x.Where = tensor.CUDA
-		if err := d.Fill(s, x, 1); err != nil { // something to wait for
+		if err := d.Fill(s, x, 1); err != nil { // work to wait for
 			t.Fatal(err)
 		}
 		steps := []func(){d.Close, s.Close, e.Close, b.Free, host.Free}
@@ -134,7 +134,7 @@ func TestForeign(t *testing.T) {
 	}
 }
 
-// TestNoAllocation: a call costs no memory of Go's, whatever it carries.
+// TestNoAllocation: a call allocates no Go memory, whatever its arguments.
 func TestNoAllocation(t *testing.T) {
 	d, s, alloc := opened(t)
 	const n, heads, dim = 24, 2, 8
@@ -169,8 +169,8 @@ func TestNoAllocation(t *testing.T) {
 	}
 }
 
-// TestThreads hands a device from goroutine to goroutine, each on a thread of its own, and two
-// devices to two at once.
+// TestThreads uses a device in several goroutines, one after another, each on its own thread, and
+// two devices in two goroutines at the same time.
 func TestThreads(t *testing.T) {
 	type rank struct {
 		d *Device
@@ -186,7 +186,7 @@ func TestThreads(t *testing.T) {
 		var all sync.WaitGroup
 		for _, r := range ranks {
 			all.Go(func() {
-				runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+				runtime.LockOSThread() // not unlocked, so the thread ends with the goroutine
 				host := make([]float32, 1000)
 				for _, err := range []error{r.d.Fill(r.s, r.x, float64(round)), r.d.Copy(r.s, tensor.OfFloat32(host, 1000), r.x), r.s.Sync()} {
 					if err != nil {
@@ -202,7 +202,7 @@ func TestThreads(t *testing.T) {
 	}
 }
 
-// TestAttentionLists are lists whose lengths the plug-in is not told.
+// TestAttentionLists: lists of wrong lengths, which the plug-in cannot check, are refused.
 func TestAttentionLists(t *testing.T) {
 	d, s, alloc := opened(t)
 	good := device.Attention{Q: alloc(tensor.F32, 3, 2, 8), K: alloc(tensor.F32, 3, 1, 8), V: alloc(tensor.F32, 3, 1, 8), Out: alloc(tensor.F32, 3, 2, 8),

@@ -15,8 +15,8 @@ import (
 	"ulysses/testkit/cudatest"
 )
 
-// The tests of the emulated plug-in mean what the emulator promises: here it is held to that, by a
-// C++ program of its own (plugin/emulated/emulated_test.cpp and the files of tests beside it), in
+// The tests of the emulated plug-in rely on the emulator. A C++ program
+// (plugin/emulated/emulated_test.cpp and the test files beside it) tests the emulator itself, in
 // several orders.
 func TestEmulator(t *testing.T) {
 	t.Parallel()
@@ -43,8 +43,8 @@ func TestEmulator(t *testing.T) {
 	}
 }
 
-// emulatorSources returns the emulator's sources and its tests, without libraries.cpp, which
-// belongs to the plug-in.
+// emulatorSources returns the emulator's sources and tests, without libraries.cpp, which is part of
+// the plug-in.
 func emulatorSources(t *testing.T) []string {
 	t.Helper()
 	sources, err := filepath.Glob("plugin/emulated/*.cpp")
@@ -54,8 +54,8 @@ func emulatorSources(t *testing.T) []string {
 	return slices.DeleteFunc(sources, func(s string) bool { return filepath.Base(s) == "libraries.cpp" })
 }
 
-// TestRaces is what make cuda-races goes by: a program that orders its accesses passes, and of one
-// that does not, two accesses are named.
+// TestRaces tests the detection of make cuda-races: a program that orders its accesses passes; for
+// a program that does not, the message names two accesses.
 func TestRaces(t *testing.T) {
 	t.Parallel()
 	sources := emulatorSources(t)
@@ -78,8 +78,8 @@ func TestRaces(t *testing.T) {
 	}
 }
 
-// A kernel that writes beyond its memory fails the stream, with a sentence, and the device for
-// good; other devices go on.
+// A kernel that writes outside of its memory fails the stream with a message, and the device
+// permanently. Other devices still work.
 func TestStrayWrite(t *testing.T) {
 	cudatest.Use(t)
 	d, other := opener(Options{})(t, 1).(*Device), opener(Options{})(t, 1).(*Device)

@@ -12,8 +12,8 @@ import (
 	"ulysses/testkit/cudatest"
 )
 
-// TestExternalStream orders operations with a stream that is not ours, whichever of the two is asked for
-// first. Another stream of the device stands for the program's, by what it is.
+// TestExternalStream orders operations with a stream of the host program, in both directions.
+// Another stream of the device takes the place of the host program's.
 func TestExternalStream(t *testing.T) {
 	d, s, alloc := opened(t)
 	g, err := d.NewExternalStream()
@@ -31,7 +31,7 @@ func TestExternalStream(t *testing.T) {
 	host := make([]float32, n)
 	for i := range 20 {
 		want := float64(i)
-		address := *(*uintptr)(unsafe.Pointer(theirs.s)) // uly_stream opens with its cudaStream_t
+		address := *(*uintptr)(unsafe.Pointer(theirs.s)) // the first field of uly_stream is its cudaStream_t
 		err := errors.Join(d.Fill(theirs, y, math.NaN()), d.Fill(theirs, x, want), g.Enter(address, s), d.Add(s, y, x, x), g.Leave(address, s),
 			d.Copy(theirs, tensor.OfFloat32(host, n), y), theirs.Sync())
 		if err != nil {
@@ -61,8 +61,8 @@ func TestExternalStream(t *testing.T) {
 	}
 }
 
-// TestPlaces tells a program's memory apart.
-func TestPlaces(t *testing.T) {
+// TestMemoryKinds checks the kind of the host program's memory.
+func TestMemoryKinds(t *testing.T) {
 	d, _, alloc := opened(t)
 	g, err := d.NewExternalStream()
 	if err != nil {
@@ -87,8 +87,8 @@ func TestPlaces(t *testing.T) {
 	}
 }
 
-// TestThread leaves a thread of the program on the GPU that it had chosen.
-func TestThread(t *testing.T) {
+// TestContext: calls do not change the GPU that the host program's thread has selected.
+func TestContext(t *testing.T) {
 	cudatest.Use(t)
 	t.Setenv("ULYSSES_EMULATED_DEVICES", "2")
 	runtime.LockOSThread()

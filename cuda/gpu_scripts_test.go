@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// scripted is a folder of programs that stand in for others.
+// scripted is a folder of programs that replace others.
 func scripted(t *testing.T, programs map[string]string) string {
 	t.Helper()
 	folder := t.TempDir()
@@ -26,8 +26,7 @@ func scripted(t *testing.T, programs map[string]string) string {
 	return folder
 }
 
-// on runs a command with a folder of programs before all others, and returns its exit code and what
-// it said.
+// on runs a command with a folder first on PATH, and returns its exit code and output.
 func on(t *testing.T, programs string, env []string, argv ...string) (int, string) {
 	t.Helper()
 	c := exec.Command(argv[0], argv[1:]...)
@@ -36,7 +35,7 @@ func on(t *testing.T, programs string, env []string, argv ...string) (int, strin
 	return c.ProcessState.ExitCode(), string(out)
 }
 
-// withoutGPU skips where the scripts would find one.
+// withoutGPU skips the test on a machine with a GPU.
 func withoutGPU(t *testing.T) {
 	t.Helper()
 	if found, _ := filepath.Glob("/dev/nvidia[0-9]*"); len(found) > 0 {
@@ -46,8 +45,8 @@ func withoutGPU(t *testing.T) {
 
 const manyGPUs = `for i in $(seq 0 2000); do echo "GPU $i: NVIDIA stand-in (UUID: GPU-$i)"; done`
 
-// TestGPUCheck: what gpu-check says of a machine, and with which status, of test programs that
-// pass, fail, skip, crash or do nothing.
+// TestGPUCheck: the output and exit status of gpu-check for test programs that pass, fail, skip,
+// crash or do nothing.
 func TestGPUCheck(t *testing.T) {
 	withoutGPU(t)
 	const fails = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
@@ -56,7 +55,7 @@ func TestGPUCheck(t *testing.T) {
 		code               int
 		want               []string
 	}{
-		"no GPU":                {"exit 127", "", "exit 0", 77, []string{"no GPU on this machine: nothing was checked (77)"}},
+		"no GPU":                {"exit 127", "", "exit 0", 77, []string{"no GPU on this machine; nothing was checked (77)"}},
 		"no driver":             {"echo \"" + fails + "\"; exit 9", "", "exit 0", 77, []string{"nothing was checked (77)"}},
 		"no devices":            {"echo No devices found.; exit 6", "  GPUs  none", "exit 0", 77, []string{"nothing was checked (77)"}},
 		"one that doctor finds": {"exit 127", "  GPU 0  stand-in, 1 GiB free", "echo '--- PASS: TestCUDAx (0.10s)'", 0, []string{"ok", "comm: TestCUDAx", "1 checks: 1 passed, 0 failed, 0 skipped"}},
@@ -88,8 +87,8 @@ func TestGPUCheck(t *testing.T) {
 	}
 }
 
-// TestGPUCheckNames: tests that gpu-check names are there, so that it leaves out no more than it
-// says, and runs what it says.
+// TestGPUCheckNames: the tests that gpu-check names exist, so that it runs and leaves out the right
+// ones.
 func TestGPUCheckNames(t *testing.T) {
 	read := func(glob string) string {
 		files, err := filepath.Glob(glob)
@@ -133,8 +132,8 @@ func TestGPUCheckNames(t *testing.T) {
 	}
 }
 
-// TestGPUBench: what gpu-bench measured is kept where a later program fails, which it says; without
-// a GPU, and with a program that never runs, nothing is.
+// TestGPUBench: gpu-bench keeps its measurements if a later program fails, and reports the failure.
+// Without a GPU, or if a program never runs, it writes nothing.
 func TestGPUBench(t *testing.T) {
 	withoutGPU(t)
 	const measures = `[ "$1" != gpu_ops ] || echo '{"peer":"ulysses","case":"copy","op":"memory","min_s":0.5,"median_s":0.5,"gbs":4}'`

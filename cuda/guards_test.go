@@ -8,10 +8,10 @@ import (
 	"ulysses/testkit/cudatest"
 )
 
-// TestGuards stops kernels where they read or write outside of their arrays, of a stream's scratch
-// or of dynamic shared memory: all of these end, or begin, at a page that nobody may touch. An end
-// that is aligned to 16 bytes lets kernels use their widest accesses, one that is not has no byte
-// too many. What is cut from one allocation, workspaces and saved memory, is watched as a whole.
+// TestGuards stops kernels that read or write outside of their arrays, of a stream's scratch or of
+// dynamic shared memory: all of these end, or begin, at a page without access. An end that is
+// aligned to 16 bytes allows the widest accesses; with an end that is not aligned, every byte
+// outside is detected. Workspaces and saved memory, which are divided, are guarded as a whole.
 // ULYSSES_TEST_GUARDS=1 runs all operations (make cuda-guards).
 func TestGuards(t *testing.T) {
 	cudatest.Use(t)

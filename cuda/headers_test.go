@@ -54,14 +54,14 @@ func TestFragments(t *testing.T) { hostProgram(t, "kernels/mma_test.cpp") }
 // cuBLASLt gets.
 func TestGemmLayout(t *testing.T) { hostProgram(t, "libraries/gemm_layout_test.cpp") }
 
-// TestNCCLTimeout compares the plug-in's reading of ULYSSES_TIMEOUT with Go's.
+// TestNCCLTimeout compares how the plug-in and Go parse ULYSSES_TIMEOUT.
 func TestNCCLTimeout(t *testing.T) { hostProgram(t, "libraries/nccl_timeout_test.cpp") }
 
 // TestSDPAShape compares the arguments that cuDNN gets with the definition of attention.
 func TestSDPAShape(t *testing.T) { hostProgram(t, "libraries/sdpa_shape_test.cpp") }
 
-// TestSDPAParts divides attention whose heads are grouped unevenly into calls that cuDNN serves,
-// and runs those calls on the plug-in's own kernels.
-func TestSDPAParts(t *testing.T) {
+// TestSDPASplit splits attention whose key heads have different numbers of query heads into calls
+// that cuDNN supports, and runs these calls on the plug-in's own kernels.
+func TestSDPASplit(t *testing.T) {
 	hostProgramWith(t, "libraries/sdpa_split_test.cpp", cudatest.Use(t))
 }

@@ -10,8 +10,8 @@ import (
 	"ulysses/tensor"
 )
 
-// TestCollector keeps the host memory of a copy from the collector until the copy is done, although
-// nobody else holds it.
+// TestCollector: the garbage collector does not free the host memory of a copy before the copy has
+// completed, even if no variable refers to it.
 func TestCollector(t *testing.T) {
 	d, s, alloc := opened(t)
 	x := alloc(tensor.F32, 1<<16)
@@ -49,7 +49,7 @@ func TestCollector(t *testing.T) {
 	t.Error("the memory is kept after the copy is done")
 }
 
-// TestSource overwrites the host memory of a copy as soon as the call has returned.
+// TestSource overwrites the source of a copy from host memory as soon as the call has returned.
 func TestSource(t *testing.T) {
 	d, s, alloc := opened(t)
 	const n = 1 << 18
@@ -71,7 +71,7 @@ func TestSource(t *testing.T) {
 	}
 }
 
-// TestHostZero: pinned memory is zeros, also where something else was before.
+// TestHostZero: pinned memory is zeroed, also where freed memory is reused.
 func TestHostZero(t *testing.T) {
 	d, _, _ := opened(t)
 	for range 3 {
@@ -91,8 +91,8 @@ func TestHostZero(t *testing.T) {
 	}
 }
 
-// TestForgottenStream drops a stream with a copy in it, as a program does on its way out after a
-// failure. The collector must not mind.
+// TestForgottenStream drops a stream with an enqueued copy, as a program may after an error. The
+// garbage collector must not end the program.
 func TestForgottenStream(t *testing.T) {
 	d, _, alloc := opened(t)
 	x := alloc(tensor.F32, 10)

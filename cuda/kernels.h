@@ -180,9 +180,9 @@ typedef struct uly_cuda_api {
   // tensors may be absent.
   int32_t (*workspace)(uly_device *, const uly_attention *, int32_t backward, int64_t *bytes);
   int32_t (*delta_sizes)(uly_device *, const uly_gated_delta *, uly_delta_sizes *out);
-  // The name of the kernel that enqueue would choose. ULY_UNSUPPORTED, with the reason, if no kernel
-  // supports the call. If the document bounds of attention are absent, the kernel is one that supports
-  // some bounds; gradients and memory may be absent as well.
+  // The name of the kernel that enqueue would choose. ULY_UNSUPPORTED, with the reason, if no
+  // kernel supports the call. If the document bounds of attention are absent, the kernel is one
+  // that supports some bounds; gradients and memory may be absent as well.
   int32_t (*kernel_of)(uly_device *, int32_t op, const void *args, const char **kernel);
 
   // Memory and events of other processes on this node.

@@ -16,7 +16,7 @@ import (
 	"ulysses/testkit/cudatest"
 )
 
-// bench is a device with a stream, and memory that goes with the test.
+// bench is a device with a stream, and memory that is freed at the end of the test.
 type bench struct {
 	t *testing.T
 	d *Device
@@ -46,12 +46,12 @@ func (b *bench) must(err error) {
 	}
 }
 
-// host views bytes as a tensor in host memory.
+// host returns bytes as a tensor in host memory.
 func host(x []byte, d tensor.DType, shape ...int64) tensor.Tensor {
 	return tensor.Of(unsafe.Pointer(unsafe.SliceData(x)), d, shape...)
 }
 
-// put is device memory that holds x, `shift` bytes from an aligned address.
+// put returns device memory with the content x, `shift` bytes from an aligned address.
 func (b *bench) put(x []byte, shift int64, d tensor.DType, shape ...int64) tensor.Tensor {
 	b.t.Helper()
 	memory, err := b.d.Alloc(shift + int64(len(x)) + 1)
@@ -63,7 +63,7 @@ func (b *bench) put(x []byte, shift int64, d tensor.DType, shape ...int64) tenso
 	return t
 }
 
-// get is what dense device memory holds.
+// get returns the content of dense device memory.
 func (b *bench) get(x tensor.Tensor) []byte {
 	b.t.Helper()
 	y := make([]byte, x.Bytes())
@@ -72,8 +72,8 @@ func (b *bench) get(x tensor.Tensor) []byte {
 	return y
 }
 
-// TestWideIndices runs kernels in the form that they have from 2^31 elements on, whose indices are
-// divided in 64 bits.
+// TestWideIndices runs kernels in the variant for 2^31 elements and more, whose indices are divided
+// in 64 bits.
 func TestWideIndices(t *testing.T) {
 	b := newBench(t)
 	if !b.d.Details().Emulated {
@@ -83,12 +83,12 @@ func TestWideIndices(t *testing.T) {
 	conformance.RunSome(t, opener(Options{}), "Copy", "Fill", "Add", "Rope", "SwiGLU", "Embedding", "GatedRMSNorm", "SigmoidGate", "DeltaGates")
 }
 
-// TestCopyInPieces is of host memory that must be cast or scattered and does not fit into the
-// scratch of a stream at once.
+// TestCopyInPieces copies host memory that must be converted or scattered and is larger than the
+// scratch of a stream.
 func TestCopyInPieces(t *testing.T) {
 	b := newBench(t)
 	shape := []int64{5, 700, 120}
-	if !b.d.Details().Emulated { // whose scratch is larger
+	if !b.d.Details().Emulated { // a GPU has larger scratch
 		shape[1] *= 64
 	}
 	n := shape[0] * shape[1] * shape[2]
@@ -121,8 +121,8 @@ func TestCopyInPieces(t *testing.T) {
 	}
 }
 
-// TestMisaligned refuses, by name, addresses where elements cannot lie: a GPU stops at one, and is
-// lost to the process.
+// TestMisaligned: misaligned addresses are refused with a message, because a misaligned access ends
+// all work of the process on the GPU.
 func TestMisaligned(t *testing.T) {
 	b := newBench(t)
 	view := func(d tensor.DType, shift int64, shape ...int64) tensor.Tensor {
@@ -152,11 +152,12 @@ func TestMisaligned(t *testing.T) {
 			t.Errorf("%s: %v, want it refused", name, err)
 		}
 	}
-	b.must(b.d.Fill(b.s, odd32.Slice(0, 0, 0), 1)) // nothing lies there
+	b.must(b.d.Fill(b.s, odd32.Slice(0, 0, 0), 1)) // there are no elements
 	b.must(b.s.Sync())
 }
 
-// TestFaults is what only a kernel finds: the next wait tells it, once, and the stream goes on.
+// TestFaults: errors that only a kernel can detect are returned by the next Sync, once. The stream
+// remains usable.
 func TestFaults(t *testing.T) {
 	b := newBench(t)
 	table := b.put(make([]byte, 4*4*3), 0, tensor.F32, 4, 3)
@@ -195,7 +196,7 @@ func TestFaults(t *testing.T) {
 	b.must(b.s.Sync())
 }
 
-// summand is a type of ranks' sums, with how the host adds it.
+// summand is a type of elements, and its addition on the host.
 type summand struct {
 	dtype  tensor.DType
 	encode func(p []byte, v float64)
@@ -228,7 +229,7 @@ var summands = []summand{
 		func(p []byte) float64 { return float64(int64(binary.LittleEndian.Uint64(p))) }},
 }
 
-// TestRankSum adds, rank by rank, into memory of its own or of one of the ranks.
+// TestRankSum adds in rank order, into separate memory or into the memory of a rank.
 func TestRankSum(t *testing.T) {
 	b := newBench(t)
 	l := &commStream{d: b.d, s: b.s}
@@ -238,8 +239,8 @@ func TestRankSum(t *testing.T) {
 		for _, op := range []comm.Op{comm.Sum, comm.Max, comm.Min} {
 			for _, ranks := range []int{1, 2, 3, 8} {
 				for _, n := range []int64{1, 3, 64, 1003} {
-					for _, into := range []int{-1, ranks - 1} { // which of the ranks is dst
-						shift := size * (n % 2) // odd lengths lie on odd addresses
+					for _, into := range []int{-1, ranks - 1} { // the rank whose memory is dst
+						shift := size * (n % 2) // odd lengths have odd addresses
 						want := make([]float64, n)
 						var src []uintptr
 						var at []tensor.Tensor

@@ -12,7 +12,7 @@ import (
 	"ulysses/testkit/need"
 )
 
-// nvidia is where make cuda-libs puts NVIDIA's libraries.
+// nvidia is the folder to which make cuda-libs writes NVIDIA's libraries.
 func nvidia(t *testing.T) string {
 	t.Helper()
 	cache, err := os.UserCacheDir()
@@ -28,16 +28,16 @@ func nvidia(t *testing.T) string {
 	return folder
 }
 
-// installed says that the system's loader, or CUDA's usual folder, has libraries of NVIDIA's: then
-// they are found without being told where.
+// installed reports whether the system's loader, or CUDA's usual folder, has libraries of NVIDIA.
+// They are then found without settings.
 func installed() bool {
 	known, _ := exec.Command("/sbin/ldconfig", "-p").Output()
 	_, err := os.Stat("/usr/local/cuda/lib64/libcublasLt.so.13")
 	return err == nil || strings.Contains(string(known), "libcublasLt.so.13") || strings.Contains(string(known), "libnccl.so.2")
 }
 
-// TestLibraries: the plug-in finds libraries where it is told to look, and says of the others what
-// is lost and what to do. Each case is a process of its own, because libraries are looked for once.
+// TestLibraries: the plug-in finds libraries by its settings, and reports for the others the effect
+// and a fix. Each case is a process, because a process looks for libraries once.
 func TestLibraries(t *testing.T) {
 	needBuilt(t)
 	const asked = "ULYSSES_TEST_LIBRARIES"
@@ -60,8 +60,7 @@ func TestLibraries(t *testing.T) {
 	if err := os.WriteFile(text, []byte("no library"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	// A cuDNN of another version, with all functions; under the name that a host program would have
-	// it in memory by.
+	// A cuDNN of another version, with all functions, under the name that a host program loads.
 	forwards, err := os.ReadFile("plugin/libraries/dl_cudnn.cpp")
 	if err != nil {
 		t.Fatal(err)

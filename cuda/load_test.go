@@ -31,8 +31,8 @@ func library(t *testing.T, source string) string {
 	return so
 }
 
-// TestRefusedPlugins are files that are not the plug-in of this program. None passes for "no
-// plug-in": it is there, and wrong.
+// TestRefusedPlugins: files that are not the plug-in of this program are errors. They do not count
+// as "no plug-in".
 func TestRefusedPlugins(t *testing.T) {
 	text := filepath.Join(t.TempDir(), "text.so")
 	if err := os.WriteFile(text, []byte("not a library\n"), 0o600); err != nil {
@@ -81,8 +81,8 @@ func TestRefusedPlugins(t *testing.T) {
 	}
 }
 
-// shortened is the plug-in without the rest of it: with so many bytes, with half of them (0), or
-// without the last.
+// shortened is the plug-in truncated to a number of bytes, to half of them (0), or by the last byte
+// (-1).
 func shortened(t *testing.T, bytes int64) string {
 	t.Helper()
 	whole, err := os.ReadFile(cudatest.Use(t))
@@ -95,8 +95,8 @@ func shortened(t *testing.T, bytes int64) string {
 	return written(t, whole[:bytes])
 }
 
-// headless is the plug-in with a table of segments in which the first, with the headers, is of a
-// type that is not loaded.
+// headless is the plug-in with a segment table whose first segment, which contains the headers, is
+// not loaded.
 func headless(t *testing.T) string {
 	t.Helper()
 	whole, err := os.ReadFile(cudatest.Use(t))
@@ -116,7 +116,7 @@ func written(t *testing.T, b []byte) string {
 	return path
 }
 
-// needing is a library that needs another, which is gone.
+// needing is a library that needs a missing library.
 func needing(t *testing.T) string {
 	t.Helper()
 	folder := t.TempDir()
@@ -149,8 +149,8 @@ func TestNoPlugin(t *testing.T) {
 	}
 }
 
-// TestInstalled wants the plug-in of an installation to be the one beside the program, wherever a
-// link to the program lies.
+// TestInstalled: an installed program finds the plug-in beside it, also through a link to the
+// program.
 func TestInstalled(t *testing.T) {
 	folder := t.TempDir()
 	program, link := filepath.Join(folder, "bin", "program"), filepath.Join(folder, "link")
@@ -204,7 +204,7 @@ func TestInTree(t *testing.T) {
 	}
 }
 
-// TestWithoutDriver opens the plug-in for GPUs where there is none: a sentence and a status.
+// TestWithoutDriver opens the real plug-in on a machine without a GPU: a message and a status.
 func TestWithoutDriver(t *testing.T) {
 	path := os.Getenv(variable)
 	if path == "" {

@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// TestMatrix is a part of make cuda-matrix: cuDNN has an engine, with the workspace that is
-// expected, for the attention that it is said to serve.
+// TestMatrix runs some cases of make cuda-matrix: cuDNN has an engine, with the expected workspace,
+// for the attention that it is expected to support.
 func TestMatrix(t *testing.T) {
 	needBuilt(t)
 	make := exec.Command("flock", "build/cuda/lock", "make", "-s", "-f", "cuda/plugin.mk", "check-matrix", "PART=small", "FETCH=--with-libs")

@@ -8,7 +8,7 @@ import (
 )
 
 // NoGPU describes an absent Hopper GPU with cuDNN, for plans. It returns the memory that operations
-// need, without the plug-in or a driver. Its formulas repeat those of the plug-in
+// need, without the plug-in or a driver. Its formulas repeat the formulas of the plug-in
 // (attention_index.h and delta_index.h in plugin/kernels, sdpa_shape.h and sdpa_split.h in
 // plugin/libraries); tests compare both.
 type NoGPU struct {

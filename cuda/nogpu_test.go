@@ -8,9 +8,9 @@ import (
 	"ulysses/tensor"
 )
 
-// NoGPU returns the same bytes as the plug-in does for an absent GPU: for both builds, forward and
-// backward, for heads that ranks divide and for shares that end within a group of heads, in both
-// types and memory orders.
+// NoGPU returns the same bytes as the plug-in returns for an absent GPU: for both builds, forward
+// and backward, for heads that ranks divide evenly and for shards that end within a group of heads,
+// in both types and memory orders.
 func TestNoGPU(t *testing.T) {
 	t.Run("emulated", func(t *testing.T) {
 		d, _, _ := opened(t)
@@ -46,7 +46,7 @@ func likePlugin(t *testing.T, g NoGPU, d *Device) {
 			dv = pick(16, 128, 192)
 		}
 		var kvHead []int64
-		if r.IntN(3) == 0 { // a share: some query heads, and the key heads under them
+		if r.IntN(3) == 0 { // a shard: some query heads, and their key heads
 			lo, n := r.Int64N(hq), int64(0)
 			for h := lo; h < hq && n < 20; h, n = h+1, n+1 {
 				kvHead = append(kvHead, h/group-lo/group)

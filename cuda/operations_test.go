@@ -14,9 +14,9 @@ import (
 	"ulysses/testkit/cudatest"
 )
 
-// TestLayout compares the argument structs of C with those of Go. A C program, which is compiled
-// here, prints the size of each struct and the place and size of each field, and copies a struct
-// field by field: every byte that Go has in a field must come back.
+// TestLayout compares the argument structs of C with the structs of Go. It compiles a C program
+// that prints the size of each struct and the offset and size of each field, and copies a struct
+// field by field: every byte of each Go field must be in the copy.
 func TestLayout(t *testing.T) {
 	root, err := cudatest.Root()
 	if err != nil {
@@ -75,8 +75,8 @@ func TestLayout(t *testing.T) {
 	}
 }
 
-// pad clears the bytes of a struct that belong to no field, which a copy may leave out, and makes
-// bools 1.
+// pad clears the bytes of a struct that belong to no field, which a copy may omit, and sets bools
+// to 1.
 func pad(x reflect.Type, b []byte) {
 	if x.Kind() != reflect.Struct {
 		return
@@ -93,8 +93,7 @@ func pad(x reflect.Type, b []byte) {
 	clear(b[end:x.Size()])
 }
 
-// cStruct returns the name of an operation's arguments in C, and their fields, as the header has
-// them.
+// cStruct returns the name of an operation's arguments in C, and their fields, from the header.
 func cStruct(t *testing.T, header string, op int) (name string, fields []string) {
 	t.Helper()
 	_, list, _ := strings.Cut(header, "#define ULY_OPERATIONS(X)")

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// A plug-in without a GPU is said to have none, without opening it; one with a GPU, and the
-// stand-in for tests, are not.
+// WhyUnusable reports a real plug-in without a GPU, without opening it. It does not report a
+// plug-in with a GPU, or the emulated one.
 func TestWhyUnusable(t *testing.T) {
 	old := signs
 	defer func() { signs = old }()

@@ -8,9 +8,9 @@ import (
 	"ulysses/testkit/cudatest"
 )
 
-// TestLibrariesServe: on a GPU, what a model asks for is served by cuBLASLt and cuDNN, which are
-// named here, so that their reason is told where they do not. Without this, a library that does not
-// come up shows in nothing but the time that a step takes.
+// TestLibrariesServe: on a GPU, cuBLASLt and cuDNN run the calls of models. The test selects these
+// kernels, so that an unsupported call fails with the reason. Without the test, a library that
+// cannot be used would only show in the time of a step.
 func TestLibrariesServe(t *testing.T) {
 	cudatest.Use(t)
 	if cudatest.Emulated() {
@@ -74,7 +74,7 @@ func TestLibrariesServe(t *testing.T) {
 			g.Q, g.K, g.V, g.Out = take()
 			g.DQ, g.DK, g.DV, g.DOut = take()
 			g.LSE, g.CuQ, g.CuK, g.KVHead, g.Causal, g.Window, g.Scale = alloc(tensor.F32, tq, c.hq), c.q, c.k, c.kv, !c.full, c.window, 0.1
-			any := g.Attention // a question before the documents are known: its answer has to do
+			any := g.Attention // a query before the documents are known; its result must be enough
 			any.CuQ, any.CuK = nil, nil
 			g.Workspace = alloc(tensor.U8, max(d.AttentionWorkspace(&any, false), d.AttentionWorkspace(&any, true)))
 			if err := d.AttentionForward(s, &g.Attention); err != nil {

@@ -9,23 +9,23 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 fail() { echo "check-abi: $*" >&2; exit 1; }
 
-# The header is valid C11 and C++17, its structs have no padding, and everything that was recorded
-# of earlier versions is unchanged.
+# The header must be valid C11 and C++17, its structs must have no padding, and everything that
+# earlier versions recorded must be unchanged.
 strict=(-Wall -Wextra -pedantic -Werror -fsyntax-only)
 gcc -std=c11 "${strict[@]}" -Wpadded -x c $header || fail "the header is not valid C11, or a struct has padding"
 g++ -std=c++17 "${strict[@]}" -x c++ $header || fail "the header is not valid C++17"
 for record in capi/testdata/abi_*.c; do
   gcc -std=c11 "${strict[@]}" -Icapi "$record" || fail "the header changes the ABI recorded in $record"
 done
-${GO:-go} run ./capi/generate -check || fail "a generated file is not current: run make generate"
+${GO:-go} run ./capi/generate -check || fail "a generated file is not current; run make generate"
 
-# The library exports the functions that the header declares, and nothing else. The compiler
+# The library must export the functions that the header declares, and nothing else. The compiler
 # preprocesses the header.
 echo '#include "ulysses.h"' | gcc -std=c11 -Icapi -E -P -xc - | tr '\n' ' ' |
   grep -oE '\b(ulysses_[a-z_0-9]+|tiled_compute[a-z_]*)\([^*)]' | grep -v 'ulysses_tensor_of' | sed 's/(.*//' | sort -u >"$work/declared"
 nm -D --defined-only "$lib" | awk '{print $3}' | sort -u >"$work/exported"
 diff "$work/declared" "$work/exported" || fail "exported (>) and declared (<) functions differ"
-[ "$(wc -l <"$work/declared")" -gt 40 ] || fail "found only $(wc -l <"$work/declared") functions in the header: the check reads it wrongly"
+[ "$(wc -l <"$work/declared")" -gt 40 ] || fail "found only $(wc -l <"$work/declared") functions in the header; this script does not parse it correctly"
 
 soname=$(readelf -d "$lib" | sed -n 's/.*SONAME.*\[\(.*\)\]/\1/p')
 major=$(( $(sed -n 's/^#define ULYSSES_VERSION \([0-9]*\)u.*/\1/p' $header) / 10000 ))
@@ -33,13 +33,13 @@ major=$(( $(sed -n 's/^#define ULYSSES_VERSION \([0-9]*\)u.*/\1/p' $header) / 10
 readelf -d "$lib" | grep NEEDED | grep -Eiv '\[(libc|libm|libpthread|libdl|libresolv|ld-linux[^]]*)\.so' && fail "the library needs a library other than libc" || true
 
 # The thread-local storage of Go's runtime is initial-exec. It must fit into the space that the
-# loader reserved beside the program's own when the process started: 512 bytes in glibc
-# (rtld.optional_static_tls) for all libraries that are opened later. Go takes one word and the
-# pointer to a thread's buffers another. One library should use at most an eighth of the space.
+# loader reserved when the process started: 512 bytes in glibc (rtld.optional_static_tls) for all
+# libraries that are opened later. Go uses one word, and the pointer to a thread's buffers another.
+# One library should use at most an eighth of the space.
 segment=$(LC_ALL=C readelf -lW "$lib" | awk '$1 == "TLS" {print $6}')
-[ -n "$segment" ] || fail "no TLS segment found, but Go's runtime has one: the output of readelf was read wrongly"
+[ -n "$segment" ] || fail "no TLS segment found, but Go's runtime has one; this script does not parse readelf's output correctly"
 tls=$((segment))
-[ "$tls" -le 64 ] || fail "$tls bytes of static thread-local storage, at most 64 are allowed: dlopen could fail beside other libraries; allocate it on the heap"
+[ "$tls" -le 64 ] || fail "$tls bytes of static thread-local storage, at most 64 are allowed, because dlopen could fail beside other libraries; allocate it on the heap"
 cat >"$work/open.c" <<'C'
 #include <dlfcn.h>
 #include <stdio.h>
@@ -52,7 +52,7 @@ C
 gcc -std=gnu11 -D_GNU_SOURCE -Wall -Werror "$work/open.c" -o "$work/open"
 GLIBC_TUNABLES=glibc.rtld.optional_static_tls=$tls "$work/open" "$lib" || fail "dlopen with RTLD_LOCAL fails with $tls bytes of static thread-local storage"
 
-# Structs of an older and of a newer header.
+# Structs of an older and of a newer version of the header.
 cat >"$work/old.c" <<'C'
 #include <stdio.h>
 #include <stddef.h>

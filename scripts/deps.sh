@@ -3,21 +3,21 @@
 # pkg-config; Go must be installed), or that the tests need (also Slurm, g++, gfortran, and venv for
 # the CUDA compiler, the linters and the tests of python/).
 #
-# For root, as in a container, the script installs missing packages. For other users it installs them
-# with sudo if the second argument is install (make deps, make deps-test); otherwise it prints the
-# packages and the command. A missing package of the build is an error. Tests skip what they cannot
-# run.
+# For root, as in a container, the script installs missing packages. For other users it installs
+# them with sudo if the second argument is install (make deps, make deps-test); otherwise it prints
+# the packages and the command. A missing package of the build is an error. Tests skip what they
+# cannot run.
 set -euo pipefail
 what=${1:-build} install=${2:-}
 
 need_go=$(awk '$1 == "go" {print $2}' go.mod)
 if ! command -v go >/dev/null; then
-  echo "ulysses: no Go found. Install Go $need_go or newer from https://go.dev/dl and put its bin folder on PATH." >&2
+  echo "ulysses: no Go found; install Go $need_go or newer from https://go.dev/dl and add its bin folder to PATH" >&2
   exit 1
 fi
 have_go=$(GOTOOLCHAIN=local go env GOVERSION 2>/dev/null | sed 's/^go//')
 if [ "$(printf '%s\n%s\n' "$need_go" "$have_go" | sort -V | head -n 1)" != "$need_go" ]; then
-  echo "ulysses: Go $have_go is too old, $need_go or newer is needed: https://go.dev/dl" >&2
+  echo "ulysses: Go $have_go is too old; install Go $need_go or newer from https://go.dev/dl" >&2
   exit 1
 fi
 

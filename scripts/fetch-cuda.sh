@@ -1,30 +1,41 @@
 #!/usr/bin/env bash
-# fetch-cuda.sh FOLDER [--with-libs]: a CUDA compiler and the headers of NVIDIA's libraries, from the wheels in cuda/requirements.txt; with
-# --with-libs also cuDNN, and NVRTC and cuBLASLt, which it needs (1.2 GB), for checks that need no GPU. Needs Python 3 with pip or venv; no GPU, no root.
+# fetch-cuda.sh FOLDER [--with-libs]: fetches a CUDA compiler and the headers of NVIDIA's libraries
+# from the wheels in cuda/requirements.txt. With --with-libs it also fetches cuDNN, and NVRTC and
+# cuBLASLt, which cuDNN needs (1.2 GB), for checks without a GPU. It needs Python 3 with pip or
+# venv, and neither a GPU nor root.
 #
-# The folder appears whole or not at all: everything is unpacked beside it and renamed, and its .stamp says what it holds.
+# The folder is complete or absent: the files are unpacked beside it, and the new folder is renamed.
 set -euo pipefail
 here=$(cd "$(dirname "$0")/.." && pwd)
 dest=${1:?usage: fetch-cuda.sh FOLDER [--with-libs]}
 libs=${2:-}
 requirements=$here/cuda/requirements.txt
-want=$(cat "$requirements" "$0" | sha256sum | cut -c 1-16)
 
-current() { # what is there may hold the libraries although they are not asked for
-  case "$(cat "$dest/.stamp" 2>/dev/null)" in
-    "$want --with-libs") return 0 ;;
-    "$want") [ -z "$libs" ] ;;
+# The file .stamp in the folder names its content: the wheels, and the version of the files that
+# this script takes from them. Increase layout if that choice changes.
+layout=1
+want=$(grep -v '^#' "$requirements" | sha256sum | cut -c 1-16)-$layout
+# Stamps were once hashes of this script. This one names the same content.
+same=
+[ "$want" = 653f82bd0260b6b8-1 ] && same=400880d585e372d4
+
+# current reports whether the folder has the content. It may have the libraries without --with-libs.
+current() {
+  local stamp
+  stamp=$(cat "$dest/.stamp" 2>/dev/null) || return 1
+  case "${stamp%% *}" in
+    "$want" | "${same:-$want}") [ -z "$libs" ] || [ "$stamp" != "${stamp% --with-libs}" ] ;;
     *) return 1 ;;
   esac
 }
 current && exit 0
 
 if [ "$(uname -sm)" != "Linux x86_64" ]; then
-  echo "ulysses: the CUDA compiler is fetched for Linux on x86-64 alone. Here: make cuda NVCC=/usr/local/cuda/bin/nvcc" >&2
+  echo "ulysses: the CUDA compiler can be fetched only for Linux on x86-64; use make cuda NVCC=/usr/local/cuda/bin/nvcc" >&2
   exit 1
 fi
 mkdir -p "$(dirname "$dest")"
-exec {lock}>"$dest.lock" # two builds at once: the second waits, and finds it done
+exec {lock}>"$dest.lock" # of two concurrent builds, the second waits and finds the folder
 flock "$lock"
 current && exit 0
 
@@ -35,7 +46,7 @@ if python3 -m pip --version >/dev/null 2>&1; then
 elif python3 -m venv "$tmp/venv" >/dev/null 2>&1; then
   python=$tmp/venv/bin/python
 else
-  echo "ulysses: fetching the CUDA compiler needs Python 3 with pip: apt-get install python3-venv, or make cuda NVCC=/usr/local/cuda/bin/nvcc" >&2
+  echo "ulysses: fetching the CUDA compiler needs Python 3 with pip; run apt-get install python3-venv, or make cuda NVCC=/usr/local/cuda/bin/nvcc" >&2
   exit 1
 fi
 echo "ulysses: fetching the CUDA compiler (1.2 GB, once) into $dest"
@@ -54,7 +65,9 @@ libraries = ("nvidia_cudnn_cu13", "nvidia_cuda_nvrtc", "nvidia_cublas") if libs 
 def wanted(wheel, path):
     if wheel == "nvidia_cudnn_frontend":
         return path.startswith("include/")
-    if not path.startswith("nvidia/") or path.endswith(("/libnvvm.so.4", "/libcublas.so.13", "/libnvblas.so.13")) or ".alt." in path:  # nobody uses them
+    if not path.startswith("nvidia/") or ".alt." in path:
+        return False
+    if path.endswith(("/libnvvm.so.4", "/libcublas.so.13", "/libnvblas.so.13")):  # unused
         return False
     return wheel in compiler or wheel in libraries or "/include/" in path
 
@@ -67,7 +80,7 @@ for name in sorted(os.listdir(wheels)):
                 os.chmod(z.extract(path, root), 0o755 if "/bin/" in path else 0o644)
     os.remove(os.path.join(wheels, name))
 PYTHON
-ln -s lib "$tmp/cuda/nvidia/cu13/lib64" # nvcc.profile says lib64, the wheel has lib
+ln -s lib "$tmp/cuda/nvidia/cu13/lib64" # nvcc.profile names lib64, the wheel has lib
 "$tmp/cuda/nvidia/cu13/bin/nvcc" --version >/dev/null
 echo "$want${libs:+ $libs}" >"$tmp/cuda/.stamp"
 rm -rf "$dest"

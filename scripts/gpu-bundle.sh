@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# gpu-bundle.sh [DEST]: makes the folder DEST (dist/gpu) and DEST.tar.gz, the one file to carry to a machine with a GPU and without Go, for
-# scripts/gpu-check.sh and benchmarks/gpu.py: the program, the plug-in, the library with hosts in C, the tests as programs, and an Open MPI. Beside it
-# that machine needs this repository's files and NVIDIA's libraries.
+# gpu-bundle.sh [DEST]: writes the folder DEST (dist/gpu) and the archive DEST.tar.gz for a machine
+# with a GPU and without Go: the program, the plug-in, the library with host programs in C, the
+# tests as programs, and Open MPI. scripts/gpu-check.sh and benchmarks/gpu.py use it. The machine
+# also needs the files of this repository and NVIDIA's libraries.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 dest=${1:-dist/gpu}
@@ -21,5 +22,5 @@ $go test -c -ldflags '-s -w' -tags mpi -o "$dest/tests/comm.test" ./comm
 $go test -c -ldflags '-s -w' -tags mpi -o "$dest/tests/ulysses-mpi.test" ./cmd/ulysses-mpi
 scripts/openmpi-tree.sh "$dest/openmpi" > /dev/null
 tar czf "$dest.tar.gz" -C "$dest" .
-touch "$dest/packed" # what lies here is what the archive holds: gpu-env.sh need not unpack it
+touch "$dest/packed"  # the folder equals the archive, so gpu-env.sh does not unpack it
 echo "$dest.tar.gz: $(du -sm "$dest.tar.gz" | cut -f1) MiB, unpacked $(du -sm "$dest" | cut -f1) MiB"

@@ -1,7 +1,11 @@
 #!/usr/bin/env bash
-# gpu-check.sh [BUNDLE]: is the plug-in right on this machine's GPU? Needs at least one GPU, NVIDIA's libraries (ULYSSES_NVIDIA_ROOT, if the loader
-# does not find them) and what gpu-bundle.sh packed (the archive, or the folder it was unpacked to); no Go. One line a check, then the count. Exit 0: all passed; 1: some failed; 77: no GPU,
-# nothing was checked. Logs are in BUNDLE/logs, or in $OUT where that is set. CHECKS="conformance comm" runs some.
+# gpu-check.sh [BUNDLE]: tests the plug-in on this machine's GPU. It needs at least one GPU,
+# NVIDIA's libraries (ULYSSES_NVIDIA_ROOT, if the loader does not find them), and the output of
+# gpu-bundle.sh (the archive, or its unpacked folder). It does not need Go. It prints a line for
+# each check, then the counts.
+#
+# Exit status: 0 if all checks passed, 1 if some failed, 77 if there is no GPU and nothing was
+# checked. Logs are written to $OUT, or to BUNDLE/logs. CHECKS="conformance comm" selects checks.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 . scripts/gpu-env.sh "${1:-dist/gpu.tar.gz}"
@@ -10,9 +14,10 @@ mkdir -p "$logs"
 passed=0 failed=0 skipped=0
 
 "$bundle/bin/ulysses-mpi" doctor > "$logs/doctor.log" 2>&1
-# By the driver's own words, by its files, or by the plug-in: where one of them sees a GPU, not to see it is a failure.
+# A GPU exists if the driver, the device files or the plug-in reports one. If one of them does, the
+# checks must find it.
 if ! grep -q '^GPU ' <<< "$(nvidia-smi -L 2> /dev/null)" && ! compgen -G '/dev/nvidia[0-9]*' > /dev/null && ! grep -q '^  GPU [0-9]' "$logs/doctor.log"; then
-  echo "gpu-check: no GPU on this machine: nothing was checked (77)"
+  echo "gpu-check: no GPU on this machine; nothing was checked (77)"
   exit 77
 fi
 nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader 2> /dev/null
@@ -23,17 +28,18 @@ line() { # line OUTCOME SECONDS NAME [WHY]
   printf '%-7s %7s s  %s\n' "$1" "$2" "$3${4:+: $4}"
 }
 
-# shown: what a failed check said, for where the log does not outlast the machine.
+# shown prints the end of a failed check's output, because the log may not outlive the machine.
 shown() { tail -n "$1" | cut -c1-400 | sed 's/^ */        /'; }
 
-# tests NAME FOLDER LIMIT PROGRAM ARGUMENTS…: a test program in its package's folder; each test, and each part of a test one level down, is a check.
+# tests NAME FOLDER LIMIT PROGRAM ARGUMENTS…: runs a test program in its package's folder. Each
+# test, and each of its direct subtests, is a check.
 tests() {
   local name=$1 folder=$2 limit=$3 log=$logs/${1// /-}.log begin=$SECONDS
   shift 3
   (cd "$folder" && timeout -k 10 "$limit" "$@" -test.v -test.timeout "$((limit - 5))s") > "$log" 2>&1
   local code=$? found=0 why=
   while read -r dashes outcome test seconds; do
-    if [ "$dashes" != --- ]; then # what a test says comes before its outcome
+    if [ "$dashes" != --- ]; then  # the output of a test comes before its outcome
       why="$dashes $outcome $test $seconds" why=${why#*SKIPPED}
       continue
     fi
@@ -52,7 +58,7 @@ tests() {
   elif [ $found = 0 ]; then line FAILED $((SECONDS - begin)) "$name" "no test ran: $log"; fi
 }
 
-# run NAME LIMIT COMMAND…: exit 0 passes, 77 is skipped.
+# run NAME LIMIT COMMAND…: exit status 0 passes, 77 is skipped.
 run() {
   local name=$1 limit=$2 log=$logs/${1// /-}.log begin=$SECONDS
   shift 2
@@ -67,16 +73,17 @@ run() {
   esac
 }
 
-# Every operation against float64, on the rows that are chosen and on those that are passed over; then the device itself.
+# Every operation compared with float64, on the default kernels and on the others; then the device.
 wanted conformance && tests conformance cuda 900 "$bundle/tests/cuda.test" -test.run '^TestConformance'
-# What needs a compiler, the build folder or no GPU is left out: make test has it.
-wanted device && tests device cuda 300 "$bundle/tests/cuda.test" -test.skip '^Test(Conformance|ConformanceOfRows|AttentionIndex|DeltaIndex|Fragments|GemmLayout|NCCLTimeout|Conv1dIndex|SDPAShape|SDPAParts|IndexArithmetic|Emulator|Races|BuiltFile|Registers|Vectors|TensorCores|AbsentOfTheBuiltPlugin|Libraries|RefusedPlugins|NoPlugin|Installed|WithoutDriver|Matrix|GPUCheck|GPUCheckNames|GPUBench)$'
+# Tests that need a compiler, the build folder or no GPU are left out; make test runs them.
+wanted device && tests device cuda 300 "$bundle/tests/cuda.test" -test.skip '^Test(Conformance|ConformanceOfKernels|AttentionIndex|DeltaIndex|Fragments|GemmLayout|NCCLTimeout|Conv1dIndex|SDPAShape|SDPASplit|IndexArithmetic|Emulator|Races|BuiltFile|Registers|Vectors|TensorCores|AbsentOfTheBuiltPlugin|Libraries|RefusedPlugins|NoPlugin|Installed|WithoutDriver|Matrix|GPUCheck|GPUCheckNames|GPUBench)$'
 
-# Ranks that share a GPU: goroutines and processes, over mapped memory and through the host.
+# Ranks that share a GPU: goroutines and processes, through mapped memory and through the host.
 wanted comm && tests comm comm 600 "$bundle/tests/comm.test" -test.run '^TestCUDA'
 wanted processes && tests processes cmd/ulysses-mpi 600 "$bundle/tests/ulysses-mpi.test" -test.run '^TestCUDA'
 
-# NCCL: one rank; then two on this GPU, which NCCL takes only when it believes them to be on different machines.
+# NCCL with one rank, then with two ranks on this GPU. NCCL accepts the latter only if the ranks
+# seem to be on different machines.
 nccl() {
   local ranks=$1 job=testdata/goldens/llama-sgd-packed/job.toml out=$bundle/out/nccl-$1
   local set=(--set "output.dir=$out" --set device.backend=cuda --set device.dtype=f32 --set device.comm=nccl --set parallel.ulysses=0 --set output.model=false --set output.overwrite=true)
@@ -88,7 +95,7 @@ nccl() {
   unset "apps[-1]"
   mpirun --oversubscribe --bind-to none "${apps[@]}"
 }
-# The first loss is the golden's.
+# The first loss must be that of the golden file.
 nccl_losses() {
   local want got
   nccl "$1" || { grep -q 'Duplicate GPU' "$logs/nccl-$1.log" && exit 77; exit 1; }
@@ -104,7 +111,8 @@ if wanted nccl; then
   run "nccl 2" 180 bash -c 'nccl_losses 2'
 fi
 
-# The library in programs of other people: C with streams and memory of its own, alone, as threads and as processes; PyTorch.
+# The library in host programs: C with its own streams and memory, with one rank, threads and
+# processes; PyTorch.
 if wanted library; then
   if [ -z "${ULYSSES_TEST_CUDART:-}" ]; then
     for f in "${ULYSSES_NVIDIA_ROOT:-/none}"/{cu13,cuda_runtime}/lib/libcudart.so.1[23] /usr/local/cuda/lib64/libcudart.so.1[23]; do
@@ -121,13 +129,13 @@ fi
 # Jobs: PyTorch's goldens, the CPU's losses, attention.
 wanted jobs && tests jobs job 900 "$bundle/tests/job.test" -test.run '^TestCUDA'
 
-# Memory that is not ours to touch, on small shapes.
+# Accesses outside of allocations, on small shapes.
 if wanted sanitizer; then
   sanitizer=(env -C cuda compute-sanitizer --tool memcheck --error-exitcode 9 "$bundle/tests/cuda.test" -test.timeout 590s)
   if ! command -v compute-sanitizer > /dev/null; then
     line skipped 0 sanitizer "compute-sanitizer is not on the PATH"
   elif timeout 120 "${sanitizer[@]}" -test.run '^TestInfo$' > "$logs/sanitizer.log" 2>&1; [ $? != 0 ] && grep -q 'Device not supported' "$logs/sanitizer.log"; then
-    line skipped 0 sanitizer "compute-sanitizer says of this machine: Device not supported"
+    line skipped 0 sanitizer "compute-sanitizer does not support this device"
   else
     for ops in 'Copy|Cast|Fill|Add|Scale' 'ColumnSum|Sum|Gemm' 'RMSNorm|Rope|SwiGLU' 'Embedding|CrossEntropy|AdamW|SGD' 'AttentionWide' \
       'GatedRMSNorm|SigmoidGate|Conv1d|DeltaGates' 'DeltaStates|DeltaLaws'; do

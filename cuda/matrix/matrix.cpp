@@ -1,6 +1,7 @@
 // matrix PROPERTIES [small]: prints which cases of attention cuDNN supports on a GPU that the file
-// PROPERTIES describes. No GPU is needed. For each case it builds the plan and prints the engine and
-// the workspace. This shows that cuDNN has an engine for the case, not that its results are right.
+// PROPERTIES describes. No GPU is needed. For each case it builds the plan and prints the engine
+// and the workspace. This shows that cuDNN has an engine for the case, not that its results are
+// right.
 #include <stdio.h>
 #include <string.h>
 
@@ -15,8 +16,8 @@ namespace {
 // How q, k and v are stored: [T, H, D]; [T, all heads of q, k, v, D]; [H, T, D].
 enum storage { TOKENS, FUSED, HEADS };
 
-// item is a case: attention of documents with lengths sq. The defaults are causal attention in BF16,
-// 32 query heads, 8 key heads and head size 128.
+// item is a case: attention of documents with lengths sq. The defaults are causal attention in
+// BF16, 32 query heads, 8 key heads and head size 128.
 struct item {
   const char *name;
   std::vector<int64_t> sq, sk = {}; // lengths of documents; sk empty = sq

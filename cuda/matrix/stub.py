@@ -28,14 +28,20 @@ WRITTEN = """
 int cuInit(unsigned flags) { return %(no)d; }
 int cuDriverGetVersion(int *version) { *version = 13000; return 0; }
 int cuGetErrorName(int e, const char **text) { *text = "NO_DEVICE"; return 0; }
-int cuGetErrorString(int e, const char **text) { *text = "stub of the driver: no device"; return 0; }
+int cuGetErrorString(int e, const char **text) {
+  *text = "stub of the driver: no device";
+  return 0;
+}
 static int find(const char *name, void **f) {
   void *self = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
   *f = self ? dlsym(self, name) : 0;
   return *f ? 0 : 500;
 }
-int cuGetProcAddress(const char *name, void **f, int version, unsigned long long flags) { return find(name, f); }
-int cuGetProcAddress_v2(const char *name, void **f, int version, unsigned long long flags, int *status) {
+int cuGetProcAddress(const char *name, void **f, int version, unsigned long long flags) {
+  return find(name, f);
+}
+int cuGetProcAddress_v2(const char *name, void **f, int version, unsigned long long flags,
+                        int *status) {
   int e = find(name, f);
   if (status) *status = e != 0;
   return e;

@@ -82,9 +82,9 @@ bool allocation(uly_device *d, const void *p, char **base, int64_t *bytes);
     if (try_code != ULY_OK) return try_code; \
   } while (0)
 
-// uly_kernel is one kernel of an operation. Of an operation's kernels, the first that supports a call
-// runs it, unless ULYSSES_KERNEL selects another. supports gets the device and the arguments; NULL
-// supports every call.
+// uly_kernel is one kernel of an operation. Of an operation's kernels, the first that supports a
+// call runs it, unless ULYSSES_KERNEL selects another. supports gets the device and the arguments;
+// NULL supports every call.
 struct uly_kernel {
   int32_t op;
   const char *name; // "cudnn", "own", "naive"

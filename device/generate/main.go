@@ -144,8 +144,8 @@ func header() []byte {
 	var b bytes.Buffer
 	p := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
 	all := methods()
-	p("// %s\n//\n// The operations and their arguments, which are those of package device, byte for byte.\n"+
-		"// device/ops.go and device/delta.go say what they mean. kernels.h includes this file.\n// clang-format off\n", notice)
+	p("// %s\n//\n// The operations and their arguments, the structs of package device, byte for byte.\n"+
+		"// device/ops.go and device/delta.go document them. kernels.h includes this file.\n// clang-format off\n", notice)
 	done := map[reflect.Type]bool{}
 	var emit func(t reflect.Type)
 	emit = func(t reflect.Type) {

@@ -91,7 +91,7 @@ int32_t start(uly_device *d, uly_stream *s, const char *what, Kernel &kernel, bo
 
 // copy_through copies states through documents without tokens, which the kernels do not process:
 // such a document's final state is its initial state, or zero. In the backward pass, it copies the
-// gradients of the final states to those of the initial states.
+// gradients of the final states to the gradients of the initial states.
 int32_t copy_through(uly_device *d, uly_stream *s, const Operands &a, const DeltaShape &shape, bool forward, int64_t in,
                      int64_t out) {
   const uly_tensor &from = forward ? a.state_in : a.dstate_out, &to = forward ? a.state_out : a.dstate_in;

@@ -14,7 +14,7 @@ int32_t sdpa_tables(uly_device *d, uly_stream *s, const uly_attention &a, const 
 int32_t sdpa_stats(uly_device *d, uly_stream *s, const uly_attention &a, const sdpa_shape &shape, float *stats,
                    bool to_stats);
 
-// sdpa_plan builds the plan of a call for an absent GPU, for tests. `properties` describes the GPU in
-// cuDNN's JSON format. It returns true, the bytes of workspace and the name of the engine in *text;
-// or false and the reason in *text.
+// sdpa_plan builds the plan of a call for an absent GPU, for tests. `properties` describes the GPU
+// in cuDNN's JSON format. It returns true, the bytes of workspace and the name of the engine in
+// *text; or false and the reason in *text.
 bool sdpa_plan(const sdpa_shape &shape, const std::string &properties, int sm, int64_t *workspace, std::string *text);

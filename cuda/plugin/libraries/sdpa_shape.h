@@ -45,7 +45,7 @@ inline int64_t sdpa_bucket(int64_t n, int64_t least_) {
 }
 
 // sdpa_rows reports whether every query of a document with sq queries and sk keys attends to a key.
-// For other queries, cuDNN's results differ from those of the plug-in's kernels.
+// For other queries, cuDNN's results differ from the results of the plug-in's kernels.
 inline bool sdpa_rows(AttentionMask m, int64_t sq, int64_t sk) {
   return sk > 0 && (m.right < 0 || sk - sq + m.right >= 0);
 }
@@ -53,11 +53,11 @@ inline bool sdpa_rows(AttentionMask m, int64_t sq, int64_t sk) {
 // sdpa_by_lengths reports whether a dense call is sent as a packed call. This works around cuDNN
 // bugs that occur if lengths are given by the extents of tensors, and not if they are given as
 // arrays:
-//   - one query: out is wrong with a causal mask and shared key heads (release notes of 9.18.1), and
-//     dk and dv are NaN if scores are far below zero (github.com/NVIDIA/cudnn-frontend/issues/1072);
-//   - backward without a causal mask: dq is NaN if all scores of a query are below -88 and a tile of
-//     keys is not full (pull request 628 of the same repository);
-//   - backward with an odd number of statistics: the sums after them are not aligned to 16 bytes.
+// - one query: out is wrong with a causal mask and shared key heads (release notes of 9.18.1), and
+//   dk and dv are NaN if scores are far below zero (github.com/NVIDIA/cudnn-frontend/issues/1072);
+// - backward without a causal mask: dq is NaN if all scores of a query are below -88 and a tile of
+//   keys is not full (pull request 628 of the same repository);
+// - backward with an odd number of statistics: the sums after them are not aligned to 16 bytes.
 inline bool sdpa_by_lengths(const sdpa_shape &s) {
   return s.sq == 1 || (s.backward && ((!s.causal && s.sk % 128 != 0) || s.b * s.hq * s.sq % 4 != 0));
 }
