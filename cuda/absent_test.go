@@ -92,19 +92,19 @@ func TestAttentionKernel(t *testing.T) {
 		if !d.Details().Emulated {
 			t.Skip("SKIPPED: the plug-in is one for GPUs")
 		}
-		rows(t, d, "mma", "mma", "mma")
-		rows(t, absent(t, false), "mma", "mma", "mma")
+		wantKernels(t, d, "mma", "mma", "mma")
+		wantKernels(t, absent(t, false), "mma", "mma", "mma")
 	})
 	t.Run("built", func(t *testing.T) {
 		needBuilt(t)
 		t.Setenv(variable, built)
-		rows(t, absent(t, false), "cudnn", "cudnn", "mma")
-		rows(t, absent(t, true), "cudnn", "mma", "mma")
+		wantKernels(t, absent(t, false), "cudnn", "cudnn", "mma")
+		wantKernels(t, absent(t, true), "cudnn", "mma", "mma")
 	})
 }
 
-// kernels has the names of the kernels in BF16: forward, backward, and reproducible backward.
-func rows(t *testing.T, d *Device, want ...string) {
+// wantKernels checks the names of the kernels in BF16: forward, backward, and reproducible backward.
+func wantKernels(t *testing.T, d *Device, want ...string) {
 	t.Helper()
 	ask := func(dtype tensor.DType, dim int64, backward, deterministic bool) (string, error) {
 		a := attentionOf(dtype, 128, 6, 3, dim)

@@ -30,81 +30,115 @@ func TestNoGPU(t *testing.T) {
 	})
 }
 
+// likePlugin compares the sizes of NoGPU with those that the plug-in returns, for random calls.
 func likePlugin(t *testing.T, g NoGPU, d *Device) {
 	t.Helper()
-	r := rand.New(rand.NewPCG(1, 2))
-	pick := func(of ...int64) int64 { return of[r.IntN(len(of))] }
-	type asked struct{ attention, sdpa, delta int }
-	var seen asked
+	c := randomCall{Rand: rand.New(rand.NewPCG(1, 2))}
+	var seen struct{ attention, sdpa, delta int }
 	for range 4000 {
-		dtype := []tensor.DType{tensor.F32, tensor.BF16}[r.IntN(2)]
-		tq := pick(0, 1, 2, 127, 128, 1000, 4096, 8191, 1<<20, 1<<24, 1<<24+1, 1<<32)
-		tk := pick(tq, tq, tq, 1, 777, 1<<16)
-		hkv, group := pick(1, 2, 3, 8), pick(1, 1, 2, 3, 4, 7)
-		hq, dim, dv := hkv*group, pick(8, 20, 64, 96, 128, 192, 256, 264), int64(0)
-		if dv = dim; r.IntN(4) == 0 {
-			dv = pick(16, 128, 192)
-		}
-		var kvHead []int64
-		if r.IntN(3) == 0 { // a shard: some query heads, and their key heads
-			lo, n := r.Int64N(hq), int64(0)
-			for h := lo; h < hq && n < 20; h, n = h+1, n+1 {
-				kvHead = append(kvHead, h/group-lo/group)
-			}
-			hq, hkv = n, kvHead[n-1]+1
-		}
-		of := func(tokens, heads, width int64) tensor.Tensor {
-			x := tensor.Of(nil, dtype, tokens, heads, width)
-			if r.IntN(6) == 0 {
-				x = tensor.Of(nil, dtype, heads, tokens, width).Permute(1, 0, 2)
-			}
-			if r.IntN(6) == 0 {
-				x = tensor.Of(nil, dtype, tokens, heads, 2*width).Slice(2, 0, width)
-			}
-			x.Where = tensor.CUDA
-			return x
-		}
-		a := &device.Attention{Q: of(tq, hq, dim), K: of(tk, hkv, dim), V: of(tk, hkv, dv), Out: of(tq, hq, dv), KVHead: kvHead,
-			Causal: r.IntN(2) == 0, Scale: 0.1, Deterministic: r.IntN(5) == 0}
-		if r.IntN(4) == 0 {
-			a.Window = &device.Window{Left: pick(-1, 0, 100, 1<<40), Right: pick(-1, 0, 5, 1<<40)}
-		}
+		c.draw()
+		a := c.attention()
 		for _, backward := range []bool{false, true} {
-			got, want := g.AttentionWorkspace(a, backward), d.AttentionWorkspace(a, backward)
-			if got != want {
-				t.Fatalf("attention, backward %v, %+v: %d bytes, the plug-in says %d", backward, a, got, want)
-			}
-			if seen.attention++; want > 32<<20 && dtype == tensor.BF16 {
+			want := likeAttention(t, g, d, a, backward)
+			if seen.attention++; want > 32<<20 && c.dtype == tensor.BF16 {
 				seen.sdpa++
 			}
-			if tq > 0 && tk == tq { // given documents need no more than the bound for any documents
-				a.CuQ, a.CuK = []int64{0, tq / 2, tq}, []int64{0, tq / 2, tq}
-				if some := g.AttentionWorkspace(a, backward); some > got || some < d.AttentionWorkspace(a, backward) {
-					t.Fatalf("attention, backward %v, %+v: %d bytes for two documents, %d for any", backward, a, some, got)
-				}
-				a.CuQ, a.CuK = nil, nil
-			}
 		}
-		if tq > 1<<24 {
+		if c.tq > 1<<24 {
 			continue
 		}
-		delta := &device.GatedDelta{Q: of(tq, hkv, dim), K: of(tq, hkv, dim), V: of(tq, hq, dv), Out: of(tq, hq, dv), KeyHead: kvHead, Chunk: pick(0, 0, 16, 40, 200)}
-		if r.IntN(3) == 0 {
-			delta.Cu = []int64{0, tq / 3, tq / 3, tq}
-		}
+		delta := c.delta()
 		got, want := g.GatedDeltaSizes(delta), d.GatedDeltaSizes(delta)
 		if got != want {
-			t.Fatalf("gated delta rule, %+v: %+v, the plug-in says %+v", delta, got, want)
+			t.Fatalf("gated delta rule, %+v: %+v, the plug-in returns %+v", delta, got, want)
 		}
 		if want.Backward > 0 {
 			seen.delta++
 		}
 	}
 	if seen.delta < 1000 || seen.attention < 4000 || !g.emulated && seen.sdpa < 300 {
-		t.Errorf("%+v: too little was asked", seen)
+		t.Errorf("%+v: too few calls", seen)
 	}
 	wrong := &device.GatedDelta{K: tensor.Of(nil, tensor.F32, 5, 2, 64), V: tensor.Of(nil, tensor.F32, 5, 3, 64)}
 	if got := g.GatedDeltaSizes(wrong); got != d.GatedDeltaSizes(wrong) || got.Saved != 0 {
 		t.Errorf("3 value heads over 2 key heads: %+v", got)
 	}
+}
+
+// likeAttention compares the workspaces of a call without document bounds, and with bounds for two
+// documents. It returns the former.
+func likeAttention(t *testing.T, g NoGPU, d *Device, a *device.Attention, backward bool) int64 {
+	t.Helper()
+	got, want := g.AttentionWorkspace(a, backward), d.AttentionWorkspace(a, backward)
+	if got != want {
+		t.Fatalf("attention, backward %v, %+v: %d bytes, the plug-in returns %d", backward, a, got, want)
+	}
+	if tq := a.Q.Shape[0]; tq > 0 && a.K.Shape[0] == tq { // given documents need no more than the bound for any documents
+		a.CuQ, a.CuK = []int64{0, tq / 2, tq}, []int64{0, tq / 2, tq}
+		if some := g.AttentionWorkspace(a, backward); some > got || some < d.AttentionWorkspace(a, backward) {
+			t.Fatalf("attention, backward %v, %+v: %d bytes for two documents, %d for any", backward, a, some, got)
+		}
+		a.CuQ, a.CuK = nil, nil
+	}
+	return want
+}
+
+// randomCall draws the shapes of calls of attention and of the gated delta rule.
+type randomCall struct {
+	*rand.Rand
+	dtype                    tensor.DType
+	tq, tk, hq, hkv, dim, dv int64
+	kvHead                   []int64 // of a shard of heads; nil = equal groups
+}
+
+func (c *randomCall) pick(of ...int64) int64 { return of[c.IntN(len(of))] }
+
+// draw draws other shapes.
+func (c *randomCall) draw() {
+	c.dtype = []tensor.DType{tensor.F32, tensor.BF16}[c.IntN(2)]
+	c.tq = c.pick(0, 1, 2, 127, 128, 1000, 4096, 8191, 1<<20, 1<<24, 1<<24+1, 1<<32)
+	c.tk = c.pick(c.tq, c.tq, c.tq, 1, 777, 1<<16)
+	hkv, group := c.pick(1, 2, 3, 8), c.pick(1, 1, 2, 3, 4, 7)
+	c.hkv, c.hq, c.dim = hkv, hkv*group, c.pick(8, 20, 64, 96, 128, 192, 256, 264)
+	if c.dv = c.dim; c.IntN(4) == 0 {
+		c.dv = c.pick(16, 128, 192)
+	}
+	if c.kvHead = nil; c.IntN(3) == 0 { // a shard: some query heads, and their key heads
+		lo, n := c.Int64N(c.hq), int64(0)
+		for h := lo; h < c.hq && n < 20; h, n = h+1, n+1 {
+			c.kvHead = append(c.kvHead, h/group-lo/group)
+		}
+		c.hq, c.hkv = n, c.kvHead[n-1]+1
+	}
+}
+
+// tensor returns a tensor without memory, in one of several memory orders.
+func (c *randomCall) tensor(tokens, heads, width int64) tensor.Tensor {
+	x := tensor.Of(nil, c.dtype, tokens, heads, width)
+	if c.IntN(6) == 0 {
+		x = tensor.Of(nil, c.dtype, heads, tokens, width).Permute(1, 0, 2)
+	}
+	if c.IntN(6) == 0 {
+		x = tensor.Of(nil, c.dtype, tokens, heads, 2*width).Slice(2, 0, width)
+	}
+	x.Where = tensor.CUDA
+	return x
+}
+
+func (c *randomCall) attention() *device.Attention {
+	a := &device.Attention{Q: c.tensor(c.tq, c.hq, c.dim), K: c.tensor(c.tk, c.hkv, c.dim), V: c.tensor(c.tk, c.hkv, c.dv), Out: c.tensor(c.tq, c.hq, c.dv),
+		KVHead: c.kvHead, Causal: c.IntN(2) == 0, Scale: 0.1, Deterministic: c.IntN(5) == 0}
+	if c.IntN(4) == 0 {
+		a.Window = &device.Window{Left: c.pick(-1, 0, 100, 1<<40), Right: c.pick(-1, 0, 5, 1<<40)}
+	}
+	return a
+}
+
+func (c *randomCall) delta() *device.GatedDelta {
+	x := &device.GatedDelta{Q: c.tensor(c.tq, c.hkv, c.dim), K: c.tensor(c.tq, c.hkv, c.dim), V: c.tensor(c.tq, c.hq, c.dv), Out: c.tensor(c.tq, c.hq, c.dv),
+		KeyHead: c.kvHead, Chunk: c.pick(0, 0, 16, 40, 200)}
+	if c.IntN(3) == 0 {
+		x.Cu = []int64{0, c.tq / 3, c.tq / 3, c.tq}
+	}
+	return x
 }

@@ -17,26 +17,8 @@ func TestLibrariesServe(t *testing.T) {
 		t.Skip("SKIPPED: the emulated plug-in has no libraries")
 	}
 	d, s, alloc := opened(t, Options{Kernels: "gemm=cublaslt,attention_forward=cudnn,attention_backward=cudnn"})
-	turned := func(x tensor.Tensor) tensor.Tensor { return x.Permute(1, 0) }
-	const m, n, k = 384, 768, 512
 	for _, in := range []tensor.DType{tensor.BF16, tensor.F32} {
-		t.Run("products of "+in.String(), func(t *testing.T) {
-			x, w, y, dy := alloc(in, m, k), alloc(in, n, k), alloc(in, m, n), alloc(in, m, n)
-			for what, g := range map[string]*device.Gemm{
-				"y = x·wᵀ":            {A: x, B: turned(w), C: y},
-				"y = x·wᵀ + bias":     {A: x, B: turned(w), C: y, Bias: alloc(in, n)},
-				"logits in F32":       {A: x, B: turned(w), C: alloc(tensor.F32, m, n)},
-				"logits + bias":       {A: x, B: turned(w), C: alloc(tensor.F32, m, n), Bias: alloc(in, n)},
-				"dx = dy·w":           {A: dy, B: w, C: x},
-				"dx += dy·w":          {A: dy, B: w, C: x, Accumulate: true},
-				"dw += dyᵀ·x, in F32": {A: turned(dy), B: x, C: alloc(tensor.F32, n, k), Accumulate: true},
-				"a part of the rows":  {A: x.Slice(0, 1, 6), B: turned(w), C: y.Slice(0, 1, 6)},
-			} {
-				if err := d.Gemm(s, g); err != nil {
-					t.Errorf("%s: %v", what, err)
-				}
-			}
-		})
+		t.Run("products of "+in.String(), func(t *testing.T) { productsOf(t, d, s, alloc, in) })
 	}
 	for _, c := range []struct {
 		name   string
@@ -48,8 +30,8 @@ func TestLibrariesServe(t *testing.T) {
 		kv     []int64
 	}{
 		{name: "one document", hq: 8, h: 2, dim: 128, q: []int64{0, 2048}},
-		{name: "a head for each", hq: 4, h: 4, dim: 64, q: []int64{0, 1024}},
-		{name: "rows of a batch", hq: 8, h: 2, dim: 128, q: []int64{0, 512, 1024, 1536, 2048}},
+		{name: "a key head for each query head", hq: 4, h: 4, dim: 64, q: []int64{0, 1024}},
+		{name: "sequences of a batch", hq: 8, h: 2, dim: 128, q: []int64{0, 512, 1024, 1536, 2048}},
 		{name: "documents", hq: 8, h: 2, dim: 128, q: []int64{0, 300, 301, 1500, 2048}},
 		{name: "documents of three heads", hq: 3, h: 1, dim: 128, q: []int64{0, 300, 1001}},
 		{name: "full", hq: 8, h: 2, dim: 128, q: []int64{0, 1000}, full: true},
@@ -60,7 +42,7 @@ func TestLibrariesServe(t *testing.T) {
 		{name: "heads of 256", hq: 4, h: 2, dim: 256, q: []int64{0, 1024}},
 		// Qwen2.5-7B on 8 ranks
 		{name: "the end of a group", hq: 4, h: 2, dim: 128, q: []int64{0, 2048}, kv: []int64{0, 0, 0, 1}},
-		{name: "documents, groups and parts of two", hq: 11, h: 4, dim: 128, q: []int64{0, 300, 301, 1500, 2048}, kv: []int64{0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3}},
+		{name: "documents, whole groups and two partial ones", hq: 11, h: 4, dim: 128, q: []int64{0, 300, 301, 1500, 2048}, kv: []int64{0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3}},
 	} {
 		t.Run("attention, "+c.name, func(t *testing.T) {
 			if c.k == nil {
@@ -90,5 +72,26 @@ func TestLibrariesServe(t *testing.T) {
 	}
 	if err := s.Sync(); err != nil {
 		t.Error(err)
+	}
+}
+
+// productsOf runs the matrix products of models, with operands of type in.
+func productsOf(t *testing.T, d *Device, s device.Stream, alloc func(tensor.DType, ...int64) tensor.Tensor, in tensor.DType) {
+	const m, n, k = 384, 768, 512
+	transposed := func(x tensor.Tensor) tensor.Tensor { return x.Permute(1, 0) }
+	x, w, y, dy := alloc(in, m, k), alloc(in, n, k), alloc(in, m, n), alloc(in, m, n)
+	for what, g := range map[string]*device.Gemm{
+		"y = x·wᵀ":            {A: x, B: transposed(w), C: y},
+		"y = x·wᵀ + bias":     {A: x, B: transposed(w), C: y, Bias: alloc(in, n)},
+		"logits in F32":       {A: x, B: transposed(w), C: alloc(tensor.F32, m, n)},
+		"logits + bias":       {A: x, B: transposed(w), C: alloc(tensor.F32, m, n), Bias: alloc(in, n)},
+		"dx = dy·w":           {A: dy, B: w, C: x},
+		"dx += dy·w":          {A: dy, B: w, C: x, Accumulate: true},
+		"dw += dyᵀ·x, in F32": {A: transposed(dy), B: x, C: alloc(tensor.F32, n, k), Accumulate: true},
+		"some of the rows":    {A: x.Slice(0, 1, 6), B: transposed(w), C: y.Slice(0, 1, 6)},
+	} {
+		if err := d.Gemm(s, g); err != nil {
+			t.Errorf("%s: %v", what, err)
+		}
 	}
 }

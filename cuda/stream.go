@@ -127,12 +127,17 @@ func (s *stream) Sync() error {
 	return s.d.result(code)
 }
 
+// withEvent checks that the stream and the event can be used, and returns the event.
+func (s *stream) withEvent(op string, e device.Event) (*event, error) {
+	if _, err := s.d.of(op, s); err != nil {
+		return nil, err
+	}
+	return s.d.ofEvent(op, e)
+}
+
 // Record records the event in the stream.
 func (s *stream) Record(e device.Event) error {
-	if _, err := s.d.of("Record", s); err != nil {
-		return err
-	}
-	own, err := s.d.ofEvent("Record", e)
+	own, err := s.withEvent("Record", e)
 	if err != nil {
 		return err
 	}
@@ -141,10 +146,7 @@ func (s *stream) Record(e device.Event) error {
 
 // Wait makes later work of the stream wait for the event's last record.
 func (s *stream) Wait(e device.Event) error {
-	if _, err := s.d.of("Wait", s); err != nil {
-		return err
-	}
-	own, err := s.d.ofEvent("Wait", e)
+	own, err := s.withEvent("Wait", e)
 	if err != nil {
 		return err
 	}

@@ -29,7 +29,8 @@ static cudaError_t release(void *v, Place place) {
   if (!v) return cudaSuccess;
   std::unique_lock<std::mutex> held(lock);
   auto it = heap.all.find(static_cast<char *>(v));
-  if (it == heap.all.end() || it->second.place != place || it->second.offset < 0) return set_error(cudaErrorInvalidValue);
+  if (it == heap.all.end() || it->second.place != place || it->second.offset < 0)
+    return set_error(cudaErrorInvalidValue);
   drain(held); // as cudaFree does
   it = heap.all.find(static_cast<char *>(v));
   if (it == heap.all.end()) return set_error(cudaErrorInvalidValue);

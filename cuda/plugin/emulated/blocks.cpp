@@ -116,8 +116,8 @@ int barrier(int mode, int value, const char *file, int line) {
     block.file = file, block.line = line;
     block.any = 0, block.all = 1, block.count = 0;
   } else if (!same(block.file, block.line, file, line)) {
-    fail(format("thread %u waits at the barrier of %s, others at the barrier of %s", block.current, where(file, line).c_str(),
-                where(block.file, block.line).c_str()));
+    fail(format("thread %u waits at the barrier of %s, others at the barrier of %s", block.current,
+                where(file, line).c_str(), where(block.file, block.line).c_str()));
   }
   block.any |= value != 0, block.all &= value != 0, block.count += value != 0;
   if (++block.waiting == block.threads) {

@@ -34,8 +34,8 @@ cudaError_t cudaMemcpy2DAsync(void *dst, size_t dst_pitch, const void *src, size
   if (dst_pitch < width || src_pitch < width) return set_error(cudaErrorInvalidValue);
   Place to = place(dst, (rows - 1) * dst_pitch + width), from = place(src, (rows - 1) * src_pitch + width);
   if (!fits(kind, to, from))
-    return set_error(cudaErrorInvalidValue, format("a copy of kind %d of %zu x %zu bytes from %s to %s", (int)kind, rows,
-                                              width, place_name(from), place_name(to)));
+    return set_error(cudaErrorInvalidValue, format("a copy of kind %d of %zu x %zu bytes from %s to %s", (int)kind,
+                                                   rows, width, place_name(from), place_name(to)));
   if (s->failure) return set_error(s->failure);
   auto copy = [=](const char *source, size_t pitch) {
     for (size_t r = 0; r < rows; r++) memcpy(static_cast<char *>(dst) + r * dst_pitch, source + r * pitch, width);

@@ -183,7 +183,8 @@ static void barriers() {
   EXPECT(right(reverse_dynamic<true>, reversed) == 50 && right(reverse_dynamic<false>, reversed) == 0,
          "__syncthreads, dynamic shared memory");
   EXPECT(right(reverse_warps<true>, warps) == 50 && right(reverse_warps<false>, warps) == 0, "__syncwarp");
-  EXPECT(right(rotate<true>, rotated) == 50 && right(rotate<false>, rotated) == 0, "a missing second barrier in a loop");
+  EXPECT(right(rotate<true>, rotated) == 50 && right(rotate<false>, rotated) == 0,
+         "a missing second barrier in a loop");
   EXPECT(right(count<true>, counted) == 50 && right(count<false>, counted) == 0, "uninitialized shared memory");
 }
 
@@ -245,7 +246,9 @@ static void divergence() {
 static void races() {
   float *x = device<float>(257);
   auto right = [](Stream *s) { FINE(cudaStreamSynchronize(s->s)); };
-  auto wrong = [](Stream *s, const char *words) { fails(s, cudaErrorLaunchFailure, {words, "without a barrier between"}); };
+  auto wrong = [](Stream *s, const char *words) {
+    fails(s, cudaErrorLaunchFailure, {words, "without a barrier between"});
+  };
   Stream *s;
 #define CASE(kernel, blocks, shared, verdict, ...) \
   s = stream(), LAUNCH(kernel, blocks, 128, shared, s, x), verdict(s, ##__VA_ARGS__)

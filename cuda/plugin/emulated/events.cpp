@@ -10,7 +10,8 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned flags) {
   std::lock_guard<std::mutex> held(lock);
   *e = nullptr;
   if ((flags & cudaEventInterprocess) && !(flags & cudaEventDisableTiming)) return set_error(cudaErrorInvalidValue);
-  if ((flags & cudaEventInterprocess) && setting("ULYSSES_EMULATED_IPC", 2) == 0) return set_error(cudaErrorNotSupported);
+  if ((flags & cudaEventInterprocess) && setting("ULYSSES_EMULATED_IPC", 2) == 0)
+    return set_error(cudaErrorNotSupported);
   auto *n = new CUevent_st;
   if (flags & cudaEventInterprocess) n->slot = slot_create();
   if ((flags & cudaEventInterprocess) && !n->slot) {
@@ -50,12 +51,7 @@ cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t stream) {
 cudaError_t cudaEventSynchronize(cudaEvent_t e) {
   std::unique_lock<std::mutex> held(lock);
   if (!e) return set_error(cudaErrorInvalidResourceHandle);
-  EventRecordRef m = e->last;
-  if (e->slot) {
-    m = std::make_shared<EventRecord>();
-    m->slot = e->slot;
-    m->n = slot_recorded(e->slot);
-  }
+  EventRecordRef m = last_record(e);
   if (!m) return cudaSuccess;
   if (Failure f = run_until(held, [&] { return m->reached(); }, nullptr)) return set_error(f);
   return set_error(m->failure);
@@ -64,12 +60,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t e) {
 cudaError_t cudaEventQuery(cudaEvent_t e) {
   std::unique_lock<std::mutex> held(lock);
   if (!e) return set_error(cudaErrorInvalidResourceHandle);
-  EventRecordRef m = e->last;
-  if (e->slot) {
-    m = std::make_shared<EventRecord>();
-    m->slot = e->slot;
-    m->n = slot_recorded(e->slot);
-  }
+  EventRecordRef m = last_record(e);
   if (!m || m->reached()) return m ? set_error(m->failure) : cudaSuccess;
   step(nullptr, no_preference);
   return m->reached() ? set_error(m->failure) : cudaErrorNotReady;

@@ -74,7 +74,8 @@ std::string check_fences(char *p, const Allocation &a) {
       text = format("wrote at byte %lld of an allocation of %zu bytes", (long long)(z.at + i - p), a.bytes);
     memcpy(z.at, pattern(), z.n);
   }
-  if (int32_t pid = text.empty() ? 0 : other_mapper(p, a)) text += format(", or process %d did, which maps the memory as well", pid);
+  if (int32_t pid = text.empty() ? 0 : other_mapper(p, a))
+    text += format(", or process %d did, which maps the memory as well", pid);
   return text;
 }
 

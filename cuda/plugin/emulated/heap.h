@@ -74,7 +74,7 @@ void clear(void *p, int value, size_t bytes); // memset that returns pages of ze
 // check_red_zones returns the first write outside of an allocation, and restores the red zones.
 std::string check_red_zones();
 std::string describe(const void *p); // the location of an address, for messages
-void set_layout(Allocation *a);             // sets lead and mapped
+void set_layout(Allocation *a);      // sets lead and mapped
 // make_fences writes the red zones, or removes access to the pages around a new mapping
 void make_fences(char *p, const Allocation &a);
 // check_fences returns what was written outside of the allocation, and restores its red zones

@@ -32,17 +32,18 @@ void uly_emulated::launch(const Kernel &kernel, dim3 grid, dim3 block, size_t sh
   else if (threads % 32)
     why = format("a block of %llu threads, which is not a multiple of 32", (unsigned long long)threads);
   else if (shared > limit)
-    why = format("%zu bytes of dynamic shared memory, more than the limit of %zu (cudaFuncSetAttribute)", shared, limit);
+    why =
+        format("%zu bytes of dynamic shared memory, more than the limit of %zu (cudaFuncSetAttribute)", shared, limit);
   for (int i = 0; i < n; i++)
     if (pointers[i] && place(pointers[i], 1) == Place::pageable && !setting("ULYSSES_EMULATED_HOST", 0)) {
       set_error(cudaErrorInvalidDevicePointer,
-           format("kernel %s (%s:%d) is launched with a pointer to host memory, which a GPU cannot access", kernel.name,
-                  kernel.file, kernel.line));
+                format("kernel %s (%s:%d) is launched with a pointer to host memory, which a GPU cannot access",
+                       kernel.name, kernel.file, kernel.line));
       return;
     }
   if (!why.empty()) {
     set_error(cudaErrorInvalidConfiguration,
-         format("kernel %s (%s:%d) is launched with %s", kernel.name, kernel.file, kernel.line, why.c_str()));
+              format("kernel %s (%s:%d) is launched with %s", kernel.name, kernel.file, kernel.line, why.c_str()));
     return;
   }
   if (s->failure) {

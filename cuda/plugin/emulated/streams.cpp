@@ -117,6 +117,14 @@ EventRecordRef record_event(CUstream_st *s) {
   return m;
 }
 
+EventRecordRef last_record(cudaEvent_t e) {
+  if (!e->slot) return e->last;
+  auto m = std::make_shared<EventRecord>();
+  m->slot = e->slot;
+  m->n = slot_recorded(e->slot);
+  return m;
+}
+
 cudaError_t synchronize(std::unique_lock<std::mutex> &held, CUstream_st *s) {
   auto m = record_event(s);
   if (Failure f = run_until(held, [&] { return m->done; }, s)) return set_error(f);
@@ -181,12 +189,7 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t e, unsigned) {
   std::unique_lock<std::mutex> held(lock);
   if (!e || !known(stream)) return set_error(cudaErrorInvalidResourceHandle);
-  EventRecordRef m = e->last;
-  if (e->slot) { // the last record of any process
-    m = std::make_shared<EventRecord>();
-    m->slot = e->slot;
-    m->n = slot_recorded(e->slot);
-  }
+  EventRecordRef m = last_record(e);
   if (m && !(m->reached() && !m->failure)) resolve(stream)->queue.push_back({nullptr, m, nullptr});
   return cudaSuccess;
 }

@@ -72,6 +72,9 @@ inline void enqueue(CUstream_st *s, std::function<Failure()> run) {
 }
 // record_event appends a record.
 EventRecordRef record_event(CUstream_st *s);
+// last_record returns the last record of an event; for an interprocess event, that of any process.
+// It returns NULL for an event that was never recorded in this process.
+EventRecordRef last_record(cudaEvent_t e);
 
 // run_head runs the first entry of a stream.
 void run_head(CUstream_st *s);

@@ -2,10 +2,10 @@
 // attention_backward.cu. Probabilities and score gradients are rounded to BF16 before they are
 // multiplied. No block adds to another block's results, and every sum has a fixed order.
 //
-// The forward and the dq kernel have the same loop over tiles of keys (copy the next tile, wait,
-// mask, multiply), written twice. Both bodies work on register arrays of the loop's scope; a shared
-// loop with the body as a parameter would have to keep these arrays in registers through inlining,
-// which built_test.go checks for these kernels only as they are written.
+// The forward and the dq kernel both loop over tiles of keys (copy the next tile, wait, find the
+// mask, multiply), and the loop is written twice. Its body reads and writes register arrays of the
+// kernel, and differs in the operands of every product: a shared loop would only contain the four
+// lines of the buffering, with the rest passed as callables whose arrays the compiler may spill.
 #include "attention_mma.h"
 
 // The forward kernel: a block has queries and loops over keys and values. The next tile is copied

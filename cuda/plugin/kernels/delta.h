@@ -59,6 +59,19 @@ struct DeltaCall {
   }
 };
 
+// DeltaFactors has the factors of row r of a chunk: the decays, the factor of the key's L2 norm,
+// and beta. Missing rows have zero decays and beta, and unit 1.
+struct DeltaFactors {
+  float4 decay;
+  float unit, beta;
+  __device__ __forceinline__ DeltaFactors(const DeltaCall &a, const DeltaChunk &c, int64_t head, int64_t key, int r) {
+    const bool there = r < c.rows;
+    decay = there ? a.decay[a.row(head, c.token + r)] : make_float4(0, 0, 0, 0);
+    unit = there && a.unit_k ? a.unit_k[key * a.tokens + c.token + r] : 1;
+    beta = there ? a.beta.data[(c.token + r) * a.beta.token + (a.head0 + head) * a.beta.head] : 0;
+  }
+};
+
 typedef void (*DeltaKernel)(DeltaCall);
 
 // The kernels, for F32 and for BF16.

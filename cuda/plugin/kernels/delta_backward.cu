@@ -41,16 +41,13 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_
       __syncthreads(); // all threads have read the following chunk
       s.template words<T>(ss, STEP);
       const int r = (int)threadIdx.x;
-      const bool there = r < c.rows;
-      const float4 d = there ? a.decay[a.row(head, c.token + r)] : make_float4(0, 0, 0, 0);
-      const float unit = there && a.unit_k ? a.unit_k[key * a.tokens + c.token + r] : 1;
-      const float beta = there ? a.beta.data[(c.token + r) * a.beta.token + (a.head0 + head) * a.beta.head] : 0;
+      const DeltaFactors f(a, c, head, key, r);
       fill_view<T, DELTA_SLICE>(ws, STEP, a.dout, c.token, a.head0 + head, c0, c.rows, rows, AsItIs());
       fill_chunk<T>(ks, step, ts, square, a, a.q, key, a.scores, head, c, rows, [&](int row) {
         return a.scale * a.decay[a.row(head, c.token + row)].z *
                (a.unit_q ? a.unit_q[key * a.tokens + c.token + row] : 1);
       });
-      if (r < a.chunk) es[r] = d.z, fk[r] = d.w * unit, bek[r] = beta * d.z * unit;
+      if (r < a.chunk) es[r] = f.decay.z, fk[r] = f.decay.w * f.unit, bek[r] = f.beta * f.decay.z * f.unit;
       __syncthreads();
       float x[2][4], y[2][4];
       zero(x);

@@ -179,12 +179,9 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_
       __syncthreads(); // all threads have read the previous chunk
       s.template words<T>(ss, STEP);
       const int r = (int)threadIdx.x;
-      const bool there = r < c.rows;
-      const float4 d = there ? a.decay[a.row(head, c.token + r)] : make_float4(0, 0, 0, 0);
-      const float unit = there && a.unit_k ? a.unit_k[key * a.tokens + c.token + r] : 1;
-      const float beta = there ? a.beta.data[(c.token + r) * a.beta.token + (a.head0 + head) * a.beta.head] : 0;
+      const DeltaFactors f(a, c, head, key, r);
       fill_chunk<T>(ks, step, ts, square, a, a.k, key, a.solve, head, c, rows, [](int) { return 1.0f; });
-      if (r < a.chunk) es[r] = d.z, ek[r] = d.z * unit, fk[r] = d.w * unit, bs[r] = beta;
+      if (r < a.chunk) es[r] = f.decay.z, ek[r] = f.decay.z * f.unit, fk[r] = f.decay.w * f.unit, bs[r] = f.beta;
       __syncthreads();
       const bool active = m0 < rows;
       if (active) {

@@ -3,6 +3,7 @@
 // of 16 or 32 threads keeps a row in registers. Longer rows are computed by a block and read twice.
 #include "check.h"
 #include "columns.h"
+#include "norm.h"
 #include "values.h"
 
 namespace {
@@ -188,14 +189,8 @@ int norm_shape(Check &c, const uly_tensor &x, const uly_tensor &gate, const uly_
     c.refuse("x is %s: want [T, N] or [T, H, N]", text_of(x).c_str());
     return type;
   }
-  const uly_tensor *operand = &x;
-  const int64_t n = x.shape[x.ndim - 1], rows = Rows(&operand, 1).rows;
-  c.rows("x", x, type, Shape(x));
+  check_norm(c, type, x, w, rstd);
   c.rows("gate", gate, type, Shape(x));
-  c.dense("w", w, type, {n});
-  c.dense("rstd", rstd, ULY_F32, Shape(rstd));
-  if (elements(rstd) != rows) c.refuse("rstd is %s: want %lld elements", text_of(rstd).c_str(), (long long)rows);
-  if (n == 0) c.refuse("x is %s: there are no features", text_of(x).c_str());
   return type;
 }
 

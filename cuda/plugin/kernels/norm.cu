@@ -4,6 +4,7 @@
 // gradient over a part of the rows, and a second kernel adds the parts.
 #include "check.h"
 #include "columns.h"
+#include "norm.h"
 #include "values.h"
 
 namespace {
@@ -247,13 +248,7 @@ int norm_shape(Check &c, const uly_tensor &x, const uly_tensor &w, const uly_ten
     c.refuse("x is %s: want [N], [T, N] or [T, H, N]", text_of(x).c_str());
     return type;
   }
-  const uly_tensor *operand = &x;
-  const int64_t n = x.shape[x.ndim - 1], rows = Rows(&operand, 1).rows;
-  c.rows("x", x, type, Shape(x));
-  c.dense("w", w, type, {n});
-  c.dense("rstd", rstd, ULY_F32, Shape(rstd));
-  if (elements(rstd) != rows) c.refuse("rstd is %s: want %lld elements", text_of(rstd).c_str(), (long long)rows);
-  if (n == 0) c.refuse("x is %s: there are no features", text_of(x).c_str());
+  check_norm(c, type, x, w, rstd);
   return type;
 }
 

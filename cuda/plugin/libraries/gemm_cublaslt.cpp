@@ -5,8 +5,7 @@
 #include <cublasLt.h>
 #include <string.h>
 
-#include <unordered_map>
-
+#include "bytes_key.h"
 #include "dl.h"
 #include "gemm_layout.h"
 
@@ -47,18 +46,6 @@ struct key {
   uint32_t aligned[4]; // first, second, c, bias
   uint8_t in, out, bias, accumulate;
 };
-struct same {
-  bool operator()(const key &a, const key &b) const { return memcmp(&a, &b, sizeof a) == 0; }
-};
-struct hash {
-  size_t operator()(const key &k) const {
-    uint64_t h = 14695981039346656037ull; // FNV-1a
-    const unsigned char *p = reinterpret_cast<const unsigned char *>(&k);
-    for (size_t i = 0; i < sizeof k; i++) h = (h ^ p[i]) * 1099511628211ull;
-    return h;
-  }
-};
-
 bool key_of(const uly_gemm &g, key *out) {
   memset(static_cast<void *>(out), 0, sizeof *out);
   auto view = [](const uly_tensor &t) { return gemm_view{t.shape[0], t.shape[1], t.stride[0], t.stride[1]}; };
@@ -93,7 +80,7 @@ cudaDataType_t type_of(uint8_t dtype) { return dtype == ULY_F32 ? CUDA_R_32F : C
 
 struct matmuls : library_state {
   cublasLtHandle_t handle = nullptr;
-  std::unordered_map<key, matmul, hash, same> known;
+  BytesMap<key, matmul> known;
   ~matmuls() override {
     for (auto &p : known) p.second.close();
     if (handle) cublasLtDestroy(handle);

@@ -3,6 +3,8 @@
 // used, and kept.
 #include "sdpa.h"
 
+#include "bytes_key.h"
+
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wall"
 #pragma GCC diagnostic ignored "-Wextra"
@@ -21,18 +23,6 @@ namespace {
 // Ids of tensors in graphs. The arrays of offsets have the ids from OFFSETS on, in the order of
 // sdpa_shape.h.
 enum uid : int64_t { Q = 1, K, V, OUT, STATS, DOUT, DQ, DK, DV, LENGTHS_Q, LENGTHS_K, OFFSETS };
-
-struct same {
-  bool operator()(const sdpa_shape &a, const sdpa_shape &b) const { return memcmp(&a, &b, sizeof a) == 0; }
-};
-struct hash {
-  size_t operator()(const sdpa_shape &s) const {
-    uint64_t h = 14695981039346656037ull; // FNV-1a
-    const unsigned char *p = reinterpret_cast<const unsigned char *>(&s);
-    for (size_t i = 0; i < sizeof s; i++) h = (h ^ p[i]) * 1099511628211ull;
-    return h;
-  }
-};
 
 // graph_builder makes the graph of a shape.
 class graph_builder {
@@ -134,7 +124,7 @@ struct plan {
 struct plans : library_state {
   cudnnHandle_t handle = nullptr;
   std::string broken; // why cuDNN cannot be used on this GPU
-  std::unordered_map<sdpa_shape, plan, hash, same> known;
+  BytesMap<sdpa_shape, plan> known;
   ~plans() override {
     known.clear();
     if (handle) cudnnDestroy(handle);

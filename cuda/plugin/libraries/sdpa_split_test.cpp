@@ -69,8 +69,8 @@ static int64_t split(const List &kv_head, int64_t hkv, bool transposed = false) 
                 "query head %lld has another address", (ll)(q + h));
       for (size_t t = 0; t < 4; t++)
         for (int64_t h = 0; h < p.hkv; h++)
-          CHECK(address(*keys(b)[t], token, h) == address(*keys(a)[t], token, k + h), "key head %lld has another address",
-                (ll)(k + h));
+          CHECK(address(*keys(b)[t], token, h) == address(*keys(a)[t], token, k + h),
+                "key head %lld has another address", (ll)(k + h));
     }
     q += p.hq, k += p.hkv;
   }
