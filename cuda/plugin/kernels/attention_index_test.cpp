@@ -141,7 +141,8 @@ static void test_tables(int64_t tq, int64_t tk, int64_t documents, bool every) {
   const int tile_q = 1 << random_below(8), tile_k = 1 << random_below(8);
   std::map<int64_t, int64_t> put;
   attention_tables(a, l, tile_q, tile_k, [&](int64_t at, int64_t value) {
-    CHECK(put.count(at) == 0 && at % 8 == 0 && at < l.tables, "an entry is written twice, or lies outside of the tables");
+    CHECK(put.count(at) == 0 && at % 8 == 0 && at < l.tables,
+          "an entry is written twice, or lies outside of the tables");
     put[at] = value;
   });
   auto table = [&](int64_t at, int64_t n) {
