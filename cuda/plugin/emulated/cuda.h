@@ -11,7 +11,6 @@
 // The emulation does not show races that the random order misses (races/races.cpp finds those, in a
 // separate build), the alignment of __shared__ arrays (the host aligns them better), the memory
 // model, and speed.
-// speed.
 #pragma once
 
 #include <math.h>

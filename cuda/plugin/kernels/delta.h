@@ -12,10 +12,9 @@
 // block loops over the chunks of a document with a slice of the state's columns: in the forward
 // pass with S, in the backward pass with its gradient. Intermediate results are F32. mma.h
 // describes the precision of products, which applies to the transition as well.
-// products, also with the transition.
+//
 // The forward pass saves T. The backward pass computes S and X again. A NaN in a row of v, k or q
 // also reaches the earlier rows of its chunk, because 0·NaN is NaN.
-// reaches the earlier rows of its chunk: 0·NaN is NaN.
 #pragma once
 
 #include "delta_index.h"

@@ -8,10 +8,11 @@
 // BF16.
 //
 // The result of a warp is 16 rows x 8·NT columns in registers, in the layout of mma.m16n8k16 (PTX
-// ISA 8.7, section 9.7.14): lane 4g + t has in c[n] rows g, g, g + 8, g + 8 and columns 8n + 2t, 8n
-// + 2t + 1, …. DENSE matrices are contiguous along k (A[m][k] at a[m·step + k], B[k][n] at b[n·step
-// + k]); other matrices are contiguous across k (a[k·step + m], b[k·step + n]). There are no bank
-// conflicts if step is 8 or 24 modulo 32 for dense matrices, and 4 or 12 modulo 16 for others.
+// ISA, "Matrix Fragments for mma.m16n8k16 with floating point type"): lane 4g + t has in c[n] rows
+// g, g, g + 8, g + 8 and columns 8n + 2t, 8n + 2t + 1, …. DENSE matrices are contiguous along k
+// (A[m][k] at a[m·step + k], B[k][n] at b[n·step + k]); other matrices are contiguous across k
+// (a[k·step + m], b[k·step + n]). There are no bank conflicts if step is 8 or 24 modulo 32 for
+// dense matrices, and 4 or 12 modulo 16 for others.
 #pragma once
 
 #include "values.h"

@@ -1,4 +1,4 @@
-// Matrix matmuls by cuBLASLt, with F32 sums and never in TF32. The algorithm and descriptors of a
+// Matrix products by cuBLASLt, with F32 sums and never in TF32. The algorithm and descriptors of a
 // shape are chosen when the shape is first used, and kept. Later calls allocate nothing.
 #include "gemm_cublaslt.h"
 

@@ -6,7 +6,6 @@
 // For each byte of device memory and of a block's shared memory, a cell records the last writer and
 // readers. Within a block, barriers order accesses; within a warp, exchanges do as well. Between
 // the blocks of a launch, accesses are not ordered.
-// the warp exchanges; between blocks of a launch by nothing.
 #include <dlfcn.h>
 
 #include <unordered_map>
