@@ -41,7 +41,7 @@ func TestAbsent(t *testing.T) {
 					continue // cuDNN's plan may need more than the bound
 				}
 				if got, want := a.AttentionWorkspace(call, backward), d.AttentionWorkspace(call, backward); got != want || got == 0 {
-					t.Errorf("attention of %d tokens in %v, backward %v: %d bytes where no GPU is, %d where one is", tokens, dtype, backward, got, want)
+					t.Errorf("attention of %d tokens in %v, backward %v: %d bytes on an absent GPU, %d on a GPU", tokens, dtype, backward, got, want)
 				}
 			}
 			x := tensor.Of(nil, dtype, tokens, 2, 64)
@@ -50,7 +50,7 @@ func TestAbsent(t *testing.T) {
 			g.Where = tensor.CUDA
 			delta := &device.GatedDelta{Q: x, K: x, V: x, Out: x, G: g, Beta: g}
 			if got, want := a.GatedDeltaSizes(delta), d.GatedDeltaSizes(delta); got != want || got.Saved == 0 {
-				t.Errorf("gated delta rule over %d tokens in %v: %+v where no GPU is, %+v where one is", tokens, dtype, got, want)
+				t.Errorf("gated delta rule over %d tokens in %v: %+v on an absent GPU, %+v on a GPU", tokens, dtype, got, want)
 			}
 		}
 	}
@@ -77,7 +77,7 @@ func TestAbsentOfTheBuiltPlugin(t *testing.T) {
 		call := attentionOf(tensor.BF16, c.tokens, c.hq, c.hkv, 128)
 		got, own := a.AttentionWorkspace(call, true), repeatable.AttentionWorkspace(call, true)
 		if got < c.mib<<20 || got > 3*c.mib<<20 {
-			t.Errorf("%d tokens, %d:%d heads: %d MiB for backward, cuDNN takes %d", c.tokens, c.hq, c.hkv, got>>20, c.mib)
+			t.Errorf("%d tokens, %d:%d heads: %d MiB for the backward pass, cuDNN needs %d", c.tokens, c.hq, c.hkv, got>>20, c.mib)
 		}
 		if own <= 0 || own >= got {
 			t.Errorf("%d tokens, %d:%d heads: %d MiB for a backward pass that is bitwise reproducible, which cuDNN does not compute", c.tokens, c.hq, c.hkv, own>>20)
@@ -90,7 +90,7 @@ func TestAttentionKernel(t *testing.T) {
 	t.Run("emulated", func(t *testing.T) {
 		d, _, _ := opened(t)
 		if !d.Details().Emulated {
-			t.Skip("SKIPPED: the plug-in is one for GPUs")
+			t.Skip("SKIPPED: the plug-in is the real one")
 		}
 		wantKernels(t, d, "mma", "mma", "mma")
 		wantKernels(t, absent(t, false), "mma", "mma", "mma")
@@ -136,6 +136,6 @@ func TestDeterministicWorkspace(t *testing.T) {
 	any := a.AttentionWorkspace(call, true)
 	call.Deterministic = true
 	if got, want := a.AttentionWorkspace(call, true), repeatable.AttentionWorkspace(call, true); got != want || got >= any {
-		t.Errorf("%d bytes for a call that is to repeat, %d on a device of which all do, %d for any", got, want, any)
+		t.Errorf("%d bytes for a reproducible call, %d on a deterministic device, %d for other calls", got, want, any)
 	}
 }

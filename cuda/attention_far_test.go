@@ -15,11 +15,11 @@ import (
 func TestAttentionBeyond2To31(t *testing.T) {
 	cudatest.Use(t)
 	if cudatest.Emulated() {
-		t.Skip("SKIPPED: it takes 48 GiB of a GPU")
+		t.Skip("SKIPPED: needs 48 GiB of a GPU")
 	}
 	d, s, alloc := opened(t, Options{})
 	if d.Details().Free < 48<<30 {
-		t.Skipf("SKIPPED: it takes 48 GiB, and %d bytes are free", d.Details().Free)
+		t.Skipf("SKIPPED: needs 48 GiB, %d bytes are free", d.Details().Free)
 	}
 	const hq, h, dim, far, short, left = 32, 8, 128, 1<<19 + 1<<14, 4096, 1023 // far·hq·dim = 2.2e9
 	must := func(err error) {
@@ -67,7 +67,7 @@ func TestAttentionBeyond2To31(t *testing.T) {
 			worst, size = max(worst, math.Abs(got[i][j]-w)), max(size, math.Abs(w)) // keeps NaN
 		}
 		if !(worst <= size/128) || size == 0 {
-			t.Errorf("%s of %d tokens differs by %g from that of the last %d alone, whose largest is %g", name, int64(far), worst, int64(short), size)
+			t.Errorf("%s of %d tokens differs by %g from a call with the last %d tokens only, whose maximum is %g", name, int64(far), worst, int64(short), size)
 		}
 	}
 }

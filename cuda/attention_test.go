@@ -44,7 +44,7 @@ func TestAttentionHeads(t *testing.T) {
 				t.Errorf("%s, heads %v: %v", op, size, err)
 			}
 			if !served && (status.Of(err) != status.Unsupported || !strings.Contains(err.Error(), "head sizes")) {
-				t.Errorf("%s, heads %v: %v, want a refusal that names the head sizes", op, size, err)
+				t.Errorf("%s, heads %v: %v, want an error that names the head sizes", op, size, err)
 			}
 		}
 	}

@@ -43,7 +43,7 @@ func TestBuiltFile(t *testing.T) {
 		}
 	}
 	if !slices.Equal(exported, []string{"uly_cuda_plugin"}) {
-		t.Errorf("exported: %v, want uly_cuda_plugin alone", exported)
+		t.Errorf("exported: %v, want only uly_cuda_plugin", exported)
 	}
 	needed, err := f.ImportedLibraries()
 	if err != nil {
@@ -59,11 +59,11 @@ func TestBuiltFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(imported) == 0 {
-		t.Fatal("no imported symbols: nothing was looked at")
+		t.Fatal("no imported symbols; nothing was checked")
 	}
 	for _, s := range imported {
 		if version, ok := strings.CutPrefix(s.Version, "GLIBC_"); ok && newer(version, "2.35") {
-			t.Errorf("%s needs %s: 2.35 is the newest that may be", s.Name, s.Version)
+			t.Errorf("%s needs %s; the newest supported is 2.35", s.Name, s.Version)
 		}
 	}
 }
@@ -125,7 +125,7 @@ func TestRegisters(t *testing.T) {
 	}
 	for part, why := range spilling {
 		if !used[part] {
-			t.Errorf("%q (%s) uses no local memory: take it off the list", part, why)
+			t.Errorf("%q (%s) uses no local memory; remove it from the list", part, why)
 		}
 	}
 }
@@ -272,7 +272,7 @@ func TestTensorCores(t *testing.T) {
 	}
 	for name, want := range inTiles {
 		if found[name] != want.builds*builds {
-			t.Errorf("%s has %d builds for %d GPUs, want %d for each", name, found[name], builds, want.builds)
+			t.Errorf("%s has %d instantiations for %d GPUs, want %d for each", name, found[name], builds, want.builds)
 		}
 	}
 }

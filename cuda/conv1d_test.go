@@ -53,7 +53,7 @@ func TestConv1dBands(t *testing.T) {
 				a, l, r2 := size(whole[i]), size(left[i]), size(right[i])
 				row := append(bytes.Clone(left[i][r*l:(r+1)*l]), right[i][r*r2:(r+1)*r2]...)
 				if !bytes.Equal(whole[i][r*a:(r+1)*a], row) {
-					t.Errorf("%d channels, width %d: %s has other bits beside more channels", n, w, []string{"dx", "dw", "dbefore"}[i])
+					t.Errorf("%d channels, width %d: %s depends on the other channels", n, w, []string{"dx", "dw", "dbefore"}[i])
 					break
 				}
 			}

@@ -83,7 +83,7 @@ func TestDeltaLists(t *testing.T) {
 	refused := func(name string, err error) {
 		t.Helper()
 		if status.Of(err) != status.InvalidArgument {
-			t.Errorf("%s: %v: want a refusal", name, err)
+			t.Errorf("%s: %v: want an error", name, err)
 		}
 	}
 	for name, change := range map[string]func(a *device.GatedDelta){

@@ -56,7 +56,7 @@ func TestInfo(t *testing.T) {
 		t.Errorf("GPU 2^20 = %v, %v: want an error that names it", d, err)
 	}
 	if d, err := Open(Options{Kernels: "gemm=imagined"}); err == nil || !strings.Contains(err.Error(), "imagined") {
-		t.Errorf("a row that is none = %v, %v: want an error that names it", d, err)
+		t.Errorf("an unknown kernel: %v, %v: want an error that names it", d, err)
 	}
 }
 
@@ -95,7 +95,7 @@ func TestClosing(t *testing.T) {
 			}
 		}
 		if d.d != nil || d.live != 0 {
-			t.Errorf("order %v: the GPU is still held by %d", order, d.live)
+			t.Errorf("order %v: %d objects still keep the GPU open", order, d.live)
 		}
 		_, noStream := d.NewStream()
 		_, noEvent := d.NewEvent()
@@ -126,11 +126,11 @@ func TestForeign(t *testing.T) {
 		"Alloc of -1": func() error { _, err := d.Alloc(-1); return err }(),
 	} {
 		if status.Of(err) != status.InvalidArgument {
-			t.Errorf("%s: %v: want a refusal", name, err)
+			t.Errorf("%s: %v: want an error", name, err)
 		}
 	}
 	if err := s.Sync(); err != nil {
-		t.Errorf("after refusals: %v", err)
+		t.Errorf("after the errors: %v", err)
 	}
 }
 
@@ -223,7 +223,7 @@ func TestAttentionLists(t *testing.T) {
 		for pass, err := range map[string]error{"forward": d.AttentionForward(s, &a),
 			"backward": d.AttentionBackward(s, &device.AttentionGrad{Attention: a, DOut: a.Out, DQ: a.Q, DK: a.K, DV: a.V})} {
 			if status.Of(err) != status.InvalidArgument {
-				t.Errorf("%s, %s: %v: want a refusal", name, pass, err)
+				t.Errorf("%s, %s: %v: want an error", name, pass, err)
 			}
 		}
 	}

@@ -86,7 +86,7 @@ func TestStrayWrite(t *testing.T) {
 	defer d.Close()
 	defer other.Close()
 	if !d.Details().Emulated {
-		t.Skip("SKIPPED: on a GPU compute-sanitizer looks for this")
+		t.Skip("SKIPPED: on a GPU, compute-sanitizer checks this")
 	}
 	for _, x := range []struct {
 		d    *Device

@@ -47,7 +47,7 @@ func TestExternalStream(t *testing.T) {
 		}
 	}
 	if err := d.Scale(&stream{d: d, s: g.external}, tensor.Tensor{}, 1); err == nil || !strings.Contains(err.Error(), "belongs to the host program") {
-		t.Errorf("an operation on a stream that is not ours: %v", err)
+		t.Errorf("an operation on a host program's stream: %v", err)
 	}
 	if n := testing.AllocsPerRun(100, func() {
 		if _, _, err := g.MemoryKindOf(x.Data); err != nil {
@@ -82,7 +82,7 @@ func TestMemoryKinds(t *testing.T) {
 	}{{x.Data, GPUMemory, d.Details().Ordinal}, {unsafe.Add(x.Data, 396), GPUMemory, d.Details().Ordinal}, {unsafe.Pointer(&own[0]), HostMemory, -1},
 		{pinned.Pointer(), PinnedMemory, d.Details().Ordinal}, {pointer(4096), HostMemory, -1}} {
 		if at, gpu, err := g.MemoryKindOf(c.p); err != nil || at != c.want || gpu != c.gpu {
-			t.Errorf("%p lies at %d, GPU %d, %v: want %d, %d", c.p, at, gpu, err, c.want, c.gpu)
+			t.Errorf("%p has kind %d, GPU %d, %v: want %d, %d", c.p, at, gpu, err, c.want, c.gpu)
 		}
 	}
 }
@@ -101,11 +101,11 @@ func TestContext(t *testing.T) {
 	before := d.SaveContext()
 	other, err := Open(Options{Ordinal: 1})
 	if err != nil {
-		t.Skip("SKIPPED: one GPU alone: ", err)
+		t.Skip("SKIPPED: needs two GPUs: ", err)
 	}
 	defer other.Close()
 	if d.SaveContext() != before {
-		t.Error("opening another GPU made it the thread's")
+		t.Error("opening another GPU changed the thread's GPU")
 	}
 	b, err := other.Alloc(16)
 	if err != nil {
@@ -115,6 +115,6 @@ func TestContext(t *testing.T) {
 	now := d.SaveContext()
 	d.RestoreContext(before)
 	if now == before || d.SaveContext() != before {
-		t.Errorf("the thread was on %#x, then on %#x, and is on %#x", before, now, d.SaveContext())
+		t.Errorf("the contexts of the thread were %#x, then %#x, and now %#x", before, now, d.SaveContext())
 	}
 }

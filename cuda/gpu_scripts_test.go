@@ -113,7 +113,7 @@ func TestGPUCheckNames(t *testing.T) {
 		}
 		for _, n := range names {
 			if !strings.Contains(in, fmt.Sprintf(format, n)) {
-				t.Errorf("gpu-check names %s, which is nowhere", n)
+				t.Errorf("gpu-check names %s, which does not exist", n)
 			}
 		}
 	}
@@ -121,7 +121,7 @@ func TestGPUCheckNames(t *testing.T) {
 	run := regexp.MustCompile(`-test\.run '\^Test(\w+)\$'`).FindAllStringSubmatch(script, -1)
 	ops := regexp.MustCompile(`(?s)for ops in (.*?); do`).FindStringSubmatch(script)
 	if skip == nil || len(run) < 2 || ops == nil {
-		t.Fatal("gpu-check.sh is written otherwise than this test reads it")
+		t.Fatal("this test does not parse gpu-check.sh correctly")
 	}
 	there(skip[1], "func Test%s(", tests)
 	for _, m := range run {

@@ -16,7 +16,7 @@ import (
 func TestGuards(t *testing.T) {
 	cudatest.Use(t)
 	if !cudatest.Emulated() {
-		t.Skip("SKIPPED: on a GPU compute-sanitizer looks for this")
+		t.Skip("SKIPPED: on a GPU, compute-sanitizer checks this")
 	}
 	names := []string{"ColumnSum", "Sum", "SwiGLU", "Embedding", "CrossEntropy", "DeltaGates"}
 	all := os.Getenv("ULYSSES_TEST_GUARDS") != ""

@@ -31,7 +31,7 @@ func TestCollector(t *testing.T) {
 	}
 	select {
 	case <-collected:
-		t.Error("the memory was collected while a copy was to write it")
+		t.Error("the memory was collected before the copy wrote it")
 	default:
 	}
 	if err := s.Sync(); err != nil {
@@ -46,7 +46,7 @@ func TestCollector(t *testing.T) {
 			runtime.Gosched()
 		}
 	}
-	t.Error("the memory is kept after the copy is done")
+	t.Error("the memory is kept after the copy has completed")
 }
 
 // TestSource overwrites the source of a copy from host memory as soon as the call has returned.

@@ -77,7 +77,7 @@ func (b *bench) get(x tensor.Tensor) []byte {
 func TestWideIndices(t *testing.T) {
 	b := newBench(t)
 	if !b.d.Details().Emulated {
-		t.Skip("SKIPPED: only the emulated plug-in takes small arrays for large ones")
+		t.Skip("SKIPPED: only the emulated plug-in can use 64-bit indices for small arrays")
 	}
 	t.Setenv("ULYSSES_EMULATED_WIDE", "1")
 	conformance.RunSome(t, opener(Options{}), "Copy", "Fill", "Add", "Rope", "SwiGLU", "Embedding", "GatedRMSNorm", "SigmoidGate", "DeltaGates")
@@ -149,7 +149,7 @@ func TestMisaligned(t *testing.T) {
 		"into odd": l.combine(address(odd16.Data), []uintptr{address(bf16.Data)}, 4, tensor.BF16, comm.Max),
 	} {
 		if status.Of(err) != status.InvalidArgument || !strings.Contains(fmt.Sprint(err), "multiple") {
-			t.Errorf("%s: %v, want it refused", name, err)
+			t.Errorf("%s: %v, want an error", name, err)
 		}
 	}
 	b.must(b.d.Fill(b.s, odd32.Slice(0, 0, 0), 1)) // there are no elements
@@ -188,7 +188,7 @@ func TestFaults(t *testing.T) {
 	} {
 		b.must(c.run(c.bad))
 		if err := b.s.Sync(); status.Of(err) != status.Internal || !strings.Contains(fmt.Sprint(err), c.want) {
-			t.Errorf("%v: want %q, of kind internal", err, c.want)
+			t.Errorf("%v: want %q with status internal", err, c.want)
 		}
 		b.must(b.s.Sync())
 	}
@@ -282,6 +282,6 @@ func TestRankSum(t *testing.T) {
 		}
 	}
 	if err := l.combine(8, []uintptr{8, 8}, 1, tensor.F16, comm.Sum); status.Of(err) != status.Unsupported {
-		t.Errorf("a sum in F16: %v, want it refused by name", err)
+		t.Errorf("a sum in F16: %v, want an error that names the type", err)
 	}
 }

@@ -67,7 +67,7 @@ func TestRefusedPlugins(t *testing.T) {
 			t.Setenv(variable, c.path)
 			_, err := Open(Options{})
 			if status.Of(err) != status.Device || errors.Is(err, ErrNoPlugin) {
-				t.Fatalf("%v (status %v): want a fault of the device", err, status.Of(err))
+				t.Fatalf("%v (status %v): want status device", err, status.Of(err))
 			}
 			for _, w := range append(c.want, c.path) {
 				if !strings.Contains(err.Error(), w) {
@@ -75,7 +75,7 @@ func TestRefusedPlugins(t *testing.T) {
 				}
 			}
 			if _, probed := Probe(); probed == nil || probed.Error() != err.Error() {
-				t.Errorf("Probe says %v, Open %v", probed, err)
+				t.Errorf("Probe returns %v, Open %v", probed, err)
 			}
 		})
 	}
@@ -223,18 +223,18 @@ func TestWithoutDriver(t *testing.T) {
 		t.Skipf("SKIPPED: there are %d GPUs", found.Count)
 	}
 	if found.Plugin != path || !strings.Contains(found.Text, "no CUDA driver") {
-		t.Errorf("%+v: want a sentence about the driver", found)
+		t.Errorf("%+v: want a message about the driver", found)
 	}
 	if len(found.Libraries) == 0 {
-		t.Errorf("%+v: want the libraries that are looked for", found)
+		t.Errorf("%+v: want all libraries", found)
 	}
 	for _, l := range found.Libraries {
 		if l.Name == "" || l.Found == "" || (l.Effect == "") != (l.Fix == "") {
-			t.Errorf("%+v: want what was found, or the effect and the fix", l)
+			t.Errorf("%+v: want the version, or the effect and the fix", l)
 		}
 	}
 	_, err = Open(Options{})
 	if status.Of(err) != status.Device || !strings.Contains(err.Error(), "no CUDA driver") {
-		t.Errorf("Open: %v (status %v): want a sentence about the driver", err, status.Of(err))
+		t.Errorf("Open: %v (status %v): want a message about the driver", err, status.Of(err))
 	}
 }

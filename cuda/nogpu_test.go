@@ -15,7 +15,7 @@ func TestNoGPU(t *testing.T) {
 	t.Run("emulated", func(t *testing.T) {
 		d, _, _ := opened(t)
 		if !d.Details().Emulated {
-			t.Skip("SKIPPED: the plug-in is one for GPUs")
+			t.Skip("SKIPPED: the plug-in is the real one")
 		}
 		for _, deterministic := range []bool{false, true} {
 			likePlugin(t, NoGPU{Deterministic: deterministic, emulated: true}, absent(t, deterministic))

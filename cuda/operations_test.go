@@ -68,10 +68,10 @@ func TestLayout(t *testing.T) {
 		t.Fatal(err)
 	}
 	if places.String() != want.String() {
-		t.Errorf("C has sizes and places\n%s\nwant\n%s", places.String(), want.String())
+		t.Errorf("C has sizes and offsets\n%s\nwant\n%s", places.String(), want.String())
 	}
 	if !bytes.Equal(copied.Bytes(), back.Bytes()) {
-		t.Error("a struct that C copied field by field has other bytes than Go's")
+		t.Error("a struct that C copied field by field differs from the struct of Go")
 	}
 }
 

@@ -20,7 +20,7 @@ func TestWhyUnusable(t *testing.T) {
 		t.Errorf("without a GPU: %q", why)
 	}
 	if why := WhyUnusable(filepath.Join(dir, "libulysses_cuda_emulated.so")); why != "" {
-		t.Errorf("the stand-in: %q", why)
+		t.Errorf("the emulated plug-in: %q", why)
 	}
 	if err := os.MkdirAll(filepath.Join(dir, "gpus", "0000:01:00.0"), 0o777); err != nil {
 		t.Fatal(err)
