@@ -82,8 +82,8 @@ func TestAttentionOnTensorCores(t *testing.T) {
 		why     string
 	}{
 		{tensor.F32, 64, 64, 0.1, "BF16"},
-		{tensor.BF16, 24, 64, 0.1, "multiples of 16"},
-		{tensor.BF16, 64, 8, 0.1, "multiples of 16"},
+		{tensor.BF16, 24, 64, 0.1, "multiple of 16"},
+		{tensor.BF16, 64, 8, 0.1, "multiple of 16"},
 		{tensor.BF16, 64, 272, 0.1, "at most 256"},
 		{tensor.BF16, 64, 64, 0, "scale"},
 		{tensor.BF16, 64, 64, -0.1, "scale"},
