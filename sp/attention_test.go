@@ -284,7 +284,7 @@ func TestOneBufferServesAllLengths(t *testing.T) {
 					} else {
 						got.a.Saved = tensor.Tensor{}
 						must(got.p.Forward(b.stream, got.x, &got.a))
-						refused(t, c, got.p.Backward(b.stream, got.x, &got.a, &got.g), "without a backward")
+						refused(t, c, got.p.Backward(b.stream, got.x, &got.a, &got.g), "has no backward")
 					}
 					if err := sameBits("out", got.a.Out, want.a.Out, 0); err != nil {
 						return err
@@ -343,7 +343,7 @@ func TestNoBackward(t *testing.T) {
 			}
 			got.a.Saved = tensor.Tensor{}
 			must(got.p.Forward(b.stream, got.x, &got.a))
-			refused(t, c, got.p.Backward(b.stream, got.x, &got.a, &got.g), "without a backward")
+			refused(t, c, got.p.Backward(b.stream, got.x, &got.a, &got.g), "has no backward")
 			return sameBits("out", got.a.Out, want.a.Out, 0)
 		})
 	}
