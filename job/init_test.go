@@ -52,7 +52,7 @@ func TestInit(t *testing.T) {
 			t.Errorf("%s: %v\n%s%s", config, code, out, errs)
 		}
 		before := text(t, "job.toml")
-		if code, _, errs := call("init"); code != status.IO || !strings.Contains(errs, "init: job.toml exists and is not overwritten; name another file with -o") || text(t, "job.toml") != before {
+		if code, _, errs := call("init"); code != status.IO || !strings.Contains(errs, "init: job.toml exists; name another file with -o") || text(t, "job.toml") != before {
 			t.Errorf("%v %s", code, errs)
 		}
 	}
@@ -90,7 +90,7 @@ func TestInitNamesTheFolder(t *testing.T) {
 		{"Qwen/Qwen3-0.6B", status.IO, "hf download Qwen/Qwen3-0.6B --local-dir Qwen/Qwen3-0.6B"},
 		{"https://huggingface.co/Qwen/Qwen3-0.6B", status.InvalidArgument, "hf download Qwen/Qwen3-0.6B --local-dir Qwen3-0.6B"},
 		{"models/${x}", status.InvalidArgument, "${ starts a variable"},
-		{"a b", status.InvalidArgument, "init: one model-folder is needed, and there are 2: a, b"},
+		{"a b", status.InvalidArgument, "init: there are 2 model-folders: a, b"},
 		{"-o nowhere/y.toml", status.IO, "init: open nowhere/y.toml"},
 		{"--ranks 2", status.InvalidArgument, "init: --ranks is a flag of run, plan, verify"},
 	} {

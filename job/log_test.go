@@ -51,7 +51,7 @@ func TestLogForms(t *testing.T) {
 		!strings.HasPrefix(last["message"].(string), "2 faults, ") || last["host"] == nil {
 		t.Errorf("the last line of a job that is refused: %v %v: %s", code, err, errs)
 	}
-	if code, _, errs := call(job, "--log", "xml"); code != status.InvalidArgument || !strings.Contains(errs, "--log xml: no such form; use auto, console, json") {
+	if code, _, errs := call(job, "--log", "xml"); code != status.InvalidArgument || !strings.Contains(errs, "--log xml: unknown form; use auto, console, json") {
 		t.Errorf("%v %s", code, errs)
 	}
 }
@@ -104,10 +104,10 @@ func TestVerboseAndQuiet(t *testing.T) {
 		!strings.Contains(line, "held-out loss ") || !strings.Contains(line, "model "+filepath.Join(out, "model")) {
 		t.Errorf("%v\n%s%s", code, line, errs)
 	}
-	if code, line, errs = call(filepath.Join(dir, "job.toml"), "-q", "--set", "eval.split=0.2"); code != status.OK || errs != "" || line != "nothing left to do: the checkpoint has 6 steps and train.steps is 6\n" {
+	if code, line, errs = call(filepath.Join(dir, "job.toml"), "-q", "--set", "eval.split=0.2"); code != status.OK || errs != "" || line != "nothing left to do: the checkpoint has 6 steps, and train.steps is 6\n" {
 		t.Errorf("%v\n%s%s", code, line, errs)
 	}
-	if code, _, errs = fresh("-q", "-v"); code != status.InvalidArgument || !strings.Contains(errs, "give one of them") {
+	if code, _, errs = fresh("-q", "-v"); code != status.InvalidArgument || !strings.Contains(errs, "contradictory; remove one") {
 		t.Errorf("%v %s", code, errs)
 	}
 }

@@ -224,7 +224,7 @@ func TestPlanThroughTheCommandLine(t *testing.T) {
 		{"plan JOB -n 99999999", status.InvalidArgument, []string{"--ranks 99999999"}},
 		{"JOB --search", status.InvalidArgument, []string{"is a flag of plan"}},
 		{"verify JOB --cluster x", status.InvalidArgument, []string{"is a flag of plan"}},
-		{"plan", status.InvalidArgument, []string{"a job file is needed"}},
+		{"plan", status.InvalidArgument, []string{"plan: job file is missing"}},
 	} {
 		code, out, errs := call(strings.Fields(strings.ReplaceAll(c.args, "JOB", path))...)
 		if code != c.code || (code == status.OK) == strings.Contains(errs, "ulysses-mpi: ") {

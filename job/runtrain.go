@@ -47,13 +47,19 @@ func trainOwning(e *Env) (err error) {
 		e.Log.Warn().Msg(warning)
 	}
 	s.waited = proc.WaitedForCore()
-	p := newProgress(e, s.steps, s.trainer.Loop.Resumed)
-	s.progress = p
+	s.progress = newProgress(e, s.steps, s.trainer.Loop.Resumed)
 	err = func() error {
-		defer p.finish()
+		defer s.progress.finish()
 		defer e.signals.Done()
 		return e.inStep(s.run)
 	}()
+	return s.conclude(err)
+}
+
+// conclude writes the report and, after a complete training run, the model. err is the error of the
+// steps. If the run has stopped early, conclude returns an error with the code Preempted.
+// Collective, except for a rank whose error is its own.
+func (s *session) conclude(err error) error {
 	if train.Shared(err) { // all ranks have this error and can write the report together
 		s.failed = err
 		if lost := s.report().Write(); lost != nil {
@@ -71,9 +77,9 @@ func trainOwning(e *Env) (err error) {
 			return err
 		}
 		return status.Errorf(status.Preempted, "stopped after step %d of %d with a checkpoint in %s; resume with: %s",
-			p.totals.Last.Step, s.steps, s.trainer.Checkpoints.Dir, s.command())
+			s.progress.totals.Last.Step, s.steps, s.trainer.Checkpoints.Dir, s.command())
 	}
-	if e.Job.Kind == "train" && e.Job.Output.Model {
+	if s.Job.Kind == "train" && s.Job.Output.Model {
 		if err := s.save(s.Job.ModelDir()); err != nil {
 			return err
 		}

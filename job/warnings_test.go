@@ -94,7 +94,7 @@ func TestWarningsOfARun(t *testing.T) {
 		}
 	}
 	warnings := run()
-	for i, want := range []string{"optimizer.betas: no effect", "optimizer.warmup = 3: the run has 2 steps", "2 tensors model.visual.* (2.0 KiB) are left out", "1 tensor mtp.* (1.0 KiB) is left out"} {
+	for i, want := range []string{"optimizer.betas: no effect", "optimizer.warmup = 3: the run has 2 steps", "2 tensors model.visual.* (2.0 KiB) are skipped", "1 tensor mtp.* (1.0 KiB) is skipped"} {
 		if len(warnings) != 4 || !strings.Contains(warnings[i], want) {
 			t.Errorf("%q, want %q in number %d of 4", warnings, want, i)
 		}
