@@ -242,7 +242,7 @@ func TestPlanThroughTheCommandLine(t *testing.T) {
 }
 
 // The cost of waiting is added once for each collective of ranks on CPUs.
-func TestMeetingsOfAPlan(t *testing.T) {
+func TestWaitsOfAPlan(t *testing.T) {
 	err := onRanks(Options{Path: planned(t, "hybrid"), Ranks: 2, Stdout: io.Discard, Stderr: io.Discard}, func(e *Env) error {
 		if e.Mesh.World.Rank() > 0 {
 			return nil
