@@ -21,7 +21,8 @@ cp "$pmix"/pmix/*.so "$dest/lib/pmix/" && rm -f "$dest"/lib/pmix/*slurm*
 cp -L "$pmix"/libpmix.so.2 "$dest/lib/"
 cp "$data"/help-*.txt "$dest/share/openmpi/"
 cp "$(dirname "$pmix")"/share/pmix/help*.txt "$dest/share/pmix/" 2> /dev/null || cp /usr/share/pmix/help*.txt "$dest/share/pmix/" 2> /dev/null || true
-# The libraries that the programs and plug-ins link, except the C library and libraries that every Linux has.
+# The libraries that the programs and plug-ins link, except the C library and libraries that every
+# Linux has.
 for f in "$dest"/bin/orte* "$dest"/lib/openmpi3/*.so "$dest"/lib/pmix/*.so "$dest"/lib/libpmix.so.2 "$(path libdir)/libmpi.so"; do ldd "$f"; done |
   awk '$2 == "=>" && $3 ~ /^\// { print $3 }' | sort -u | grep -E '/lib(mpi|open-|mca_|hwloc|event|munge|pmix|udev)' |
   while read -r so; do cp -Ln "$so" "$dest/lib/"; done

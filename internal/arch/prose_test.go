@@ -50,15 +50,8 @@ var words = []struct{ not, but string }{
 var pending = []string{
 	"cmd/ulysses-mpi",
 	"cuda",
-	"cuda/matrix",
-	"cuda/plugin",
-	"cuda/plugin/emulated",
-	"cuda/plugin/gpu",
-	"cuda/plugin/kernels",
-	"cuda/plugin/libraries",
 	"device/generate",
 	"docs",
-	"scripts",
 }
 
 // Comments, messages and pages have lines of at most 100 columns and use the project's words.
