@@ -21,7 +21,7 @@ GO      ?= go
 RANKS   ?= 4
 SHELL   := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: all build generate run test unit lint lint-prose format notice deps deps-test have-deps \
+.PHONY: all build generate run test unit lint format notice deps deps-test have-deps \
   have-deps-test cuda cuda-emulated cuda-races cuda-guards cuda-libs cuda-matrix mpi-shim lib portable \
   check-abi install dist soak-c wheel test-python gpu-bundle gpu-check gpu-bench goldens \
   goldens-check figures bench soak fuzz clean
@@ -276,10 +276,6 @@ fuzz:
 	$(GO) test ./model -run '^$$' -fuzz FuzzConfig -fuzztime 60s
 	$(GO) test ./capi -run '^$$' -fuzz FuzzDescriptors -fuzztime 60s
 	$(GO) test ./capi -run TestTiledDescriptors -count=1 -v -tiledfuzz 60s
-
-# Lines that do not follow the rules for prose yet, in folders where they are not enforced yet.
-lint-prose:
-	ULYSSES_LINT=1 $(GO) test ./internal/arch -count=1 -v -run 'TestProse$$'
 
 clean:
 	rm -rf bin build out examples/out

@@ -103,7 +103,8 @@ func TestAttentionKernel(t *testing.T) {
 	})
 }
 
-// wantKernels checks the names of the kernels in BF16: forward, backward, and reproducible backward.
+// wantKernels checks the names of the kernels in BF16: forward, backward, and reproducible
+// backward.
 func wantKernels(t *testing.T, d *Device, want ...string) {
 	t.Helper()
 	ask := func(dtype tensor.DType, dim int64, backward, deterministic bool) (string, error) {

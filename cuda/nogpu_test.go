@@ -73,7 +73,8 @@ func likeAttention(t *testing.T, g NoGPU, d *Device, a *device.Attention, backwa
 	if got != want {
 		t.Fatalf("attention, backward %v, %+v: %d bytes, the plug-in returns %d", backward, a, got, want)
 	}
-	if tq := a.Q.Shape[0]; tq > 0 && a.K.Shape[0] == tq { // given documents need no more than the bound for any documents
+	// Given documents need no more than the bound for any documents.
+	if tq := a.Q.Shape[0]; tq > 0 && a.K.Shape[0] == tq {
 		a.CuQ, a.CuK = []int64{0, tq / 2, tq}, []int64{0, tq / 2, tq}
 		if some := g.AttentionWorkspace(a, backward); some > got || some < d.AttentionWorkspace(a, backward) {
 			t.Fatalf("attention, backward %v, %+v: %d bytes for two documents, %d for any", backward, a, some, got)

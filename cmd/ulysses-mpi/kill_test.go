@@ -18,7 +18,8 @@ import (
 	"time"
 )
 
-// keeps is a job that writes a checkpoint after each step, in the background, one file for each rank.
+// keeps is a job that writes a checkpoint after each step, in the background, with one file for
+// each rank.
 const keeps = `seed = 5
 [parallel]
 ulysses = 2

@@ -67,8 +67,7 @@ void end(uly_nccl *n) {
 std::string lost(uly_nccl *n, const char *what, ncclResult_t r) {
   std::string more = n->comm ? ncclGetLastError(n->comm) : "";
   end(n);
-  return of(n, what) + ncclGetErrorString(r) + (more.empty() ? "" : ": ") + more +
-         " (set NCCL_DEBUG=INFO for details)";
+  return of(n, what) + ncclGetErrorString(r) + (more.empty() ? "" : ": ") + more + " (set NCCL_DEBUG=INFO for details)";
 }
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
