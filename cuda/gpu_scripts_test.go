@@ -143,7 +143,7 @@ func TestGPUBench(t *testing.T) {
 		want               []string
 		kept               bool
 	}{
-		"no GPU":       {"exit 127", "exit 6", "exit 77", 77, []string{"no GPU on this machine: nothing was measured (77)"}, false},
+		"no GPU":       {"exit 127", "exit 6", "exit 77", 77, []string{"no GPU on this machine; nothing was measured (77)"}, false},
 		"all measured": {"echo stand-in", measures, "exit 77", 0, []string{"|copy|500.000|4|1.00|"}, true},
 		"one fails":    {"echo stand-in", `[ "$1" = gpu_ops ] || { echo no memory >&2; exit 6; }; ` + measures, "exit 77", 1, []string{"|copy|500.000|", "no memory", "1 programs failed: bench gpu_host (6)"}, true},
 		"PyTorch's":    {"echo stand-in", measures, "exit 3", 1, []string{"|copy|", "python torch_gpu.py (3)"}, true},
