@@ -192,7 +192,7 @@ template <typename T, int G, int M, bool ALIGNED> __global__ void __launch_bound
   }
 }
 
-// The blocks of a multiprocessor for norm_backward_long. With four, ptxas has 64 registers a thread,
+// The blocks of a multiprocessor for norm_backward_long. With four, a thread has 64 registers,
 // which are enough for sm_90a; on sm_80 and sm_100 it spills 8 and 52 bytes.
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ == 900
 constexpr int LONG_BLOCKS = 4;
