@@ -33,7 +33,12 @@ fi
 sed -e 's|@PREFIX@|${pcfiledir}/../..|; s|@VERSION@|'"$version"'|' capi/ulysses.pc.in >"$work/lib/pkgconfig/ulysses.pc"
 cp dist/*"-$version-"*.whl "$work/wheel/" || fail "no wheel; run make dist"
 cp LICENSE NOTICE CHANGELOG.md README.md "$work/share/doc/ulysses/"
-tag=$(scripts/wheel-tag.sh "$work"/lib/libulysses.so.0)
+tag=$(scripts/wheel-tag.sh "$work"/lib/libulysses.so.0 "$work"/bin/ulysses-local)
+plugin="lib/libulysses_cuda.so    the CUDA plug-in: not in this archive"
+if [ -e "$work/lib/libulysses_cuda.so" ]; then
+  needs=$(scripts/wheel-tag.sh "$work/lib/libulysses_cuda.so")
+  plugin="lib/libulysses_cuda.so    the CUDA plug-in, for ${needs%_"$(uname -m)"}"
+fi
 cat >"$work/README.txt" <<T
 Ulysses $version (commit ${commit:-not recorded}), for Linux on $(uname -m), ${tag%_"$(uname -m)"}
 
@@ -41,7 +46,7 @@ bin/ulysses-mpi    the program for Open MPI 4 (libmpi.so.40): mpirun -n 4 bin/ul
 bin/ulysses-local  the same program without MPI; its ranks are threads of one process
 lib/, include/     libulysses for C, C++, Fortran: PKG_CONFIG_PATH=lib/pkgconfig pkg-config --cflags --libs ulysses
 lib/libulysses_mpi_*.so   libulysses opens it in a host that uses MPI
-lib/libulysses_cuda.so    the CUDA plug-in, if it is part of this archive
+$plugin
 wheel/             the Python package: pip install wheel/*.whl
 share/doc/ulysses  licenses and the changelog
 SHA256SUMS         sha256sum -c SHA256SUMS
