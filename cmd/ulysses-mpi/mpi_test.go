@@ -213,7 +213,7 @@ func TestVerbsOfAJobAreOne(t *testing.T) {
 		least time.Duration
 	}{
 		{append([]string{program, "verify"}, sets...), 1, "verb is verify on rank 2 and run on rank 0", 0},
-		{[]string{"sleep", "99"}, 5, "tasks of mpirun (Open MPI) to start MPI", 20 * time.Second},
+		{[]string{"sleep", "99"}, 5, "not all 3 tasks of mpirun (Open MPI) have started MPI after ", 20 * time.Second},
 	} {
 		begin := time.Now()
 		argv := append([]string{"mpirun", "--oversubscribe", "--bind-to", "none", "-x", "ULYSSES_TIMEOUT", "-n", "2", program, "run"}, sets...)
@@ -237,7 +237,7 @@ func TestOwnCommandLine(t *testing.T) {
 	}
 	// the first rank may be the only one to come to it
 	code, _, stderr = mpirun(t, "3", nil, quick, "--ranks", "2")
-	if code != 1 || strings.Count(stderr, "ulysses-mpi: rank 0 on "+host+": --ranks 2 under mpirun (Open MPI) with 3 tasks") != 1 {
+	if code != 1 || strings.Count(stderr, "ulysses-mpi: rank 0 on "+host+": --ranks 2: mpirun (Open MPI) has started 3 tasks; leave out --ranks") != 1 {
 		t.Errorf("exit %d: %s", code, stderr)
 	}
 }

@@ -161,7 +161,7 @@ class Wheel(unittest.TestCase):
         inside, plugin, said = self.probe(run)
         self.assertEqual(plugin, str(inside / PLUGIN.name))
         self.assertRegex(
-            said, f"^DeviceError: .*CUDA plug-in {re.escape(plugin)} does not fit this program"
+            said, f"^DeviceError: .*CUDA plug-in {re.escape(plugin)} does not match this program"
         )
 
     @need(PLUGIN.exists(), "no build/cuda/libulysses_cuda.so", "run make cuda")
