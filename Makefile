@@ -93,10 +93,11 @@ mpi-shim:
 ABI := 0
 VERSION := $(shell cat internal/version/VERSION)
 EXPORTS := -Wl,--version-script=$(CURDIR)/capi/ulysses.map -Wl,-soname,libulysses.so.$(ABI)
-LIBRARY = CGO_ENABLED=1 $(GO) build -buildmode=c-shared -ldflags "$(STAMP_FLAGS)
+# $(call LIBRARY,linker flags,file) builds the library.
+LIBRARY = CGO_ENABLED=1 $(GO) build -buildmode=c-shared -ldflags "$(STAMP_FLAGS) $(1)" -o $(2) ./capi
 lib:
 	@mkdir -p lib
-	$(LIBRARY) -extldflags '$(EXPORTS)'" -o lib/libulysses.so.$(ABI) ./capi
+	$(call LIBRARY,-extldflags '$(EXPORTS)',lib/libulysses.so.$(ABI))
 	@rm -f lib/libulysses.so.h lib/libulysses.h lib/libulysses.so.$(ABI).h && ln -sf libulysses.so.$(ABI) lib/libulysses.so
 	@if command -v $(MPICC) >/dev/null; then $(MAKE) --no-print-directory mpi-shim; else \
 	  echo "lib: no $(MPICC), so libulysses.so works only in hosts without MPI; make deps installs it"; fi
@@ -107,8 +108,7 @@ lib:
 GLIBC ?= 2.28
 portable: lib .venv/link
 	@mkdir -p build/portable && rm -f build/portable/*
-	GLIBC=$(GLIBC) $(LIBRARY) -extld $(CURDIR)/scripts/link.sh -extldflags '$(EXPORTS) -Wl,-s'" \
-	  -o build/portable/libulysses.so ./capi
+	GLIBC=$(GLIBC) $(call LIBRARY,-extld $(CURDIR)/scripts/link.sh -extldflags '$(EXPORTS)',build/portable/libulysses.so)
 	@rm -f build/portable/libulysses.h && for f in lib/libulysses_mpi_*.so; do [ ! -e "$$f" ] || cp "$$f" build/portable/; done
 
 .venv/link: tools/link.txt

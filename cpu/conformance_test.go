@@ -12,18 +12,23 @@ import (
 func TestConformance(t *testing.T) {
 	for _, isa := range ISAs() {
 		t.Run(isa, func(t *testing.T) {
-			open := func(t testing.TB, workers int) device.Device {
-				d, err := New(Options{Workers: workers, ISA: isa})
-				if err != nil {
-					t.Fatal(err)
-				}
-				return d
-			}
+			open := opener(isa)
 			if row, err := choose(isa); err == nil && row.rest != nil {
 				conformance.RunSome(t, open, "Gemm", "Attention", "AttentionLaws", "Aligned", "Far")
 				return
 			}
 			conformance.Run(t, open)
 		})
+	}
+}
+
+// opener opens devices with an instruction set.
+func opener(isa string) conformance.Opener {
+	return func(t testing.TB, workers int) device.Device {
+		d, err := New(Options{Workers: workers, ISA: isa})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
 	}
 }

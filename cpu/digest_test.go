@@ -7,7 +7,6 @@ import (
 	"strings"
 	"testing"
 
-	"ulysses/device"
 	"ulysses/testkit/conformance"
 )
 
@@ -26,14 +25,7 @@ func TestDigests(t *testing.T) {
 	var is []string
 	for _, isa := range ISAs() {
 		t.Run(isa, func(t *testing.T) {
-			open := func(t testing.TB, workers int) device.Device {
-				d, err := New(Options{Workers: workers, ISA: isa})
-				if err != nil {
-					t.Fatal(err)
-				}
-				return d
-			}
-			conformance.RunDigests(t, open, func(name string, hash uint64) {
+			conformance.RunDigests(t, opener(isa), func(name string, hash uint64) {
 				is = append(is, fmt.Sprintf("%s %016x", name, hash))
 			})
 		})

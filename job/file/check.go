@@ -13,7 +13,7 @@ import (
 )
 
 // rule is a fault of a key that depends on other keys. holds reports whether the job has the fault;
-// it is called after each key was checked by itself.
+// it is called after the checks of single keys.
 type rule struct {
 	key   string
 	holds func(j *Job) bool
