@@ -110,6 +110,9 @@ func (d *Device) checkAttention(c *check, a *device.Attention, backward bool) (l
 	if dim < 1 || dv < 1 {
 		c.fail("keys have %d features and values %d; both need at least 1", dim, dv)
 	}
+	if !a.Sinks.IsNil() || !a.Slopes.IsNil() || !a.BlockMask.IsNil() || a.Shift != nil || a.Softcap != 0 || a.Dropout != 0 || a.Carry {
+		c.fail("sinks, slopes, block masks, shifts, soft caps, dropout and carry are not built")
+	}
 	checkDocuments(c, "CuQ", a.CuQ, tq)
 	checkDocuments(c, "CuK", a.CuK, tk)
 	if len(a.CuQ) != len(a.CuK) {

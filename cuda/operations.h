@@ -34,16 +34,31 @@ typedef struct {
   uly_tensor v;
   uly_tensor out;
   uly_tensor lse;
+  uly_tensor sinks;
+  uly_tensor slopes;
+  uly_tensor block_mask;
   uly_list cu_q;
   uly_list cu_k;
+  uly_list shift;
   uly_list kv_head;
   bool causal;
   const uly_window *window;
   double scale;
+  double softcap;
+  double dropout;
+  int64_t seed;
+  int64_t head_at;
+  int64_t query_at;
+  int64_t key_at;
+  int64_t query_seq;
+  int64_t key_seq;
+  int64_t block_rows;
+  int64_t block_columns;
+  bool carry;
   uly_tensor workspace;
   bool deterministic;
 } uly_attention;
-ULY_SIZE(uly_attention, 968)
+ULY_SIZE(uly_attention, 1512)
 
 typedef struct {
   uly_attention attention;
@@ -51,8 +66,10 @@ typedef struct {
   uly_tensor dq;
   uly_tensor dk;
   uly_tensor dv;
+  uly_tensor dsinks;
+  uly_tensor dslopes;
 } uly_attention_grad;
-ULY_SIZE(uly_attention_grad, 1544)
+ULY_SIZE(uly_attention_grad, 2376)
 
 typedef struct {
   uly_tensor dst;
@@ -383,4 +400,4 @@ ULY_SIZE(uly_swiglu, 432)
   X(SWIGLU_FORWARD, swiglu_forward, uly_swiglu)
 
 // A checksum of the above: program and plug-in must have the same operations.
-#define ULY_OPERATIONS_SUM 0x08f6a128u
+#define ULY_OPERATIONS_SUM 0x024645e1u

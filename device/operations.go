@@ -23,6 +23,7 @@ import (
 //	host            the tensor may be in host memory
 //	documents       a list of boundaries of documents, with at least one entry; all such lists
 //	                of a call have the same length
+//	shifts          a list with one entry for each document, or nil
 //	heads=T         a list with one entry for each head (axis 1) of the tensor T, or nil
 //	unused=T        of an embedded struct: the operation does not use its tensor T
 //
@@ -97,6 +98,7 @@ func (p *Operand) Passes(args unsafe.Pointer) int64 {
 type List struct {
 	Name      string
 	Documents bool  // boundaries of documents
+	shifts    bool  // one entry for each document
 	entry     int64 // bytes; 0 = a pointer
 	heads     string
 	of        uintptr // the tensor whose heads are counted, where heads is set
@@ -134,6 +136,8 @@ func (o *Operation) Check(args unsafe.Pointer, sizesOnly bool) error {
 			first = l
 		case l.Documents && l.len(args) != first.len(args):
 			return status.Errorf(status.InvalidArgument, "%s has %d documents, %s has %d; they must agree", first.Name, first.len(args)-1, l.Name, l.len(args)-1)
+		case l.shifts && !l.isNil(args) && first != nil && l.len(args) != first.len(args)-1:
+			return status.Errorf(status.InvalidArgument, "%s has %d documents, %s has %d entries; pass one entry for each document", first.Name, first.len(args)-1, l.Name, l.len(args))
 		case l.heads != "" && !l.isNil(args):
 			if heads := (*tensor.Tensor)(unsafe.Add(args, l.of)).Shape[1]; l.len(args) != heads {
 				return status.Errorf(status.InvalidArgument, "%s has %d entries, %s has %d heads; pass one entry for each head", l.Name, l.len(args), l.heads, heads)
@@ -199,7 +203,7 @@ func (o *Operation) add(t reflect.Type, base uintptr, unused string) {
 			p := newOperand(t, f, field)
 			p.offset, p.Unused = at, f.Name == unused
 			if unused != "" && !p.Scratch {
-				p.In, p.Out, p.Add = true, false, false
+				p.In, p.Out, p.Add, p.ifIn = true, false, false, 0
 			}
 			o.Operands = append(o.Operands, p)
 		case f.Type.Kind() == reflect.Slice, f.Type.Kind() == reflect.Pointer:
@@ -250,6 +254,8 @@ func newList(t reflect.Type, f reflect.StructField, field func(name string) uint
 	switch what, of, _ := strings.Cut(tag, "="); what {
 	case "documents":
 		l.Documents = true
+	case "shifts":
+		l.shifts = true
 	case "heads":
 		l.heads, l.of = of, field(of)
 	case "":

@@ -191,26 +191,58 @@ type CrossEntropy struct {
 	GradScale float64
 }
 
-// Attention is softmax(scale·q·kᵀ)·v for packed documents, without an S×S matrix (Dao 2023).
+// Attention is softmax(bias + cap(scale·q·kᵀ))·v for packed documents, without an S×S matrix (Dao
+// 2023).
 //
 // CuQ and CuK divide the token axes of queries and of keys into documents. They are in host memory
 // and have n+1 entries from 0 to T, not decreasing. The queries of document i see the keys of
-// document i only. Causal is aligned bottom-right: query i of a document with sq queries and sk
-// keys sees the keys j <= i + sk - sq. A window [l, r] allows the keys i+sk-sq-l <= j <= i+sk-sq+r.
-// If both are set, both must allow a key. A query that sees no key has out 0, lse -inf and zero
-// gradients. A query whose scores are all -inf has NaN in out.
+// document i only. Query row i is aligned with key row i + Shift of the document; without Shift,
+// the last query of a document is aligned with its last key. Causal allows the keys up to the
+// aligned one. A window [l, r] allows l keys before and r keys after the aligned one. A block mask
+// allows the keys of its blocks. Everything that is set must allow a key. A query that sees no key
+// has out 0, lse -inf (with Sinks: the sink) and zero gradients. A query whose scores are all -inf
+// has NaN in out.
+//
+// The order is: score·Scale, Softcap, Slopes, masks, softmax with Sinks, Dropout, product with v.
+// The LSE is over the biased and capped scores and the sink, without dropout.
 type Attention struct {
 	// [Tq, Hq, D], [Tk, Hkv, D], [Tk, Hkv, Dv]; last axis dense, other strides arbitrary
 	Q, K, V tensor.Tensor `op:"in"`
-	Out     tensor.Tensor `op:"out"` // [Tq, Hq, Dv]
+	// [Tq, Hq, Dv] of the type of Q; F32 with Carry
+	Out tensor.Tensor `op:"in=Carry,out"`
 	// [Tq, Hq] F32, arbitrary strides; natural logarithm
-	LSE      tensor.Tensor `op:"out"`
-	CuQ, CuK []int64       `op:"documents"`
+	LSE tensor.Tensor `op:"in=Carry,out"`
+	// [Hq] F32: the logit of a key without a value, which every query of the head sees (gpt-oss)
+	Sinks tensor.Tensor `op:"in,optional"`
+	// [Hq] F32: a key at distance j from the aligned one, negative before it, has the bias slope·j
+	// (ALiBi, Press et al. 2022)
+	Slopes tensor.Tensor `op:"in,optional"`
+	// U8 [Hq or 1, ⌈QuerySeq/BlockRows⌉, ⌈KeySeq/BlockColumns⌉], dense: 0 hides a block of queries
+	// and keys of a sequence, in each sequence of the batch
+	BlockMask tensor.Tensor `op:"in,optional"`
+	CuQ, CuK  []int64       `op:"documents"`
+	Shift     []int64       `op:"shifts"` // of each document; nil = CuK[i+1] - CuQ[i+1]
 	// key head of each query head, not decreasing; nil = h/(Hq/Hkv)
-	KVHead []int64 `op:"heads=Q"`
-	Causal bool
-	Window *Window // nil = unbounded
-	Scale  float64 // the caller resolves 0 = 1/sqrt(D)
+	KVHead  []int64 `op:"heads=Q"`
+	Causal  bool
+	Window  *Window // nil = unbounded
+	Scale   float64 // the caller resolves 0 = 1/sqrt(D)
+	Softcap float64 // c > 0: a scaled score x becomes c·tanh(x/c); 0 = off
+
+	// Dropout is the probability that a softmax weight becomes 0; the others are divided by 1 -
+	// Dropout. The choice is a function of Seed, head, query and key alone (ref.Keeps): HeadAt plus
+	// the head, QueryAt plus the row of the query, KeyAt plus the row of the key.
+	Dropout      float64
+	Seed, HeadAt int64
+	// The numbers of the first query and key among all tokens of the batch, and the tokens of a
+	// sequence of queries and of keys. BlockMask needs them all; Dropout needs the first two.
+	QueryAt, KeyAt, QuerySeq, KeySeq int64
+	BlockRows, BlockColumns          int64
+
+	// Carry adds keys to a softmax that has begun: Out, in F32, and LSE are the result over the
+	// keys of earlier calls, or 0 and -inf, or 0 and the sink (Sinks is then nil). Backward ignores
+	// it.
+	Carry bool
 	// U8, at least AttentionWorkspace bytes, aligned to Info.Align
 	Workspace tensor.Tensor `op:"scratch"`
 
@@ -233,11 +265,17 @@ type Window struct{ Left, Right int64 }
 
 // AttentionGrad is the derivative of Attention, with Out and LSE of the forward pass. DK and DV of
 // a key head are summed over its query heads in index order; they are zero for a key head without
-// query heads.
+// query heads. If a softmax was carried through several calls, each gradient call has Out and LSE
+// of the last, and the gradients of the calls add up.
 type AttentionGrad struct {
 	Attention
-	DOut       tensor.Tensor `op:"in"`  // [Tq, Hq, Dv]
-	DQ, DK, DV tensor.Tensor `op:"out"` // shapes of Q, K, V
+	DOut tensor.Tensor `op:"in"` // [Tq, Hq, Dv], of the type of Q
+	// shapes of Q, K, V; all of the type of Q, or all F32
+	DQ, DK, DV tensor.Tensor `op:"out"`
+	// [Hq] F32: -Σ exp(sink - lse)·(dout·out) over all queries of the call; needs Sinks
+	DSinks tensor.Tensor `op:"out,optional"`
+	// [Hq] F32: the sum of the scores' gradients times their distances; needs Slopes
+	DSlopes tensor.Tensor `op:"out,optional"`
 }
 
 // Range is the elements [Lo, Hi) of a flat tensor.

@@ -43,6 +43,8 @@ int32_t attention_check(uly_device *d, const AttentionArgs &a) {
   c.rows("v", a.v, type, {tk, hkv, -1});
   c.rows("out", a.out, type, {tq, hq, dv});
   c.shape("lse", a.lse, ULY_F32, {tq, hq});
+  if (a.sinks.data || a.slopes.data || a.block_mask.data || a.shift.data || a.softcap != 0 || a.dropout != 0 || a.carry)
+    c.refuse("sinks, slopes, block masks, shifts, soft caps, dropout and carry are not built");
   if (dim < 1 || dv < 1) c.refuse("head sizes %lld and %lld: they must be at least 1", (long long)dim, (long long)dv);
   c.documents("CuQ", a.cu_q, tq);
   c.documents("CuK", a.cu_k, tk);
