@@ -28,6 +28,15 @@ type Args struct {
 	// Backward are then the gradients of the normalized heads.
 	QNorm, KNorm HeadNorm
 
+	// Options of the layer, in the memory of the device, equal on all ranks.
+	Sinks  tensor.Tensor // [Hq] F32, with Layer.Sinks
+	Slopes tensor.Tensor // [Hq] F32, with Layer.ALiBi
+	// U8 [Hq or 1, ⌈Seq/BlockRows⌉, ⌈KVSeq/BlockColumns⌉], dense, with Layer.BlockRows
+	BlockMask tensor.Tensor
+	// Seed chooses the dropout, together with head, query and key. Use another one in each layer
+	// and step. Forward and Backward of a call need the same.
+	Seed int64
+
 	// Saved is U8, Sizes.Saved bytes, aligned to Info.Align; nil = Backward is not called
 	Saved tensor.Tensor
 	// SavedLSE is U8 and optional. With it, the LSE is saved there, and SeparateSizes has the bytes
@@ -52,14 +61,18 @@ type Grads struct {
 	DQ   tensor.Tensor // [B, rows, Hq, D]
 	DK   tensor.Tensor // [B, kvrows, Hkv, D]
 	DV   tensor.Tensor // [B, kvrows, Hkv, Dv]
+	// Gradients of Sinks and Slopes, optional: this rank's terms, so the gradient is the sum over
+	// all ranks
+	DSinks  tensor.Tensor // [Hq] F32
+	DSlopes tensor.Tensor // [Hq] F32
 }
 
 // Sizes has the bytes of Args.Saved and Args.Workspace.
 type Sizes struct{ Saved, Workspace int64 }
 
-// local has the tensors of a rank's attention: all tokens of its heads, in the device's preferred
-// layout. A single rank copies into this layout too: CPU kernels gain more from it (6-13 %) than
-// the copy costs (1-4 %), and the backward pass needs a copy in any case.
+// local has the tensors of a rank's attention: all tokens of its group, of its heads, in the
+// device's preferred layout. A single rank copies into this layout too: CPU kernels gain more from
+// it (6-13 %) than the copy costs (1-4 %), and the backward pass needs a copy in any case.
 type local struct {
 	q, k, v, out tensor.Tensor // [hq, B, S, D], [hkv, B, Sk, D], [hkv, B, Sk, Dv], [hq, B, S, Dv]
 	lse          tensor.Tensor // [hq, B, S, 1]
@@ -81,7 +94,7 @@ func (p *Plan) allocForward(b *Batch, c, lse *device.Allocator) local {
 	if lse == nil {
 		lse = c
 	}
-	x.lse = p.alloc(lse, tensor.F32, p.query[p.rank].n(), b.spec.Batch, b.queries.n, 1)
+	x.lse = p.alloc(lse, tensor.F32, p.query[p.rank].n(), b.spec.Batch, x.q.Shape[2], 1)
 	return x
 }
 
@@ -97,10 +110,12 @@ func (p *Plan) savedBuffers(a *Args) (keep device.Allocator, lse *device.Allocat
 // allocQKVOut allocates q, k, v and out, or their gradients.
 func (p *Plan) allocQKVOut(b *Batch, c *device.Allocator) (d local) {
 	l, hq, hkv, n := p.layer, p.query[p.rank].n(), p.key[p.rank].n(), b.spec.Batch
-	d.q = p.alloc(c, l.DType, hq, n, b.queries.n, l.Dim)
-	d.k = p.alloc(c, l.DType, hkv, n, b.keys.n, l.Dim)
-	d.v = p.alloc(c, l.DType, hkv, n, b.keys.n, l.VDim)
-	d.out = p.alloc(c, l.DType, hq, n, b.queries.n, l.VDim)
+	sch := p.scheduleOf(b)
+	nq, nk := rows(sch.queries.attention[sch.group]), rows(sch.keys.attention[sch.group])
+	d.q = p.alloc(c, l.DType, hq, n, nq, l.Dim)
+	d.k = p.alloc(c, l.DType, hkv, n, nk, l.Dim)
+	d.v = p.alloc(c, l.DType, hkv, n, nk, l.VDim)
+	d.out = p.alloc(c, l.DType, hq, n, nq, l.VDim)
 	return d
 }
 
@@ -110,28 +125,49 @@ func (p *Plan) Sizes(b *Batch) Sizes { return p.sizes(b, b.queries.cu) }
 // MaxSizes returns the bytes that calls need with any batch of at most these extents and any
 // documents. It is for memory that is planned before the batches are known, and for buffers that
 // serve batches of different lengths. Not collective.
-func (p *Plan) MaxSizes(batch, seq, kvSeq int64) (Sizes, error) {
-	b, err := newBatch(p.rank, p.size, BatchSpec{Batch: batch, Seq: seq, KVSeq: kvSeq})
+func (p *Plan) MaxSizes(batch, seq, kvSeq int64) (most Sizes, err error) {
+	err = p.eachMax(batch, seq, kvSeq, func(b *Batch) {
+		s := p.sizes(b, nil)
+		most = Sizes{max(most.Saved, s.Saved), max(most.Workspace, s.Workspace)}
+	})
+	return most, err
+}
+
+// eachMax calls f with the batches of these extents that need the most memory. With a ring, these
+// are one for each placement of the rows.
+func (p *Plan) eachMax(batch, seq, kvSeq int64, f func(b *Batch)) error {
+	b, err := newBatch(p.rank, p.size, BatchSpec{Batch: batch, Seq: seq, KVSeq: kvSeq, Ring: p.ring})
 	if err != nil {
-		return Sizes{}, err
+		return err
 	}
-	return p.sizes(b, nil), nil
+	if p.ring == 1 {
+		f(b)
+		return nil
+	}
+	zigzag, err := newBatch(p.rank, p.size, BatchSpec{Batch: batch, Seq: seq, KVSeq: kvSeq, Ring: p.ring, Zigzag: true})
+	if err != nil {
+		return err
+	}
+	for _, b := range []*Batch{b, zigzag} {
+		for _, placement := range []int{inOrder, inZigzag} {
+			x := *b // the schedule is kept by the address of the batch
+			x.unknownDocuments, x.placement = true, placement
+			f(&x)
+		}
+	}
+	return nil
 }
 
 // sizes computes Sizes for documents that start at cuQ among the queries; nil means any documents.
 func (p *Plan) sizes(b *Batch, cuQ []int64) Sizes {
 	saved, ws := device.Allocator{Align: p.align}, device.Allocator{Align: p.align}
 	x := p.allocForward(b, &saved, nil)
-	p.describe(b, &x)
-	if p.attention.CuQ = cuQ; cuQ == nil {
-		p.attention.CuK = nil
-	}
 	// Forward without Saved has these tensors in the workspace.
-	scratch := max(p.wireBytes(b, false), p.dev.AttentionWorkspace(&p.attention, false))
+	scratch := max(p.wireBytes(b, false), p.passBytes(b, &x, cuQ, false))
 	size := Sizes{Workspace: device.Padded(p.dev, saved.Used) + scratch}
 	if !p.layer.NoBackward {
 		p.allocQKVOut(b, &ws)
-		scratch = max(p.wireBytes(b, true), p.dev.AttentionWorkspace(&p.attention, true))
+		scratch = max(p.wireBytes(b, true), p.passBytes(b, &x, cuQ, true))
 		// also on a rank without heads, because a nil Saved means that there is no backward
 		size.Saved = max(saved.Used, p.align)
 		size.Workspace = max(size.Workspace, device.Padded(p.dev, ws.Used)+scratch)
@@ -139,31 +175,60 @@ func (p *Plan) sizes(b *Batch, cuQ []int64) Sizes {
 	return size
 }
 
+// passBytes returns the scratch of the attention of a pass.
+func (p *Plan) passBytes(b *Batch, x *local, cuQ []int64, backward bool) int64 {
+	if p.ring > 1 {
+		c := device.Allocator{Align: p.align}
+		p.ringBuffers(b, x, &c, backward)
+		return c.Used
+	}
+	p.describe(b, x, nil)
+	if p.attention.CuQ = cuQ; cuQ == nil {
+		p.attention.CuK = nil
+	}
+	return p.dev.AttentionWorkspace(&p.attention, backward)
+}
+
 // Reserve makes the communicator allocate, before the first step, the buffers for batches of at
 // most these extents (comm.Reserve). Not collective.
 func (p *Plan) Reserve(batch, seq, kvSeq int64) error {
-	b, err := newBatch(p.rank, p.size, BatchSpec{Batch: batch, Seq: seq, KVSeq: kvSeq})
-	if err != nil {
+	most := int64(0)
+	if err := p.eachMax(batch, seq, kvSeq, func(b *Batch) { most = max(most, p.mostWire(b)) }); err != nil {
 		return err
 	}
-	return p.ReserveFor(b)
+	return p.reserve(most)
 }
 
 // ReserveFor is Reserve for one batch.
-func (p *Plan) ReserveFor(b *Batch) error {
-	return comm.Reserve(p.comm, 1, max(p.wireBytes(b, false), p.wireBytes(b, true)))
+func (p *Plan) ReserveFor(b *Batch) error { return p.reserve(p.mostWire(b)) }
+
+// reserve reserves buffers for all-to-alls of so many bytes. A ring has three in progress: keys of
+// the next step, and gradients of the last.
+func (p *Plan) reserve(bytes int64) error {
+	n := 1
+	if p.ring > 1 {
+		n = 2
+	}
+	return comm.Reserve(p.comm, n, bytes)
 }
 
-// wireBytes returns the bytes, sent and received, of the largest all-to-all of a pass.
+// mostWire returns the bytes, sent and received, of the largest all-to-all.
+func (p *Plan) mostWire(b *Batch) int64 {
+	return max(p.wireBytes(b, false), p.wireBytes(b, true), p.ringWireBytes(b))
+}
+
+// wireBytes returns the bytes, sent and received, of the largest all-to-all of a pass between the
+// layouts of tokens and of attention.
 func (p *Plan) wireBytes(b *Batch, backward bool) int64 {
-	l, me, n, m := p.layer, p.rank, b.queries.rows, b.keys.rows
+	l, me, sch := p.layer, p.rank, p.scheduleOf(b)
+	n, m := sch.queries, sch.keys
 	var in, out, lse int64 // elements of a sequence, sent and received
 	for j := range p.size {
 		if j == me {
 			continue
 		}
-		q := p.query[j].n()*n[me].n() + p.query[me].n()*n[j].n()
-		k := p.key[j].n()*m[me].n() + p.key[me].n()*m[j].n()
+		q := p.query[j].n()*n.seqRows[j] + p.query[me].n()*n.headsRows[j]
+		k := p.key[j].n()*m.seqRows[j] + p.key[me].n()*m.headsRows[j]
 		in += q*l.Dim + k*(l.Dim+l.VDim)
 		out += q * l.VDim
 		lse += q
@@ -182,14 +247,44 @@ func (p *Plan) wireBytes(b *Batch, backward bool) int64 {
 // one type.
 func (p *Plan) lseWithOut() bool { return p.layer.DType == tensor.F32 }
 
-// describe sets the arguments of the device's operation.
-func (p *Plan) describe(b *Batch, x *local) {
-	p.attention = device.Attention{
-		Q: tokens(x.q), K: tokens(x.k), V: tokens(x.v), Out: tokens(x.out), LSE: tokens(x.lse).Select(2, 0),
-		CuQ: b.queries.cu, CuK: b.keys.cu, KVHead: p.kvHead, Causal: p.layer.Causal, Window: p.layer.Window, Scale: p.layer.Scale,
-		Deterministic: p.layer.Deterministic,
+// describe sets the arguments of the device's operation for all keys of this rank's heads.
+func (p *Plan) describe(b *Batch, x *local, a *Args) {
+	p.attention = p.options(b, a)
+	c := &p.attention
+	c.Q, c.K, c.V, c.Out, c.LSE = tokens(x.q), tokens(x.k), tokens(x.v), tokens(x.out), tokens(x.lse).Select(2, 0)
+	c.CuQ, c.CuK = b.queries.cu, b.keys.cu
+	if !p.layer.Sinks || a == nil {
+		return
 	}
+	c.Sinks = p.ofHeads(a.Sinks)
 }
+
+// options returns the arguments of the device's operation that are the same for all keys. a is nil
+// when sizes are computed, which do not depend on tensors.
+func (p *Plan) options(b *Batch, a *Args) device.Attention {
+	l, h := &p.layer, p.query[p.rank]
+	c := device.Attention{
+		KVHead: p.kvHead, Causal: l.Causal, Window: l.Window, Scale: l.Scale, Softcap: l.Softcap, Dropout: l.Dropout, HeadAt: h.lo,
+		QuerySeq: b.queries.n, KeySeq: b.keys.n, BlockRows: l.BlockRows, BlockColumns: l.BlockColumns, Deterministic: l.Deterministic,
+	}
+	switch {
+	case a == nil && l.BlockRows > 0: // the sizes depend on whether there is a mask
+		c.BlockMask = tensor.Of(nil, tensor.U8, 1, ceil(b.queries.n, l.BlockRows), ceil(b.keys.n, l.BlockColumns))
+	case a == nil:
+	default:
+		c.Seed = a.Seed
+		if l.ALiBi {
+			c.Slopes = p.ofHeads(a.Slopes)
+		}
+		if c.BlockMask = a.BlockMask; l.BlockRows > 0 && a.BlockMask.Shape[0] > 1 {
+			c.BlockMask = p.ofHeads(a.BlockMask)
+		}
+	}
+	return c
+}
+
+// ceil returns ⌈n/d⌉.
+func ceil(n, d int64) int64 { return (n + d - 1) / d }
 
 // tokens views [h, B, S, D] as the [T, h, D] of the device's operations.
 func tokens(x tensor.Tensor) tensor.Tensor { return x.Flatten(1, 2).Permute(1, 0, 2) }
@@ -212,18 +307,15 @@ func (p *Plan) Forward(s device.Stream, b *Batch, a *Args) error {
 	if err := p.seqToHeads(s, scratch, qkv[:]); err != nil {
 		return err
 	}
-	if x.q.Numel() > 0 {
-		p.describe(b, &x)
-		p.attention.Workspace = scratch
-		if err := p.dev.AttentionForward(s, &p.attention); err != nil {
-			return err
-		}
+	if err := p.attend(s, b, a, &x, scratch); err != nil {
+		return err
 	}
-	out := [2]reshardTensor{{seq: a.Out, heads: x.out, split: p.query, rows: b.queries.rows}}
+	rows := p.scheduleOf(b).queries.exchange
+	out := [2]reshardTensor{{seq: a.Out, heads: x.out, split: p.query, rows: rows}}
 	if a.LSE.IsNil() {
 		return p.headsToSeq(s, scratch, out[:1])
 	}
-	out[1] = reshardTensor{seq: addUnitAxis(a.LSE), heads: x.lse, split: p.query, rows: b.queries.rows}
+	out[1] = reshardTensor{seq: addUnitAxis(a.LSE), heads: x.lse, split: p.query, rows: rows}
 	if p.lseWithOut() {
 		return p.headsToSeq(s, scratch, out[:])
 	}
@@ -233,12 +325,27 @@ func (p *Plan) Forward(s device.Stream, b *Batch, a *Args) error {
 	return p.headsToSeq(s, scratch, out[1:])
 }
 
+// attend computes out and lse of x from its q, k and v.
+func (p *Plan) attend(s device.Stream, b *Batch, a *Args, x *local, scratch tensor.Tensor) error {
+	if p.ring > 1 {
+		return p.ringForward(s, b, a, x, scratch)
+	}
+	if x.q.Numel() == 0 {
+		return nil
+	}
+	p.describe(b, x, a)
+	p.attention.Workspace = scratch
+	return p.dev.AttentionForward(s, &p.attention)
+}
+
 // qkvTensors returns q, k and v for seqToHeads.
 func (p *Plan) qkvTensors(b *Batch, a *Args, x *local) [3]reshardTensor {
+	sch := p.scheduleOf(b)
+	q, k := sch.queries.exchange, sch.keys.exchange
 	return [...]reshardTensor{
-		{seq: a.Q, heads: x.q, split: p.query, rows: b.queries.rows, cos: a.Cos, sin: a.Sin, norm: a.QNorm},
-		{seq: a.K, heads: x.k, split: p.key, rows: b.keys.rows, cos: a.Cos, sin: a.Sin, norm: a.KNorm},
-		{seq: a.V, heads: x.v, split: p.key, rows: b.keys.rows},
+		{seq: a.Q, heads: x.q, split: p.query, rows: q, cos: a.Cos, sin: a.Sin, norm: a.QNorm},
+		{seq: a.K, heads: x.k, split: p.key, rows: k, cos: a.Cos, sin: a.Sin, norm: a.KNorm},
+		{seq: a.V, heads: x.v, split: p.key, rows: k},
 	}
 }
 
@@ -252,24 +359,52 @@ func (p *Plan) Backward(s device.Stream, b *Batch, a *Args, g *Grads) error {
 	ws := device.Allocator{Mem: bytesOf(a.Workspace), Align: p.align}
 	x, d := p.allocForward(b, &keep, lse), p.allocQKVOut(b, &ws)
 	scratch := ws.Rest()
-	dout := [...]reshardTensor{{seq: g.DOut, heads: d.out, split: p.query, rows: b.queries.rows}}
+	sch := p.scheduleOf(b)
+	q, k := sch.queries.exchange, sch.keys.exchange
+	dout := [...]reshardTensor{{seq: g.DOut, heads: d.out, split: p.query, rows: q}}
 	if err := p.seqToHeads(s, scratch, dout[:]); err != nil {
 		return err
 	}
-	if x.q.Numel() > 0 {
-		p.describe(b, &x)
-		p.attention.Workspace = scratch
-		p.gradient = device.AttentionGrad{Attention: p.attention, DOut: tokens(d.out), DQ: tokens(d.q), DK: tokens(d.k), DV: tokens(d.v)}
-		if err := p.dev.AttentionBackward(s, &p.gradient); err != nil {
-			return err
-		}
+	if err := p.backAttend(s, b, a, g, &x, &d, scratch); err != nil {
+		return err
 	}
 	qkv := [...]reshardTensor{
-		{seq: g.DQ, heads: d.q, split: p.query, rows: b.queries.rows, cos: a.Cos, sin: a.Sin},
-		{seq: g.DK, heads: d.k, split: p.key, rows: b.keys.rows, first: p.shared(), cos: a.Cos, sin: a.Sin},
-		{seq: g.DV, heads: d.v, split: p.key, rows: b.keys.rows, first: p.shared()},
+		{seq: g.DQ, heads: d.q, split: p.query, rows: q, cos: a.Cos, sin: a.Sin},
+		{seq: g.DK, heads: d.k, split: p.key, rows: k, first: p.shared(), cos: a.Cos, sin: a.Sin},
+		{seq: g.DV, heads: d.v, split: p.key, rows: k, first: p.shared()},
 	}
 	return p.headsToSeq(s, scratch, qkv[:])
+}
+
+// backAttend computes q, k and v of d, the gradients of q, k and v of x, from out of d.
+func (p *Plan) backAttend(s device.Stream, b *Batch, a *Args, g *Grads, x, d *local, scratch tensor.Tensor) error {
+	for _, t := range [...]tensor.Tensor{g.DSinks, g.DSlopes} { // zero for the heads of other ranks
+		if !t.IsNil() {
+			if err := p.dev.Fill(s, t, 0); err != nil {
+				return err
+			}
+		}
+	}
+	if p.ring > 1 {
+		return p.ringBackward(s, b, a, g, x, d, scratch)
+	}
+	if x.q.Numel() == 0 {
+		return nil
+	}
+	p.describe(b, x, a)
+	p.attention.Workspace = scratch
+	p.gradient = device.AttentionGrad{Attention: p.attention, DOut: tokens(d.out), DQ: tokens(d.q), DK: tokens(d.k), DV: tokens(d.v),
+		DSinks: p.ofHeads(g.DSinks), DSlopes: p.ofHeads(g.DSlopes)}
+	return p.dev.AttentionBackward(s, &p.gradient)
+}
+
+// ofHeads returns the elements of this rank's query heads in a tensor [Hq], or nothing if it is
+// absent.
+func (p *Plan) ofHeads(t tensor.Tensor) tensor.Tensor {
+	if t.IsNil() {
+		return t
+	}
+	return t.Slice(0, p.query[p.rank].lo, p.query[p.rank].hi)
 }
 
 // shared returns owned if a key head is on several ranks, else nil.

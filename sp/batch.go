@@ -27,14 +27,51 @@ type BatchSpec struct {
 	Positions []int64
 	Rows      []int64 // by rank, with the sum Seq; may be 0; nil = by comm.Shard
 	KVRows    []int64 // by rank, with the sum KVSeq; nil = Rows if KVSeq is Seq, else by comm.Shard
-	_         struct{}
+	// Ring is the number of groups of a ring, for plans with this Layer.Ring; 0 = 1. It divides the
+	// number of ranks. Ranks of a group are neighbors: rank = group · (ranks/Ring) + rank in group.
+	Ring int64
+	// Zigzag divides a sequence into 2·Ring chunks. Group r has chunks r and 2·Ring-1-r, which are
+	// divided evenly among its ranks (Rows must be nil). With a causal mask each group then has the
+	// same work, and the all-to-alls stay inside of the groups.
+	Zigzag bool
+	_      struct{}
 }
 
 // axis is the sharding of the queries or of the keys of a sequence, with their documents.
 type axis struct {
-	n    int64   // tokens of a sequence
-	rows []span  // by rank
-	cu   []int64 // documents over Batch·n
+	n      int64   // tokens of a sequence
+	rows   []span  // by rank; of a zigzag batch, from the first token to the last one
+	tokens layout  // by rank
+	cu     []int64 // documents over Batch·n
+	// The layouts of attention: groups compute the rows of their ranks, or chunks of a zigzag.
+	inOrder, zigzag placement
+}
+
+// placement is a layout of attention and how this rank reaches it from the layout of tokens.
+type placement struct {
+	attention layout // by group of the ring
+	*exchange
+}
+
+// place computes the layouts of attention.
+func (x *axis) place(rank, ring int64, zigzag bool) {
+	if zigzag {
+		x.tokens = zigzagTokens(x.n, ring, int64(len(x.rows)))
+		for r, ranges := range x.tokens {
+			if x.rows[r] = (span{}); len(ranges) > 0 {
+				x.rows[r] = span{ranges[0].lo, ranges[len(ranges)-1].hi}
+			}
+		}
+	} else {
+		x.tokens = contiguous(x.rows)
+	}
+	x.inOrder.attention = x.tokens.grouped(ring)
+	x.inOrder.exchange = newExchange(x.tokens, x.inOrder.attention, rank)
+	x.zigzag = x.inOrder
+	if ring > 1 && !zigzag {
+		x.zigzag.attention = zigzagChunks(x.n, ring)
+		x.zigzag.exchange = newExchange(x.tokens, x.zigzag.attention, rank)
+	}
 }
 
 // Batch has the lengths and documents of a BatchSpec for the ranks of a communicator, after all
@@ -43,6 +80,10 @@ type Batch struct {
 	spec          BatchSpec // KVSeq resolved
 	rank, size    int64
 	queries, keys axis
+
+	// of a batch that is only for computing the largest sizes
+	unknownDocuments bool
+	placement        int // inOrder or inZigzag; placed = the plan chooses
 }
 
 // NewBatch makes a batch for the ranks of c. It sends one small message. A batch that is not
@@ -58,7 +99,9 @@ func NewBatch(c comm.Comm, s BatchSpec) (*Batch, error) {
 		comm.List("cu_seqlens_k", s.CuSeqlensKV),
 		comm.List("positions", s.Positions),
 		comm.List("rows", s.Rows),
-		comm.List("kv_rows", s.KVRows))
+		comm.List("kv_rows", s.KVRows),
+		comm.Field{Name: "ring", Value: number(s.Ring)},
+		comm.Field{Name: "zigzag", Value: strconv.FormatBool(s.Zigzag)})
 	if err != nil {
 		return nil, err
 	}
@@ -79,6 +122,15 @@ func newBatch(rank, size int64, s BatchSpec) (*Batch, error) {
 	if s.KVSeq == 0 {
 		s.KVSeq = s.Seq
 	}
+	if s.Ring == 0 {
+		s.Ring = 1
+	}
+	if s.Ring < 1 || size%s.Ring != 0 {
+		return nil, status.Errorf(status.InvalidArgument, "sp.NewBatch: ring is %d with %d ranks; set it to a divisor of the number of ranks", s.Ring, size)
+	}
+	if s.Zigzag && (s.Rows != nil || s.KVRows != nil) {
+		return nil, status.Errorf(status.InvalidArgument, "sp.NewBatch: rows are given for a zigzag batch, which divides sequences evenly; leave them out, or set zigzag to false")
+	}
 	if s.Batch < 1 || s.Seq < 1 || s.KVSeq < 1 {
 		return nil, status.Errorf(status.InvalidArgument,
 			"sp.NewBatch: batch %d, seq %d, kv_seq %d; set each to 1 or more", s.Batch, s.Seq, s.KVSeq)
@@ -97,6 +149,8 @@ func newBatch(rank, size int64, s BatchSpec) (*Batch, error) {
 	if err := b.documents(); err != nil {
 		return nil, err
 	}
+	b.queries.place(rank, s.Ring, s.Zigzag)
+	b.keys.place(rank, s.Ring, s.Zigzag)
 	// these belong to the caller
 	b.spec.CuSeqlens, b.spec.CuSeqlensKV, b.spec.Positions, b.spec.Rows, b.spec.KVRows = nil, nil, nil, nil, nil
 	return b, nil
@@ -251,20 +305,50 @@ func (b *Batch) Batch() int64 { return b.spec.Batch }
 func (b *Batch) Seq() int64   { return b.spec.Seq }
 func (b *Batch) KVSeq() int64 { return b.spec.KVSeq }
 
-// Lo and Hi bound this rank's queries of each sequence, KVLo and KVHi its keys. Rows and KVRows are
-// their numbers.
-func (b *Batch) Lo() int64     { return b.queries.rows[b.rank].lo }
-func (b *Batch) Hi() int64     { return b.queries.rows[b.rank].hi }
-func (b *Batch) Rows() int64   { return b.queries.rows[b.rank].n() }
-func (b *Batch) KVLo() int64   { return b.keys.rows[b.rank].lo }
-func (b *Batch) KVHi() int64   { return b.keys.rows[b.rank].hi }
-func (b *Batch) KVRows() int64 { return b.keys.rows[b.rank].n() }
+// Lo and Hi bound this rank's queries of each sequence, KVLo and KVHi its keys. A rank of a zigzag
+// batch has only some of the rows between them, see Ranges.
+func (b *Batch) Lo() int64   { return b.queries.rows[b.rank].lo }
+func (b *Batch) Hi() int64   { return b.queries.rows[b.rank].hi }
+func (b *Batch) KVLo() int64 { return b.keys.rows[b.rank].lo }
+func (b *Batch) KVHi() int64 { return b.keys.rows[b.rank].hi }
+
+// Rows and KVRows are the numbers of this rank's queries and keys of each sequence.
+func (b *Batch) Rows() int64   { return rows(b.queries.tokens[b.rank]) }
+func (b *Batch) KVRows() int64 { return rows(b.keys.tokens[b.rank]) }
+
+// Range is the tokens [Lo, Hi) of a sequence.
+type Range struct{ Lo, Hi int64 }
+
+// Ranges returns the queries of each sequence that a rank has, ascending: one range, or two in a
+// zigzag batch, or none. KVRanges are its keys.
+func (b *Batch) Ranges(rank int) []Range   { return b.queries.ranges(rank) }
+func (b *Batch) KVRanges(rank int) []Range { return b.keys.ranges(rank) }
+
+func (x *axis) ranges(rank int) []Range {
+	r := make([]Range, len(x.tokens[rank]))
+	for i, s := range x.tokens[rank] {
+		r[i] = Range{s.lo, s.hi}
+	}
+	return r
+}
+
+// Ring returns the number of groups of the ring, and Zigzag whether their rows are chunks of a
+// zigzag.
+func (b *Batch) Ring() int64  { return b.spec.Ring }
+func (b *Batch) Zigzag() bool { return b.spec.Zigzag }
+
+// GroupRows and GroupKVRows are the sums of Rows and KVRows over the ranks of this rank's group.
+func (b *Batch) GroupRows() int64   { return rows(b.queries.inOrder.attention[b.group()]) }
+func (b *Batch) GroupKVRows() int64 { return rows(b.keys.inOrder.attention[b.group()]) }
+
+// group returns this rank's group of the ring.
+func (b *Batch) group() int64 { return b.rank / (b.size / b.spec.Ring) }
 
 // Documents returns the document starts, then the end, over Batch·Seq queries and Batch·KVSeq keys.
 // The slices are read-only.
 func (b *Batch) Documents() (cuQ, cuK []int64) { return b.queries.cu, b.keys.cu }
 
-// RankRows returns the queries [lo, hi) of each sequence that a rank has.
+// RankRows returns the queries [lo, hi) of each sequence that a rank has; see Lo.
 func (b *Batch) RankRows(rank int) (lo, hi int64) {
 	return b.queries.rows[rank].lo, b.queries.rows[rank].hi
 }
@@ -272,7 +356,7 @@ func (b *Batch) RankRows(rank int) (lo, hi int64) {
 // Mixed reports whether keys differ from queries in number, sharding or documents, as in
 // cross-attention.
 func (b *Batch) Mixed() bool {
-	return !slices.Equal(b.queries.rows, b.keys.rows) || !slices.Equal(b.queries.cu, b.keys.cu)
+	return b.queries.n != b.keys.n || !slices.Equal(b.queries.rows, b.keys.rows) || !slices.Equal(b.queries.cu, b.keys.cu)
 }
 
 // Rank returns this rank.

@@ -23,7 +23,60 @@ func (p *Plan) checkForward(b *Batch, a *Args) error {
 			return err
 		}
 	}
+	if err := p.checkOptions(op, b, a); err != nil {
+		return err
+	}
 	return p.checkMemory(op, b, a)
+}
+
+// checkOptions checks the tensors of the layer's options.
+func (p *Plan) checkOptions(op string, b *Batch, a *Args) error {
+	l := &p.layer
+	if err := checkOption(op, "sinks", "Sinks", a.Sinks, l.Sinks, true); err != nil {
+		return err
+	}
+	if err := checkOption(op, "slopes", "ALiBi", a.Slopes, l.ALiBi, true); err != nil {
+		return err
+	}
+	if err := checkOption(op, "block_mask", "BlockRows", a.BlockMask, l.BlockRows > 0, true); err != nil {
+		return err
+	}
+	if l.Sinks {
+		if err := checkTensor(op, "sinks", a.Sinks, tensor.F32, l.Heads); err != nil {
+			return err
+		}
+	}
+	if l.ALiBi {
+		if err := checkTensor(op, "slopes", a.Slopes, tensor.F32, l.Heads); err != nil {
+			return err
+		}
+	}
+	if l.BlockRows == 0 {
+		return nil
+	}
+	heads := int64(1)
+	if a.BlockMask.NDim == 3 && a.BlockMask.Shape[0] != 1 {
+		heads = l.Heads
+	}
+	if err := checkShape(op, "block_mask", a.BlockMask, tensor.U8, heads, ceil(b.queries.n, l.BlockRows), ceil(b.keys.n, l.BlockColumns)); err != nil {
+		return err
+	}
+	if !a.BlockMask.Contiguous() {
+		return status.Errorf(status.InvalidArgument, "%s: block_mask is %v; it must be dense", op, a.BlockMask)
+	}
+	return nil
+}
+
+// checkOption refuses a tensor without its option, because it would have no effect, and an option
+// without its tensor if that is needed.
+func checkOption(op, name, option string, t tensor.Tensor, set, needed bool) error {
+	switch {
+	case set && needed && t.IsNil():
+		return status.Errorf(status.InvalidArgument, "%s: %s is missing, and the layer was planned with %s; give it", op, name, option)
+	case !set && !t.IsNil():
+		return status.Errorf(status.InvalidArgument, "%s: %s is given, and the layer was planned without %s; plan with it, or leave the tensor out", op, name, option)
+	}
+	return nil
 }
 
 // operand is a tensor of the layer's type in a call: [B, rows, heads, dim], with the rows and heads
@@ -87,6 +140,22 @@ func (p *Plan) checkBackward(b *Batch, a *Args, g *Grads) error {
 		return status.Errorf(status.InvalidArgument, "%s: the plan has no backward, or Forward was called without saved; plan with backward and pass saved to both calls", op)
 	}
 	l := &p.layer
+	if err := p.checkOptions(op, b, a); err != nil {
+		return err
+	}
+	if err := checkOption(op, "dsinks", "Sinks", g.DSinks, l.Sinks, false); err != nil {
+		return err
+	}
+	if err := checkOption(op, "dslopes", "ALiBi", g.DSlopes, l.ALiBi, false); err != nil {
+		return err
+	}
+	for _, t := range [...]tensor.Tensor{g.DSinks, g.DSlopes} {
+		if !t.IsNil() {
+			if err := checkTensor(op, "dsinks and dslopes", t, tensor.F32, l.Heads); err != nil {
+				return err
+			}
+		}
+	}
 	if err := p.checkOperands(op, b, [4]operand{
 		{"dout", g.DOut, false, l.VDim}, {"dq", g.DQ, false, l.Dim}, {"dk", g.DK, true, l.Dim}, {"dv", g.DV, true, l.VDim},
 	}); err != nil {
@@ -153,6 +222,9 @@ func (p *Plan) checkBatch(op string, b *Batch) error {
 	if b.rank != p.rank || b.size != p.size {
 		return status.Errorf(status.InvalidArgument, "%s: the batch is for rank %d of %d, the plan for rank %d of %d; make both on one communicator",
 			op, b.rank, b.size, p.rank, p.size)
+	}
+	if b.spec.Ring != p.ring {
+		return status.Errorf(status.InvalidArgument, "%s: the batch has a ring of %d, the plan of %d; make both with one ring", op, b.spec.Ring, p.ring)
 	}
 	return nil
 }

@@ -320,7 +320,7 @@ func TestWireHoldsTheLSE(t *testing.T) {
 			x, err := NewBatch(c, BatchSpec{Batch: 1, Seq: 64})
 			must(err)
 			lse := tensor.Of(nil, tensor.F32, 1, x.Rows(), 16, 1)
-			send, recv := p.wireElements([]reshardTensor{{seq: lse, split: p.query, rows: x.queries.rows}})
+			send, recv := p.wireElements([]reshardTensor{{seq: lse, split: p.query, rows: x.queries.inOrder.exchange}})
 			if need, have := 4*(send+recv), p.wireBytes(x, false); have < need {
 				return fmt.Errorf("%d bytes for %d", have, need)
 			}

@@ -50,11 +50,24 @@ type Layer struct {
 	Dim, VDim      int64 // features of a query or key head; of a value head
 	// DType is the type of all tensors except the LSE: F32, or BF16 if the device supports it; 0 =
 	// F32
-	DType      tensor.DType
-	Causal     bool
-	Window     *device.Window // the keys that a query sees, in addition to Causal; nil = all
-	Scale      float64        // of q·k; 0 = 1/sqrt(Dim)
-	NoBackward bool           // Backward is not called, and nothing is saved
+	DType   tensor.DType
+	Causal  bool
+	Window  *device.Window // the keys that a query sees, in addition to Causal; nil = all
+	Scale   float64        // of q·k; 0 = 1/sqrt(Dim)
+	Softcap float64        // c > 0: a score x becomes c·tanh(x/c); 0 = off
+	Dropout float64        // probability that a softmax weight becomes 0; chosen by Args.Seed
+	// Calls have Args.Sinks, Args.Slopes (ALiBi) and Args.BlockMask, as in device.Attention.
+	// BlockRows and BlockColumns are the queries and keys of a block of the mask; 0 = no mask.
+	Sinks, ALiBi            bool
+	BlockRows, BlockColumns int64
+	// Ring is the number of groups of ranks among which the sequence is divided during attention.
+	// The heads are divided among the ranks of a group. 0 = 1: all ranks are one group. It must be
+	// that of the batches.
+	Ring int64
+	// Gather moves keys and values between the groups in one all-to-all at the start, and not in a
+	// step for each group while the step before computes. It needs memory for all keys.
+	Gather     bool
+	NoBackward bool // Backward is not called, and nothing is saved
 	// Deterministic makes Backward bitwise reproducible. Kernels reports whether the device has
 	// kernels for it.
 	Deterministic bool
@@ -82,12 +95,13 @@ type Plan struct {
 	comm       comm.Comm
 	layer      Layer // DType and Scale resolved
 	rank, size int64
+	ring       int64 // groups of the ring
 	align      int64
 	tokenMajor bool // in memory, local tensors and blocks of an all-to-all have tokens before heads
 
-	query  []span  // query heads of each rank
+	query  []span  // query heads of each rank; the same in each group of the ring
 	key    []span  // their key heads; a key head may be on several ranks
-	owned  []span  // the heads of key[r] that no lower rank has
+	owned  []span  // the heads of key[r] that no lower rank of the group has
 	kvHead []int64 // by local query head: its local key head
 
 	tensors    []reshardTensor // of the reshard in progress
@@ -96,6 +110,8 @@ type Plan struct {
 	attention device.Attention
 	gradient  device.AttentionGrad
 	rope      device.Rope
+	ringPass  ringPass
+	schedule  schedule         // of the last batch
 	lse       device.Allocator // over SavedLSE
 }
 
@@ -108,6 +124,7 @@ func NewPlan(d device.Device, c comm.Comm, l Layer) (*Plan, error) {
 		l.DType = tensor.F32
 	}
 	number := func(n int64) string { return strconv.FormatInt(n, 10) }
+	real := func(x float64) string { return strconv.FormatFloat(x, 'g', -1, 64) }
 	err := comm.Same(c, "sp.NewPlan",
 		comm.Field{Name: "heads", Value: number(l.Heads)},
 		comm.Field{Name: "kv_heads", Value: number(l.KVHeads)},
@@ -116,7 +133,15 @@ func NewPlan(d device.Device, c comm.Comm, l Layer) (*Plan, error) {
 		comm.Field{Name: "dtype", Value: l.DType.String()},
 		comm.Field{Name: "causal", Value: strconv.FormatBool(l.Causal)},
 		comm.Field{Name: "window", Value: windowText(l.Window)},
-		comm.Field{Name: "scale", Value: strconv.FormatFloat(l.Scale, 'g', -1, 64)},
+		comm.Field{Name: "scale", Value: real(l.Scale)},
+		comm.Field{Name: "softcap", Value: real(l.Softcap)},
+		comm.Field{Name: "dropout", Value: real(l.Dropout)},
+		comm.Field{Name: "sinks", Value: strconv.FormatBool(l.Sinks)},
+		comm.Field{Name: "alibi", Value: strconv.FormatBool(l.ALiBi)},
+		comm.Field{Name: "block_rows", Value: number(l.BlockRows)},
+		comm.Field{Name: "block_columns", Value: number(l.BlockColumns)},
+		comm.Field{Name: "ring", Value: number(l.Ring)},
+		comm.Field{Name: "gather", Value: strconv.FormatBool(l.Gather)},
 		comm.Field{Name: "no_backward", Value: strconv.FormatBool(l.NoBackward)},
 		comm.Field{Name: "deterministic", Value: strconv.FormatBool(l.Deterministic)},
 		comm.Field{Name: "device", Value: info.Kind},
@@ -126,9 +151,10 @@ func NewPlan(d device.Device, c comm.Comm, l Layer) (*Plan, error) {
 		return nil, err
 	}
 	// The layer is equal on all ranks, so this check has the same result on all of them.
-	if err := l.check(info); err != nil {
+	if err := l.check(info, int64(c.Size())); err != nil {
 		return nil, err
 	}
+	l.Ring = max(1, l.Ring)
 	if l.Scale == 0 {
 		l.Scale = 1 / math.Sqrt(float64(l.Dim))
 	}
@@ -138,9 +164,10 @@ func NewPlan(d device.Device, c comm.Comm, l Layer) (*Plan, error) {
 			l.Window = nil
 		}
 	}
-	p := &Plan{dev: d, comm: c, layer: l, rank: int64(c.Rank()), size: int64(c.Size()), align: max(1, info.Align), tokenMajor: info.TokenMajor}
-	p.query = shards(l.Heads, p.size)
-	p.key, p.owned = keyHeads(p.query, l.Heads/l.KVHeads)
+	p := &Plan{dev: d, comm: c, layer: l, rank: int64(c.Rank()), size: int64(c.Size()), ring: l.Ring, align: max(1, info.Align), tokenMajor: info.TokenMajor}
+	query := shards(l.Heads, p.size/p.ring)
+	key, owned := keyHeads(query, l.Heads/l.KVHeads)
+	p.query, p.key, p.owned = slices.Repeat(query, int(p.ring)), slices.Repeat(key, int(p.ring)), slices.Repeat(owned, int(p.ring))
 	p.send, p.recv = make([]int64, p.size), make([]int64, p.size)
 	for h := p.query[p.rank].lo; h < p.query[p.rank].hi; h++ {
 		p.kvHead = append(p.kvHead, h/(l.Heads/l.KVHeads)-p.key[p.rank].lo)
@@ -156,7 +183,7 @@ func windowText(w *device.Window) string {
 	return fmt.Sprintf("[%d, %d]", max(-1, w.Left), max(-1, w.Right))
 }
 
-func (l Layer) check(info device.Info) error {
+func (l Layer) check(info device.Info, ranks int64) error {
 	for _, f := range []struct {
 		name  string
 		value int64
@@ -175,6 +202,18 @@ func (l Layer) check(info device.Info) error {
 	if l.Heads%l.KVHeads != 0 {
 		return status.Errorf(status.InvalidArgument,
 			"sp.NewPlan: %d query heads, %d key heads; set heads to a multiple of kv_heads", l.Heads, l.KVHeads)
+	}
+	if l.Ring < 0 || l.Ring > 0 && ranks%l.Ring != 0 {
+		return status.Errorf(status.InvalidArgument, "sp.NewPlan: ring is %d with %d ranks; set it to a divisor of the number of ranks", l.Ring, ranks)
+	}
+	if !(l.Softcap >= 0) || math.IsInf(l.Softcap, 0) {
+		return status.Errorf(status.InvalidArgument, "sp.NewPlan: softcap is %v; set a positive number, or 0 for none", l.Softcap)
+	}
+	if !(l.Dropout >= 0 && l.Dropout < 1) {
+		return status.Errorf(status.InvalidArgument, "sp.NewPlan: dropout is %v; set a probability of at least 0 and below 1", l.Dropout)
+	}
+	if l.BlockRows < 0 || l.BlockColumns < 0 || (l.BlockRows == 0) != (l.BlockColumns == 0) {
+		return status.Errorf(status.InvalidArgument, "sp.NewPlan: blocks of the mask have %d rows and %d columns; set both to 1 or more, or both to 0 for no mask", l.BlockRows, l.BlockColumns)
 	}
 	if math.IsNaN(l.Scale) || math.IsInf(l.Scale, 0) {
 		return status.Errorf(status.InvalidArgument, "sp.NewPlan: scale is %v; set a finite number, or 0 for 1/sqrt(%d)", l.Scale, l.Dim)
@@ -226,55 +265,83 @@ func (p *Plan) Kernels() (forward, backward string, err error) {
 	}
 	a := device.Attention{Q: of(l.DType, rows, l.Heads, l.Dim), K: of(l.DType, rows, l.KVHeads, l.Dim), V: of(l.DType, rows, l.KVHeads, l.VDim),
 		Out: of(l.DType, rows, l.Heads, l.VDim), LSE: of(tensor.F32, rows, l.Heads),
-		Causal: l.Causal, Window: l.Window, Scale: l.Scale, Deterministic: l.Deterministic}
+		Causal: l.Causal, Window: l.Window, Scale: l.Scale, Softcap: l.Softcap, Dropout: l.Dropout, Deterministic: l.Deterministic, Carry: p.ring > 1}
+	if l.Sinks {
+		a.Sinks = of(tensor.F32, l.Heads)
+	}
+	if l.ALiBi {
+		a.Slopes = of(tensor.F32, l.Heads)
+	}
+	if l.BlockRows > 0 {
+		a.BlockMask, a.BlockRows, a.BlockColumns, a.QuerySeq, a.KeySeq = of(tensor.U8, 1, 1, 1), rows, rows, rows, rows
+	}
 	if forward, err = d.AttentionKernel(&a, false); err == nil && !l.NoBackward {
 		backward, err = d.AttentionKernel(&a, true)
 	}
 	return forward, backward, err
 }
 
-// BytesSent returns the bytes that this rank sends to other ranks in one Forward and one Backward:
+// BytesSent returns the bytes that this rank sends to other ranks in one Forward and one Backward.
+// In elements, the all-to-alls between the layouts of tokens and of attention send
 //
-//	forward   B·Σ_{j≠r} [ n_r·hq_j·D + m_r·kv_j·(D+Dv) + n_j·hq_r·Dv ]
-//	backward  B·Σ_{j≠r} [ n_r·hq_j·Dv + n_j·hq_r·D + m_j·kv_r·(D+Dv) ]
+//	forward   B·Σ_{j≠r} [ n_rj·hq_j·D + m_rj·kv_j·(D+Dv) + n_jr·hq_r·Dv ]
+//	backward  B·Σ_{j≠r} [ n_rj·hq_j·Dv + n_jr·hq_r·D + m_jr·kv_r·(D+Dv) ]
 //
-// elements, with n and m a rank's tokens of queries and keys, hq its query heads and kv their key
-// heads. A forward with the LSE also sends LSEBytesSent.
+// with n_ij and m_ij the queries and keys among the tokens of rank i that the group of rank j
+// computes (all of them without a ring), hq a rank's query heads and kv their key heads. With a
+// ring, both passes also send B·Σ_g k_rg·kv_r·(D+Dv) elements, with k_rg the keys of this rank's
+// group that the queries of group g see. Backward then sends F32 gradients of the keys of other
+// groups, B·Σ_g k_gr·kv_r·(D+Dv). A forward with the LSE also sends LSEBytesSent.
 func (p *Plan) BytesSent(b *Batch) (forward, backward int64) {
-	l, me := p.layer, p.rank
-	n, m := b.queries.rows[me].n(), b.keys.rows[me].n()
+	l, me, sch := p.layer, p.rank, p.scheduleOf(b)
+	q, k := sch.queries, sch.keys
 	for j := range p.size {
 		if j == me {
 			continue
 		}
-		forward += n*p.query[j].n()*l.Dim + m*p.key[j].n()*(l.Dim+l.VDim) + b.queries.rows[j].n()*p.query[me].n()*l.VDim
-		backward += n*p.query[j].n()*l.VDim + b.queries.rows[j].n()*p.query[me].n()*l.Dim +
-			b.keys.rows[j].n()*p.key[me].n()*(l.Dim+l.VDim)
+		forward += q.seqRows[j]*p.query[j].n()*l.Dim + k.seqRows[j]*p.key[j].n()*(l.Dim+l.VDim) + q.headsRows[j]*p.query[me].n()*l.VDim
+		backward += q.seqRows[j]*p.query[j].n()*l.VDim + q.headsRows[j]*p.query[me].n()*l.Dim +
+			k.headsRows[j]*p.key[me].n()*(l.Dim+l.VDim)
 	}
-	bytes := b.spec.Batch * l.DType.Size()
-	return forward * bytes, backward * bytes
+	bytes, row := b.spec.Batch*l.DType.Size(), p.key[me].n()*(l.Dim+l.VDim)
+	sent, returned := sch.rowsMoved()
+	forward, backward = (forward+sent*row)*bytes, (backward+sent*row)*bytes
+	return forward, backward + returned*row*b.spec.Batch*tensor.F32.Size()
 }
 
 // LSEBytesSent returns the bytes that a forward with the LSE sends in addition. The LSE is always
 // F32.
 func (p *Plan) LSEBytesSent(b *Batch) int64 {
-	return (b.queries.n - b.queries.rows[p.rank].n()) * p.query[p.rank].n() * b.spec.Batch * tensor.F32.Size()
+	x, n := p.scheduleOf(b).queries, int64(0)
+	for j := range p.size {
+		if j != p.rank {
+			n += x.headsRows[j]
+		}
+	}
+	return n * p.query[p.rank].n() * b.spec.Batch * tensor.F32.Size()
 }
 
 // String describes the plan in one line: ranks, heads of each rank, and bytes sent for each token.
 func (p *Plan) String() string {
-	l := p.layer
+	l, ulysses := p.layer, p.size/p.ring
 	copies, sent := int64(0), int64(0)
-	for j := range p.size {
+	for j := range ulysses {
 		copies += p.key[j].n()
 		sent += p.query[j].n()*(l.Dim+l.VDim) + p.key[j].n()*(l.Dim+l.VDim)
 	}
-	s := fmt.Sprintf("ulysses %d, query heads %s, key heads %s", p.size, Counts(sizes(p.query)), Counts(sizes(p.key)))
+	s := fmt.Sprintf("ulysses %d, query heads %s, key heads %s", ulysses, Counts(sizes(p.query[:ulysses])), Counts(sizes(p.key[:ulysses])))
+	if p.ring > 1 {
+		s = fmt.Sprintf("ring %d × %s", p.ring, s)
+	}
 	if copies > l.KVHeads {
 		s += fmt.Sprintf(" (%d in %d copies)", l.KVHeads, copies)
 	}
-	// 1/P of a token's elements stay on its rank.
-	return s + fmt.Sprintf(", forward sends %.0f bytes a token", float64(sent*l.DType.Size())*float64(p.size-1)/float64(p.size))
+	// Of a token's elements, the share of one rank stays on it.
+	s += fmt.Sprintf(", forward sends %.0f bytes a token", float64(sent*l.DType.Size())*float64(ulysses-1)/float64(ulysses))
+	if p.ring > 1 {
+		s += fmt.Sprintf(", and keys and values to the groups whose queries see them")
+	}
+	return s
 }
 
 // Counts returns how many heads each rank has as text, with runs shortened: "2×3 1".

@@ -11,9 +11,9 @@ import (
 // reshardTensor is one tensor of an all-to-all, in both of its layouts.
 type reshardTensor struct {
 	seq   tensor.Tensor // [B, n, H, D]: this rank's rows of all heads
-	heads tensor.Tensor // [h, B, S, D]: all rows of this rank's heads
+	heads tensor.Tensor // [h, B, S, D]: all rows of this rank's group of a ring, of this rank's heads
 	split []span        // heads of each rank
-	rows  []span        // rows of each rank
+	rows  *exchange     // rows exchanged with each rank
 	// for heads that several ranks have: the heads of split that no lower rank has; nil = all
 	first []span
 
@@ -23,19 +23,14 @@ type reshardTensor struct {
 	norm     HeadNorm // applied from seq to heads, before the rotation
 }
 
-// blockElements returns the number of elements in rank i's heads at rank j's rows.
-func (t *reshardTensor) blockElements(i, j int64) int64 {
-	return t.split[i].n() * t.seq.Shape[0] * t.rows[j].n() * t.seq.Shape[3]
+// seqBlock returns some of this rank's rows of the given heads, head-major: [heads, B, n, D].
+func (t *reshardTensor) seqBlock(heads, rows span) tensor.Tensor {
+	return t.seq.Slice(2, heads.lo, heads.hi).Slice(1, rows.lo, rows.hi).Permute(2, 0, 1, 3)
 }
 
-// seqBlock returns this rank's rows of the given heads, head-major: [heads, B, n, D].
-func (t *reshardTensor) seqBlock(heads span) tensor.Tensor {
-	return t.seq.Slice(2, heads.lo, heads.hi).Permute(2, 0, 1, 3)
-}
-
-// headsBlock returns rank j's rows of this rank's heads: [h, B, n_j, D].
-func (t *reshardTensor) headsBlock(j int64) tensor.Tensor {
-	return t.heads.Slice(2, t.rows[j].lo, t.rows[j].hi)
+// headsBlock returns some rows of this rank's heads: [h, B, n, D].
+func (t *reshardTensor) headsBlock(rows span) tensor.Tensor {
+	return t.heads.Slice(2, rows.lo, rows.hi)
 }
 
 // elementsWith returns the elements that this rank sends to rank j from tokens to heads, and those
@@ -45,8 +40,10 @@ func (p *Plan) elementsWith(tensors []reshardTensor, j int64) (send, recv int64)
 		return 0, 0
 	}
 	for i := range tensors {
-		send += tensors[i].blockElements(j, p.rank)
-		recv += tensors[i].blockElements(p.rank, j)
+		t := &tensors[i]
+		row := t.seq.Shape[0] * t.seq.Shape[3] // elements of a head
+		send += t.split[j].n() * t.rows.seqRows[j] * row
+		recv += t.split[p.rank].n() * t.rows.headsRows[j] * row
 	}
 	return send, recv
 }
@@ -123,8 +120,9 @@ func (p *Plan) unpack(s device.Stream, wire tensor.Tensor, at int64, tensors []r
 	for i := range tensors {
 		// after the copies of a head are added
 		if t := &tensors[i]; t.first != nil && !t.cos.IsNil() {
-			all := t.seqBlock(span{0, t.seq.Shape[2]})
-			if err := p.rotate(s, t, all, span{}, all, true); err != nil {
+			rows := span{0, t.seq.Shape[1]}
+			all := t.seqBlock(span{0, t.seq.Shape[2]}, rows)
+			if err := p.rotate(s, t, all, span{}, rows, all, true); err != nil {
 				return err
 			}
 		}
@@ -133,59 +131,71 @@ func (p *Plan) unpack(s device.Stream, wire tensor.Tensor, at int64, tensors []r
 }
 
 // walk packs or unpacks the blocks of the wire in rank order, from element at on. If pack equals
-// toHeads, a block has this rank's rows of another rank's heads; otherwise it has another rank's
-// rows of this rank's heads. In the first case walk also copies this rank's rows of its own heads.
+// toHeads, a block has rows of this rank's tokens and another rank's heads; otherwise it has rows
+// of another rank's tokens and this rank's heads. In the first case walk also copies the rows that
+// stay on this rank.
 func (p *Plan) walk(s device.Stream, wire tensor.Tensor, at int64, tensors []reshardTensor, toHeads, pack bool) error {
 	ofSeq := toHeads == pack
 	for j := range p.size {
-		heads, rows := p.rank, j
-		if ofSeq {
-			heads, rows = j, p.rank
+		if j == p.rank && !ofSeq {
+			continue
 		}
 		for i := range tensors {
 			t := &tensors[i]
-			block := t.headsBlock(j) // this rank's own block if j is this rank
+			heads, ranges, n := t.split[p.rank], t.rows.heads[j], t.rows.headsRows[j]
+			if ofSeq {
+				heads, ranges, n = t.split[j], t.rows.seq[j], t.rows.seqRows[j]
+			}
+			var block tensor.Tensor
 			if j != p.rank {
-				block, at = p.nextBlock(wire, at, t, t.split[heads].n(), t.rows[rows].n())
-			} else if !ofSeq {
-				continue
+				block, at = p.nextBlock(wire, at, t, heads.n(), n)
 			}
-			var err error
-			switch {
-			case ofSeq && pack:
-				err = p.rotate(s, t, block, t.split[j], t.seqBlock(t.split[j]), false)
-			case ofSeq:
-				err = p.merge(s, t, j, block)
-			case pack:
-				err = p.copy(s, block, t.headsBlock(j))
-			default:
-				err = p.copy(s, t.headsBlock(j), block)
-			}
-			if err != nil {
-				return err
+			row := int64(0)
+			for k, r := range ranges {
+				part := block
+				if j == p.rank {
+					part = t.headsBlock(t.rows.heads[j][k])
+				} else if len(ranges) > 1 {
+					part = block.Slice(2, row, row+r.n())
+				}
+				row += r.n()
+				var err error
+				switch {
+				case ofSeq && pack:
+					err = p.rotate(s, t, part, heads, r, t.seqBlock(heads, r), false)
+				case ofSeq:
+					err = p.merge(s, t, j, r, part)
+				case pack:
+					err = p.copy(s, part, t.headsBlock(r))
+				default:
+					err = p.copy(s, t.headsBlock(r), part)
+				}
+				if err != nil {
+					return err
+				}
 			}
 		}
 	}
 	return nil
 }
 
-// merge writes rank j's heads into the rows of t, and adds a head if a lower rank has a copy.
+// merge writes some rows of rank j's heads into t, and adds a head if a lower rank has a copy.
 // src is [h_j, B, n, D].
-func (p *Plan) merge(s device.Stream, t *reshardTensor, j int64, src tensor.Tensor) error {
+func (p *Plan) merge(s device.Stream, t *reshardTensor, j int64, rows span, src tensor.Tensor) error {
 	heads := t.split[j]
 	if t.first == nil {
-		return p.rotate(s, t, t.seqBlock(heads), heads, src, true)
+		return p.rotate(s, t, t.seqBlock(heads, rows), heads, rows, src, true)
 	}
 	if heads == t.first[j] {
-		return p.copy(s, t.seqBlock(heads), src)
+		return p.copy(s, t.seqBlock(heads, rows), src)
 	}
 	shared := t.first[j].lo - heads.lo
-	if sum := t.seqBlock(span{heads.lo, t.first[j].lo}); sum.Numel() > 0 {
+	if sum := t.seqBlock(span{heads.lo, t.first[j].lo}, rows); sum.Numel() > 0 {
 		if err := p.dev.Add(s, sum, sum, src.Slice(0, 0, shared)); err != nil {
 			return err
 		}
 	}
-	return p.copy(s, t.seqBlock(t.first[j]), src.Slice(0, shared, heads.n()))
+	return p.copy(s, t.seqBlock(t.first[j], rows), src.Slice(0, shared, heads.n()))
 }
 
 // nextBlock returns the block [h, B, n, D] at an element offset of the wire, and the offset of its
@@ -204,21 +214,22 @@ func (p *Plan) copy(s device.Stream, dst, src tensor.Tensor) error {
 }
 
 // rotate copies heads, with the norm and the rotation of t if it has them. dst and src are
-// [h, B, n, D], with n this rank's rows.
-func (p *Plan) rotate(s device.Stream, t *reshardTensor, dst tensor.Tensor, heads span, src tensor.Tensor, inverse bool) error {
+// [h, B, n, D], with some of this rank's rows.
+func (p *Plan) rotate(s device.Stream, t *reshardTensor, dst tensor.Tensor, heads, rows span, src tensor.Tensor, inverse bool) error {
 	if t.cos.IsNil() {
 		return p.copy(s, dst, src)
 	}
-	n := src.Shape[2]
+	n := t.seq.Shape[1]
 	for b := range src.Shape[1] {
 		x, y := src.Select(1, b).Permute(1, 0, 2), dst.Select(1, b).Permute(1, 0, 2) // [n, h, D]
 		if x.Numel() == 0 {
 			continue
 		}
-		p.rope = device.Rope{X: x, Y: y, Cos: t.cos.Slice(0, b*n, (b+1)*n), Sin: t.sin.Slice(0, b*n, (b+1)*n), Inverse: inverse}
+		lo, hi := b*n+rows.lo, b*n+rows.hi
+		p.rope = device.Rope{X: x, Y: y, Cos: t.cos.Slice(0, lo, hi), Sin: t.sin.Slice(0, lo, hi), Inverse: inverse}
 		if w := t.norm.W; !w.IsNil() && !inverse {
 			p.rope.W, p.rope.Eps, p.rope.Centre = w, t.norm.Eps, t.norm.Centre
-			p.rope.RStd = t.norm.RStd.Slice(0, b*n, (b+1)*n).Slice(1, heads.lo, heads.hi)
+			p.rope.RStd = t.norm.RStd.Slice(0, lo, hi).Slice(1, heads.lo, heads.hi)
 		}
 		if err := p.dev.Rope(s, &p.rope); err != nil {
 			return err
@@ -230,7 +241,8 @@ func (p *Plan) rotate(s device.Stream, t *reshardTensor, dst tensor.Tensor, head
 // Reshard has n tensors that change their sharding in one all-to-all.
 type Reshard struct {
 	// Seq are [B, rows, H, ·] with this rank's rows of all heads. Heads are [B, S, h, ·] with all
-	// rows of this rank's heads (Plan.Heads). The last axis is dense. All have one type.
+	// rows of this rank's heads (Plan.Heads); with a ring, the rows of this rank's group
+	// (Batch.GroupRows). The last axis is dense. All have one type.
 	Seq, Heads []tensor.Tensor
 	// Shared marks tensors with the heads and rows of keys; nil = none.
 	Shared []bool
@@ -304,11 +316,11 @@ func (p *Plan) pairTensors(op string, b *Batch, r *Reshard, back bool) ([]reshar
 	}
 	tensors := p.tensors[:0] // allocates only in the first call
 	for i := range r.Seq {
-		t := reshardTensor{seq: r.Seq[i], split: p.query, rows: b.queries.rows}
-		h, all, n := p.layer.Heads, b.queries.n, b.Rows()
+		t := reshardTensor{seq: r.Seq[i], split: p.query, rows: b.queries.inOrder.exchange}
+		h, all, n := p.layer.Heads, b.GroupRows(), b.Rows()
 		shared := r.Shared != nil && r.Shared[i]
 		if shared {
-			t.split, t.rows, h, all, n = p.key, b.keys.rows, p.layer.KVHeads, b.keys.n, b.KVRows()
+			t.split, t.rows, h, all, n = p.key, b.keys.inOrder.exchange, p.layer.KVHeads, b.GroupKVRows(), b.KVRows()
 		}
 		summed := p.dev.Info().Compute
 		if t.seq.DType != r.Seq[0].DType || r.Heads[i].DType != r.Seq[0].DType || (r.SumCopies && !slices.Contains(summed, t.seq.DType)) {

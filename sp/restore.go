@@ -17,12 +17,11 @@ func (p *Plan) SeparateSizes(b *Batch) (saved, lse int64) {
 
 // MaxSeparateSizes is SeparateSizes for any batch of at most these extents.
 func (p *Plan) MaxSeparateSizes(batch, seq, kvSeq int64) (saved, lse int64, err error) {
-	b, err := newBatch(p.rank, p.size, BatchSpec{Batch: batch, Seq: seq, KVSeq: kvSeq})
-	if err != nil {
-		return 0, 0, err
-	}
-	saved, lse = p.SeparateSizes(b)
-	return saved, lse, nil
+	err = p.eachMax(batch, seq, kvSeq, func(b *Batch) {
+		s, l := p.SeparateSizes(b)
+		saved, lse = max(saved, s), max(lse, l)
+	})
+	return saved, lse, err
 }
 
 // Restore fills Saved from Q, K, V, Out and SavedLSE. They must have the values of Forward; Saved
@@ -41,17 +40,17 @@ func (p *Plan) Restore(s device.Stream, b *Batch, a *Args) error {
 		return err
 	}
 	// A second all-to-all: together they would need a larger workspace than Forward and Backward.
-	out := [...]reshardTensor{{seq: a.Out, heads: x.out, split: p.query, rows: b.queries.rows}}
+	out := [...]reshardTensor{{seq: a.Out, heads: x.out, split: p.query, rows: p.scheduleOf(b).queries.exchange}}
 	return p.seqToHeads(s, scratch, out[:])
 }
 
 // RestoreBytesSent returns the bytes that this rank sends to other ranks in one Restore:
-// B·Σ_{j≠r} [ n_r·hq_j·(D+Dv) + m_r·kv_j·(D+Dv) ] elements, in the terms of BytesSent.
+// B·Σ_{j≠r} [ n_rj·hq_j·(D+Dv) + m_rj·kv_j·(D+Dv) ] elements, in the terms of BytesSent.
 func (p *Plan) RestoreBytesSent(b *Batch) (bytes int64) {
-	l, me := p.layer, p.rank
+	l, sch := p.layer, p.scheduleOf(b)
 	for j := range p.size {
-		if j != me {
-			bytes += (b.queries.rows[me].n()*p.query[j].n() + b.keys.rows[me].n()*p.key[j].n()) * (l.Dim + l.VDim)
+		if j != p.rank {
+			bytes += (sch.queries.seqRows[j]*p.query[j].n() + sch.keys.seqRows[j]*p.key[j].n()) * (l.Dim + l.VDim)
 		}
 	}
 	return bytes * b.spec.Batch * l.DType.Size()
