@@ -227,9 +227,9 @@ func (p *Plan) startLSE(s device.Stream, a *Args, lse tensor.Tensor) error {
 	return nil
 }
 
-// ringBackward computes q, k and v of d, the gradients of q, k and v of x. Each step computes the terms
-// of one group's keys. They return to the group while the next step computes, and are added there
-// in the order of the steps.
+// ringBackward computes q, k and v of d, the gradients of q, k and v of x. Each step computes the
+// terms of one group's keys. They return to the group while the next step computes, and are added
+// there in the order of the steps.
 func (p *Plan) ringBackward(s device.Stream, b *Batch, a *Args, g *Grads, x, d *local, scratch tensor.Tensor) error {
 	p.ringBuffers(b, x, &device.Allocator{Mem: scratch, Align: p.align}, true)
 	r := &p.ringPass
