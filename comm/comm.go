@@ -15,6 +15,8 @@
 package comm
 
 import (
+	"time"
+
 	"ulysses/device"
 	"ulysses/internal/status"
 	"ulysses/tensor"
@@ -37,6 +39,17 @@ type Request interface{ Wait() error }
 // Tester is a Request with Test, which reports without blocking whether Wait would return at once.
 // Test also makes progress: most MPI libraries move large messages only inside their calls.
 type Tester interface{ Test() (bool, error) }
+
+// Waiter is a communicator that measures how long its calls have waited for other ranks. Waited
+// returns the sum over all calls. It grows only while this rank is in a call, and the calls and
+// Waited are made by one goroutine.
+//
+// A call waits until every rank whose data it needs has started the call. The rest of its time is
+// spent moving bytes. Bytes of ranks that are there already move while the call waits for a late
+// rank. Waiting is therefore the time that a call would save if all ranks came at once, and moving
+// the time that faster links would save. The time between the arrival of the last rank and the
+// moment when the operating system gives this rank a core counts as moving.
+type Waiter interface{ Waited() time.Duration }
 
 // Comm is a group of ranks.
 type Comm interface {

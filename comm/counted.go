@@ -12,10 +12,12 @@ import (
 
 // Counted wraps a Comm. For each call it adds bytes and seconds to a Ledger, charges a phase of a
 // clock ("exchange" for all-to-all and send-receive, "reduce" for the rest), adds a span to the
-// clock's trace recorder, and registers the call with a Watch. Ledger, clock and watch may be nil.
-// It serves one goroutine, as its clock does.
+// clock's trace recorder, and registers the call with a Watch. If the wrapped communicator is a
+// Waiter, ledger and clock also get the seconds of a call in which this rank waited for its peers.
+// Ledger, clock and watch may be nil. It serves one goroutine, as its clock does.
 type Counted struct {
 	inner      Comm
+	waiter     Waiter // inner; nil if it does not measure
 	axis       string
 	ledger     *Ledger
 	clock      *clock.Clock
@@ -31,7 +33,8 @@ func NewCounted(c Comm, axis string, l *Ledger, clk *clock.Clock, w *Watch) *Cou
 	if inner, ok := c.(*Counted); ok {
 		c = inner.inner // do not count twice
 	}
-	return &Counted{inner: c, axis: axis, ledger: l, clock: clk, watch: w, seq: new(int64)}
+	waiter, _ := c.(Waiter)
+	return &Counted{inner: c, waiter: waiter, axis: axis, ledger: l, clock: clk, watch: w, seq: new(int64)}
 }
 
 // OnCommStream returns c for calls on a communication stream instead of the compute stream. The
@@ -72,6 +75,16 @@ type call struct {
 	control bool // without a stream: values that ranks agree on, in host memory
 	slot    int  // in the watch
 	began   time.Time
+	waited  time.Duration // of the communicator, when the call began
+}
+
+// Waited returns the time in which the calls of c have waited for other ranks. It is 0 if the
+// wrapped communicator does not measure it.
+func (c *Counted) Waited() time.Duration {
+	if c.waiter == nil {
+		return 0
+	}
+	return c.waiter.Waited()
 }
 
 // begin records the start of a call. A call without a stream is counted separately, as control.
@@ -86,20 +99,28 @@ func (c *Counted) begin(op string, s device.Stream, bytes int64) call {
 }
 
 func (c *Counted) watched(op string, control bool, bytes, seq int64) call {
-	return call{op: op, bytes: bytes, control: control, began: time.Now(),
+	return call{op: op, bytes: bytes, control: control, began: time.Now(), waited: c.Waited(),
 		slot: c.watch.begin(activeCall{op: op, axis: c.axis, rank: c.Rank(), size: c.Size(), seq: seq, bytes: bytes})}
 }
 
 // end records the end of a call and returns err. A call that failed is not counted.
 func (c *Counted) end(k call, err error) error {
-	c.watch.end(k.slot)
-	c.clock.Pop()
+	waited := c.leave(k)
 	if err == nil {
 		now := time.Now()
 		c.span(k, k.op, k.began, now)
-		c.ledger.add(line{c.axis, k.op, k.control}, 1, k.bytes, now.Sub(k.began).Seconds())
+		c.ledger.add(line{c.axis, k.op, k.control}, 1, k.bytes, now.Sub(k.began).Seconds(), waited.Seconds())
 	}
 	return err
+}
+
+// leave ends the phase of a call and returns how long the call has waited for other ranks.
+func (c *Counted) leave(k call) time.Duration {
+	waited := c.Waited() - k.waited
+	c.watch.end(k.slot)
+	c.clock.Waited(waited)
+	c.clock.Pop()
+	return waited
 }
 
 // span records a call in the trace, in the track of its stream.
@@ -165,20 +186,20 @@ type countedRequest struct {
 	seq     int64
 	began   time.Time
 	spent   time.Duration // in AllToAllStart
+	waited  time.Duration // in AllToAllStart, for other ranks
 }
 
 func (c *Counted) AllToAllStart(s device.Stream, dst, src tensor.Tensor, recvRows, sendRows []int64) (Request, error) {
 	bytes := c.allToAllBytes(src, sendRows)
 	k := c.begin(OpAllToAll, s, bytes)
 	inner, err := c.inner.AllToAllStart(s, dst, src, recvRows, sendRows)
-	c.watch.end(k.slot)
-	c.clock.Pop()
+	waited := c.leave(k)
 	if err != nil {
 		return nil, err
 	}
 	r, now := c.spare.get(), time.Now()
 	c.span(k, "all-to-all, start", k.began, now)
-	*r = countedRequest{c: c, inner: inner, bytes: bytes, control: k.control, seq: *c.seq, began: k.began, spent: now.Sub(k.began)}
+	*r = countedRequest{c: c, inner: inner, bytes: bytes, control: k.control, seq: *c.seq, began: k.began, spent: now.Sub(k.began), waited: waited}
 	return r, nil
 }
 
@@ -193,8 +214,7 @@ func (r *countedRequest) Wait() error {
 	err := r.inner.Wait()
 	r.inner = nil
 	c.spare.put(r)
-	c.watch.end(k.slot)
-	c.clock.Pop()
+	waited := r.waited + c.leave(k)
 	if err == nil {
 		now := time.Now()
 		k.bytes = 0 // counted in the span of the start
@@ -202,7 +222,7 @@ func (r *countedRequest) Wait() error {
 		if rec := c.clock.Recorder(); rec.On() && c.Size() > 1 {
 			rec.Add(trace.Span{Track: trace.InFlight, Name: OpAllToAll, Axis: c.axis, Bytes: r.bytes, Peers: c.Size() - 1}, r.began, now)
 		}
-		c.ledger.add(line{c.axis, OpAllToAll, r.control}, 1, r.bytes, (r.spent + now.Sub(k.began)).Seconds())
+		c.ledger.add(line{c.axis, OpAllToAll, r.control}, 1, r.bytes, (r.spent + now.Sub(k.began)).Seconds(), waited.Seconds())
 	}
 	return err
 }

@@ -22,6 +22,7 @@ type Entry struct {
 	Calls   int64
 	Bytes   int64   // sent to other ranks
 	Seconds float64 // in the call; for AllToAllStart, in the start and in Wait
+	Waiting float64 // seconds, of Seconds, until the last peer had started the call (see Waiter)
 }
 
 // Ledger counts a rank's communication. Several goroutines may use it at once. A nil Ledger counts
@@ -41,7 +42,7 @@ type line struct {
 // NewLedger returns an empty Ledger.
 func NewLedger() *Ledger { return &Ledger{index: map[line]int{}} }
 
-func (l *Ledger) add(at line, calls, bytes int64, seconds float64) {
+func (l *Ledger) add(at line, calls, bytes int64, seconds, waiting float64) {
 	if l == nil {
 		return
 	}
@@ -57,6 +58,7 @@ func (l *Ledger) add(at line, calls, bytes int64, seconds float64) {
 	e.Calls += calls
 	e.Bytes += bytes
 	e.Seconds += seconds
+	e.Waiting += waiting
 }
 
 // Entries returns a copy of the entries, in the order of the first calls.
@@ -78,6 +80,7 @@ func (l *Ledger) Get(axis, op string) Entry {
 			sum.Calls += e.Calls
 			sum.Bytes += e.Bytes
 			sum.Seconds += e.Seconds
+			sum.Waiting += e.Waiting
 		}
 	}
 	return sum

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"ulysses/internal/status"
@@ -16,6 +17,7 @@ import (
 type localJob struct {
 	failure atomic.Pointer[status.Error] // why the job has ended; nil while it runs
 	ended   []atomic.Bool                // by world rank: its function has returned
+	now     func() time.Time             // time.Now, except in tests
 	mu      sync.Mutex
 	groups  []*localGroup // all that are not closed
 }
@@ -40,6 +42,7 @@ type localComm struct {
 	rank    int
 	seq     int64 // of this rank's next collective
 	closed  bool
+	waited  time.Duration // see Waiter
 	scratch []byte
 	blocks  []unsafe.Pointer // by rank, for reduce
 	message localMessage     // the one that this rank sends
@@ -59,6 +62,8 @@ type localCall struct {
 	seq     int64
 	name    string
 	posts   []localPost // by rank
+	posted  int         // ranks that have posted their arguments
+	allAt   time.Time   // when the last rank posted its arguments
 	arrived [3]int      // by barrier of the call: ranks that have arrived
 	working int         // ranks between two barriers, which may be in the memory of others
 	done    int         // ranks that have left the call
@@ -93,13 +98,14 @@ type localRequest struct {
 // localMessage is a tensor that is sent. The receiver copies it from the sender's memory.
 type localMessage struct {
 	t          tensor.Tensor
-	busy, done bool // the copy is in progress, is complete
+	busy, done bool      // the copy is in progress, is complete
+	takenAt    time.Time // when the receiver began the copy
 }
 
 // Local returns the communicators of n goroutine ranks of one process, by rank. Each communicator
 // serves one goroutine at a time. They need no Close if no Split was made.
 func Local(n int) []Comm {
-	job := &localJob{ended: make([]atomic.Bool, n)}
+	job := &localJob{ended: make([]atomic.Bool, n), now: time.Now}
 	world := make([]int, n)
 	for i := range world {
 		world[i] = i
@@ -203,6 +209,15 @@ func (g *localGroup) newRank(i int) *localComm {
 func (c *localComm) Rank() int    { return c.rank }
 func (c *localComm) Size() int    { return len(c.g.world) }
 func (c *localComm) Kind() string { return "local" }
+
+// Waited returns the time in which the calls of this rank have waited for others: until the last
+// rank has posted its arguments, or until the other rank of a message is there.
+func (c *localComm) Waited() time.Duration { return c.waited }
+
+// addWaiting adds the time from the start of a wait until the other ranks had arrived.
+func (c *localComm) addWaiting(began, arrived time.Time) {
+	c.waited += max(0, arrived.Sub(began))
+}
 
 func (c *localComm) Abort(code status.Code, reason string) {
 	c.g.job.fail(fmt.Errorf("rank %d ended the job (%v): %s", c.g.world[c.rank], code, reason))

@@ -49,6 +49,7 @@ func (r *localRequest) Wait() error {
 	g, i := c.g, c.rank
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	began := g.job.now()
 	o.posts[i].waiting = true
 	for {
 		if err := g.job.err(); err != nil {
@@ -62,6 +63,7 @@ func (r *localRequest) Wait() error {
 			continue
 		}
 		if o.complete(i) {
+			c.addWaiting(began, o.allAt)
 			g.leave(o)
 			return nil
 		}

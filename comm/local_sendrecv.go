@@ -32,6 +32,7 @@ func (c *localComm) SendRecv(s device.Stream, recv tensor.Tensor, from int, send
 			return c.withdraw(to, err)
 		}
 	}
+	began := g.job.now()
 	for to >= 0 && !m.done {
 		if err := c.stopped(name, to); err != nil {
 			return c.withdraw(to, err)
@@ -39,6 +40,9 @@ func (c *localComm) SendRecv(s device.Stream, recv tensor.Tensor, from int, send
 		if !m.done {
 			g.cond.Wait()
 		}
+	}
+	if to >= 0 {
+		c.addWaiting(began, m.takenAt)
 	}
 	return nil
 }
@@ -48,6 +52,7 @@ func (c *localComm) SendRecv(s device.Stream, recv tensor.Tensor, from int, send
 func (c *localComm) receive(name string, recv tensor.Tensor, from int) error {
 	g := c.g
 	q := &g.queue[from*c.Size()+c.rank]
+	began := g.job.now()
 	for len(*q) == 0 {
 		if err := c.stopped(name, from); err != nil {
 			return err
@@ -61,7 +66,8 @@ func (c *localComm) receive(name string, recv tensor.Tensor, from int) error {
 	}
 	m := (*q)[0]
 	*q = slices.Delete(*q, 0, 1)
-	m.busy = true
+	m.busy, m.takenAt = true, g.job.now()
+	c.addWaiting(began, m.takenAt)
 	g.mu.Unlock()
 	if m.t.Bytes() == recv.Bytes() {
 		copyBytes(recv.Data, m.t.Data, recv.Bytes())

@@ -38,6 +38,9 @@ func (c *localComm) post(name string, p localPost) (*localCall, error) {
 	p.recvRows = append(slot.recvRows[:0], p.recvRows...) // the caller may change its slices
 	p.sendRows = append(slot.sendRows[:0], p.sendRows...)
 	*slot = p
+	if o.posted++; o.posted == len(o.posts) {
+		o.allAt = g.job.now()
+	}
 	g.mu.Unlock()
 	return o, nil
 }
@@ -56,6 +59,7 @@ func (c *localComm) barrier(o *localCall, k int, last bool) error {
 	g := c.g
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	began := g.job.now()
 	if k > 0 {
 		o.working--
 	}
@@ -77,6 +81,9 @@ func (c *localComm) barrier(o *localCall, k int, last bool) error {
 			continue
 		}
 		g.cond.Wait()
+	}
+	if k == 0 {
+		c.addWaiting(began, o.allAt)
 	}
 	if last {
 		g.leave(o)
@@ -118,7 +125,7 @@ func (g *localGroup) leave(o *localCall) {
 		p := &o.posts[i]
 		*p = localPost{recvRows: p.recvRows[:0], sendRows: p.sendRows[:0]}
 	}
-	o.arrived, o.working, o.done, o.groups = [3]int{}, 0, 0, nil
+	o.posted, o.arrived, o.working, o.done, o.groups = 0, [3]int{}, 0, 0, nil
 	o.copies.reset()
 	g.spare.put(o)
 }

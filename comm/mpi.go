@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"time"
 
 	"ulysses/internal/status"
 	"ulysses/slurm"
@@ -113,13 +114,16 @@ func Finalize() {
 // communicators may be used at once.
 type mpiComm struct {
 	collectives
-	c      C.umpi_comm
-	closed bool
-	seq    int64 // all-to-alls started
+	c       C.umpi_comm
+	closed  bool
+	seq     int64 // all-to-alls started
+	waited  time.Duration
+	seconds C.double // of waiting, as a call of the table returns them
 	// control broadcasts bytes with empi; nil if the program was built without the tag mpi.
 	control func(root int, data []byte) error
 
 	ints    []C.int         // two vectors of size: counts and offsets
+	flags   []byte          // one byte for each rank, then one of this rank
 	pending *C.umpi_pending // of the blocking calls
 	spare   freeList[mpiRequest]
 }
@@ -141,7 +145,7 @@ func (m *mpiComm) initialize(operation string) (*mpiComm, error) {
 		return nil, err
 	}
 	m.collectives = newCollectives(m, int(rank), int(size))
-	m.ints = make([]C.int, 2*m.size)
+	m.ints, m.flags = make([]C.int, 2*m.size), make([]byte, m.size+1)
 	return m, mpiError(operation, C.umpi_pending_new(&m.pending))
 }
 
@@ -169,6 +173,25 @@ func mpiError(operation string, code C.int) error {
 func (m *mpiComm) Rank() int    { return m.rank }
 func (m *mpiComm) Size() int    { return m.size }
 func (m *mpiComm) Kind() string { return "mpi" }
+
+// Waited returns the time in which calls have waited for other ranks. In an all-to-all and a
+// send-receive this is the time until the first message of each sender. The library's own
+// collectives do not say when ranks arrive: a call with up to UMPI_SMALL bytes from a rank counts
+// as waiting, and a larger one follows a call with one byte, which does.
+func (m *mpiComm) Waited() time.Duration { return m.waited }
+
+// waits calls f, whose whole time counts as waiting.
+func (m *mpiComm) waits(f func() C.int) C.int {
+	began := time.Now()
+	code := f()
+	m.waited += time.Since(began)
+	return code
+}
+
+// addWaited adds the seconds that a call of the table has measured.
+func (m *mpiComm) addWaited(seconds C.double) {
+	m.waited += time.Duration(float64(seconds) * float64(time.Second))
+}
 
 // Fortran returns the communicator's handle as an integer (MPI_Comm_c2f), the form in which
 // libraries pass communicators.

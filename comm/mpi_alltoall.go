@@ -45,9 +45,16 @@ func (m *mpiComm) allToAll(operation string, recv, send unsafe.Pointer, l layout
 	if err := m.start(operation, m.pending, send, recv, l); err != nil {
 		return err
 	}
-	err := mpiError(operation, C.umpi_wait(m.pending))
+	err := m.wait(operation, m.pending)
 	runtime.KeepAlive(send)
 	runtime.KeepAlive(recv)
+	return err
+}
+
+// wait waits for the messages of p.
+func (m *mpiComm) wait(operation string, p *C.umpi_pending) error {
+	err := mpiError(operation, C.umpi_wait(p, &m.seconds))
+	m.addWaited(m.seconds)
 	return err
 }
 
@@ -137,7 +144,7 @@ func (r *mpiRequest) Wait() error {
 	if !r.active {
 		return ErrWaited()
 	}
-	err := mpiError("comm.AllToAll", C.umpi_wait(r.pending))
+	err := r.m.wait("comm.AllToAll", r.pending)
 	r.active = false
 	r.pins.Unpin()
 	r.m.spare.put(r)
@@ -159,8 +166,10 @@ func (m *mpiComm) SendRecv(s device.Stream, recv tensor.Tensor, from int, send t
 	if err := cmp.Or(m.open(name), checkSendRecv(recv, from, send, to, m.size), waitFor(s)); err != nil {
 		return err
 	}
-	return mpiError(name, C.umpi_sendrecv(m.c, (*C.char)(recv.Data), C.int64_t(recv.Bytes()), C.int(from),
-		(*C.char)(send.Data), C.int64_t(send.Bytes()), C.int(to), C.int64_t(mpiMaxMessage), m.pending))
+	err := mpiError(name, C.umpi_sendrecv(m.c, (*C.char)(recv.Data), C.int64_t(recv.Bytes()), C.int(from),
+		(*C.char)(send.Data), C.int64_t(send.Bytes()), C.int(to), C.int64_t(mpiMaxMessage), m.pending, &m.seconds))
+	m.addWaited(m.seconds)
+	return err
 }
 
 // AllToAllLibrary calls MPI_Alltoall with blocks of equal bytes. Benchmarks compare AllToAll with

@@ -13,15 +13,18 @@
 #endif
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 // MPI guarantees tags up to 32767. An all-to-all uses TAG_ALLTOALL + sequence % ALLTOALL_TAGS.
 enum { TAG_SENDRECV = 1, TAG_ALLTOALL = 2, ALLTOALL_TAGS = 16384 };
 
 struct umpi_pending {
-  MPI_Request *requests; // receives first
+  MPI_Request *requests; // one receive for each sender, then the other receives, then sends
   MPI_Status *statuses;
-  int *expected;                 // by receive: bytes
-  int count, receives, capacity; // requests, receives among them, allocated requests
+  int *expected;       // by receive: bytes
+  int count, capacity; // requests, allocated requests
+  int receives;        // all receives
+  int senders;         // receives whose arrival shows that their sender has started the call
 };
 
 #define TRY(call)                     \
@@ -247,7 +250,7 @@ static int smaller(int64_t a, int64_t b) { return (int)(a < b ? a : b); }
 
 // reserve clears p and allocates memory for the given number of messages.
 static int reserve(umpi_pending *p, int64_t messages) {
-  p->count = p->receives = 0;
+  p->count = p->receives = p->senders = 0;
   if (messages <= p->capacity) return MPI_SUCCESS;
   if (messages > INT32_MAX / 2) return MPI_ERR_COUNT;
   size_t n = (size_t)messages;
@@ -261,35 +264,55 @@ static int reserve(umpi_pending *p, int64_t messages) {
   return p->capacity ? MPI_SUCCESS : MPI_ERR_NO_MEM;
 }
 
-// receive posts the receives of one block and send its sends, in messages of at most limit bytes.
-// MPI keeps the order of messages between two ranks, so all messages of a block have the same tag.
-static int receive(MPI_Comm c, char *data, int64_t bytes, int from, int tag, int64_t limit, umpi_pending *p) {
-  for (int64_t at = 0; at < bytes; at += limit) {
-    int n = smaller(limit, bytes - at);
-    p->expected[p->receives++] = n;
-    TRY(MPI_Irecv(data + at, n, MPI_BYTE, from, tag, c, &p->requests[p->count++]));
-  }
+// Both ranks of a block know its bytes, so they agree on the messages: a block of up to UMPI_SMALL
+// bytes is one message. A larger one is an empty message and messages of at most limit bytes. MPI
+// keeps the order of messages between two ranks, so all messages of a block have the same tag.
+static int is_small(int64_t bytes, int64_t limit) { return bytes <= smaller(limit, UMPI_SMALL); }
+
+// block_messages returns the number of messages of a block.
+static int64_t block_messages(int64_t bytes, int64_t limit) {
+  return is_small(bytes, limit) ? bytes > 0 : 1 + messages_of(bytes, limit);
+}
+
+static int receive_message(MPI_Comm c, char *data, int n, int from, int tag, umpi_pending *p) {
+  p->expected[p->receives++] = n;
+  return MPI_Irecv(data, n, MPI_BYTE, from, tag, c, &p->requests[p->count++]);
+}
+
+// receive_first posts the receive of the first message of a block. It is called for all blocks
+// before receive_rest, because the first messages are the first requests.
+static int receive_first(MPI_Comm c, char *data, int64_t bytes, int from, int tag, int64_t limit, umpi_pending *p) {
+  if (bytes == 0) return MPI_SUCCESS;
+  p->senders++;
+  return receive_message(c, data, is_small(bytes, limit) ? (int)bytes : 0, from, tag, p);
+}
+
+static int receive_rest(MPI_Comm c, char *data, int64_t bytes, int from, int tag, int64_t limit, umpi_pending *p) {
+  if (is_small(bytes, limit)) return MPI_SUCCESS;
+  for (int64_t at = 0; at < bytes; at += limit)
+    TRY(receive_message(c, data + at, smaller(limit, bytes - at), from, tag, p));
   return MPI_SUCCESS;
 }
 
 static int send(MPI_Comm c, const char *data, int64_t bytes, int to, int tag, int64_t limit, umpi_pending *p) {
+  if (!is_small(bytes, limit)) TRY(MPI_Isend(data, 0, MPI_BYTE, to, tag, c, &p->requests[p->count++]));
   for (int64_t at = 0; at < bytes; at += limit)
     TRY(MPI_Isend(data + at, smaller(limit, bytes - at), MPI_BYTE, to, tag, c, &p->requests[p->count++]));
   return MPI_SUCCESS;
 }
 
-// check_received returns the first error of the completed requests, and UMPI_SHORT if a message was
-// too short. code is the result of MPI_Waitall or MPI_Testall.
-static int check_received(umpi_pending *p, int code) {
+// check_received returns the first error of the first n requests, which are complete, and
+// UMPI_SHORT if a message was too short. code is the result of MPI_Waitall or MPI_Testall.
+static int check_received(umpi_pending *p, int n, int code) {
   if (code == MPI_ERR_IN_STATUS)
-    for (int i = 0; i < p->count; i++)
+    for (int i = 0; i < n; i++)
       if (p->statuses[i].MPI_ERROR != MPI_SUCCESS && p->statuses[i].MPI_ERROR != MPI_ERR_PENDING)
         return p->statuses[i].MPI_ERROR;
   TRY(code);
   for (int i = 0; i < p->receives; i++) {
-    int n = 0;
-    TRY(MPI_Get_count(&p->statuses[i], MPI_BYTE, &n));
-    if (n != p->expected[i]) return UMPI_SHORT;
+    int bytes = 0;
+    TRY(MPI_Get_count(&p->statuses[i], MPI_BYTE, &bytes));
+    if (bytes != p->expected[i]) return UMPI_SHORT;
   }
   return MPI_SUCCESS;
 }
@@ -300,11 +323,15 @@ static int call_alltoall_start(umpi_comm c, int rank, int size, const char *s, c
   int64_t messages = 0;
   TRY(check_state());
   int tag = TAG_ALLTOALL + (int)(sequence % ALLTOALL_TAGS);
-  for (int j = 0; j < size; j++) messages += messages_of(sbytes[j], limit) + messages_of(rbytes[j], limit);
+  for (int j = 0; j < size; j++) messages += block_messages(sbytes[j], limit) + block_messages(rbytes[j], limit);
   TRY(reserve(p, messages));
   for (int k = 1; k < size; k++) {
     int j = (rank - k + size) % size;
-    TRY(receive(to_mpi(c), r + roffsets[j], rbytes[j], j, tag, limit, p));
+    TRY(receive_first(to_mpi(c), r + roffsets[j], rbytes[j], j, tag, limit, p));
+  }
+  for (int k = 1; k < size; k++) {
+    int j = (rank - k + size) % size;
+    TRY(receive_rest(to_mpi(c), r + roffsets[j], rbytes[j], j, tag, limit, p));
   }
   for (int k = 1; k < size; k++) { // ranks start with different peers
     int j = (rank + k) % size;
@@ -315,11 +342,30 @@ static int call_alltoall_start(umpi_comm c, int rank, int size, const char *s, c
   return MPI_SUCCESS;
 }
 
-static int finish(umpi_pending *p) { return check_received(p, MPI_Waitall(p->count, p->requests, p->statuses)); }
+static double seconds(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
 
-static int call_wait(umpi_pending *p) {
+// finish waits for the first message of each sender, and then for all other messages. They move
+// during the first wait as well.
+static int finish(umpi_pending *p, double *waited) {
+  int k = p->senders;
+  double began = seconds();
+  int code = MPI_Waitall(k, p->requests, p->statuses);
+  *waited = seconds() - began;
+  if (code == MPI_SUCCESS) {
+    code = MPI_Waitall(p->count - k, p->requests + k, p->statuses + k);
+    k = p->count;
+  }
+  return check_received(p, k, code);
+}
+
+static int call_wait(umpi_pending *p, double *waited) {
+  *waited = 0;
   TRY(check_state());
-  return finish(p);
+  return finish(p, waited);
 }
 
 static int call_test(umpi_pending *p, int *done) {
@@ -330,20 +376,22 @@ static int call_test(umpi_pending *p, int *done) {
   TRY(check_state());
   int code = MPI_Testall(p->count, p->requests, done, p->statuses);
   if (code == MPI_SUCCESS && !*done) return MPI_SUCCESS;
-  code = check_received(p, code);
-  p->count = p->receives = 0;
+  code = check_received(p, p->count, code);
+  p->count = p->receives = p->senders = 0;
   return code;
 }
 
 static int call_sendrecv(umpi_comm c, char *recv, int64_t rbytes, int from, const char *data, int64_t sbytes, int to,
-                         int64_t limit, umpi_pending *p) {
+                         int64_t limit, umpi_pending *p, double *waited) {
+  *waited = 0;
   TRY(check_state());
   if (from < 0) rbytes = 0;
   if (to < 0) sbytes = 0;
-  TRY(reserve(p, messages_of(rbytes, limit) + messages_of(sbytes, limit)));
-  TRY(receive(to_mpi(c), recv, rbytes, from, TAG_SENDRECV, limit, p));
+  TRY(reserve(p, block_messages(rbytes, limit) + block_messages(sbytes, limit)));
+  TRY(receive_first(to_mpi(c), recv, rbytes, from, TAG_SENDRECV, limit, p));
+  TRY(receive_rest(to_mpi(c), recv, rbytes, from, TAG_SENDRECV, limit, p));
   TRY(send(to_mpi(c), data, sbytes, to, TAG_SENDRECV, limit, p));
-  return finish(p);
+  return finish(p, waited);
 }
 
 __attribute__((visibility("default"))) const umpi_api *umpi_table(uint32_t want, uint32_t *have) {

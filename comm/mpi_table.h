@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-#define UMPI_ABI 1u
+#define UMPI_ABI 2u
 
 // Results in addition to MPI's error codes, which are positive.
 #define UMPI_SHORT (-1)  // a message was shorter than its receiver expects
@@ -15,6 +15,9 @@
 #define UMPI_THREAD (-3) // the thread level forbids calls on this thread
 #define UMPI_NULL (-4)   // no such communicator
 #define UMPI_INTER (-5)  // an intercommunicator
+
+// The limit in bytes of a block that needs no message to announce it.
+#define UMPI_SMALL 4096
 
 // An MPI_Comm, which is a pointer in Open MPI and an int in MPICH.
 typedef int64_t umpi_comm;
@@ -37,6 +40,9 @@ typedef struct umpi_pending umpi_pending;
 //   alltoall_start  posts receives and sends of any size to all other ranks and copies the
 //                   rank's own block. No message is longer than limit. The sequence number
 //                   keeps the messages of different all-to-alls apart
+//   wait, sendrecv  *waited = seconds until every rank from which this rank receives had started
+//                   the call. A block of more than UMPI_SMALL bytes follows an empty message, whose
+//                   arrival is that of its sender; a smaller block is such a message itself
 #define UMPI_CALLS(X)                                                                                               \
   X(state, (int *initialized, int *finalized, int *level), (initialized, finalized, level))                         \
   X(library, (char *text, int size), (text, size))                                                                  \
@@ -60,12 +66,12 @@ typedef struct umpi_pending umpi_pending;
     (umpi_comm c, int rank, int size, const char *send, const int64_t *soffsets, const int64_t *sbytes, char *recv, \
      const int64_t *roffsets, const int64_t *rbytes, int64_t sequence, int64_t limit, umpi_pending *p),             \
     (c, rank, size, send, soffsets, sbytes, recv, roffsets, rbytes, sequence, limit, p))                            \
-  X(wait, (umpi_pending * p), (p))                                                                                  \
+  X(wait, (umpi_pending * p, double *waited), (p, waited))                                                          \
   X(test, (umpi_pending * p, int *done), (p, done))                                                                 \
   X(sendrecv,                                                                                                       \
     (umpi_comm c, char *recv, int64_t rbytes, int from, const char *data, int64_t sbytes, int to, int64_t limit,    \
-     umpi_pending *p),                                                                                              \
-    (c, recv, rbytes, from, data, sbytes, to, limit, p))                                                            \
+     umpi_pending *p, double *waited),                                                                              \
+    (c, recv, rbytes, from, data, sbytes, to, limit, p, waited))                                                    \
   X(pending_new, (umpi_pending * *out), (out))                                                                      \
   X(pending_free, (umpi_pending * p), (p))
 

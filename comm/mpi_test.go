@@ -53,6 +53,7 @@ func TestMPI(t *testing.T) {
 	all("small limits")
 	mpiRun(t, w, "bitwise equal", mpiBitwiseEqual)
 	mpiRun(t, w, "steady state", mpiSteadyState)
+	mpiRun(t, w, "waiting", suiteWaiting)
 	mpiRun(t, w, "handles", mpiHandles)
 	if err := w.Close(); err != nil {
 		t.Error(err)

@@ -1,6 +1,8 @@
 package cuda
 
 import (
+	"time"
+
 	"ulysses/comm"
 	"ulysses/device"
 	"ulysses/internal/status"
@@ -60,6 +62,15 @@ func (c *Comm) Rank() int       { return c.host.Rank() }
 func (c *Comm) Size() int       { return c.host.Size() }
 func (c *Comm) Kind() string    { return c.transport.kind() }
 func (c *Comm) Barrier() error  { return c.host.Barrier() }
+
+// Waited returns the time in which ranks have waited for one another on the host. Waiting inside
+// kernels of NCCL is not measured.
+func (c *Comm) Waited() time.Duration {
+	if w, ok := c.host.(comm.Waiter); ok {
+		return w.Waited()
+	}
+	return 0
+}
 
 // Split makes communicators of the same kind and splits the host's communicator with them.
 // Collective.

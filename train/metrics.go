@@ -30,6 +30,8 @@ type Record struct {
 	ModelTFLOPS  float64            `json:"model_tflops"`
 	PeakBytes    int64              `json:"peak_bytes"`
 	PhaseSeconds map[string]float64 `json:"phase_seconds"`
+	// of PhaseSeconds, the time until the last rank had started a call of communication
+	WaitingSeconds map[string]float64 `json:"waiting_seconds"`
 	// the optimizer did not update the weights (train.on_nan = "skip")
 	Skipped bool `json:"skipped,omitempty"`
 }

@@ -63,7 +63,7 @@ func (t *Trainer) Step(s int64) (*Record, error) {
 	r.Seconds = time.Since(begin).Seconds()
 	r.TokensPerSecond = float64(tokens) / r.Seconds
 	r.ModelTFLOPS = t.Model.Config.Flops(tokens, pairs) / r.Seconds / 1e12 / float64(t.Mesh.World.Size())
-	r.PhaseSeconds = since(before, t.Clock.Phases())
+	r.PhaseSeconds, r.WaitingSeconds = since(before, t.Clock.Phases())
 	return r, nil
 }
 
@@ -131,14 +131,19 @@ func (t *Trainer) skipOrFail(r *Record) error {
 
 func notFinite(x float64) bool { return math.IsNaN(x) || math.IsInf(x, 0) }
 
-// since returns the seconds of each phase between two readings of the clock.
-func since(before, after []clock.Phase) map[string]float64 {
-	d := make(map[string]float64, len(after))
+// since returns the seconds of each phase between two readings of the clock, and the seconds of
+// waiting for other ranks of each phase that has waited.
+func since(before, after []clock.Phase) (seconds, waiting map[string]float64) {
+	seconds, waiting = make(map[string]float64, len(after)), map[string]float64{}
 	for i, p := range after {
 		if i < len(before) {
 			p.Seconds -= before[i].Seconds
+			p.Waiting -= before[i].Waiting
 		}
-		d[p.Name] = p.Seconds
+		seconds[p.Name] = p.Seconds
+		if p.Waiting > 0 {
+			waiting[p.Name] = p.Waiting
+		}
 	}
-	return d
+	return seconds, waiting
 }

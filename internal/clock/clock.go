@@ -14,6 +14,7 @@ type Phase struct {
 	Name    string
 	Calls   int64
 	Seconds float64
+	Waiting float64 // seconds, of Seconds, in which this rank waited for other ranks (Clock.Waited)
 }
 
 // labels maps phases whose names in files are not the names that readers know. Files that programs
@@ -98,6 +99,13 @@ func (c *Clock) Pop() {
 	c.stack = c.stack[:len(c.stack)-1]
 	if c.record.On() {
 		c.record.Add(trace.Span{Track: trace.Host, Name: c.phases[last.phase].Name}, last.at, now)
+	}
+}
+
+// Waited records that d of the time of the innermost phase was spent waiting for other ranks.
+func (c *Clock) Waited(d time.Duration) {
+	if c != nil && len(c.stack) > 0 {
+		c.phases[c.stack[len(c.stack)-1].phase].Waiting += d.Seconds()
 	}
 }
 

@@ -14,6 +14,7 @@ type phaseRow struct {
 	Name           string // of the clock; clock.Label is its name for readers
 	Calls          int64
 	Mean, Min, Max float64
+	Waiting        float64 // mean seconds, of Mean, in which ranks waited for other ranks
 	Share          float64 // of the sum of all means, 0 to 1
 }
 
@@ -33,6 +34,7 @@ func phaseRows(facts []rankFacts) []phaseRow {
 			r, mean := &rows[i], p.Seconds/float64(len(facts))
 			seen[p.Name]++
 			r.Mean += mean
+			r.Waiting += p.Waiting / float64(len(facts))
 			all += mean
 			r.Min, r.Max = min(r.Min, p.Seconds), max(r.Max, p.Seconds)
 		}
@@ -48,6 +50,9 @@ func phaseRows(facts []rankFacts) []phaseRow {
 	sort.SliceStable(rows, func(i, j int) bool { return rows[i].Mean > rows[j].Mean })
 	return rows
 }
+
+// Moving returns the mean seconds of a phase of communication that are not spent waiting.
+func (r phaseRow) Moving() float64 { return max(0, r.Mean-r.Waiting) }
 
 // phaseNames lists the phases in the order of the style's colours, so a phase has the same colour
 // in every chart and report. The first phases take most of a step's time and have the most distinct

@@ -1,6 +1,7 @@
 package report
 
 import (
+	"io"
 	"math"
 	"os"
 	"path/filepath"
@@ -56,6 +57,28 @@ func TestPhasesHaveTheirOwnColours(t *testing.T) {
 		if p.Name != phases[i].Name || p.Colour != phases[i].Colour {
 			t.Errorf("bar %+v, table %+v", p, phases[i])
 		}
+	}
+}
+
+// The run table and the rows of the page separate waiting from moving, and phases without waiting
+// have no such row.
+func TestWaitingIsSeparate(t *testing.T) {
+	facts := []rankFacts{
+		{Phases: []clock.Phase{{Name: "exchange", Calls: 2, Seconds: 4, Waiting: 3}, {Name: "mlp", Calls: 1, Seconds: 4}}},
+		{Phases: []clock.Phase{{Name: "exchange", Calls: 2, Seconds: 6, Waiting: 1}, {Name: "mlp", Calls: 1, Seconds: 6}}},
+	}
+	rows := phaseRows(facts)
+	if r := rows[0]; r.Name != "exchange" || r.Mean != 5 || r.Waiting != 2 || r.Moving() != 3 {
+		t.Errorf("%+v", rows)
+	}
+	var out strings.Builder
+	r := Run{Stdout: &out, Details: io.Discard}
+	if err := r.printPhases(rows); err != nil {
+		t.Fatal(err)
+	}
+	lines := regexp.MustCompile(` +`).ReplaceAllString(out.String(), " ")
+	if want := " communication 2 5.000 1.50 50.0 %\n of it, waiting for ranks 2.000 20.0 %\n mlp 1 5.000 1.50 50.0 %\n"; !strings.HasSuffix(lines, want) {
+		t.Errorf("%q does not end with %q", lines, want)
 	}
 }
 

@@ -109,6 +109,9 @@ func (r *Run) printPhases(rows []phaseRow) error {
 			ratio = fmt.Sprintf("%.2f", p.Max/p.Min)
 		}
 		fmt.Fprintf(w, "%s\t%d\t%.3f\t%s\t%.1f %%\t\n", clock.Label(p.Name), p.Calls, p.Mean, ratio, 100*p.Share)
+		if p.Waiting > 0 {
+			fmt.Fprintf(w, "of it, waiting for ranks\t\t%.3f\t\t%.1f %%\t\n", p.Waiting, 100*p.Share*p.Waiting/p.Mean)
+		}
 	}
 	if others > 0 {
 		fmt.Fprintf(w, "%d others\t\t%.3f\t\t%.1f %%\t\n", others, rest.Mean, 100*rest.Share)
