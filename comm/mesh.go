@@ -4,7 +4,6 @@ import (
 	"fmt"
 
 	"ulysses/internal/clock"
-	"ulysses/internal/notbuilt"
 	"ulysses/internal/status"
 )
 
@@ -16,7 +15,7 @@ type Mesh struct {
 	Seq      *Counted // axis "sequence": the P ranks that share one sequence
 	Data     *Counted // axis "data": the ranks that have the same shard of different sequences
 	Ulysses  int      // ranks over which attention is sharded by heads
-	Ring     int
+	Ring     int      // groups of such ranks, over which attention is sharded by rows
 	Replica  int // of this rank; its rank in Data
 	Replicas int // size of Data
 }
@@ -31,9 +30,6 @@ func NewMesh(world Comm, ulysses, ring int, l *Ledger, clk *clock.Clock, w *Watc
 	}
 	if ulysses < 0 || ring < 0 {
 		return nil, status.Errorf(status.InvalidConfig, "comm.NewMesh: parallel.ulysses = %d, parallel.ring = %d; set both to 0 or more", ulysses, ring)
-	}
-	if ring > 1 {
-		return nil, status.Errorf(status.Unsupported, "comm.NewMesh: parallel.ring = %d: %s", ring, notbuilt.Ring.Text("set parallel.ring = 1"))
 	}
 	if ulysses == 0 {
 		ulysses = n / ring

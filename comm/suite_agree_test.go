@@ -160,15 +160,16 @@ func suiteCounted(c Comm) error {
 
 func suiteMesh(c Comm) error {
 	n := c.Size()
-	for _, ulysses := range []int{0, 1, 2, n, n + 1, -1} {
-		m, err := NewMesh(c, ulysses, 1, NewLedger(), nil, nil)
-		p := ulysses
-		if p == 0 {
-			p = n
+	for _, d := range [][2]int{{0, 1}, {1, 1}, {2, 1}, {n, 1}, {n + 1, 1}, {-1, 1}, {0, 2}, {1, 2}, {2, 2}, {1, n}, {1, -1}, {0, n + 1}} {
+		ulysses, ring := d[0], d[1]
+		m, err := NewMesh(c, ulysses, ring, NewLedger(), nil, nil)
+		if ulysses == 0 && ring > 0 {
+			ulysses = n / ring
 		}
-		if p < 0 || n%p != 0 {
+		p := ulysses * ring
+		if p <= 0 || n%p != 0 {
 			if status.Of(err) != status.InvalidConfig {
-				return wrong("mesh %d of %d ranks: %v", ulysses, n, err)
+				return wrong("mesh %d x %d of %d ranks: %v", ulysses, ring, n, err)
 			}
 			continue
 		}
@@ -176,8 +177,8 @@ func suiteMesh(c Comm) error {
 			return err
 		}
 		if m.Seq.Size() != p || m.Seq.Rank() != c.Rank()%p || m.Data.Size() != n/p || m.Data.Rank() != c.Rank()/p ||
-			m.Replica != c.Rank()/p || m.Replicas != n/p || m.Ulysses != p || m.World.Size() != n {
-			return wrong("mesh %d of %d ranks: %+v", ulysses, n, m)
+			m.Replica != c.Rank()/p || m.Replicas != n/p || m.Ulysses != ulysses || m.Ring != ring || m.World.Size() != n {
+			return wrong("mesh %d x %d of %d ranks: %+v", ulysses, ring, n, m)
 		}
 		x := []int32{int32(c.Rank())}
 		if err := m.Data.AllReduce(nil, tensor.OfInt32(x, 1), Sum); err != nil {
@@ -189,9 +190,6 @@ func suiteMesh(c Comm) error {
 		if err := errors.Join(m.Seq.Close(), m.Data.Close()); err != nil {
 			return err
 		}
-	}
-	if _, err := NewMesh(c, 0, 2, nil, nil, nil); status.Of(err) != status.Unsupported {
-		return wrong("ring 2: %v", err)
 	}
 	return nil
 }

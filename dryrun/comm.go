@@ -22,8 +22,9 @@ type Comm struct {
 // NewMesh returns the mesh that comm.NewMesh makes on a rank of a world of size ranks. ulysses is
 // the number of ranks that share a sequence; it must divide size. The communicators record their
 // traffic in l and their time in c.
-func NewMesh(d *Device, rank, size, ulysses int, l *comm.Ledger, c *clock.Clock) *comm.Mesh {
-	m := &comm.Mesh{Ulysses: ulysses, Ring: 1, Replica: rank / ulysses, Replicas: size / ulysses}
+func NewMesh(d *Device, rank, size, ulysses, ring int, l *comm.Ledger, c *clock.Clock) *comm.Mesh {
+	p := ulysses * ring
+	m := &comm.Mesh{Ulysses: ulysses, Ring: ring, Replica: rank / p, Replicas: size / p}
 	counted := func(axis string, first, step, n, rank int) *comm.Counted {
 		x := &Comm{d: d, members: make([]int, n), rank: rank}
 		for i := range x.members {
@@ -32,8 +33,8 @@ func NewMesh(d *Device, rank, size, ulysses int, l *comm.Ledger, c *clock.Clock)
 		return comm.NewCounted(x, axis, l, c, nil)
 	}
 	m.World = counted("world", 0, 1, size, rank)
-	m.Seq = counted("sequence", m.Replica*ulysses, 1, ulysses, rank%ulysses)
-	m.Data = counted("data", rank%ulysses, ulysses, m.Replicas, m.Replica)
+	m.Seq = counted("sequence", m.Replica*p, 1, p, rank%p)
+	m.Data = counted("data", rank%p, p, m.Replicas, m.Replica)
 	return m
 }
 

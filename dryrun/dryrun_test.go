@@ -148,7 +148,7 @@ func TestMesh(t *testing.T) {
 	rates.Network = 0.5
 	d := open(t, tensor.CUDA, rates, nil)
 	l := comm.NewLedger()
-	m := NewMesh(d, 5, 8, 4, l, nil) // two a node: sequence ranks 4 to 7, this one's neighbour is 4
+	m := NewMesh(d, 5, 8, 4, 1, l, nil) // two a node: sequence ranks 4 to 7, this one's neighbour is 4
 	if m.Seq.Rank() != 1 || m.Seq.Size() != 4 || m.Data.Rank() != 1 || m.Data.Size() != 2 || m.World.Rank() != 5 || m.Replica != 1 || m.Replicas != 2 {
 		t.Errorf("mesh %+v, sequence rank %d of %d, data rank %d of %d", m, m.Seq.Rank(), m.Seq.Size(), m.Data.Rank(), m.Data.Size())
 	}

@@ -121,6 +121,10 @@ func (p *Plan) newChecker(op string, b *sp.Batch) (x checker) {
 			op, b.Rank(), b.Size(), p.rank, p.size)
 		return x
 	}
+	if b.Zigzag() {
+		x.err = status.Errorf(status.InvalidArgument, "%s: the batch is a zigzag, and recurrent states need the tokens in order; make one without zigzag", op)
+		return x
+	}
 	if b.Mixed() {
 		x.err = status.Errorf(status.InvalidArgument, "%s: the batch has other keys than queries; make one without kv_seq, kv_rows and cu_seqlens_k", op)
 		return x

@@ -34,6 +34,7 @@ type Model struct {
 	off         offloader
 
 	compute   tensor.DType // of activations and of the weights in matrix products
+	ring      int64        // groups of ranks in the ring of attention
 	constants *device.Arena
 	freq      tensor.Tensor // [R/2] F32, RoPE's angle for one position
 	sum       tensor.Tensor // [1] F64, of the loss
@@ -49,6 +50,7 @@ type Options struct {
 	Compute  tensor.DType
 	Strategy gdn.Strategy // of linear layers
 	Tokens   int64        // of a batch, by which Strategy Auto chooses; 0 = unknown
+	Ring     int64        // groups of ranks in the ring of attention (sp.Layer); 0 = 1
 }
 
 // New returns a model on the ranks of c, which share each sequence. Collective: if the device does
@@ -57,10 +59,11 @@ func New(d device.Device, c comm.Comm, cfg *Config, o Options) (*Model, error) {
 	if o.Compute == tensor.Invalid {
 		o.Compute = tensor.F32
 	}
-	m := &Model{Config: cfg, dev: d, comm: c, compute: o.Compute, hostSum: make([]float64, 1)}
+	m := &Model{Config: cfg, dev: d, comm: c, compute: o.Compute, ring: max(1, o.Ring), hostSum: make([]float64, 1)}
 	if err := m.plans.make(d, c, cfg, o); err != nil {
 		return nil, err
 	}
+	o.Ring = 1
 	if err := m.alone.make(d, comm.Local(1)[0], cfg, o); err != nil {
 		return nil, err
 	}
@@ -87,6 +90,20 @@ func New(d device.Device, c comm.Comm, cfg *Config, o Options) (*Model, error) {
 		return nil, err
 	}
 	return m, nil
+}
+
+// BatchSpec returns the batch of one sequence for the ranks of the model. Tokens are in the chunks
+// of a zigzag if all layers are softmax attention; the recurrent states of linear attention need
+// them in order.
+func (m *Model) BatchSpec(seq int64, documents []int64) sp.BatchSpec {
+	return sp.BatchSpec{Batch: 1, Seq: seq, CuSeqlens: documents, Ring: m.ring, Zigzag: m.zigzag()}
+}
+
+func (m *Model) zigzag() bool { return m.ring > 1 && m.plans.linear == nil }
+
+// MostTokens returns the largest number of tokens of a rank in a sequence.
+func (m *Model) MostTokens(seq int64) int64 {
+	return sp.MostRows(seq, int64(m.comm.Size()), m.ring, m.zigzag())
 }
 
 // makeConstants allocates and fills the model's constants on the device.

@@ -16,6 +16,7 @@ type plans struct {
 	grouped        map[int64]*sp.Plan // by number of head groups
 	linear         *gdn.Plan
 	fulls, linears int64
+	ring           int64
 	comm           comm.Comm
 
 	cached       sizes // for cachedTokens tokens
@@ -31,7 +32,7 @@ type sizes struct {
 func (p *plans) make(d device.Device, c comm.Comm, cfg *Config, o Options) (err error) {
 	p.linears = cfg.LinearLayers()
 	p.fulls = cfg.NumHiddenLayers - p.linears
-	p.grouped, p.comm = map[int64]*sp.Plan{}, c
+	p.grouped, p.comm, p.ring = map[int64]*sp.Plan{}, c, o.Ring
 	err = p.setGroups(d, c, cfg, o.Compute, 1)
 	if err == nil && p.linears > 0 {
 		p.linear, err = gdn.NewPlan(d, c, gdn.Layer{KeyHeads: cfg.LinearNumKeyHeads, ValueHeads: cfg.LinearNumValueHeads,
@@ -46,7 +47,7 @@ func (p *plans) setGroups(d device.Device, c comm.Comm, cfg *Config, compute ten
 	plan := p.grouped[groups]
 	if p.fulls > 0 && plan == nil {
 		plan, err = sp.NewPlan(d, c, sp.Layer{Heads: cfg.NumAttentionHeads / groups, KVHeads: cfg.NumKeyValueHeads / groups, Dim: cfg.HeadDim,
-			VDim: cfg.HeadDim, DType: compute, Causal: true})
+			VDim: cfg.HeadDim, DType: compute, Causal: true, Ring: p.ring})
 		if err != nil {
 			return err
 		}

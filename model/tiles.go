@@ -65,12 +65,7 @@ func (p *pass) maxTokens() int64 {
 	if p.dry {
 		return p.tokens
 	}
-	most := int64(0)
-	for r := range p.batch.SP.Size() {
-		lo, hi := p.batch.SP.RankRows(r)
-		most = max(most, hi-lo)
-	}
-	return most
+	return p.batch.SP.MostRows()
 }
 
 // tiled runs a tiled computation: forward, or if gradients are given backward.

@@ -316,6 +316,17 @@ func (b *Batch) KVHi() int64 { return b.keys.rows[b.rank].hi }
 func (b *Batch) Rows() int64   { return rows(b.queries.tokens[b.rank]) }
 func (b *Batch) KVRows() int64 { return rows(b.keys.tokens[b.rank]) }
 
+// MostRows returns the largest Rows of all ranks.
+func (b *Batch) MostRows() int64 { return b.queries.tokens.most() }
+
+// MostRows returns the largest number of tokens of a rank in a batch of one sequence.
+func MostRows(seq, ranks, ring int64, zigzag bool) int64 {
+	if zigzag {
+		return zigzagTokens(seq, ring, ranks).most()
+	}
+	return ceil(seq, ranks)
+}
+
 // Range is the tokens [Lo, Hi) of a sequence.
 type Range struct{ Lo, Hi int64 }
 

@@ -18,6 +18,14 @@ func rows(ranges []span) (n int64) {
 	return n
 }
 
+// most returns the largest number of rows of a rank or group.
+func (l layout) most() (most int64) {
+	for _, ranges := range l {
+		most = max(most, rows(ranges))
+	}
+	return most
+}
+
 // contiguous returns the layout of one range for each rank.
 func contiguous(ranges []span) layout {
 	l := make(layout, len(ranges))

@@ -36,10 +36,16 @@ func newBench() *bench {
 	return &bench{dev: d, stream: s}
 }
 
-func (b *bench) close() {
+// free releases the memory of all tensors.
+func (b *bench) free() {
 	for _, x := range b.bufs {
 		x.Free()
 	}
+	b.bufs, b.gaps = nil, nil
+}
+
+func (b *bench) close() {
+	b.free()
 	b.stream.Close()
 	b.dev.Close()
 }

@@ -19,6 +19,16 @@ type counted struct {
 }
 
 func (c *counted) AllToAll(s device.Stream, dst, src tensor.Tensor, recvRows, sendRows []int64) error {
+	c.count(src, sendRows)
+	return c.Comm.AllToAll(s, dst, src, recvRows, sendRows)
+}
+
+func (c *counted) AllToAllStart(s device.Stream, dst, src tensor.Tensor, recvRows, sendRows []int64) (comm.Request, error) {
+	c.count(src, sendRows)
+	return c.Comm.AllToAllStart(s, dst, src, recvRows, sendRows)
+}
+
+func (c *counted) count(src tensor.Tensor, sendRows []int64) {
 	row := src.DType.Size()
 	for _, d := range src.Shape[1:max(1, src.NDim)] {
 		row *= d
@@ -29,7 +39,6 @@ func (c *counted) AllToAll(s device.Stream, dst, src tensor.Tensor, recvRows, se
 		}
 	}
 	c.calls++
-	return c.Comm.AllToAll(s, dst, src, recvRows, sendRows)
 }
 
 // reshardOf returns a reshard of a query tensor and two key tensors, head-major and token-major,

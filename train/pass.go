@@ -14,22 +14,27 @@ import (
 // sequence unless alone is set.
 func (t *Trainer) pass(m *data.MicroBatch, valid int64, backward, alone bool) (model.Loss, error) {
 	total := int64(len(m.IDs))
-	group := comm.Comm(t.Mesh.Seq)
+	group, spec := comm.Comm(t.Mesh.Seq), t.Model.BatchSpec(total, m.CuSeqlens)
 	if alone {
-		group = comm.Local(1)[0]
+		group, spec = comm.Local(1)[0], sp.BatchSpec{Batch: 1, Seq: total, CuSeqlens: m.CuSeqlens}
 	}
-	lo, hi := comm.Shard(total, int64(group.Size()), int64(group.Rank()))
-	batch, err := sp.NewBatch(group, sp.BatchSpec{Batch: 1, Seq: total, CuSeqlens: m.CuSeqlens})
+	batch, err := sp.NewBatch(group, spec)
 	if err != nil {
 		return model.Loss{}, err
 	}
-	b := model.Batch{SP: batch, IDs: t.ids.Slice(0, 0, hi-lo), Targets: t.targets.Slice(0, 0, hi-lo), Positions: t.positions.Slice(0, 0, hi-lo)}
+	n := batch.Rows()
+	b := model.Batch{SP: batch, IDs: t.ids.Slice(0, 0, n), Targets: t.targets.Slice(0, 0, n), Positions: t.positions.Slice(0, 0, n)}
 	for _, x := range []struct {
 		dst tensor.Tensor
 		src []int32
 	}{{b.IDs, m.IDs}, {b.Targets, m.Targets}, {b.Positions, m.Positions}} {
-		if err := t.Device.Copy(t.stream, x.dst, tensor.OfInt32(x.src[lo:hi], hi-lo)); err != nil {
-			return model.Loss{}, err
+		at := int64(0)
+		for _, r := range batch.Ranges(group.Rank()) {
+			rows := r.Hi - r.Lo
+			if err := t.Device.Copy(t.stream, x.dst.Slice(0, at, at+rows), tensor.OfInt32(x.src[r.Lo:r.Hi], rows)); err != nil {
+				return model.Loss{}, err
+			}
+			at += rows
 		}
 	}
 	forward, back := t.Model.BytesSent(batch)

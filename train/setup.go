@@ -73,8 +73,7 @@ func (s *Setup) MaxTokens() (microBatch, shard int64) {
 	if x := s.Data.Eval; x != nil {
 		microBatch = max(microBatch, s.evalBatch()*x.Longest())
 	}
-	lo, hi := comm.Shard(microBatch, int64(s.Mesh.Seq.Size()), 0)
-	return microBatch, hi - lo
+	return microBatch, s.Model.MostTokens(microBatch)
 }
 
 // globalBatch returns the number of sequences of an optimizer step.

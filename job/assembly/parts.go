@@ -39,7 +39,7 @@ func (p *Parts) Layout() error {
 	if err != nil {
 		return err
 	}
-	p.Model, err = model.New(p.Device, p.Mesh.Seq, p.Config, model.Options{Compute: p.Compute, Strategy: strategy, Tokens: cmp.Or(j.Data.Budget, j.Data.Batch*j.Data.Sequence)})
+	p.Model, err = model.New(p.Device, p.Mesh.Seq, p.Config, model.Options{Compute: p.Compute, Strategy: strategy, Tokens: cmp.Or(j.Data.Budget, j.Data.Batch*j.Data.Sequence), Ring: int64(p.Mesh.Ring)})
 	if err != nil {
 		return err
 	}

@@ -74,7 +74,7 @@ func Predict(j *file.Job, m *Machine, x *subject, timing bool) (*Forecast, error
 		lengths = []int64{j.Data.Batch * j.Data.Sequence}
 	}
 	var most *Forecast
-	for _, rank := range Heaviest(lengths, x.Heads, j.Mesh.Ulysses) {
+	for _, rank := range Heaviest(lengths, x.Heads, j.Mesh.Ulysses, j.Mesh.Ring) {
 		f, err := PredictRank(j, m, x, rank, timing)
 		if err != nil {
 			if most != nil {
@@ -98,16 +98,16 @@ func Predict(j *file.Job, m *Machine, x *subject, timing bool) (*Forecast, error
 
 // Heaviest returns ranks of a sequence such that each other rank has at most as many tokens and
 // heads of each kind as one of these.
-func Heaviest(lengths []int64, heads [][2]int64, ulysses int64) (ranks []int) {
+func Heaviest(lengths []int64, heads [][2]int64, ulysses, ring int64) (ranks []int) {
 	var loads [][]int64
-	for r := range ulysses {
+	for r := range ulysses * ring {
 		var load []int64
 		for _, n := range lengths {
-			lo, hi := comm.Shard(n, ulysses, r)
+			lo, hi := comm.Shard(n, ulysses*ring, r)
 			load = append(load, hi-lo)
 		}
 		for _, n := range heads {
-			lo, hi := comm.Shard(n[0], ulysses, r)
+			lo, hi := comm.Shard(n[0], ulysses, r%ulysses)
 			keys := int64(0)
 			if group := n[0] / n[1]; hi > lo {
 				keys = (hi-1)/group - lo/group + 1
@@ -140,7 +140,7 @@ func PredictRank(j *file.Job, m *Machine, x *subject, rank int, timing bool) (*F
 	if err != nil {
 		return nil, err
 	}
-	mesh := dryrun.NewMesh(d, rank, int(j.Mesh.World), int(j.Mesh.Ulysses), ledger, clk)
+	mesh := dryrun.NewMesh(d, rank, int(j.Mesh.World), int(j.Mesh.Ulysses), int(j.Mesh.Ring), ledger, clk)
 	parts := &assembly.Parts{Job: j, Device: d, Mesh: mesh, Clock: clk, Compute: compute, FreeHost: m.Host, Config: x.config}
 	f := &Forecast{Parts: parts, ledger: ledger, Rank: rank, device: d}
 	if x.config == nil {

@@ -19,7 +19,7 @@ func TestHeaviest(t *testing.T) {
 	}{
 		{8, 8, 100, 1, []int{0}}, {8, 2, 64, 4, []int{0}}, {32, 8, 30, 6, []int{0}}, {28, 4, 800, 8, []int{0, 1}}, {12, 4, 10, 5, []int{0, 3}}, {4, 4, 4, 9, []int{0}},
 	} {
-		if got := Heaviest([]int64{c.tokens}, [][2]int64{{c.heads, c.keys}}, c.ulysses); !slices.Equal(got, c.want) {
+		if got := Heaviest([]int64{c.tokens}, [][2]int64{{c.heads, c.keys}}, c.ulysses, 1); !slices.Equal(got, c.want) {
 			t.Errorf("%+v: ranks %v", c, got)
 		}
 	}
