@@ -16,8 +16,8 @@ type Mesh struct {
 	Data     *Counted // axis "data": the ranks that have the same shard of different sequences
 	Ulysses  int      // ranks over which attention is sharded by heads
 	Ring     int      // groups of such ranks, over which attention is sharded by rows
-	Replica  int // of this rank; its rank in Data
-	Replicas int // size of Data
+	Replica  int      // of this rank; its rank in Data
+	Replicas int      // size of Data
 }
 
 // NewMesh splits the world into its axes. With ulysses = 0, all ranks form one sequence axis
