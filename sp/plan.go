@@ -154,6 +154,12 @@ func NewPlan(d device.Device, c comm.Comm, l Layer) (*Plan, error) {
 	if err := l.check(info, int64(c.Size())); err != nil {
 		return nil, err
 	}
+	return newPlan(d, c, l, int64(c.Rank()), int64(c.Size())), nil
+}
+
+// newPlan returns the plan of a rank for a layer that has been checked.
+func newPlan(d device.Device, c comm.Comm, l Layer, rank, size int64) *Plan {
+	info := d.Info()
 	l.Ring = max(1, l.Ring)
 	if l.Scale == 0 {
 		l.Scale = 1 / math.Sqrt(float64(l.Dim))
@@ -164,7 +170,7 @@ func NewPlan(d device.Device, c comm.Comm, l Layer) (*Plan, error) {
 			l.Window = nil
 		}
 	}
-	p := &Plan{dev: d, comm: c, layer: l, rank: int64(c.Rank()), size: int64(c.Size()), ring: l.Ring, align: max(1, info.Align), tokenMajor: info.TokenMajor}
+	p := &Plan{dev: d, comm: c, layer: l, rank: rank, size: size, ring: l.Ring, align: max(1, info.Align), tokenMajor: info.TokenMajor}
 	query := shards(l.Heads, p.size/p.ring)
 	key, owned := keyHeads(query, l.Heads/l.KVHeads)
 	p.query, p.key, p.owned = slices.Repeat(query, int(p.ring)), slices.Repeat(key, int(p.ring)), slices.Repeat(owned, int(p.ring))
@@ -172,7 +178,7 @@ func NewPlan(d device.Device, c comm.Comm, l Layer) (*Plan, error) {
 	for h := p.query[p.rank].lo; h < p.query[p.rank].hi; h++ {
 		p.kvHead = append(p.kvHead, h/(l.Heads/l.KVHeads)-p.key[p.rank].lo)
 	}
-	return p, nil
+	return p
 }
 
 // windowText returns a window in the notation of the job file.
