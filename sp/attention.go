@@ -295,19 +295,30 @@ func (p *Plan) Forward(s device.Stream, b *Batch, a *Args) error {
 	if err := p.Admit.Result(p.checkForward(b, a)); err != nil {
 		return err
 	}
+	x, scratch := p.forwardMemory(b, a)
+	qkv := p.qkvTensors(b, a, &x)
+	if err := p.seqToHeads(s, scratch, qkv[:]); err != nil {
+		return err
+	}
+	return p.attendAndReturn(s, b, a, &x, scratch)
+}
+
+// forwardMemory returns the tensors of a Forward, in Saved or in the workspace, and the rest of the
+// workspace.
+func (p *Plan) forwardMemory(b *Batch, a *Args) (x local, scratch tensor.Tensor) {
 	ws := device.Allocator{Mem: bytesOf(a.Workspace), Align: p.align}
 	keep, lse := p.savedBuffers(a)
 	to := &keep
 	if a.Saved.IsNil() {
 		to = &ws
 	}
-	x := p.allocForward(b, to, lse)
-	scratch := ws.Rest()
-	qkv := p.qkvTensors(b, a, &x)
-	if err := p.seqToHeads(s, scratch, qkv[:]); err != nil {
-		return err
-	}
-	if err := p.attend(s, b, a, &x, scratch); err != nil {
+	x = p.allocForward(b, to, lse)
+	return x, ws.Rest()
+}
+
+// attendAndReturn computes attention from q, k and v of x, and returns its results to their tokens.
+func (p *Plan) attendAndReturn(s device.Stream, b *Batch, a *Args, x *local, scratch tensor.Tensor) error {
+	if err := p.attend(s, b, a, x, scratch); err != nil {
 		return err
 	}
 	rows := p.scheduleOf(b).queries.exchange
@@ -355,25 +366,41 @@ func (p *Plan) Backward(s device.Stream, b *Batch, a *Args, g *Grads) error {
 	if err := p.Admit.Result(p.checkBackward(b, a, g)); err != nil {
 		return err
 	}
-	keep, lse := p.savedBuffers(a)
-	ws := device.Allocator{Mem: bytesOf(a.Workspace), Align: p.align}
-	x, d := p.allocForward(b, &keep, lse), p.allocQKVOut(b, &ws)
-	scratch := ws.Rest()
-	sch := p.scheduleOf(b)
-	q, k := sch.queries.exchange, sch.keys.exchange
-	dout := [...]reshardTensor{{seq: g.DOut, heads: d.out, split: p.query, rows: q}}
+	x, d, scratch := p.backwardMemory(b, a)
+	dout := [...]reshardTensor{p.doutTensor(b, g, &d)}
 	if err := p.seqToHeads(s, scratch, dout[:]); err != nil {
 		return err
 	}
 	if err := p.backAttend(s, b, a, g, &x, &d, scratch); err != nil {
 		return err
 	}
-	qkv := [...]reshardTensor{
+	qkv := p.gradTensors(b, a, g, &d)
+	return p.headsToSeq(s, scratch, qkv[:])
+}
+
+// backwardMemory returns the tensors that Forward has saved, their gradients, and the rest of the
+// workspace.
+func (p *Plan) backwardMemory(b *Batch, a *Args) (x, d local, scratch tensor.Tensor) {
+	keep, lse := p.savedBuffers(a)
+	ws := device.Allocator{Mem: bytesOf(a.Workspace), Align: p.align}
+	x, d = p.allocForward(b, &keep, lse), p.allocQKVOut(b, &ws)
+	return x, d, ws.Rest()
+}
+
+// doutTensor returns dout for seqToHeads.
+func (p *Plan) doutTensor(b *Batch, g *Grads, d *local) reshardTensor {
+	return reshardTensor{seq: g.DOut, heads: d.out, split: p.query, rows: p.scheduleOf(b).queries.exchange}
+}
+
+// gradTensors returns dq, dk and dv for headsToSeq.
+func (p *Plan) gradTensors(b *Batch, a *Args, g *Grads, d *local) [3]reshardTensor {
+	sch := p.scheduleOf(b)
+	q, k := sch.queries.exchange, sch.keys.exchange
+	return [...]reshardTensor{
 		{seq: g.DQ, heads: d.q, split: p.query, rows: q, cos: a.Cos, sin: a.Sin},
 		{seq: g.DK, heads: d.k, split: p.key, rows: k, first: p.shared(), cos: a.Cos, sin: a.Sin},
 		{seq: g.DV, heads: d.v, split: p.key, rows: k, first: p.shared()},
 	}
-	return p.headsToSeq(s, scratch, qkv[:])
 }
 
 // backAttend computes q, k and v of d, the gradients of q, k and v of x, from out of d.
