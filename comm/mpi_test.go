@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -16,6 +17,7 @@ import (
 	"ulysses/internal/status"
 	"ulysses/slurm"
 	"ulysses/tensor"
+	"ulysses/testkit/need"
 )
 
 func world(t *testing.T) *mpiComm {
@@ -46,6 +48,7 @@ func TestMPI(t *testing.T) {
 		}
 	}
 	all("default limits")
+	mpiRun(t, w, "two levels", suiteTwoLevel)
 	// With small limits, messages are split, messages replace collectives, and sums run in many
 	// rounds, as otherwise beyond 2^31 bytes.
 	defer func(a, b, c int64) { mpiMaxMessage, mpiMaxOffset, reduceScratch = a, b, c }(mpiMaxMessage, mpiMaxOffset, reduceScratch)
@@ -58,6 +61,46 @@ func TestMPI(t *testing.T) {
 	if err := w.Close(); err != nil {
 		t.Error(err)
 	}
+}
+
+// TestTwoLevelSlurm runs the all-to-all with two levels on two virtual nodes under Slurm, whose
+// messages are TCP, with the nodes that the ranks find themselves.
+func TestTwoLevelSlurm(t *testing.T) {
+	if currentScenario() != "" {
+		w := world(t)
+		nodeOf, err := Nodes(w)
+		if err != nil || !slices.Equal(nodeOf, []int{0, 0, 1, 1}) {
+			t.Errorf("nodes %v, %v", nodeOf, err)
+		}
+		mpiRun(t, w, "two levels", suiteTwoLevel)
+		return
+	}
+	t.Setenv("PATH", os.Getenv("PATH")+":/usr/sbin:/sbin")
+	need.Tool(t, "slurmctld", "run make deps-test")
+	if os.Getuid() != 0 {
+		need.Missing(t, "Slurm's daemons start as root", "run the tests as root")
+	}
+	lab, err := os.MkdirTemp("/tmp", "lab") // a short path: the daemons' sockets have 108 bytes for it
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("SLURM_BASE_PORT", "27400") // beside the cluster of cmd/ulysses-mpi
+	run := func(program string, args ...string) string {
+		out, err := exec.Command(program, args...).CombinedOutput()
+		if err != nil {
+			t.Errorf("%s %v: %v\n%s", program, args, err, out)
+		}
+		return string(out)
+	}
+	t.Cleanup(func() {
+		run("../slurm/lab.sh", "down", lab)
+		os.RemoveAll(lab)
+	})
+	run("timeout", "60", "../slurm/lab.sh", "up", lab)
+	t.Setenv("SLURM_CONF", lab+"/etc/slurm.conf")
+	t.Setenv(scenarioVariable, "two levels")
+	run("timeout", "-k", "5", "90", "srun", "-N2", "-n4", "--ntasks-per-node=2", "--mpi=pmix", os.Args[0], "-test.run=^TestTwoLevelSlurm$", "-test.count=1")
+	os.Unsetenv(scenarioVariable)
 }
 
 func mpiHandles(c Comm) error {
