@@ -136,7 +136,7 @@ func (o *Operation) Check(args unsafe.Pointer, sizesOnly bool) error {
 			first = l
 		case l.Documents && l.len(args) != first.len(args):
 			return status.Errorf(status.InvalidArgument, "%s has %d documents, %s has %d; they must agree", first.Name, first.len(args)-1, l.Name, l.len(args)-1)
-		case l.shifts && !l.isNil(args) && first != nil && l.len(args) != first.len(args)-1:
+		case l.shifts && !l.isNil(args) && first != nil && !first.isNil(args) && l.len(args) != first.len(args)-1:
 			return status.Errorf(status.InvalidArgument, "%s has %d documents, %s has %d entries; pass one entry for each document", first.Name, first.len(args)-1, l.Name, l.len(args))
 		case l.heads != "" && !l.isNil(args):
 			if heads := (*tensor.Tensor)(unsafe.Add(args, l.of)).Shape[1]; l.len(args) != heads {

@@ -47,7 +47,8 @@ type Ops interface {
 	CrossEntropy(s Stream, a *CrossEntropy) error
 
 	// AttentionWorkspace returns the bytes of Attention.Workspace for a call or its gradient. If
-	// CuQ and CuK are nil, it returns a bound for any documents with as many tokens.
+	// CuQ and CuK are nil, it returns a bound for any documents with as many tokens, and for any
+	// shifts if Shift is not nil.
 	AttentionWorkspace(a *Attention, backward bool) int64
 	AttentionForward(s Stream, a *Attention) error
 	AttentionBackward(s Stream, a *AttentionGrad) error

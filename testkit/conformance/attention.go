@@ -16,25 +16,59 @@ import (
 type attentionInput struct {
 	d             tensor.DType
 	q, k, v, dout []float64
+	// what forward adds to: out and lse over other keys, rounded to F32; nil = no carry
+	out, lse []float64
+	wide     bool // gradients in F32
 }
 
 func newAttentionInput(d tensor.DType, g *ref.Attention, r *rand.Rand) attentionInput {
 	n := func(n int64) []float64 { return normalAs(d, r, n) }
-	return attentionInput{d, n(g.Tq() * g.Hq * g.D), n(g.Tk() * g.Hkv * g.D), n(g.Tk() * g.Hkv * g.Dv), n(g.Tq() * g.Hq * g.Dv)}
+	return attentionInput{d: d, q: n(g.Tq() * g.Hq * g.D), k: n(g.Tk() * g.Hkv * g.D), v: n(g.Tk() * g.Hkv * g.Dv), dout: n(g.Tq() * g.Hq * g.Dv)}
 }
 
-// attention runs forward and backward and returns out, lse, dq, dk and dv. lq is the layout of
-// queries, lk of keys and values.
+// outType and gradType are the types of out and of the gradients.
+func (x *attentionInput) outType() tensor.DType {
+	if x.out != nil {
+		return tensor.F32
+	}
+	return x.d
+}
+
+func (x *attentionInput) gradType() tensor.DType {
+	if x.wide {
+		return tensor.F32
+	}
+	return x.d
+}
+
+// attention runs forward and backward and returns out, lse, dq, dk, dv, and dsinks and dslopes if
+// the case has them. lq is the layout of queries, lk of keys and values.
 func (b *bench) attention(g *ref.Attention, x attentionInput, lq, lk layout) ([]*array, error) {
 	q := b.in("q", x.d, lq, x.q, g.Tq(), g.Hq, g.D)
 	k := b.in("k", x.d, lk, x.k, g.Tk(), g.Hkv, g.D)
 	v := b.in("v", x.d, lk, x.v, g.Tk(), g.Hkv, g.Dv)
-	out := b.out("out", x.d, lq, g.Tq(), g.Hq, g.Dv)
-	lse := b.out("lse", tensor.F32, layout{order: []int{1, 0}, gap: 1, shift: 1}, g.Tq(), g.Hq)
-	a := &device.Attention{Q: q.Tensor, K: k.Tensor, V: v.Tensor, Out: out.Tensor, LSE: lse.Tensor, CuQ: g.CuQ, CuK: g.CuK,
-		KVHead: g.KVHead, Causal: g.Causal, Scale: g.Scale}
+	out := b.inout("out", x.outType(), lq, x.out, g.Tq(), g.Hq, g.Dv)
+	lse := b.inout("lse", tensor.F32, layout{order: []int{1, 0}, gap: 1, shift: 1}, x.lse, g.Tq(), g.Hq)
+	a := &device.Attention{Q: q.Tensor, K: k.Tensor, V: v.Tensor, Out: out.Tensor, LSE: lse.Tensor, CuQ: g.CuQ, CuK: g.CuK, Shift: g.Shift,
+		KVHead: g.KVHead, Causal: g.Causal, Scale: g.Scale, Softcap: g.Softcap, Dropout: g.Dropout, Seed: g.Seed, HeadAt: g.HeadAt,
+		QueryAt: g.QueryAt, KeyAt: g.KeyAt, QuerySeq: g.QuerySeq, KeySeq: g.KeySeq, BlockRows: g.BlockRows, BlockColumns: g.BlockColumns,
+		Carry: x.out != nil}
 	if w := g.Window; w != nil {
 		a.Window = &device.Window{Left: w.Left, Right: w.Right}
+	}
+	if g.Sinks != nil && !a.Carry {
+		a.Sinks = b.in("sinks", tensor.F32, shifted, g.Sinks, g.Hq).Tensor
+	}
+	if g.Slopes != nil {
+		a.Slopes = b.in("slopes", tensor.F32, shifted, g.Slopes, g.Hq).Tensor
+	}
+	if g.Mask != nil {
+		rows, columns := (g.QuerySeq+g.BlockRows-1)/g.BlockRows, (g.KeySeq+g.BlockColumns-1)/g.BlockColumns
+		values := make([]float64, len(g.Mask))
+		for i, m := range g.Mask {
+			values[i] = float64(m)
+		}
+		a.BlockMask = b.in("block mask", tensor.U8, dense, values, int64(len(g.Mask))/(rows*columns), rows, columns).Tensor
 	}
 	a.Workspace = b.out("workspace", tensor.U8, dense, b.dev.AttentionWorkspace(a, false)).Tensor
 	if err := b.dev.AttentionForward(b.stream, a); err != nil {
@@ -42,16 +76,24 @@ func (b *bench) attention(g *ref.Attention, x attentionInput, lq, lk layout) ([]
 	}
 	results := []*array{out, lse}
 	if x.dout != nil {
-		dq := b.out("dq", x.d, lq, g.Tq(), g.Hq, g.D)
-		dk := b.out("dk", x.d, lk, g.Tk(), g.Hkv, g.D)
-		dv := b.out("dv", x.d, lk, g.Tk(), g.Hkv, g.Dv)
+		dq := b.out("dq", x.gradType(), lq, g.Tq(), g.Hq, g.D)
+		dk := b.out("dk", x.gradType(), lk, g.Tk(), g.Hkv, g.D)
+		dv := b.out("dv", x.gradType(), lk, g.Tk(), g.Hkv, g.Dv)
+		results = append(results, dq, dk, dv)
 		da := &device.AttentionGrad{Attention: *a, DOut: b.in("dout", x.d, lq, x.dout, g.Tq(), g.Hq, g.Dv).Tensor,
 			DQ: dq.Tensor, DK: dk.Tensor, DV: dv.Tensor}
-		da.Workspace = b.out("workspace of backward", tensor.U8, dense, b.dev.AttentionWorkspace(a, true)).Tensor
+		if g.Sinks != nil {
+			dsinks := b.out("dsinks", tensor.F32, shifted, g.Hq)
+			da.Sinks, da.DSinks, results = b.in("sinks of backward", tensor.F32, shifted, g.Sinks, g.Hq).Tensor, dsinks.Tensor, append(results, dsinks)
+		}
+		if g.Slopes != nil {
+			dslopes := b.out("dslopes", tensor.F32, shifted, g.Hq)
+			da.DSlopes, results = dslopes.Tensor, append(results, dslopes)
+		}
+		da.Workspace = b.out("workspace of backward", tensor.U8, dense, b.dev.AttentionWorkspace(&da.Attention, true)).Tensor
 		if err := b.dev.AttentionBackward(b.stream, da); err != nil {
 			return nil, err
 		}
-		results = append(results, dq, dk, dv)
 	}
 	return results, nil
 }
@@ -68,24 +110,60 @@ func attentionWant(name string, g *ref.Attention, x attentionInput) []want {
 	}
 	f := ref.Convert[float32, float64]
 	q, k, v, d := f(x.q), f(x.k), f(x.v), f(x.dout)
-	out, lse := ref.AttentionForward(g, x.q, x.k, x.v)
 	plain := *g
 	if x.d == tensor.BF16 { // a plain implementation in BF16 keeps scores and probabilities in it
 		plain.Keep = func(v float64) float64 { return float64(tensor.BF16ToF32(tensor.F32ToBF16(float32(v)))) }
 	}
-	out32, lse32 := ref.AttentionForward(&plain, q, k, v)
+	var out, lse []float64
+	var out32, lse32 []float32
+	if x.out != nil {
+		out, lse, out32, lse32 = slices.Clone(x.out), slices.Clone(x.lse), f(x.out), f(x.lse)
+		ref.AttentionCarry(g, x.q, x.k, x.v, out, lse)
+		ref.AttentionCarry(&plain, q, k, v, out32, lse32)
+	} else {
+		out, lse = ref.AttentionForward(g, x.q, x.k, x.v)
+		out32, lse32 = ref.AttentionForward(&plain, q, k, v)
+	}
 	// Backward reads out as forward writes it, rounded to the type of the case.
-	dq, dk, dv := ref.AttentionBackward(g, x.q, x.k, x.v, rounded(x.d, out), lse, x.dout)
-	dq32, dk32, dv32 := ref.AttentionBackward(&plain, q, k, v, f(rounded(x.d, ref.Convert[float64](out32))), lse32, d)
-	w := []want{both("out", out, out32).as(x.d), both("lse", lse, lse32), both("dq", dq, dq32).as(x.d), both("dk", dk, dk32).as(x.d), both("dv", dv, dv32).as(x.d)}
+	o := x.outType()
+	grad := ref.AttentionGradients(g, x.q, x.k, x.v, rounded(o, out), lse, x.dout)
+	grad32 := ref.AttentionGradients(&plain, q, k, v, f(rounded(o, ref.Convert[float64](out32))), lse32, d)
+	t := x.gradType()
+	w := []want{both("out", out, out32).as(o), both("lse", lse, lse32), both("dq", grad.DQ, grad32.DQ).as(t), both("dk", grad.DK, grad32.DK).as(t), both("dv", grad.DV, grad32.DV).as(t)}
 	// score, scale, logsumexp, their difference, exponential, dP - delta, product, sum
 	for i := range w {
 		w[i].chain = 8 * ulp
 		if w[i].gate = 2e-2; i == 0 {
 			w[i].gate = 1e-2
 		}
+		if i != 1 && x.d == tensor.BF16 && !w[i].bf16 { // an F32 result of products that round to BF16
+			w[i].bound = w[i].gate
+		}
+	}
+	if g.Sinks != nil {
+		w = append(w, sumOf("dsinks", x.d, grad.DSinks, grad32.DSinks, grad.SinkTerms))
+	}
+	if g.Slopes != nil {
+		w = append(w, sumOf("dslopes", x.d, grad.DSlopes, grad32.DSlopes, grad.SlopeTerms))
 	}
 	attentionWants.Store(name, w)
+	return w
+}
+
+// sumOf returns the want for a gradient [heads] that is a sum of many terms of both signs. Errors
+// are relative to the largest of sizes, the sums of the magnitudes of a head's terms.
+func sumOf(name string, d tensor.DType, ref64 []float64, ref32 []float32, sizes []float64) want {
+	w := both(name, ref64, ref32)
+	size, value := 0.0, 0.0
+	for h := range sizes {
+		size, value = max(size, sizes[h]), max(value, math.Abs(ref64[h]))
+	}
+	if value > 0 {
+		plain, _ := deviation(w.plain, w.ref)
+		if w.bound = min(largest*size/value, max(2*plain, 8*ulp*size/value)); d == tensor.BF16 {
+			w.bound = 1e-2 * size / value
+		}
+	}
 	return w
 }
 

@@ -39,28 +39,51 @@ func (s *suite) headsAlone(t *testing.T, d tensor.DType) {
 		{Hq: 6, Hkv: 4, D: 256, Dv: 128, CuQ: one(s.long(300, 70)), CuK: one(s.long(300, 70)), KVHead: []int64{0, 0, 1, 2, 2, 2}, Causal: true, Scale: 0.05},
 		{Hq: 6, Hkv: 4, D: 16, Dv: 16, CuQ: bounds(90, 210), CuK: bounds(90, 260), KVHead: []int64{0, 0, 1, 2, 2, 2}, Window: &ref.Window{Left: 40, Right: 9}, Scale: 0.2},
 	} {
-		if !s.selected(d, &g) {
-			continue
+		s.headsAloneOf(t, d, &g)
+	}
+}
+
+// headsAloneOf is headsAlone for one case of 6 query heads on 4 key heads.
+func (s *suite) headsAloneOf(t *testing.T, d tensor.DType, g *ref.Attention) {
+	if !s.selected(d, g) {
+		return
+	}
+	x := newAttentionInput(d, g, seeded(22, g.D))
+	all := s.bits(t, func(b *bench) ([]*array, error) { return b.attention(g, x, dense, dense) })
+	for kv, heads := range [][]int64{{0, 1}, {2}, {3, 4, 5}} {
+		lo, n := heads[0], int64(len(heads))
+		sub := *g
+		sub.Hq, sub.Hkv, sub.KVHead = n, 1, nil
+		sub.HeadAt += lo
+		if g.Sinks != nil {
+			sub.Sinks = g.Sinks[lo : lo+n]
 		}
-		x := newAttentionInput(d, &g, seeded(22, g.D))
-		all := s.bits(t, func(b *bench) ([]*array, error) { return b.attention(&g, x, dense, dense) })
-		for kv, heads := range [][]int64{{0, 1}, {2}, {3, 4, 5}} {
-			lo, n := heads[0], int64(len(heads))
-			sub := g
-			sub.Hq, sub.Hkv, sub.KVHead = n, 1, nil
-			alone := s.bits(t, func(b *bench) ([]*array, error) {
-				return b.attention(&sub, attentionInput{d,
-					columns(x.q, g.Hq*g.D, lo*g.D, n*g.D), columns(x.k, g.Hkv*g.D, int64(kv)*g.D, g.D),
-					columns(x.v, g.Hkv*g.Dv, int64(kv)*g.Dv, g.Dv), columns(x.dout, g.Hq*g.Dv, lo*g.Dv, n*g.Dv)}, headMajor, headMajor)
-			})
-			for i, row := range attentionWidths(d, &g) {
-				total, from, part := g.Hq, lo, n
-				if i >= 3 {
-					total, from, part = g.Hkv, int64(kv), 1
-				}
-				if width := row / total; !bytes.Equal(columns(all[i], row, from*width, part*width), alone[i]) {
-					t.Errorf("%s of query heads %v alone differs in bits from the run of %d heads (D %d)", attentionResults[i], heads, g.Hq, g.D)
-				}
+		if g.Slopes != nil {
+			sub.Slopes = g.Slopes[lo : lo+n]
+		}
+		if g.Mask != nil {
+			one := int64(len(g.Mask)) / g.Hq
+			sub.Mask = g.Mask[lo*one : (lo+n)*one]
+		}
+		alone := s.bits(t, func(b *bench) ([]*array, error) {
+			return b.attention(&sub, attentionInput{d: d,
+				q: columns(x.q, g.Hq*g.D, lo*g.D, n*g.D), k: columns(x.k, g.Hkv*g.D, int64(kv)*g.D, g.D),
+				v: columns(x.v, g.Hkv*g.Dv, int64(kv)*g.Dv, g.Dv), dout: columns(x.dout, g.Hq*g.Dv, lo*g.Dv, n*g.Dv)}, headMajor, headMajor)
+		})
+		widths, names := attentionWidths(d, g), attentionResults
+		if g.Sinks != nil {
+			widths, names = append(widths, 4*g.Hq), append(slices.Clone(names), "dsinks")
+		}
+		if g.Slopes != nil {
+			widths, names = append(widths, 4*g.Hq), append(slices.Clone(names), "dslopes")
+		}
+		for i, row := range widths {
+			total, from, part := g.Hq, lo, n
+			if i == 3 || i == 4 {
+				total, from, part = g.Hkv, int64(kv), 1
+			}
+			if width := row / total; !bytes.Equal(columns(all[i], row, from*width, part*width), alone[i]) {
+				t.Errorf("%s of query heads %v alone differs in bits from the run of %d heads (D %d)", names[i], heads, g.Hq, g.D)
 			}
 		}
 	}
@@ -113,7 +136,7 @@ func (s *suite) causality(t *testing.T, d tensor.DType) {
 			tokens = []int64{69, 70, 150, 301}
 		}
 		for _, token := range tokens {
-			y := attentionInput{d, slices.Clone(x.q), slices.Clone(x.k), slices.Clone(x.v), slices.Clone(x.dout)}
+			y := attentionInput{d: d, q: slices.Clone(x.q), k: slices.Clone(x.k), v: slices.Clone(x.v), dout: slices.Clone(x.dout)}
 			for _, a := range []struct {
 				x     []float64
 				width int64

@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"math"
 	"testing"
 
 	"ulysses/device"
@@ -24,6 +25,19 @@ func testRefusals(s *suite) {
 		a.Workspace = b.inout("workspace", tensor.U8, dense, nil, b.dev.AttentionWorkspace(a, false)).Tensor
 		change(a)
 		return b.dev.AttentionForward(b.stream, a)
+	}
+	mask := func(shape ...int64) tensor.Tensor { return b.inout("mask", tensor.U8, dense, nil, shape...).Tensor }
+	blocks := func(a *device.Attention) {
+		a.BlockMask, a.QuerySeq, a.KeySeq, a.BlockRows, a.BlockColumns = mask(1, 2, 1), 4, 4, 2, 4
+	}
+	gradient := func(change func(g *device.AttentionGrad)) error {
+		g := &device.AttentionGrad{DOut: f(3, 2, 6), DQ: f(3, 2, 4), DK: f(3, 1, 4), DV: f(3, 1, 6)}
+		if err := attention(func(a *device.Attention) { g.Attention = *a }); err != nil {
+			return err
+		}
+		g.Workspace = b.inout("workspace", tensor.U8, dense, nil, b.dev.AttentionWorkspace(&g.Attention, true)).Tensor
+		change(g)
+		return b.dev.AttentionBackward(b.stream, g)
 	}
 	for name, try := range map[string]func() error{
 		"Copy of another shape":     func() error { return b.dev.Copy(b.stream, x35, x37) },
@@ -110,6 +124,60 @@ func testRefusals(s *suite) {
 		"Attention, no such key head": func() error { return attention(func(a *device.Attention) { a.KVHead = []int64{0, 1} }) },
 		"Attention, key heads falling": func() error {
 			return attention(func(a *device.Attention) { a.K, a.V, a.KVHead = f(3, 2, 4), f(3, 2, 6), []int64{1, 0} })
+		},
+		"Attention, shifts of another count": func() error {
+			return attention(func(a *device.Attention) { a.Shift = []int64{1, 1} })
+		},
+		"Attention, a shift that overflows": func() error {
+			return attention(func(a *device.Attention) { a.Shift = []int64{math.MaxInt64} })
+		},
+		"Attention, sinks of another count": func() error {
+			return attention(func(a *device.Attention) { a.Sinks = x3 })
+		},
+		"Attention, sinks in BF16": func() error {
+			return attention(func(a *device.Attention) { a.Sinks = wide.Select(0, 0).Slice(0, 0, 2) })
+		},
+		"Attention, slopes of another count": func() error {
+			return attention(func(a *device.Attention) { a.Slopes = x3 })
+		},
+		"Attention, sinks and carry": func() error {
+			return attention(func(a *device.Attention) { a.Sinks, a.Carry = f(2), true })
+		},
+		"Attention, a negative cap": func() error { return attention(func(a *device.Attention) { a.Softcap = -1 }) },
+		"Attention, a NaN as cap":   func() error { return attention(func(a *device.Attention) { a.Softcap = math.NaN() }) },
+		"Attention, dropout of all": func() error { return attention(func(a *device.Attention) { a.Dropout = 1 }) },
+		"Attention, negative dropout": func() error {
+			return attention(func(a *device.Attention) { a.Dropout = -0.1 })
+		},
+		"Attention, a NaN as dropout": func() error { return attention(func(a *device.Attention) { a.Dropout = math.NaN() }) },
+		"Attention, a block mask without blocks": func() error {
+			return attention(func(a *device.Attention) { blocks(a); a.BlockRows = 0 })
+		},
+		"Attention, a block mask without sequences": func() error {
+			return attention(func(a *device.Attention) { blocks(a); a.KeySeq = 0 })
+		},
+		"Attention, a block mask too small": func() error { return attention(func(a *device.Attention) { blocks(a); a.QuerySeq = 5 }) },
+		"Attention, a block mask of other heads": func() error {
+			return attention(func(a *device.Attention) { blocks(a); a.BlockMask = mask(3, 2, 1) })
+		},
+		"Attention, a block mask in F32": func() error {
+			return attention(func(a *device.Attention) { blocks(a); a.BlockMask = f(1, 2, 1) })
+		},
+		"Attention, a document in two sequences": func() error {
+			return attention(func(a *device.Attention) { blocks(a); a.QueryAt = 2 })
+		},
+		"Attention, queries before the batch": func() error { return attention(func(a *device.Attention) { blocks(a); a.QueryAt = -4 }) },
+		"Attention, gradients of absent sinks": func() error {
+			return gradient(func(g *device.AttentionGrad) { g.DSinks = f(2) })
+		},
+		"Attention, gradients of absent slopes": func() error {
+			return gradient(func(g *device.AttentionGrad) { g.DSlopes = f(2) })
+		},
+		"Attention, gradients of other slopes": func() error {
+			return gradient(func(g *device.AttentionGrad) { g.Slopes, g.DSlopes = f(2), f(3) })
+		},
+		"Attention, gradients of two types": func() error {
+			return gradient(func(g *device.AttentionGrad) { g.DK = b.inout("bf16", tensor.BF16, dense, nil, 3, 1, 4).Tensor })
 		},
 		"Attention, without lse":           func() error { return attention(func(a *device.Attention) { a.LSE = tensor.Tensor{} }) },
 		"Attention, a workspace too small": func() error { return attention(func(a *device.Attention) { a.Workspace.Shape[0] /= 2 }) },
