@@ -6,8 +6,8 @@ package cpu
 import "C"
 
 import (
+	"math"
 	"runtime"
-
 	"unsafe"
 
 	"ulysses/device"
@@ -51,22 +51,30 @@ func (d *Device) AttentionBackward(_ device.Stream, g *device.AttentionGrad) err
 	a := &g.Attention
 	c := check{op: "AttentionBackward"}
 	t, _ := c.compute("q", a.Q)
+	grad := t
+	if g.DQ.DType == tensor.F32 {
+		grad = tensor.F32
+	}
 	c.typed("dout", g.DOut, t, a.Out.Shape[0], a.Out.Shape[1], a.Out.Shape[2])
-	c.typed("dq", g.DQ, t, a.Q.Shape[0], a.Q.Shape[1], a.Q.Shape[2])
-	c.typed("dk", g.DK, t, a.K.Shape[0], a.K.Shape[1], a.K.Shape[2])
-	c.typed("dv", g.DV, t, a.V.Shape[0], a.V.Shape[1], a.V.Shape[2])
+	c.typed("dq", g.DQ, grad, a.Q.Shape[0], a.Q.Shape[1], a.Q.Shape[2])
+	c.typed("dk", g.DK, grad, a.K.Shape[0], a.K.Shape[1], a.K.Shape[2])
+	c.typed("dv", g.DV, grad, a.V.Shape[0], a.V.Shape[1], a.V.Shape[2])
+	c.perHead("dsinks", g.DSinks, a)
+	c.perHead("dslopes", g.DSlopes, a)
+	if !g.DSinks.IsNil() && a.Sinks.IsNil() || !g.DSlopes.IsNil() && a.Slopes.IsNil() {
+		c.fail("DSinks needs Sinks, and DSlopes needs Slopes; give these, or no gradient of them")
+	}
 	l := d.checkAttention(&c, a, true)
 	if c.err != nil {
 		return c.err
 	}
 	kvHeads, keys := a.K.Shape[1], a.K.Shape[0]
-	if kvHeads == 0 || l.blocks == 0 {
-		return nil
-	}
 	d.planAttention(a, true, a.Workspace.Data)
 	p := d.attentionArgs(a, &l)
 	defer d.forget() // runs below share the arguments
+	p.grad_bf16 = isBF16(grad)
 	p.dout, p.dq, p.dk, p.dv = g.DOut.Data, g.DQ.Data, g.DK.Data, g.DV.Data
+	p.dsinks, p.dslopes = floatsOf(g.DSinks), floatsOf(g.DSlopes)
 	p.dout_t, p.dout_h = strides(g.DOut)
 	p.dq_t, p.dq_h = strides(g.DQ)
 	p.dk_t, p.dk_h = strides(g.DK)
@@ -75,6 +83,9 @@ func (d *Device) AttentionBackward(_ device.Stream, g *device.AttentionGrad) err
 	// Query heads of a run: all, or in F32 with partial sums one, because the splits of a head are
 	// added before the next head.
 	step := most
+	if l.blocks == 0 {
+		kvHeads = 0 // no documents: only the sums below are written
+	}
 	if l.partialFloats > 0 && isBF16(a.Q.DType) == 0 {
 		step = 1
 	}
@@ -94,7 +105,10 @@ func (d *Device) AttentionBackward(_ device.Stream, g *device.AttentionGrad) err
 			}
 		}
 	}
-	return nil
+	if p.dsinks == nil && p.dslopes == nil {
+		return nil
+	}
+	return d.runKeeping(C.K_attention_heads, a.Q.Shape[1])
 }
 
 // checkAttention checks the arguments that both passes share, and returns the layout of the call.
@@ -105,13 +119,14 @@ func (d *Device) checkAttention(c *check, a *device.Attention, backward bool) (l
 	c.typed("q", a.Q, t, whatever, whatever, whatever)
 	c.typed("k", a.K, t, whatever, whatever, dim)
 	c.typed("v", a.V, t, tk, kvHeads, whatever)
-	c.typed("out", a.Out, t, tq, heads, dv)
+	out := t
+	if a.Carry || backward && a.Out.DType == tensor.F32 {
+		out = tensor.F32
+	}
+	c.typed("out", a.Out, out, tq, heads, dv)
 	c.shape("lse", a.LSE, tensor.F32, tq, heads)
 	if dim < 1 || dv < 1 {
 		c.fail("keys have %d features and values %d; both need at least 1", dim, dv)
-	}
-	if !a.Sinks.IsNil() || !a.Slopes.IsNil() || !a.BlockMask.IsNil() || a.Shift != nil || a.Softcap != 0 || a.Dropout != 0 || a.Carry {
-		c.fail("sinks, slopes, block masks, shifts, soft caps, dropout and carry are not built")
 	}
 	checkDocuments(c, "CuQ", a.CuQ, tq)
 	checkDocuments(c, "CuK", a.CuK, tk)
@@ -119,12 +134,78 @@ func (d *Device) checkAttention(c *check, a *device.Attention, backward bool) (l
 		c.fail("CuQ has %d documents, CuK has %d; the numbers must be equal", len(a.CuQ)-1, len(a.CuK)-1)
 	}
 	c.heads("KVHead", a.KVHead, heads, kvHeads)
+	c.attentionOptions(a, backward)
 	if c.err != nil {
 		return l
 	}
 	l = d.planAttention(a, backward, nil)
 	c.memory("workspace", a.Workspace, l.bytes, "AttentionWorkspace")
 	return l
+}
+
+// attentionOptions checks the arguments that change or hide scores.
+func (c *check) attentionOptions(a *device.Attention, backward bool) {
+	c.perHead("sinks", a.Sinks, a)
+	c.perHead("slopes", a.Slopes, a)
+	if !a.Sinks.IsNil() && a.Carry && !backward {
+		c.fail("Sinks and Carry are set; the softmax that is carried has the sinks, set one of the two")
+	}
+	if !(a.Softcap >= 0 && a.Softcap <= math.MaxFloat32) {
+		c.fail("Softcap is %g; it must be positive, or 0 for scores without a cap", a.Softcap)
+	}
+	if !(a.Dropout >= 0 && a.Dropout < 1) {
+		c.fail("Dropout is %g; it must be in [0, 1)", a.Dropout)
+	}
+	if n := len(a.CuQ) - 1; a.Shift != nil && len(a.Shift) != n {
+		c.fail("Shift has %d entries for %d documents; give one for each document", len(a.Shift), n)
+	}
+	for i, shift := range a.Shift {
+		if shift < -maxShift || shift > maxShift {
+			c.fail("Shift[%d] is %d; it must be at most 2^50 in magnitude", i, shift)
+			return
+		}
+	}
+	if !a.BlockMask.IsNil() {
+		c.blockMask(a)
+	}
+}
+
+// maxShift bounds shifts, so that sums with rows and the sides of a window do not overflow.
+const maxShift = 1 << 50
+
+// perHead requires F32 for each query head, or no tensor.
+func (c *check) perHead(name string, t tensor.Tensor, a *device.Attention) {
+	if !t.IsNil() {
+		c.rows(name, t, a.Q.Shape[1])
+	}
+}
+
+// blockMask requires a block mask of the shape that the lengths of a sequence and of the blocks
+// give, and documents that lie inside a sequence.
+func (c *check) blockMask(a *device.Attention) {
+	if a.QuerySeq < 1 || a.KeySeq < 1 || a.BlockRows < 1 || a.BlockColumns < 1 || a.QueryAt < 0 || a.KeyAt < 0 {
+		c.fail("BlockMask with sequences of %d queries and %d keys, from %d and %d on, in blocks of %d by %d; "+
+			"QuerySeq, KeySeq, BlockRows and BlockColumns must be at least 1, QueryAt and KeyAt at least 0",
+			a.QuerySeq, a.KeySeq, a.QueryAt, a.KeyAt, a.BlockRows, a.BlockColumns)
+		return
+	}
+	heads := a.Q.Shape[1]
+	if a.BlockMask.NDim == 3 && a.BlockMask.Shape[0] == 1 {
+		heads = 1
+	}
+	c.dense("BlockMask", a.BlockMask, tensor.U8, heads, ceilDiv(a.QuerySeq, a.BlockRows), ceilDiv(a.KeySeq, a.BlockColumns))
+	for _, x := range []struct {
+		name   string
+		cu     []int64
+		at, of int64
+	}{{"CuQ", a.CuQ, a.QueryAt, a.QuerySeq}, {"CuK", a.CuK, a.KeyAt, a.KeySeq}} {
+		for i := 1; i < len(x.cu) && c.err == nil; i++ {
+			if n := x.cu[i] - x.cu[i-1]; n > 0 && (x.at+x.cu[i-1])%x.of+n > x.of {
+				c.fail("%s: rows %d to %d of document %d cross the end of a sequence of %d tokens; with BlockMask, a document lies inside a sequence",
+					x.name, x.at+x.cu[i-1], x.at+x.cu[i]-1, i-1, x.of)
+			}
+		}
+	}
 }
 
 // checkDocuments requires boundaries that start with 0, do not decrease and end with the number of
@@ -155,6 +236,30 @@ func (d *Device) attentionArgs(a *device.Attention, l *attentionLayout) *C.atten
 		splits: (*C.attention_split)(unsafe.Add(w, l.splitsOffset)), n_splits: C.int64_t(l.splits), keys: C.int64_t(a.K.Shape[0]),
 		partial: (*C.float)(unsafe.Add(w, l.partialOffset)), partial_floats: C.int64_t(l.partialFloats),
 		scratch: (*C.float)(unsafe.Add(w, l.scratchOffset)), scratch_floats: C.int64_t(l.scratchFloats),
+		out_bf16: isBF16(a.Out.DType), sinks: floatsOf(a.Sinks), slopes: floatsOf(a.Slopes), cap: C.float(a.Softcap),
+		seed: C.uint64_t(a.Seed), head_at: C.int64_t(a.HeadAt), query_at: C.int64_t(a.QueryAt), key_at: C.int64_t(a.KeyAt),
+		queries: C.int64_t(a.Q.Shape[0]),
+	}
+	if a.Carry {
+		p.carry = 1
+	}
+	if scored(a) {
+		p.scored = 1
+	}
+	if a.Dropout > 0 {
+		p.drop, p.kept = C.int64_t(math.RoundToEven(a.Dropout*(1<<24))), C.float(1/(1-a.Dropout))
+	}
+	if !a.BlockMask.IsNil() {
+		m := &a.BlockMask
+		p.mask, p.mask_columns, p.block_columns = (*C.uint8_t)(m.Data), C.int64_t(m.Shape[2]), C.int64_t(a.BlockColumns)
+		if m.Shape[0] > 1 {
+			p.mask_h = C.int64_t(m.Shape[1] * m.Shape[2])
+		}
+	}
+	if l.slopesOffset > 0 {
+		sums := unsafe.Add(w, l.slopesOffset)
+		p.slope_sums = (*C.double)(sums)
+		clear(unsafe.Slice((*float64)(sums), a.Q.Shape[1]*C.ATT_MAX_SPLITS))
 	}
 	left, right := sides(a)
 	p.left, p.right = C.int64_t(left), C.int64_t(right)

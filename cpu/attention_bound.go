@@ -10,7 +10,7 @@ import "ulysses/device"
 // attentionBound returns the largest workspace, in bytes, that any division of these tokens into
 // documents needs. Each document adds at most one block to the blocks of one long document. The
 // number of visible pairs, which sets the number of splits, is largest for one document, and at
-// most the width of the window for each query.
+// most the width of the window for each query. If Shift is not nil, the bound is for any shifts.
 func (d *Device) attentionBound(a *device.Attention, backward bool) int64 {
 	dim, dv, kvHeads := a.Q.Shape[2], a.V.Shape[2], a.K.Shape[1]
 	tq, tk := a.Q.Shape[0], a.K.Shape[0]
@@ -22,7 +22,7 @@ func (d *Device) attentionBound(a *device.Attention, backward bool) int64 {
 		return bytes
 	}
 	pairs := float64(tq) * float64(tk)
-	if a.Causal && tq <= tk {
+	if a.Causal && tq <= tk && a.Shift == nil {
 		pairs = causalPairs(tq, tk)
 	}
 	if left+right < tk {

@@ -29,11 +29,13 @@ type attentionLayout struct {
 	scratchFloats  int64 // of one worker
 	// offsets in the workspace, in bytes
 	splitsOffset, kvHeadOffset, firstOffset, scratchOffset, partialOffset int64
+	slopesOffset                                                          int64 // of the terms of dslopes; 0 = none
 	bytes                                                                 int64 // of the workspace
 }
 
 // blockCursor iterates over the query blocks of all documents in order. The blocks of a document
-// have equal sizes, rounded up to 16 queries.
+// have equal sizes, rounded up to 16 queries. With a block mask, the same holds for the queries of
+// a document that are in one row of the mask's blocks.
 type blockCursor struct {
 	a     *device.Attention
 	doc   int64
@@ -42,8 +44,7 @@ type blockCursor struct {
 
 // next moves to the next block and reports whether there is one.
 func (c *blockCursor) next() bool {
-	// the document has more blocks: its last query is k1 - shift - 1
-	if c.block.q1 < c.block.k1-c.block.shift && c.doc > 0 {
+	if c.doc > 0 && int64(c.block.q1) < c.a.CuQ[c.doc] { // the document has more blocks
 		c.setBlock(int64(c.block.q1))
 		return true
 	}
@@ -54,7 +55,14 @@ func (c *blockCursor) next() bool {
 		if q0 == q1 && k0 == k1 {
 			continue
 		}
-		c.block = C.attention_block{k0: C.int64_t(k0), k1: C.int64_t(k1), shift: C.int64_t(k1 - q1), document: C.int64_t(d)}
+		shift := k1 - q1
+		if c.a.Shift != nil {
+			shift = c.a.Shift[d]
+		}
+		c.block = C.attention_block{k0: C.int64_t(k0), k1: C.int64_t(k1), shift: C.int64_t(shift), document: C.int64_t(d)}
+		if !c.a.BlockMask.IsNil() {
+			c.block.key_at = C.int64_t((c.a.KeyAt+k0)%c.a.KeySeq - k0)
+		}
 		c.setBlock(q0)
 		return true
 	}
@@ -63,8 +71,14 @@ func (c *blockCursor) next() bool {
 
 // setBlock sets the queries of the document's block that starts at query row q0.
 func (c *blockCursor) setBlock(q0 int64) {
-	d := c.doc - 1
-	c.block.q0, c.block.q1 = C.int64_t(q0), C.int64_t(min(c.a.CuQ[d+1], q0+blockRows(c.a.CuQ[d+1]-c.a.CuQ[d])))
+	from, to := c.a.CuQ[c.doc-1], c.a.CuQ[c.doc]
+	if a := c.a; !a.BlockMask.IsNil() {
+		at := (a.QueryAt + q0) % a.QuerySeq
+		row := at / a.BlockRows
+		c.block.mask_row = C.int64_t(row)
+		from, to = max(from, q0-(at-row*a.BlockRows)), min(to, q0+(row+1)*a.BlockRows-at)
+	}
+	c.block.q0, c.block.q1 = C.int64_t(q0), C.int64_t(min(to, q0+blockRows(to-from)))
 }
 
 // blockRows returns the number of queries of each block but the last, for a document of n queries.
@@ -166,16 +180,28 @@ func (d *Device) planTables(a *device.Attention, l *attentionLayout, backward bo
 	l.kvHeadOffset = l.splitsOffset + padded(C.ATT_MAX_SPLITS*C.sizeof_attention_split)
 	l.firstOffset = l.kvHeadOffset + padded(a.Q.Shape[1]*8)
 	l.scratchOffset = l.firstOffset + padded((kvHeads+1)*8)
+	if backward && !a.Slopes.IsNil() {
+		l.slopesOffset = l.scratchOffset
+		l.scratchOffset += padded(a.Q.Shape[1] * C.ATT_MAX_SPLITS * 8)
+	}
 	l.scratchFloats = int64(C.attention_forward_floats(C.int64_t(dim), C.int64_t(dv), isBF16(a.Q.DType)))
 	if backward {
 		l.largestGroup = largestGroup(a)
-		grouped := C.int64_t(0)
+		var grouped, passes C.int64_t
 		if l.largestGroup > 1 {
 			grouped = 1
 		}
-		l.scratchFloats = int64(C.attention_backward_floats(C.int64_t(dim), C.int64_t(dv), isBF16(a.Q.DType), grouped))
+		if scored(a) {
+			passes = 1
+		}
+		l.scratchFloats = int64(C.attention_backward_floats(C.int64_t(dim), C.int64_t(dv), isBF16(a.Q.DType), grouped, passes))
 	}
 	l.partialOffset = l.scratchOffset + padded(int64(d.workers)*l.scratchFloats*4)
+}
+
+// scored reports whether scores are capped, biased or dropped.
+func scored(a *device.Attention) bool {
+	return a.Softcap != 0 || !a.Slopes.IsNil() || a.Dropout != 0
 }
 
 // splitsFor returns the number of splits of a key head in the backward pass.

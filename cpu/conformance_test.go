@@ -14,7 +14,7 @@ func TestConformance(t *testing.T) {
 		t.Run(isa, func(t *testing.T) {
 			open := opener(isa)
 			if row, err := choose(isa); err == nil && row.rest != nil {
-				conformance.RunSome(t, open, "Gemm", "Attention", "AttentionLaws", "Aligned", "Far")
+				conformance.RunSome(t, open, "Gemm", "Attention", "AttentionLaws", "AttentionOptions", "Aligned", "Far")
 				return
 			}
 			conformance.Run(t, open)

@@ -28,6 +28,9 @@ typedef struct {
   // visible to it
   int64_t shift;
   int64_t document; // index of the document
+  // With a block mask, all queries of the block are in this row of blocks, and key row j is at
+  // j + key_at in its sequence.
+  int64_t mask_row, key_at;
 } attention_block;
 
 // attention_split is a range of blocks, the work of one task of the backward pass. A document may
@@ -51,7 +54,9 @@ typedef struct {
 } attention_split;
 
 typedef struct {
-  int64_t bf16; // type of q, k, v, dout, out, dq, dk and dv
+  int64_t bf16;      // type of q, k, v and dout
+  int64_t out_bf16;  // type of out
+  int64_t grad_bf16; // type of dq, dk and dv
   const void *q, *k, *v, *dout;
   void *out, *dq, *dk, *dv;
   float *lse;
@@ -62,6 +67,25 @@ typedef struct {
   // visible keys before and after the aligned key of a query; causal is right = 0
   int64_t left, right;
   float scale;
+  int64_t carry;      // out and lse are the result over other keys
+  const float *sinks; // [heads] or NULL
+  // Scores are capped, biased or dropped: kernels compute them in passes of their own
+  // (attention_scored.inc).
+  int64_t scored;
+  float cap;           // 0 = off
+  const float *slopes; // [heads] or NULL
+  // Dropout: a weight is dropped if its 24 random bits are below `drop` (0 = off); the others are
+  // multiplied by kept.
+  int64_t drop;
+  float kept;
+  uint64_t seed;
+  int64_t head_at, query_at, key_at;
+  // [1 or heads][rows][mask_columns] or NULL; mask_h is the stride of a head
+  const uint8_t *mask;
+  int64_t mask_h, mask_columns, block_columns;
+  float *dsinks, *dslopes; // [heads] or NULL
+  double *slope_sums;      // [heads][ATT_MAX_SPLITS]: terms of dslopes; NULL without slopes
+  int64_t queries;         // rows of q
   const attention_block *blocks;
   int64_t n_blocks, group; // group: blocks of a task of the forward pass
   const int64_t *kv_head;  // [heads]: key head of a query head
@@ -99,9 +123,11 @@ static inline int64_t attention_forward_floats(int64_t d, int64_t dv, int64_t bf
 
 // attention_backward_floats is the scratch of one worker in floats: Q, dO and dQ transposed,
 // probabilities and gradients of scores, logsumexp and delta, dense copies of Q and dO, and dK and
-// dV of one query head, for F32 and key heads with several query heads.
-static inline int64_t attention_backward_floats(int64_t d, int64_t dv, int64_t bf16, int64_t grouped) {
-  return (2 * d + dv + 2 * ATT_NK + 2) * ATT_LQ + ATT_MQ * (attention_pad(d) + attention_pad(dv)) +
+// dV of one query head, for F32 and key heads with several query heads. If scores are capped,
+// biased or dropped, gradients of probabilities and the rounding of logsumexp as well.
+static inline int64_t attention_backward_floats(int64_t d, int64_t dv, int64_t bf16, int64_t grouped, int64_t scored) {
+  return (scored ? (ATT_NK + 1) * ATT_LQ : 0) + (2 * d + dv + 2 * ATT_NK + 2) * ATT_LQ +
+         ATT_MQ * (attention_pad(d) + attention_pad(dv)) +
          (bf16      ? attention_bf16_floats(d, dv)
           : grouped ? ATT_KEY_RANGE * (d + dv)
                     : 0);

@@ -58,6 +58,7 @@ typedef void (*uly_kernel)(const void *args, int64_t task, int64_t worker, void 
   X(attention_forward)     \
   X(attention_backward)    \
   X(attention_reduce)      \
+  X(attention_heads)       \
   X(delta_forward)         \
   X(delta_backward)        \
   X(delta_add_heads)       \

@@ -164,6 +164,7 @@ AI void v_transpose(vf *r) {
 #endif
 
 typedef int32_t vi __attribute__((vector_size(4 * VW)));
+typedef uint32_t vu __attribute__((vector_size(4 * VW))); // shifts to the right insert zeros
 
 // v_stream stores around the caches, to an address aligned to the vector, values that are not read
 // soon. A task that uses it ends with v_streamed, which makes the values visible to other threads.
@@ -242,6 +243,25 @@ AI vf v_exp(vf x) {
   return v_mul(v_exp2_poly(f), (vf)((vi)t << 23));
 }
 
+// v_select returns, for each lane, a where the condition is all ones, b where it is 0.
+AI vf v_select(vi c, vf a, vf b) { return (vf)(((vi)a & c) | ((vi)b & ~c)); }
+
+// v_tanh is tanh(x) with a relative error of 2e-7, at most 1. NaN stays NaN. Below 0.625 it is an
+// odd polynomial (S. Moshier, Cephes), because 1 - 2/(e^2x + 1) has an absolute error.
+AI vf v_tanh(vf x) {
+  const vi sign = (vi)v_set1(-0.0f);
+  const vf a = (vf)((vi)x & ~sign), z = v_mul(x, x);
+  vf p = v_set1(-5.70498872745e-3f);
+  p = v_fma(p, z, v_set1(2.06390887954e-2f));
+  p = v_fma(p, z, v_set1(-5.37397155531e-2f));
+  p = v_fma(p, z, v_set1(1.33314422036e-1f));
+  p = v_fma(p, z, v_set1(-3.33332819422e-1f));
+  p = v_fma(v_mul(p, z), x, x);
+  const vf e = v_exp2(v_min(v_set1(30.0f), v_mul(a, v_set1(2.88539008f))));
+  const vf far = v_sub(v_set1(1), v_div(v_set1(2), v_add(e, v_set1(1))));
+  return v_select(a < v_set1(0.625f), p, (vf)((vi)far | ((vi)x & sign)));
+}
+
 // v_sigmoid is 1 / (1 + e^-x). NaN stays NaN.
 AI vf v_sigmoid(vf x) { return v_div(v_set1(1), v_add(v_set1(1), v_exp(v_sub(v_zero(), x)))); }
 
@@ -294,7 +314,6 @@ AI vf v_load_bf16(const uint16_t *p) { return v_widen(_mm_loadu_si128((const __m
 AI void v_store_bf16(uint16_t *p, vf x) { _mm_storeu_si128((__m128i *)p, v_narrow(x)); }
 #else
 typedef uint16_t vh __attribute__((vector_size(2 * VW)));
-typedef uint32_t vu __attribute__((vector_size(4 * VW)));
 AI vf v_load_bf16(const uint16_t *p) {
   vh x;
   memcpy(&x, p, sizeof x);
@@ -360,10 +379,10 @@ AI void e_set(const int T, void *p, int64_t i, float x) {
 // Pairs: a lane holds two BF16, the first in its lower half.
 
 // v_pair makes pairs of two vectors of widened BF16.
-AI vf v_pair(vf first, vf second) {
-  typedef uint32_t vu __attribute__((vector_size(4 * VW)));
-  return (vf)((vu)first >> 16 | (vu)second);
-}
+AI vf v_pair(vf first, vf second) { return (vf)((vu)first >> 16 | (vu)second); }
+// v_first and v_second widen the first and the second element of pairs.
+AI vf v_first(vf pairs) { return (vf)((vu)pairs << 16); }
+AI vf v_second(vf pairs) { return (vf)((vu)pairs & 0xffff0000); }
 #ifdef ULY_DOT
 // v_dot adds to c, for each lane, the two products of the pairs a and b (VDPBF16PS). Denormals,
 // those in c included, count as zero.
