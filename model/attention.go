@@ -3,6 +3,7 @@ package model
 import (
 	"fmt"
 
+	"ulysses/device"
 	"ulysses/sp"
 	"ulysses/tensor"
 )
@@ -171,15 +172,20 @@ func (a *softmaxAttention) Forward(p *pass, x tensor.Tensor) {
 	if saved.IsNil() && !a.lse.IsNil() { // only the LSE is saved
 		saved = p.alloc(tensor.U8, p.sizes.full.saved)
 	}
-	a.project(p, all, a.raw, x)
-	p.phase("attention")
-	for g := range p.plans.groups {
-		a.setGroup(p, g, all, mixed, saved)
-		if !p.skip() {
-			p.err = p.plans.full.Forward(p.ctx.Stream, p.batch.SP, &a.args)
+	if a.overlaps(p) {
+		a.setGroup(p, 0, all, mixed, saved)
+		a.forwardOverlapped(p, all, x)
+	} else {
+		a.project(p, all, a.raw, x)
+		p.phase("attention")
+		for g := range p.plans.groups {
+			a.setGroup(p, g, all, mixed, saved)
+			if !p.skip() {
+				p.err = p.plans.full.Forward(p.ctx.Stream, p.batch.SP, &a.args)
+			}
 		}
+		p.end()
 	}
-	p.end()
 	y := mixed
 	if a.gated() {
 		_, gate, _ := a.splitQK(all)
@@ -199,6 +205,40 @@ func (a *softmaxAttention) Forward(p *pass, x tensor.Tensor) {
 	a.out.forward(p, x, y)
 	p.end()
 	p.reset(mark)
+}
+
+// overlaps reports whether projections overlap with all-to-alls. With several groups of heads, all
+// are projected before the first is sent.
+func (a *softmaxAttention) overlaps(p *pass) bool { return p.plans.overlap && p.plans.groups == 1 }
+
+// forwardOverlapped is project and the plan's Forward, with each of q, k and v sent while the next
+// one is projected.
+func (a *softmaxAttention) forwardOverlapped(p *pass, all, x tensor.Tensor) {
+	plan, s := p.plans.full, p.ctx.Stream
+	if !p.skip() {
+		p.err = plan.StartForward(s, p.batch.SP, &a.args)
+	}
+	for i, send := range [...]func(device.Stream) error{plan.SendQ, plan.SendK, plan.SendV} {
+		one, lo, hi := a.qkv.part(i)
+		p.phase("projection")
+		one.forward(p, all.Slice(1, lo, hi), x)
+		p.end()
+		if raw := min(hi, a.rawColumns()); !a.raw.IsNil() && lo < raw {
+			p.phase("norm")
+			p.Copy(a.raw.Slice(1, lo, raw), all.Slice(1, lo, raw))
+			p.end()
+		}
+		p.phase("attention")
+		if !p.skip() {
+			p.err = send(s)
+		}
+		p.end()
+	}
+	p.phase("attention")
+	if !p.skip() {
+		p.err = plan.FinishForward(s)
+	}
+	p.end()
 }
 
 func (a *softmaxAttention) gate(p *pass, y, mixed, gate tensor.Tensor) {
@@ -244,26 +284,98 @@ func (a *softmaxAttention) Backward(p *pass, x, dy tensor.Tensor) {
 		}
 		a.project(p, all, raw, x)
 	}
-	q, dgate, k := a.splitQK(all)
+	_, dgate, _ := a.splitQK(all)
 
-	a.backwardOut(p, dmixed, dgate, raw, dy)
-	p.phase("attention")
-	for g := range p.plans.groups {
-		a.backwardGroup(p, g, all, dmixed, saved, recompute)
-	}
-	p.end()
-	if a.qNorm != nil {
-		p.phase("norm")
-		rawQ, _, rawK := a.splitQK(raw)
-		p.NormBack(q, q, rawQ, a.qNorm, a.qHeads.RStd.Flatten(0, 1), false)
-		p.NormBack(k, k, rawK, a.kNorm, a.kHeads.RStd.Flatten(0, 1), false)
+	if a.overlaps(p) {
+		a.backwardOverlapped(p, all, dmixed, dgate, raw, saved, x, dy, recompute)
+	} else {
+		a.backwardOut(p, dmixed, dgate, raw, dy)
+		p.phase("attention")
+		for g := range p.plans.groups {
+			a.backwardGroup(p, g, all, dmixed, saved, recompute)
+		}
+		p.end()
+		a.backwardKNorm(p, all, raw)
+		a.backwardQNorm(p, all, raw)
+		p.phase("projection")
+		a.qkv.backwardWeights(p, all, x)
 		p.end()
 	}
 	p.phase("projection")
-	a.qkv.backwardWeights(p, all, x)
 	a.qkv.backwardInput(p, x, all)
 	p.end()
 	p.reset(mark)
+}
+
+// backwardQNorm and backwardKNorm replace the gradients of normalized heads in all with the
+// gradients of the heads in raw.
+func (a *softmaxAttention) backwardQNorm(p *pass, all, raw tensor.Tensor) {
+	if a.qNorm != nil {
+		q, _, _ := a.splitQK(all)
+		rawQ, _, _ := a.splitQK(raw)
+		p.phase("norm")
+		p.NormBack(q, q, rawQ, a.qNorm, a.qHeads.RStd.Flatten(0, 1), false)
+		p.end()
+	}
+}
+
+func (a *softmaxAttention) backwardKNorm(p *pass, all, raw tensor.Tensor) {
+	if a.kNorm != nil {
+		_, _, k := a.splitQK(all)
+		_, _, rawK := a.splitQK(raw)
+		p.phase("norm")
+		p.NormBack(k, k, rawK, a.kNorm, a.kHeads.RStd.Flatten(0, 1), false)
+		p.end()
+	}
+}
+
+// backwardOverlapped is the backward half up to the gradients of q, k and v and of all weights. It
+// computes gradients of weights while all-to-alls run. With a gate, the input of the output's
+// projection is in the memory of dmixed, so its weights come first.
+func (a *softmaxAttention) backwardOverlapped(p *pass, all, dmixed, dgate, raw, saved, x, dy tensor.Tensor, recompute bool) {
+	plan, s := p.plans.full, p.ctx.Stream
+	a.setGroup(p, 0, all, a.mixed, saved)
+	p.phase("attention")
+	if recompute && !p.skip() {
+		p.err = plan.Restore(s, p.batch.SP, &a.args)
+	}
+	p.end()
+	if a.gated() {
+		a.backwardOut(p, dmixed, dgate, raw, dy)
+	} else {
+		p.phase("projection")
+		a.out.backwardInput(p, dmixed, dy)
+		p.end()
+	}
+	a.grads = sp.Grads{DOut: withBatch(dmixed.Split(1, a.hq)), DQ: a.args.Q, DK: a.args.K, DV: a.args.V}
+	call := func(f func() error) {
+		p.phase("attention")
+		if !p.skip() {
+			p.err = f()
+		}
+		p.end()
+	}
+	call(func() error { return plan.StartBackward(s, p.batch.SP, &a.args, &a.grads) })
+	if !a.gated() {
+		p.phase("projection")
+		a.out.backwardWeights(p, dy, a.mixed)
+		p.end()
+	}
+	call(func() error { return plan.MidBackward(s) })
+	weights := func(i int) {
+		one, lo, hi := a.qkv.part(i)
+		p.phase("projection")
+		one.backwardWeights(p, all.Slice(1, lo, hi), x)
+		p.end()
+	}
+	call(func() error { return plan.WaitDV(s) })
+	weights(2)
+	call(func() error { return plan.WaitDK(s) })
+	a.backwardKNorm(p, all, raw)
+	weights(1)
+	call(func() error { return plan.WaitDQ(s) })
+	a.backwardQNorm(p, all, raw)
+	weights(0)
 }
 
 func (a *softmaxAttention) backwardGroup(p *pass, g int64, all, dmixed, saved tensor.Tensor, recompute bool) {

@@ -40,6 +40,19 @@ func (l *linear) forward(p *pass, y, x tensor.Tensor) {
 	p.Gemm(y, x, l.matrix(l.w[0].Value).Permute(1, 0), l.bias())
 }
 
+// part returns one of several projections, and its columns [lo, hi) of y. Its results are bitwise
+// equal to these columns of all projections in one product.
+func (l *linear) part(i int) (one linear, lo, hi int64) {
+	for _, w := range l.w[:i] {
+		lo += w.Shape[0]
+	}
+	one = linear{w: l.w[i : i+1], in: l.in, out: l.w[i].Shape[0]}
+	if len(l.b) > 0 {
+		one.b = l.b[i : i+1]
+	}
+	return one, lo, lo + one.out
+}
+
 // backwardWeights adds to the gradients of W and b, from dy [T, out] and the forward pass's x
 // [T, in]. They are complete then.
 func (l *linear) backwardWeights(p *pass, dy, x tensor.Tensor) {

@@ -51,6 +51,9 @@ type Options struct {
 	Strategy gdn.Strategy // of linear layers
 	Tokens   int64        // of a batch, by which Strategy Auto chooses; 0 = unknown
 	Ring     int64        // groups of ranks in the ring of attention (sp.Layer); 0 = 1
+	// Overlap sends each of q, k and v while the next one is projected, and their gradients while
+	// gradients of weights are computed (sp.Plan.StartForward). Results are bitwise the same.
+	Overlap bool
 }
 
 // New returns a model on the ranks of c, which share each sequence. Collective: if the device does

@@ -17,6 +17,7 @@ type plans struct {
 	linear         *gdn.Plan
 	fulls, linears int64
 	ring           int64
+	overlap        bool // projections overlap with all-to-alls
 	comm           comm.Comm
 
 	cached       sizes // for cachedTokens tokens
@@ -32,7 +33,7 @@ type sizes struct {
 func (p *plans) make(d device.Device, c comm.Comm, cfg *Config, o Options) (err error) {
 	p.linears = cfg.LinearLayers()
 	p.fulls = cfg.NumHiddenLayers - p.linears
-	p.grouped, p.comm, p.ring = map[int64]*sp.Plan{}, c, o.Ring
+	p.grouped, p.comm, p.ring, p.overlap = map[int64]*sp.Plan{}, c, o.Ring, o.Overlap && c.Size() > 1
 	err = p.setGroups(d, c, cfg, o.Compute, 1)
 	if err == nil && p.linears > 0 {
 		p.linear, err = gdn.NewPlan(d, c, gdn.Layer{KeyHeads: cfg.LinearNumKeyHeads, ValueHeads: cfg.LinearNumValueHeads,

@@ -39,7 +39,10 @@ func (p *Parts) Layout() error {
 	if err != nil {
 		return err
 	}
-	p.Model, err = model.New(p.Device, p.Mesh.Seq, p.Config, model.Options{Compute: p.Compute, Strategy: strategy, Tokens: cmp.Or(j.Data.Budget, j.Data.Batch*j.Data.Sequence), Ring: int64(p.Mesh.Ring)})
+	// On the CPU, the ranks that move bytes and the kernels share cores.
+	overlap := j.Parallel.Overlap == "on" || j.Parallel.Overlap == "auto" && p.Device.Info().Place != tensor.Host
+	p.Model, err = model.New(p.Device, p.Mesh.Seq, p.Config, model.Options{Compute: p.Compute, Strategy: strategy, Tokens: cmp.Or(j.Data.Budget, j.Data.Batch*j.Data.Sequence),
+		Ring: int64(p.Mesh.Ring), Overlap: overlap})
 	if err != nil {
 		return err
 	}

@@ -52,6 +52,8 @@ type ParallelTable struct {
 	Ulysses int64 `toml:"ulysses" min:"0"` // 0 = world / ring
 	Ring    int64 `toml:"ring" min:"1"`
 	Zero    int64 `toml:"zero" min:"0" max:"3"`
+	// projections of attention overlap with its all-to-alls
+	Overlap string `toml:"overlap" enum:"auto on off"`
 }
 
 // DeviceTable is [device].
@@ -134,7 +136,7 @@ type GDNTable struct {
 func Default() Job {
 	return Job{
 		Kind: "train", Seed: 1,
-		Parallel: ParallelTable{Ring: 1},
+		Parallel: ParallelTable{Ring: 1, Overlap: "auto"},
 		Device:   DeviceTable{Backend: "auto", DType: "auto", Comm: "auto"},
 		Data: data.Config{Tokenizer: "auto", AddEOS: true, TextField: "text", Sequence: 4096, Batch: 1, Accumulate: 1,
 			Pack: true, Shuffle: true},

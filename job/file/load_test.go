@@ -45,6 +45,7 @@ seed = 1
 ulysses = 0
 ring = 1
 zero = 0
+overlap = "auto"
 [device]
 backend = "auto"
 dtype = "auto"
