@@ -14,7 +14,7 @@ import (
 const angleWork = 64
 
 // RopeTable writes scale times the cosine and sine of positions [T] times frequencies [half] to cos
-// and sin [T, half]. Angles are computed in double precision.
+// and sin [T, half]. An angle is one F32 product; cosine and sine are computed in double precision.
 func (d *Device) RopeTable(_ device.Stream, a *device.RopeTable) error {
 	defer runtime.KeepAlive(a)
 	c := check{op: "RopeTable"}

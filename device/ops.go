@@ -125,8 +125,8 @@ type RMSNormGrad struct {
 	Centre         float64
 }
 
-// RopeTable writes cos and sin of positions[t]·freq[i], times Scale (0 = 1). The angle is in
-// float64.
+// RopeTable writes cos and sin of positions[t]·freq[i], times Scale (0 = 1). The angle is one F32
+// product, as in transformers, so that both rotate by the same angle at long positions.
 type RopeTable struct {
 	Positions tensor.Tensor `op:"in"`  // [T] I32
 	Freq      tensor.Tensor `op:"in"`  // [R/2] F32

@@ -129,7 +129,10 @@ func (s *session) openConfig() (folder *model.Folder, err error) {
 	} else if folder, err = model.OpenFolder(j.Model.Path, j.Model.Override); err == nil {
 		s.parts.Config = folder.Config
 	}
-	return folder, j.ModelFault(err)
+	if err = j.ModelFault(err); err == nil {
+		err = j.CheckPositions(s.parts.Config)
+	}
+	return folder, err
 }
 
 // fill reads the weights from the folder, or draws them from the seed.

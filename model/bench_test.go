@@ -47,6 +47,9 @@ func documents(vocab int64, lengths ...int64) *sequence {
 	return s
 }
 
+// length returns the largest position plus 1.
+func (s *sequence) length() int64 { return int64(slices.Max(s.positions)) + 1 }
+
 func (s *sequence) valid() (n int64) {
 	for _, id := range s.targets {
 		if id >= 0 {
@@ -80,7 +83,9 @@ func configs(t testing.TB) map[string]*Config {
 				"high_freq_factor": 4.0, "original_max_position_embeddings": 32}}),
 		"qwen2": make(map[string]any{"model_type": "qwen2", "tie_word_embeddings": true,
 			"rope_parameters": map[string]any{"rope_type": "linear", "factor": 2.0, "rope_theta": 1000}}),
-		"qwen3": make(map[string]any{"model_type": "qwen3", "head_dim": 10, "tie_word_embeddings": true}),
+		"qwen3": make(map[string]any{"model_type": "qwen3", "head_dim": 10, "tie_word_embeddings": true,
+			"rope_scaling": map[string]any{"rope_type": "longrope", "original_max_position_embeddings": 8, "short_factor": []any{1, 1, 1, 1, 1},
+				"long_factor": []any{1, 1.5, 2, 3, 4}}}),
 		"qwen3_5": make(map[string]any{"model_type": "qwen3_5_text", "head_dim": 8, "full_attention_interval": 2, "attention_bias": true,
 			"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 12, "linear_value_head_dim": 9, "linear_conv_kernel_dim": 3,
 			"partial_rotary_factor": 0.5}),
@@ -184,7 +189,7 @@ func shard(c comm.Comm, s *sequence) *Batch {
 		mine := append([]int32(nil), x[b.Lo():b.Hi()]...)
 		return tensor.OfInt32(mine, int64(len(mine)))
 	}
-	return &Batch{SP: b, IDs: part(s.ids), Targets: part(s.targets), Positions: part(s.positions), GradScale: 1}
+	return &Batch{SP: b, IDs: part(s.ids), Targets: part(s.targets), Positions: part(s.positions), Length: s.length(), GradScale: 1}
 }
 
 // outcome has the loss and the gradients, summed over ranks.

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"maps"
 	"math"
+	"slices"
 
 	"ulysses/internal/input"
 	"ulysses/internal/notbuilt"
@@ -107,19 +108,19 @@ func ConfigFromMap(fields map[string]any) (*Config, error) {
 	return read("model.new", maps.Clone(fields), true)
 }
 
-// Override returns a config with some fields of config.json replaced. rope_theta is replaced in
-// whichever of its two places the file has it.
+// Override returns a config with some fields of config.json replaced. RoPE's fields are replaced in
+// whichever of their places the file has them.
 func (c *Config) Override(fields map[string]any) (*Config, error) {
 	if len(fields) == 0 {
 		return c, nil
 	}
-	names := &reader{where: "model.override", raw: maps.Clone(fields), seen: map[string]bool{}}
+	names := &reader{where: "model.override", raw: maps.Clone(fields), seen: map[string]bool{}, strict: true}
 	if names.raw["model_type"] == nil {
 		names.raw["model_type"] = c.ModelType
 	}
 	readFields(names)
 	// values are checked below, with the fields that are not replaced
-	names.faults, names.wrong = nil, false
+	names.faults, names.wrong = slices.Clone(names.unknowns), len(names.unknowns) > 0
 	names.unknown()
 	if names.ownWindow(); names.err() != nil {
 		return nil, names.err()
@@ -128,25 +129,11 @@ func (c *Config) Override(fields map[string]any) (*Config, error) {
 	if raw == nil {
 		raw = map[string]any{}
 	}
-	parameters, nested := raw["rope_parameters"].(map[string]any)
+	overrideRope(raw, fields)
 	for name, value := range fields {
-		switch {
-		case (name == "rope_theta" || name == "partial_rotary_factor") && nested:
-			parameters = maps.Clone(parameters)
-			parameters[name] = value
-			raw["rope_parameters"] = parameters
-			delete(raw, name)
-		case name == "rope_scaling" && nested:
-			delete(raw, "rope_parameters")
-			if _, ok := fields["rope_theta"]; !ok {
-				raw["rope_theta"] = c.Rope.Theta
-			}
-			if share, ok := parameters["partial_rotary_factor"]; ok && fields["partial_rotary_factor"] == nil {
-				raw["partial_rotary_factor"] = share
-			}
-			raw["rope_scaling"] = value
-			nested = false
-		case name == "dtype" || name == "torch_dtype":
+		switch name {
+		case "rope_theta", "partial_rotary_factor", "rope_scaling", "rope_parameters": // as above
+		case "dtype", "torch_dtype":
 			delete(raw, "dtype")
 			raw["torch_dtype"] = value // transformers 4 and 5 both read it
 		default:
@@ -160,11 +147,12 @@ func (c *Config) Override(fields map[string]any) (*Config, error) {
 	_, a := fields["dtype"]
 	_, b := fields["torch_dtype"]
 	r.forced = c.forced || a || b
+	r.extend(fields)
 	return r, nil
 }
 
 func read(where string, raw map[string]any, strict bool) (*Config, error) {
-	r := &reader{where: where, raw: raw, seen: map[string]bool{}}
+	r := &reader{where: where, raw: raw, seen: map[string]bool{}, strict: strict}
 	c := readFields(r)
 	if strict {
 		r.unknown()
@@ -181,6 +169,8 @@ func read(where string, raw map[string]any, strict bool) (*Config, error) {
 const (
 	maxExtent = 1<<31 - 1
 	maxLayers = 1 << 14
+
+	maxPositions = 1 << 40
 )
 
 func readFields(r *reader) *Config {
@@ -207,7 +197,7 @@ func readFields(r *reader) *Config {
 	if c.hybrid() {
 		c.readHybrid(r)
 	}
-	c.MaxPositionEmbeddings = r.extent("max_position_embeddings", 2048, 1<<40)
+	c.MaxPositionEmbeddings = r.extent("max_position_embeddings", 2048, maxPositions)
 	c.RMSNormEps = r.positive("rms_norm_eps", 1e-6)
 	c.InitializerRange = r.number("initializer_range", 0.02)
 	if !(c.InitializerRange >= 0) || math.IsInf(c.InitializerRange, 0) {

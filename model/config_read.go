@@ -21,6 +21,9 @@ type reader struct {
 	faults []string
 	wrong  bool // a fault has another code than Unsupported
 
+	strict   bool     // the user's own table: unknown fields are faults
+	unknowns []string // faults for unknown fields of nested tables
+
 	unknownType bool // the model type is not built: other fields are not checked
 }
 
@@ -134,7 +137,7 @@ func (r *reader) table(name string) *reader {
 	case nil:
 		return nil
 	case map[string]any:
-		return &reader{where: r.where, raw: v, seen: map[string]bool{}}
+		return &reader{where: r.where, raw: v, seen: map[string]bool{}, strict: r.strict}
 	default:
 		r.fault(status.InvalidConfig, "%s = %v: give a table of fields", name, v)
 		return nil
@@ -145,6 +148,9 @@ func (r *reader) table(name string) *reader {
 func (r *reader) adopt(name string, t *reader) {
 	for _, f := range t.faults {
 		r.faults = append(r.faults, name+"."+f)
+	}
+	for _, f := range t.unknowns {
+		r.unknowns = append(r.unknowns, name+"."+f)
 	}
 	r.wrong = r.wrong || t.wrong
 }
@@ -174,6 +180,7 @@ func (r *reader) unknown() {
 		} else {
 			r.fault(status.InvalidConfig, "%s: unknown field; remove it", name)
 		}
+		r.unknowns = append(r.unknowns, r.faults[len(r.faults)-1])
 	}
 }
 

@@ -36,13 +36,7 @@ func (c *Config) fields() map[string]any {
 	put("rms_norm_eps", asFloats(c.RMSNormEps))
 	put("initializer_range", asFloats(c.InitializerRange))
 	put("tie_word_embeddings", c.TieWordEmbeddings)
-	// transformers 5 has rope_parameters, and reads the older fields as well
-	if _, nested := f["rope_parameters"]; !nested {
-		put("rope_theta", asFloats(c.Rope.Theta))
-		if c.hybrid() {
-			put("partial_rotary_factor", asFloats(float64(c.RotaryDim)/float64(c.HeadDim)))
-		}
-	}
+	c.ropeFields(f)
 	if c.hybrid() {
 		c.Hybrid.put(put)
 	}
@@ -71,6 +65,12 @@ func asFloats(v any) any {
 			m[name] = asFloats(x)
 		}
 		return m
+	case []any:
+		list := make([]any, len(v))
+		for i, x := range v {
+			list[i] = asFloats(x)
+		}
+		return list
 	}
 	return v
 }

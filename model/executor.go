@@ -172,9 +172,10 @@ func (e *executor) NormBack(dx, dy, x tensor.Tensor, w *Param, rstd tensor.Tenso
 	e.gradReady(w)
 }
 
-func (e *executor) RopeTable(cos, sin, positions, freq tensor.Tensor) {
+// RopeTable computes cos and sin of the positions' angles, times scale (0 = 1).
+func (e *executor) RopeTable(cos, sin, positions, freq tensor.Tensor, scale float64) {
 	if !e.skip() {
-		e.ropeTable = device.RopeTable{Positions: positions, Freq: freq, Cos: cos, Sin: sin}
+		e.ropeTable = device.RopeTable{Positions: positions, Freq: freq, Cos: cos, Sin: sin, Scale: scale}
 		e.err = e.dev.RopeTable(e.ctx.Stream, &e.ropeTable)
 	}
 }

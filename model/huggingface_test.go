@@ -6,6 +6,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -134,7 +135,7 @@ func TestSaveAndLoad(t *testing.T) {
 						t.Errorf("group %d differs", i)
 					}
 				}
-				if a, b := *r.Config, *s.Config; a.Rope != b.Rope || a.HeadDim != b.HeadDim || a.TieWordEmbeddings != b.TieWordEmbeddings {
+				if a, b := *r.Config, *s.Config; !reflect.DeepEqual(a.Rope, b.Rope) || a.HeadDim != b.HeadDim || a.TieWordEmbeddings != b.TieWordEmbeddings {
 					t.Errorf("config %+v became %+v", a, b)
 				}
 			})

@@ -36,7 +36,7 @@ type Model struct {
 	compute   tensor.DType // of activations and of the weights in matrix products
 	ring      int64        // groups of ranks in the ring of attention
 	constants *device.Arena
-	freq      tensor.Tensor // [R/2] F32, RoPE's angle for one position
+	rotation  rotation
 	sum       tensor.Tensor // [1] F64, of the loss
 	hostSum   []float64
 	targets   []int32 // of the current batch, in host memory
@@ -111,13 +111,14 @@ func (m *Model) MostTokens(seq int64) int64 {
 
 // makeConstants allocates and fills the model's constants on the device.
 func (m *Model) makeConstants() error {
-	freq := m.Config.Rope.Frequencies(m.Config.RotaryDim)
+	m.rotation = newRotation(&m.Config.Rope, m.Config.RotaryDim)
+	freq := m.rotation.frequencies
 	n := int64(len(freq))
 	var err error
 	if m.constants, err = device.NewArena(m.dev, "constants", device.Padded(m.dev, 4*n)+8); err != nil {
 		return err
 	}
-	if m.freq, err = m.constants.Tensor(tensor.F32, n); err != nil {
+	if m.rotation.freq, err = m.constants.Tensor(tensor.F32, n); err != nil {
 		return err
 	}
 	if m.sum, err = m.constants.Tensor(tensor.F64, 1); err != nil {
@@ -128,7 +129,7 @@ func (m *Model) makeConstants() error {
 		return err
 	}
 	defer s.Close()
-	if err := m.dev.Copy(s, m.freq, tensor.OfFloat32(freq, n)); err != nil {
+	if err := m.dev.Copy(s, m.rotation.freq, tensor.OfFloat32(freq, n)); err != nil {
 		return err
 	}
 	return s.Sync()
@@ -222,7 +223,7 @@ func (m *Model) execute(p *pass) {
 	p.passBuffers.allocate(&p.executor, p.tokens, m.Config.HiddenSize, m.Config.RotaryDim)
 	m.allocateStores(p)
 	p.phase("rope")
-	p.RopeTable(p.cos, p.sin, b.Positions, m.freq)
+	m.rotation.table(p, p.cos, p.sin)
 	p.end()
 
 	x := m.inputOf(p, 0) // the residual stream
@@ -322,6 +323,9 @@ func (m *Model) check(op string, b *Batch, backward, gathered bool) error {
 		if t.Where != place && tokens > 0 {
 			return bad("%s are on another device than the weights; copy them to the device of the weights", [...]string{"ids", "targets", "positions"}[i])
 		}
+	}
+	if m.Config.Switches() && b.Length < 1 {
+		return bad("the length is %d; rope_type = %q chooses its frequencies by the longest document of the batch, so set Length", b.Length, m.Config.Rope.Type)
 	}
 	if gathered {
 		return nil

@@ -31,7 +31,10 @@ type Batch struct {
 	// sharding
 	Targets   tensor.Tensor
 	Positions tensor.Tensor // [T] I32, for RoPE
-	GradScale float64       // factor of the gradient of the sum: 1 / targets of the global batch
+	// Length is the largest position of the global batch plus 1, equal on all ranks. It is needed
+	// if Config.Switches.
+	Length    int64
+	GradScale float64 // factor of the gradient of the sum: 1 / targets of the global batch
 }
 
 // Loss is the loss of this rank's shard as a sum and a count, which can be added over ranks.

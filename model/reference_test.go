@@ -45,8 +45,11 @@ func columns(x []float64, n, lo, hi int64) (y []float64) {
 }
 
 // frequencies computes RoPE's frequencies independently, from the formulas of the papers and of
-// transformers.
-func (r *reference) frequencies() []float64 {
+// transformers. TestRopeGoldens compares the other types.
+func (r *reference) frequencies(s *sequence) []float64 {
+	if r.cfg.Switches() {
+		return ref.Convert[float64](r.cfg.Rope.Frequencies(r.cfg.RotaryDim, s.length()))
+	}
 	f := ref.RopeFrequencies(r.cfg.Rope.Theta, r.cfg.RotaryDim)
 	switch rope := r.cfg.Rope; rope.Type {
 	case "linear":
@@ -91,7 +94,7 @@ func (r *reference) loss(s *sequence) float64 {
 
 func (r *reference) attention(s *sequence, x []float64, name string) []float64 {
 	c, tokens := r.cfg, int64(len(s.ids))
-	cos, sin := ref.RopeTable[float64](wide(s.positions), r.frequencies(), 1)
+	cos, sin := ref.RopeTable[float64](wide(s.positions), r.frequencies(s), r.cfg.Rope.Scale)
 	shape := &ref.Attention{Hq: c.NumAttentionHeads, Hkv: c.NumKeyValueHeads, D: c.HeadDim, Dv: c.HeadDim, CuQ: s.cu, CuK: s.cu,
 		Causal: true, Scale: 1 / math.Sqrt(float64(c.HeadDim))}
 	q, k, v := r.linear(x, c.HiddenSize, name+".q_proj"), r.linear(x, c.HiddenSize, name+".k_proj"), r.linear(x, c.HiddenSize, name+".v_proj")

@@ -35,6 +35,9 @@ func (t *Trainer) read(s int64) (valid, tokens int64, pairs float64, err error) 
 			pairs += n * n / 2
 		}
 	}
+	if t.length, err = t.longest(); err != nil {
+		return 0, 0, 0, err
+	}
 	own := tokens
 	c := t.counts.Int64s()
 	c[0], c[1] = valid, tokens
@@ -42,6 +45,31 @@ func (t *Trainer) read(s int64) (valid, tokens int64, pairs float64, err error) 
 		return 0, 0, 0, err
 	}
 	return c[0], c[1], pairs * float64(c[1]) / float64(max(1, own)), nil
+}
+
+// longest returns the largest position of the global batch plus 1, or 0 if the model does not need
+// it. All replicas must have the same number, so that the result of a step does not depend on the
+// mesh. Collective.
+func (t *Trainer) longest() (int64, error) {
+	if !t.Model.Config.Switches() {
+		return 0, nil
+	}
+	n := int64(0)
+	for _, m := range t.microBatches {
+		n = max(n, lengthOf(m))
+	}
+	t.lengthMax.Int64s()[0] = n
+	err := t.Mesh.Data.AllReduce(nil, t.lengthMax, comm.Max)
+	return t.lengthMax.Int64s()[0], err
+}
+
+// lengthOf returns the largest position of a micro-batch plus 1.
+func lengthOf(m *data.MicroBatch) int64 {
+	n := int32(0)
+	for _, position := range m.Positions {
+		n = max(n, position)
+	}
+	return int64(n) + 1
 }
 
 // readBalanced reads this replica's micro-batches of step s if data.budget is set. Each replica

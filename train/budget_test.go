@@ -83,7 +83,7 @@ func TestBudgetTokens(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			s := &Setup{Mesh: mesh, Data: Data{Train: set, Config: &d}, Model: &model.Model{}}
+			s := &Setup{Mesh: mesh, Data: Data{Train: set, Config: &d}, Model: &model.Model{Config: &model.Config{}}}
 			if c.eval {
 				s.Data.Eval = set
 			}

@@ -23,7 +23,10 @@ func (t *Trainer) pass(m *data.MicroBatch, valid int64, backward, alone bool) (m
 		return model.Loss{}, err
 	}
 	n := batch.Rows()
-	b := model.Batch{SP: batch, IDs: t.ids.Slice(0, 0, n), Targets: t.targets.Slice(0, 0, n), Positions: t.positions.Slice(0, 0, n)}
+	b := model.Batch{SP: batch, IDs: t.ids.Slice(0, 0, n), Targets: t.targets.Slice(0, 0, n), Positions: t.positions.Slice(0, 0, n), Length: t.length}
+	if !backward { // evaluation, in which a sequence is a batch
+		b.Length = lengthOf(m)
+	}
 	for _, x := range []struct {
 		dst tensor.Tensor
 		src []int32

@@ -82,8 +82,12 @@ func (s *Setup) globalBatch() int64 {
 }
 
 // evalBatch returns the number of sequences that a replica evaluates in one pass: data.batch, or
-// the number of longest sequences that data.budget allows.
+// the number of longest sequences that data.budget allows. It is 1 if RoPE depends on the longest
+// document of a batch, so that the result does not depend on the mesh.
 func (s *Setup) evalBatch() int64 {
+	if s.Model.Config.Switches() {
+		return 1
+	}
 	if budget := s.Data.Config.Budget; budget > 0 {
 		return min(max(1, budget/s.Data.Eval.Longest()), s.Data.Eval.Sequences())
 	}

@@ -28,6 +28,8 @@ type Trainer struct {
 	positions tensor.Tensor
 
 	microBatches []*data.MicroBatch // of the current step
+	length       int64              // of the global batch of the current step, for model.Batch.Length
+	lengthMax    tensor.Tensor      // [1] I64 on the host
 	counts       tensor.Tensor      // [2] I64 on the host: valid targets, tokens
 	sums         tensor.Tensor      // [2] F64 on the host: NLL, targets
 	lengths      tensor.Tensor      // [globalBatch] I64 on the host; with data.budget only
@@ -46,7 +48,8 @@ type Trainer struct {
 // New chooses which activations are kept and allocates the memory for the longest micro-batch. The
 // weights must have their values. Collective.
 func New(s Setup) (*Trainer, error) {
-	t := &Trainer{Setup: s, counts: tensor.OfInt64(make([]int64, 2), 2), sums: tensor.OfFloat64(make([]float64, 2), 2), updates: s.Loop.Updates}
+	t := &Trainer{Setup: s, counts: tensor.OfInt64(make([]int64, 2), 2), sums: tensor.OfFloat64(make([]float64, 2), 2),
+		lengthMax: tensor.OfInt64(make([]int64, 1), 1), updates: s.Loop.Updates}
 	if s.Checkpoints != nil {
 		t.saver = newSaver(&s)
 	}

@@ -64,7 +64,7 @@ var (
 	Activations   = &Feature{Name: "activations other than SiLU", Where: "`hidden_act` of a config.json", Instead: "silu is", Many: true}
 	OutputGates   = &Feature{Name: "qwen3_5_text without an output gate", Where: "`attn_output_gate` of a config.json", Instead: "true is"}
 	PartialRotary = &Feature{Name: "RoPE on a share of a head", Where: "`partial_rotary_factor` of a config.json; qwen3_5_text has it", Instead: "1 is"}
-	RoPETypes     = &Feature{Name: "other kinds of RoPE scaling", Where: "`rope_type` of a config.json", Instead: "default, linear and llama3 are", Many: true}
+	RoPETypes     = &Feature{Name: "other kinds of RoPE scaling", Where: "`rope_type` of a config.json", Instead: "default, linear, dynamic, yarn, longrope, llama3 and proportional are", Many: true}
 	StorageTypes  = &Feature{Name: "other element types of a model's folder", Where: "`dtype` of a config.json", Instead: "float32, bfloat16 and float16 are", Many: true}
 
 	Adapters     = &Feature{Name: "LoRA and other adapters", Where: "keys of other trainers such as `lora.r`", Instead: "all weights are trained", Many: true}

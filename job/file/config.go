@@ -1,6 +1,7 @@
 package file
 
 import (
+	"maps"
 	"slices"
 	"strings"
 
@@ -10,9 +11,14 @@ import (
 	"ulysses/tensor"
 )
 
-// NewConfig returns the configuration of a model from scratch.
+// NewConfig returns the configuration of a model from scratch. It has positions for data.sequence
+// unless [model.new] says how many.
 func (j *Job) NewConfig() (*model.Config, error) {
-	config, err := model.ConfigFromMap(j.Model.New)
+	fields := maps.Clone(j.Model.New)
+	if len(fields) > 0 && fields["max_position_embeddings"] == nil {
+		fields["max_position_embeddings"] = max(2048, j.Data.Sequence)
+	}
+	config, err := model.ConfigFromMap(fields)
 	if err == nil {
 		config, err = config.Override(j.Model.Override)
 	}
@@ -26,7 +32,10 @@ func (j *Job) ReadConfig() (c *model.Config, err error) {
 	} else {
 		c, err = j.NewConfig()
 	}
-	return c, j.ModelFault(err)
+	if err = j.ModelFault(err); err == nil {
+		err = j.CheckPositions(c)
+	}
+	return c, err
 }
 
 // ComputeType returns the type that device.dtype selects on a device.

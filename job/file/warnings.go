@@ -8,22 +8,14 @@ import (
 )
 
 // Warnings returns one line for each setting that is allowed but probably not intended: keys
-// without an effect, a warmup that never ends, more positions than the model has, tensors of the
-// folder that the model does not read. The model's config is nil for operator jobs, the folder is
-// nil for a model from scratch, and steps is 0 if unknown.
+// without an effect, a warmup that never ends, tensors of the folder that the model does not read.
+// The model's config is nil for operator jobs, the folder is nil for a model from scratch, and
+// steps is 0 if unknown.
 func (j *Job) Warnings(c *model.Config, folder *model.Folder, steps int64) []string {
 	lines := j.idleWarnings(c)
 	if w := j.Optimizer.Warmup; j.Kind == "train" && steps > 0 && w > steps {
 		lines = append(lines, fmt.Sprintf("%v: optimizer.warmup = %d: the run has %s and ends at a learning rate of %.3g, never at optimizer.lr = %.3g; set optimizer.warmup below %d",
 			j.Origin("optimizer.warmup"), w, units.Count(steps, "step"), j.Optimizer.LR*float64(steps)/float64(w), j.Optimizer.LR, steps))
-	}
-	if c != nil && j.Data.Sequence > c.Positions() {
-		where := "model.override"
-		if len(j.Model.New) > 0 {
-			where = "model.new"
-		}
-		lines = append(lines, fmt.Sprintf("%v: data.sequence = %d: documents longer than %d tokens exceed the positions of the model; set data.sequence = %d, or max_position_embeddings in %s",
-			j.Origin("data.sequence"), j.Data.Sequence, c.Positions(), c.Positions(), where))
 	}
 	if folder != nil {
 		for _, d := range folder.Dropped() {

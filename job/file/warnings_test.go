@@ -1,9 +1,11 @@
 package file
 
 import (
+	"path/filepath"
 	"strings"
 	"testing"
 
+	"ulysses/internal/status"
 	"ulysses/model"
 )
 
@@ -69,13 +71,6 @@ func TestWarnings(t *testing.T) {
 		{"kind = \"gdn\"\n[gdn]\ninput = \"a\"\noutput = \"b\"\nstrategy = \"state\"\nchunk = 16\n", "", nil},
 		{train, "train.steps=5", []string{"jobs/job.toml:1: optimizer.warmup = 10: the run has 5 steps and ends at a learning rate of 0.0005, never at optimizer.lr = 0.001; set optimizer.warmup below 5"}},
 		{train, "train.steps=10", nil},
-		{train, "data.sequence=101", []string{"--set data.sequence=101: data.sequence = 101: documents longer than 100 tokens exceed the positions of the model; set data.sequence = 100, or max_position_embeddings in model.new"}},
-		{train, "data.sequence=100", nil},
-		{train, `data.sequence=400 model.override.rope_scaling={rope_type="linear",factor=4.0}`, nil},
-		{train, `data.sequence=401 model.override.rope_scaling={rope_type="linear",factor=4.0}`, []string{"longer than 400 tokens"}},
-		{train, `data.sequence=160 model.override.rope_scaling={rope_type="llama3",factor=4.0,low_freq_factor=1.0,high_freq_factor=4.0,original_max_position_embeddings=40}`, nil},
-		{train, `data.sequence=161 model.override.rope_scaling={rope_type="llama3",factor=4.0,low_freq_factor=1.0,high_freq_factor=4.0,original_max_position_embeddings=40}`, []string{"longer than 160 tokens"}},
-		{train, `data.sequence=100 model.override.rope_scaling={rope_type="llama3",factor=4.0,low_freq_factor=1.0,high_freq_factor=4.0,original_max_position_embeddings=20}`, nil},
 	} {
 		j, err := parse(c.src, strings.Fields(c.sets)...)
 		if err == nil {
@@ -96,6 +91,57 @@ func TestWarnings(t *testing.T) {
 		}
 		if !same {
 			t.Errorf("%s\n%s: %q, want %q", c.src, c.sets, got, c.want)
+		}
+	}
+}
+
+// A sequence that is longer than the model's positions is refused, and the error has the line that
+// extends the model: with it, the same job is accepted.
+func TestPositions(t *testing.T) {
+	const llama3 = `model.override.rope_scaling={rope_type="llama3",factor=4.0,low_freq_factor=1.0,high_freq_factor=4.0,original_max_position_embeddings=40}`
+	path, err := filepath.Abs("../../testdata/goldens/models/llama") // 512 positions
+	if err != nil {
+		t.Fatal(err)
+	}
+	folder := smallData + "[optimizer]\nlr = 1e-4\n[model]\npath = \"" + path + "\"\n"
+	for _, c := range []struct {
+		src, sets string
+		want      string // "" = accepted
+		accepted  string // settings of the fix
+	}{
+		{smallData + llamaNew, "data.sequence=100", "", ""},
+		{smallData + llamaNew, "data.sequence=101", "--set data.sequence=101: data.sequence: 101, the model has 100 positions; set data.sequence = 100, or add max_position_embeddings = 101 to [model.new]",
+			"model.new.max_position_embeddings=101"},
+		{folder, "data.sequence=512", "", ""},
+		{folder, "data.sequence=2049", "or add override = { max_position_embeddings = 2049, rope_scaling = { rope_type = \"yarn\", factor = 4.002, original_max_position_embeddings = 512 } } to [model]",
+			`model.override={max_position_embeddings=2049,rope_scaling={rope_type="yarn",factor=4.002,original_max_position_embeddings=512}}`},
+		{folder, `data.sequence=2048 model.override.rope_scaling={rope_type="yarn",factor=4.0,original_max_position_embeddings=512}`, "", ""},
+		{folder, `data.sequence=2048 model.override.rope_scaling={rope_type="linear",factor=4.0}`, "", ""},
+		{folder, `data.sequence=2560 model.override.rope_scaling={rope_type="dynamic",factor=4.0}`,
+			`or add override = { rope_scaling = { rope_type = "dynamic", factor = 5.0 } } to [model]`, `model.override={rope_scaling={rope_type="dynamic",factor=5.0}}`},
+		{smallData + llamaNew, "data.sequence=160 " + llama3, "", ""},
+		{smallData + llamaNew, "data.sequence=161 " + llama3, "rope_type = \"llama3\", factor = 4.025, low_freq_factor = 1.0, high_freq_factor = 4.0, original_max_position_embeddings = 40",
+			`model.override={max_position_embeddings=161,rope_scaling={rope_type="llama3",factor=4.025,low_freq_factor=1.0,high_freq_factor=4.0,original_max_position_embeddings=40}}`},
+	} {
+		read := func(sets ...string) error {
+			j, err := parse(c.src, sets...)
+			if err == nil {
+				err = j.Resolve(1)
+			}
+			if err == nil {
+				_, err = j.ReadConfig()
+			}
+			return err
+		}
+		sets := strings.Fields(c.sets)
+		err := read(sets...)
+		if c.want == "" && err != nil || c.want != "" && (status.Of(err) != status.InvalidConfig || !strings.Contains(err.Error(), c.want)) {
+			t.Errorf("%s: %v, want %q", c.sets, err, c.want)
+		}
+		if c.accepted != "" {
+			if err := read(sets[0], c.accepted); err != nil {
+				t.Errorf("%s: with the fix: %v", c.sets, err)
+			}
 		}
 	}
 }

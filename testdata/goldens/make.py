@@ -15,6 +15,7 @@ import megatron
 import models
 import numpy
 import reference
+import rope
 import safetensors
 import torch
 import transformers
@@ -68,6 +69,26 @@ def cases() -> dict:
     # One sequence a step. Step 4 has no valid target: AdamW still applies weight decay, and updates
     # its moments.
     out["qwen3-adamw-no-targets"] = dict(model="qwen3", optimizer=ADAMW, **IGNORED | dict(batch=1))
+    # RoPE scaling set by the job. The lengths of the batches are on both sides of the limits of
+    # longrope and dynamic.
+    yarn = dict(rope_type="yarn", factor=8.0, original_max_position_embeddings=128)
+    longrope = dict(
+        rope_type="longrope",
+        short_factor=[1.0, 1.25, 1.5, 2.0],
+        long_factor=[2.0, 3.0, 5.0, 8.0],
+        original_max_position_embeddings=48,
+    )
+    dynamic = dict(rope_type="dynamic", factor=2.0)
+    for name, m, scaling, more in (
+        ("llama-sgd-yarn", "llama", yarn, PACKED),
+        ("llama-adamw-longrope", "llama", longrope, DP2 | dict(accumulate=1)),
+        ("qwen2-sgd-dynamic", "qwen2", dynamic, DP2 | dict(accumulate=1)),
+    ):
+        override = dict(rope_scaling=scaling)
+        if scaling is dynamic:
+            override["max_position_embeddings"] = 48
+        o = ADAMW if "adamw" in name else SGD
+        out[name] = dict(model=m, optimizer=o, override=override, **more)
     out["llama-adamw-text-packed"] = dict(
         model="llama", optimizer=ADAMW, file="texts.jsonl", sequence=96, batch=1, accumulate=2
     )
@@ -78,6 +99,8 @@ def cases() -> dict:
 
 
 def toml(v) -> str:
+    if isinstance(v, dict):
+        return "{ " + ", ".join(f"{k} = {toml(x)}" for k, x in v.items()) + " }"
     return json.dumps(v) if not isinstance(v, float) else repr(v)
 
 
@@ -103,6 +126,8 @@ def job_text(c: dict) -> str:
     if "global_batch" in c:
         tables["data"].pop("accumulate")
         tables["data"]["global_batch"] = c["global_batch"]
+    if "override" in c:
+        tables["model"]["override"] = c["override"]
     lines = ['kind = "train"']
     for name, keys in tables.items():
         lines += [f"[{name}]"] + [f"{k} = {toml(v)}" for k, v in keys.items()]
@@ -150,8 +175,9 @@ def train_case(name: str, c: dict) -> None:
     batch = c.get("global_batch", dp * c["batch"] * c.get("accumulate", 1))
     found = data.sequences_of(path, c["sequence"], c.get("pack", True))
     steps = [[found[(s * batch + i) % len(found)] for i in range(batch)] for s in range(STEPS)]
-    exact = reference.train(model, c["optimizer"], steps, torch.float64)
-    plain = reference.train(model, c["optimizer"], steps, torch.float32)
+    override = c.get("override", {})
+    exact = reference.train(model, c["optimizer"], steps, torch.float64, override)
+    plain = reference.train(model, c["optimizer"], steps, torch.float32, override)
     dloss = max(abs(a - b) for a, b in zip(exact["losses"], plain["losses"]))
     dnorm = max(abs(a - b) / a for a, b in zip(exact["grad_norms"], plain["grad_norms"]) if a > 0)
     # float32, and the replacements of reference.exact, must not change the result.
@@ -219,6 +245,7 @@ def main() -> None:
     data.write_data(ROOT / "data")
     vocabularies.make()
     megatron.write_all(ROOT / "megatron")
+    rope.write(ROOT / "rope.json")
     for i, (name, c) in enumerate(attention.CASES.items()):
         operator_case("attention", name, c, 50 + i)
     for i, (name, c) in enumerate(gdn.CASES.items()):

@@ -87,12 +87,13 @@ def exact(model: torch.nn.Module) -> torch.nn.Module:
         elif name.endswith("GatedDeltaNet"):
             m.forward = lambda hidden_states, m=m, **_: gated_delta_net(m, hidden_states)
     rotary = model.model.rotary_emb
-    freq = rotary.inv_freq.double()
+    switch = rotary.forward  # chooses the frequencies, if they depend on the length
 
     def angles(x, position_ids):
+        switch(x, position_ids)
         if position_ids.ndim == 3:  # time, height and width, which are the same for text
             position_ids = position_ids[0]
-        a = position_ids[..., None].double() * freq
+        a = position_ids[..., None].double() * rotary.inv_freq.double()
         a = torch.cat((a, a), dim=-1)
         return a.cos() * rotary.attention_scaling, a.sin() * rotary.attention_scaling
 
@@ -128,25 +129,61 @@ def optimizer(model: torch.nn.Module, o: dict) -> torch.optim.Optimizer:
     )
 
 
-def load(folder, dtype: torch.dtype) -> torch.nn.Module:
-    """Returns a model in float32, or in float64 with all arithmetic in float64."""
+def load(folder, dtype: torch.dtype, override: dict | None = None) -> torch.nn.Module:
+    """Returns a model in float32, or in float64 with all arithmetic in float64.
+
+    override has fields of config.json to replace, as the job's model.override.
+    """
+    config = transformers.AutoConfig.from_pretrained(folder)
+    for name, value in (override or {}).items():
+        if name == "rope_scaling":
+            theta = config.rope_parameters["rope_theta"]
+            name, value = "rope_parameters", dict(value, rope_theta=theta)
+        setattr(config, name, value)
     model = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="sdpa"
+        folder, config=config, dtype=torch.float32, attn_implementation="sdpa"
     )
     return exact(model) if dtype == torch.float64 else model
 
 
-def train(folder, o: dict, batches: list[list[list[Document]]], dtype: torch.dtype) -> dict:
+def set_length(model: torch.nn.Module, n: int) -> None:
+    """Makes the model choose RoPE's frequencies for a batch whose largest position is n - 1.
+
+    Each document is a call, but the whole batch has one choice of frequencies. Each call gets one
+    more position, n - 1, whose angles are dropped.
+    """
+    rotary = model.model.rotary_emb
+    if getattr(rotary, "rope_type", None) not in ("dynamic", "longrope"):
+        return
+    rotary.chosen_by = getattr(rotary, "chosen_by", rotary.forward)
+
+    def forward(x, position_ids):
+        rotary.max_seq_len_cached = 0  # the choice does not depend on earlier batches
+        longest = torch.full_like(position_ids[:, :1], n - 1)
+        cos, sin = rotary.chosen_by(x, torch.cat((position_ids, longest), 1))
+        return cos[:, :-1], sin[:, :-1]
+
+    rotary.forward = forward
+
+
+def train(
+    folder,
+    o: dict,
+    batches: list[list[list[Document]]],
+    dtype: torch.dtype,
+    override: dict | None = None,
+) -> dict:
     """Trains a model, and returns the results of the run and the model.
 
     batches has for each step the sequences of the global batch, each as its documents.
     """
-    model = load(folder, dtype).train()
+    model = load(folder, dtype, override).train()
     opt = optimizer(model, o)
     out = dict(losses=[], grad_norms=[], lr=[], target_tokens=[], tokens=[], model=model)
     for step, sequences in enumerate(batches):
         docs = [d for sequence in sequences for d in sequence]
         valid = sum(int((d.targets != IGNORED).sum()) for d in docs)
+        set_length(model, max(int(d.positions.max()) + 1 for d in docs))
         lr = learning_rate(o, step, len(batches))
         for g in opt.param_groups:
             g["lr"] = lr

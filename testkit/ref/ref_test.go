@@ -101,6 +101,9 @@ func TestRopeTable(t *testing.T) {
 	cos, sin := RopeTable[float64]([]int64{0, 2}, []float64{1, 0.25}, 2)
 	each(t, "cos", cos, []float64{2, 2, 2 * math.Cos(2), 2 * math.Cos(0.5)}, 1e-15)
 	each(t, "sin", sin, []float64{0, 0, 2 * math.Sin(2), 2 * math.Sin(0.5)}, 1e-15)
+	// 16777213·0.3 in float32 is 5033164, and exactly 5033164.1
+	cos, _ = RopeTable[float64]([]int64{16777213}, []float64{0.3}, 0)
+	each(t, "cos of a float32 angle", cos, []float64{math.Cos(5033164)}, 1e-12)
 	x := []float64{1, 2, 3, 4, 5}
 	y := Rope(1, 1, 5, x, []float64{0, 1}, []float64{1, 0}, false)
 	each(t, "y", y, []float64{-3, 2, 1, 4, 5}, 0)

@@ -33,14 +33,15 @@ func (l Llama3) Scale(freq []float64) []float64 {
 }
 
 // RopeTable returns cos and sin [T, R/2] of positions[t]·freq[i], times scale (0 = 1). The angle is
-// always in float64: at position 10⁶ a float32 angle is wrong by 0.06.
+// one float32 product for every T, as transformers computes it. At position 10⁶ it may differ from
+// the exact product by 0.03, so a program with exact angles would be another model.
 func RopeTable[T Float](positions []int64, freq []float64, scale float64) (cos, sin []T) {
 	if scale == 0 {
 		scale = 1
 	}
 	for _, p := range positions {
 		for _, f := range freq {
-			s, c := math.Sincos(float64(p) * f)
+			s, c := math.Sincos(float64(float32(p) * float32(f)))
 			cos, sin = append(cos, T(c*scale)), append(sin, T(s*scale))
 		}
 	}

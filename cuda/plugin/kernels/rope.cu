@@ -9,8 +9,8 @@ namespace {
 
 constexpr int BLOCK = 256;
 
-// rope_table computes angles, sines and cosines in double precision. At position 10⁶, a float angle
-// would have an error of 0.06.
+// rope_table computes an angle as one float product, as transformers does, and its sine and cosine
+// in double precision.
 __global__ void __launch_bounds__(BLOCK)
     rope_table(const int32_t *positions, const float *freq, float *cosine, float *sine, int64_t n, int64_t half,
                Divider by, bool narrow, double scale) {
@@ -18,7 +18,7 @@ __global__ void __launch_bounds__(BLOCK)
   for (int64_t i = (int64_t)blockIdx.x * BLOCK + threadIdx.x; i < n; i += stride) {
     const int64_t t = narrow ? (int64_t)by((uint32_t)i) : i / half;
     double s, c;
-    sine_cosine((double)positions[t] * (double)freq[i - t * half], &s, &c);
+    sine_cosine((double)((float)positions[t] * freq[i - t * half]), &s, &c);
     cosine[i] = (float)(c * scale);
     sine[i] = (float)(s * scale);
   }

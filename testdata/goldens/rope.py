@@ -1,0 +1,108 @@
+"""RoPE's frequencies of transformers for the types of scaling, written to rope.json."""
+
+import json
+import pathlib
+
+import torch
+import transformers
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+SHORT = [1 + 0.1 * k for k in range(8)]
+LONG = [2 + 0.5 * k for k in range(8)]
+LONGROPE = dict(rope_type="longrope", short_factor=SHORT, long_factor=LONG)
+YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=2048)
+LLAMA3 = dict(
+    rope_type="llama3",
+    factor=8.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_position_embeddings=8192,
+)
+DYNAMIC = dict(rope_type="dynamic", factor=4.0)
+
+# Each case: rope_parameters, what else config.json has, and the lengths of batches.
+CASES = [
+    (dict(rope_type="default"), {}, [0]),
+    (dict(rope_type="default", rope_theta=1e6), dict(head_dim=128), [0]),
+    (dict(rope_type="linear", factor=4.0), {}, [0]),
+    (dict(rope_type="linear", factor=3.7, rope_theta=5e5), dict(head_dim=96), [0]),
+    (DYNAMIC, dict(max_position_embeddings=2048), [0, 1, 2047, 2048, 2049, 4096, 8192]),
+    (dict(DYNAMIC, rope_theta=1e6, factor=2.5), dict(head_dim=80), [1024, 1025, 100000]),
+    (YARN, dict(max_position_embeddings=8192), [0]),
+    (dict(YARN, truncate=False), dict(max_position_embeddings=8192), [0]),
+    (
+        dict(
+            YARN,
+            factor=40.0,
+            original_max_position_embeddings=4096,
+            mscale=0.707,
+            mscale_all_dim=1.0,
+        ),
+        {},
+        [0],
+    ),
+    (dict(YARN, attention_factor=1.5, beta_fast=16, beta_slow=2), dict(head_dim=64), [0]),
+    (dict(YARN, factor=0.5), {}, [0]),
+    (dict(YARN, factor=None), dict(max_position_embeddings=4096), [0]),
+    (dict(rope_type="yarn", factor=2.0), dict(max_position_embeddings=4096), [0]),
+    # the ramp begins and ends at the same pair
+    (dict(YARN, beta_fast=4.0, beta_slow=4.0, truncate=False), {}, [0]),
+    (
+        dict(
+            YARN,
+            factor=32.0,
+            rope_theta=150000.0,
+            original_max_position_embeddings=4096,
+            truncate=False,
+        ),
+        dict(head_dim=64),
+        [0],
+    ),
+    (dict(LLAMA3, rope_theta=5e5), dict(max_position_embeddings=65536), [0]),
+    (dict(LLAMA3, rope_theta=5e5, factor=32.0), dict(head_dim=64), [0]),
+    (
+        dict(LONGROPE, original_max_position_embeddings=1024),
+        dict(max_position_embeddings=4096),
+        [0, 1023, 1024, 1025, 4096, 4097],
+    ),
+    (dict(LONGROPE, original_max_position_embeddings=1024, factor=32.0), {}, [8, 5000]),
+    (
+        dict(LONGROPE, original_max_position_embeddings=1024, attention_factor=1.25),
+        {},
+        [8, 5000],
+    ),
+    (LONGROPE, dict(max_position_embeddings=4096), [4096, 4097]),
+    (dict(rope_type="proportional", partial_rotary_factor=0.5, factor=2.0), {}, [0]),
+    (dict(rope_type="proportional", partial_rotary_factor=0.3), dict(head_dim=24), [0]),
+]
+
+
+def write(path: pathlib.Path) -> None:
+    cases = []
+    for parameters, more, lengths in CASES:
+        fields = dict(
+            model_type="llama",
+            vocab_size=8,
+            hidden_size=16,
+            intermediate_size=8,
+            num_hidden_layers=1,
+            num_attention_heads=1,
+            head_dim=16,
+            max_position_embeddings=1024,
+        )
+        fields |= more | dict(rope_parameters=parameters)
+        for n in lengths:
+            config = transformers.LlamaConfig(**json.loads(json.dumps(fields)))
+            rotary = LlamaRotaryEmbedding(config)
+            if n > 0:
+                rotary(torch.zeros(1), torch.tensor([[0, n - 1]]))
+            cases.append(
+                dict(
+                    config=fields,
+                    length=n,
+                    frequencies=[float(f"{x:.9g}") for x in rotary.inv_freq.tolist()],
+                    scale=rotary.attention_scaling,
+                )
+            )
+    lines = ",\n".join(json.dumps(c) for c in cases)
+    path.write_text(f"[\n{lines}\n]\n")
