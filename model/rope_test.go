@@ -78,7 +78,7 @@ func TestRopeValues(t *testing.T) {
 			[]float64{.0238702, .005056972, .0008112905}, 1.138629436},
 		{`"rope_scaling": {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "mscale": 0.707, "mscale_all_dim": 1}`, 0, 0, []float64{1}, .9210423553},
 		{`"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 8192}`, 0, 0,
-			 []float64{1, .1939228, .03760603, .007292665, .000524846, 3.428102e-5, 6.64787e-6, 1.289173e-6}, 0},
+			[]float64{1, .1939228, .03760603, .007292665, .000524846, 3.428102e-5, 6.64787e-6, 1.289173e-6}, 0},
 		{`"head_dim": 64, "rope_theta": 150000, "rope_scaling": {"rope_type": "yarn", "factor": 32, "original_max_position_embeddings": 4096, "truncate": false}`,
 			0, 8, []float64{.05081327, .0317057}, 1.34657359},
 	} {
