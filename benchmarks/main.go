@@ -2,11 +2,13 @@
 // JSON line for each case, in the format of the programs under peers/; run.py compares the two.
 //
 //	ulysses-bench peak|attention|gemm|gdn [flags]
-//	ulysses-bench gdn_ranks|ulysses|a2a [flags]
+//	ulysses-bench gdn_ranks|ulysses|a2a|overlap [flags]
 //	ulysses-bench gpu_attention|gpu_layer|gpu_ops|gpu_host [flags]
 //
-// ulysses-bench SUITE -h lists the flags. gdn_ranks, ulysses, a2a and gpu_layer run on the ranks
-// that mpirun started, or on --ranks goroutine ranks; the other suites run on one rank.
+// ulysses-bench SUITE -h lists the flags. gdn_ranks, ulysses, a2a, overlap and gpu_layer run on
+// the ranks that mpirun started, or on --ranks goroutine ranks; the other suites run on one rank.
+// --link-latency and --link-bandwidth slow the links between goroutine ranks down, as on a
+// network (testkit/slowlinks).
 package main
 
 import (
@@ -26,6 +28,7 @@ import (
 	"ulysses/internal/status"
 	"ulysses/slurm"
 	"ulysses/tensor"
+	"ulysses/testkit/slowlinks"
 )
 
 //go:embed cases.json
@@ -66,6 +69,7 @@ type options struct {
 	compute                tensor.DType // F32 or BF16
 	forward                bool
 	cases                  cases
+	links                  slowlinks.Links
 	world                  comm.Comm // nil in suites that run on one rank
 }
 
@@ -77,7 +81,7 @@ func main() {
 }
 
 func run(args []string) error {
-	benches := map[string]func(*options) error{"peak": peak, "attention": attention, "gemm": gemm, "gdn": gdn, "gdn_ranks": gdnRanks, "ulysses": ulysses, "a2a": allToAll,
+	benches := map[string]func(*options) error{"peak": peak, "attention": attention, "gemm": gemm, "gdn": gdn, "gdn_ranks": gdnRanks, "ulysses": ulysses, "a2a": allToAll, "overlap": overlap,
 		"gpu_attention": gpuAttention, "gpu_layer": gpuLayer, "gpu_ops": gpuOps, "gpu_host": gpuHost}
 	if len(args) == 0 || benches[args[0]] == nil {
 		return status.Errorf(status.InvalidArgument, "usage: ulysses-bench %s [flags]", strings.Join(slices.Sorted(maps.Keys(benches)), "|"))
@@ -92,6 +96,8 @@ func run(args []string) error {
 	f.DurationVar(&o.warm, "warm", time.Second/2, "time that a case of the gpu suites runs before it is timed")
 	dtype := f.String("dtype", "", "compute type: f32 or bf16; the default is bf16 in the gpu suites, f32 in the others")
 	f.StringVar(&o.words, "cases", "", "run only cases whose name contains one of these words, separated by commas")
+	f.DurationVar(&o.links.Latency, "link-latency", 0, "latency of a message between goroutine ranks")
+	f.Float64Var(&o.links.Bandwidth, "link-bandwidth", 0, "bytes a second that a goroutine rank sends")
 	f.BoolVar(&o.forward, "forward", false, "time the forward pass of attention separately as well")
 	if err := f.Parse(args[1:]); err != nil {
 		return status.Errorf(status.InvalidArgument, "%w", err)
@@ -107,13 +113,18 @@ func run(args []string) error {
 	if err := json.Unmarshal(casesJSON, &o.cases); err != nil {
 		return status.Errorf(status.Internal, "cases.json: %w", err)
 	}
+	if err := o.checkLinks(); err != nil {
+		return err
+	}
 	bench := benches[args[0]]
-	if !slices.Contains([]string{"gdn_ranks", "ulysses", "a2a", "gpu_layer"}, args[0]) {
+	if !slices.Contains([]string{"gdn_ranks", "ulysses", "a2a", "overlap", "gpu_layer"}, args[0]) {
 		return bench(o)
 	}
-	onRank := func(c comm.Comm) error {
+	onRank := func(c comm.Comm) (err error) {
 		own := *o
-		own.world = c
+		if own.world, err = o.slowed(c); err != nil {
+			return err
+		}
 		return bench(&own)
 	}
 	if slurm.Env().Tasks <= 1 {

@@ -39,7 +39,7 @@ var may = map[string]string{
 	"cmd/ulysses-mpi":     "job",
 	"capi":                "gdn sp tile cuda comm device tensor backends",
 	"capi/generate":       "",
-	"benchmarks":          "job model gdn sp comm cpu device tensor backends",
+	"benchmarks":          "job model gdn sp comm cpu device tensor backends testkit/slowlinks",
 	"backends":            "cpu cuda comm device tensor",
 	"dryrun":              "comm device tensor",
 	"checkpoint":          "tensor",
@@ -51,6 +51,7 @@ var may = map[string]string{
 	"testkit/tensorfile":  "tensor",
 	"testkit/mpitest":     "comm",
 	"testkit/near":        "",
+	"testkit/slowlinks":   "comm device tensor",
 	"testkit/need":        "",
 	"testkit/fake":        "cpu comm device tensor", // in tests alone
 	"testkit/devicetest":  "comm device backends testkit/cudatest testkit/fake",

@@ -1,0 +1,101 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"ulysses/comm"
+	"ulysses/cpu"
+	"ulysses/device"
+	"ulysses/internal/status"
+	"ulysses/tensor"
+	"ulysses/testkit/slowlinks"
+)
+
+// slowed returns c with the links of --link-latency and --link-bandwidth, or c without them.
+func (o *options) slowed(c comm.Comm) (comm.Comm, error) {
+	if o.links == (slowlinks.Links{}) {
+		return c, nil
+	}
+	return slowlinks.New(c, o.links, nil)
+}
+
+// overlap times matrix products and an all-to-all: each alone, one after the other, and with the
+// products between the start of the all-to-all and its wait.
+func overlap(o *options) error {
+	d, stream, err := opened(cpu.New(cpu.Options{Workers: max(1, o.threads/o.world.Size())}))
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	const side, products = 256, 32
+	size := int64(o.world.Size())
+	for _, bytes := range o.cases.AllToAll {
+		if o.words != "" && !slices.Contains(strings.Split(o.words, ","), fmt.Sprint(bytes)) {
+			continue
+		}
+		block := bytes / 4 / size
+		var a, b, c, src, dst tensor.Tensor
+		free, err := build(d, func(m arena) {
+			a, b, c = m.random(tensor.F32, side, side), m.random(tensor.F32, side, side), m.alloc(tensor.F32, side, side)
+			src, dst = m.random(tensor.F32, block*size), m.alloc(tensor.F32, block*size)
+		})
+		if err != nil {
+			return err
+		}
+		rows := make([]int64, size)
+		for j := range rows {
+			rows[j] = block
+		}
+		compute := func() error {
+			for range products {
+				if err := d.Gemm(stream, &device.Gemm{A: a, B: b, C: c}); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+		move := func() error { return o.world.AllToAll(stream, dst, src, rows, rows) }
+		for _, way := range []struct {
+			name string
+			run  func() error
+		}{{"computation", compute}, {"communication", move}, {"in turn", inOrder(move, compute)}, {"overlapped", func() error {
+			r, err := o.world.AllToAllStart(stream, dst, src, rows, rows)
+			if err != nil {
+				return err
+			}
+			return inOrder(compute, r.Wait)()
+		}}} {
+			if err := o.overlapWay(way.name, bytes, way.run); err != nil {
+				return err
+			}
+		}
+		free()
+	}
+	return nil
+}
+
+// overlapWay times one way on all ranks.
+func (o *options) overlapWay(name string, bytes int64, run func() error) error {
+	times, err := measure(o.repeat, func() { _ = o.world.Barrier() }, run)
+	if err != nil {
+		return err
+	}
+	if err := slowest(o.world, times); err != nil {
+		return err
+	}
+	if o.world.Rank() == 0 {
+		emit(name, times, "GB/s", float64(bytes), map[string]any{"bytes": bytes, "ranks": o.world.Size(), "threads": o.threads,
+			"latency_s": o.links.Latency.Seconds(), "bandwidth": o.links.Bandwidth})
+	}
+	return nil
+}
+
+// checkLinks returns an error unless both flags of the links are given, or none.
+func (o *options) checkLinks() error {
+	if (o.links.Bandwidth > 0) != (o.links.Latency > 0) || o.links.Bandwidth < 0 || o.links.Latency < 0 {
+		return status.Errorf(status.InvalidArgument, "--link-latency %v and --link-bandwidth %v: give both, above 0, or none", o.links.Latency, o.links.Bandwidth)
+	}
+	return nil
+}

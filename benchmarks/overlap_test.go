@@ -1,0 +1,38 @@
+package main
+
+import (
+	"io"
+	"os"
+	"strings"
+	"testing"
+
+	"ulysses/internal/status"
+)
+
+// The suite overlap runs over slow links and prints all four ways. Links without a latency or a
+// bandwidth are refused.
+func TestOverlap(t *testing.T) {
+	read, write, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout := os.Stdout
+	os.Stdout = write
+	err = run([]string{"overlap", "--ranks", "2", "--cases", "65536", "--repeat", "2", "--threads", "1", "--link-latency", "10us", "--link-bandwidth", "1e9"})
+	os.Stdout = stdout
+	write.Close()
+	text, _ := io.ReadAll(read)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, way := range []string{"computation", "communication", "in turn", "overlapped"} {
+		if strings.Count(string(text), `"case":"`+way+`"`) != 1 {
+			t.Errorf("no line of %q in:\n%s", way, text)
+		}
+	}
+	for _, flags := range [][]string{{"--link-latency", "10us"}, {"--link-bandwidth", "1e9"}, {"--link-bandwidth", "-1", "--link-latency", "1us"}} {
+		if err := run(append([]string{"overlap"}, flags...)); status.Of(err) != status.InvalidArgument {
+			t.Errorf("%v: %v", flags, err)
+		}
+	}
+}
