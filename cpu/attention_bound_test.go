@@ -90,3 +90,25 @@ func TestAttentionBoundIsArithmetic(t *testing.T) {
 		}
 	}
 }
+
+// Blocks of queries behind the last visible pair belong to the last split.
+func TestSplitsEndWithQueriesThatSeeNothing(t *testing.T) {
+	o, err := New(Options{Workers: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer o.Close()
+	d := o.(*Device)
+	for _, shift := range []int64{0, 100, 4000, 5000, -4900, -1 << 50, 1 << 50} {
+		for _, many := range []bool{false, true} {
+			if many {
+				manySplits(t)
+			}
+			x := tensor.Of(nil, tensor.F32, 5000, 2, 16)
+			a := device.Attention{Q: x, K: x, V: x, Causal: true, Window: &device.Window{Left: 50, Right: -1}, CuQ: []int64{0, 5000}, CuK: []int64{0, 5000}, Shift: []int64{shift}}
+			if l := d.planAttention(&a, true, nil); l.splits < 1 || l.splits > splitsFor(float64(l.pairs), 16, 16) {
+				t.Errorf("shift %d: %d splits for %d pairs", shift, l.splits, l.pairs)
+			}
+		}
+	}
+}

@@ -245,7 +245,8 @@ func (d *Device) planSplits(a *device.Attention, l *attentionLayout, memory unsa
 		if !continues && began < l.splits && l.largestGroup > 1 && !bf16 {
 			split.t0, split.t1, split.tail = allocate(from, max(from, endKey(&b, right)))
 		}
-		if more && float64(done) < float64(l.pairs)*float64(l.splits+1)/float64(want) {
+		// The last split also has the blocks behind the last visible pair.
+		if more && (l.splits+1 == want || float64(done) < float64(l.pairs)*float64(l.splits+1)/float64(want)) {
 			continue
 		}
 		if split.b1 = C.int64_t(i); continues {

@@ -253,10 +253,13 @@ func (p *Plan) describe(b *Batch, x *local, a *Args) {
 	c := &p.attention
 	c.Q, c.K, c.V, c.Out, c.LSE = tokens(x.q), tokens(x.k), tokens(x.v), tokens(x.out), tokens(x.lse).Select(2, 0)
 	c.CuQ, c.CuK = b.queries.cu, b.keys.cu
-	if !p.layer.Sinks || a == nil {
-		return
+	switch {
+	case !p.layer.Sinks:
+	case a == nil:
+		c.Sinks = p.sketch(tensor.F32, x.q.Shape[0])
+	default:
+		c.Sinks = p.ofHeads(a.Sinks)
 	}
-	c.Sinks = p.ofHeads(a.Sinks)
 }
 
 // options returns the arguments of the device's operation that are the same for all keys. a is nil
@@ -267,20 +270,30 @@ func (p *Plan) options(b *Batch, a *Args) device.Attention {
 		KVHead: p.kvHead, Causal: l.Causal, Window: l.Window, Scale: l.Scale, Softcap: l.Softcap, Dropout: l.Dropout, HeadAt: h.lo,
 		QuerySeq: b.queries.n, KeySeq: b.keys.n, BlockRows: l.BlockRows, BlockColumns: l.BlockColumns, Deterministic: l.Deterministic,
 	}
-	switch {
-	case a == nil && l.BlockRows > 0: // the sizes depend on whether there is a mask
-		c.BlockMask = tensor.Of(nil, tensor.U8, 1, ceil(b.queries.n, l.BlockRows), ceil(b.keys.n, l.BlockColumns))
-	case a == nil:
-	default:
-		c.Seed = a.Seed
+	if a == nil { // the sizes depend on which tensors there are
 		if l.ALiBi {
-			c.Slopes = p.ofHeads(a.Slopes)
+			c.Slopes = p.sketch(tensor.F32, h.n())
 		}
-		if c.BlockMask = a.BlockMask; l.BlockRows > 0 && a.BlockMask.Shape[0] > 1 {
-			c.BlockMask = p.ofHeads(a.BlockMask)
+		if l.BlockRows > 0 {
+			c.BlockMask = p.sketch(tensor.U8, 1, ceil(b.queries.n, l.BlockRows), ceil(b.keys.n, l.BlockColumns))
 		}
+		return c
+	}
+	c.Seed = a.Seed
+	if l.ALiBi {
+		c.Slopes = p.ofHeads(a.Slopes)
+	}
+	if c.BlockMask = a.BlockMask; l.BlockRows > 0 && a.BlockMask.Shape[0] > 1 {
+		c.BlockMask = p.ofHeads(a.BlockMask)
 	}
 	return c
+}
+
+// sketch returns a tensor without memory, for sizes.
+func (p *Plan) sketch(d tensor.DType, shape ...int64) tensor.Tensor {
+	t := tensor.Of(nil, d, shape...)
+	t.Where = p.dev.Info().Place
+	return t
 }
 
 // ceil returns ⌈n/d⌉.

@@ -265,11 +265,7 @@ func (p *Plan) Kernels() (forward, backward string, err error) {
 	}
 	l := p.layer
 	const rows = 128 // of a sequence of any length
-	of := func(dtype tensor.DType, shape ...int64) tensor.Tensor {
-		t := tensor.Of(nil, dtype, shape...)
-		t.Where = p.dev.Info().Place
-		return t
-	}
+	of := p.sketch
 	a := device.Attention{Q: of(l.DType, rows, l.Heads, l.Dim), K: of(l.DType, rows, l.KVHeads, l.Dim), V: of(l.DType, rows, l.KVHeads, l.VDim),
 		Out: of(l.DType, rows, l.Heads, l.VDim), LSE: of(tensor.F32, rows, l.Heads),
 		Causal: l.Causal, Window: l.Window, Scale: l.Scale, Softcap: l.Softcap, Dropout: l.Dropout, Deterministic: l.Deterministic, Carry: p.ring > 1}

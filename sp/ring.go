@@ -59,18 +59,22 @@ func (p *Plan) ringBuffers(b *Batch, x *local, c *device.Allocator, backward boo
 		}
 		r.received = bytes(sent, f32)
 	}
-	r.workspace = c.Take(tensor.U8, p.callWorkspace(b, hq, hkv, sch.callQueries, sch.callKeys, backward))
+	bytesOfCall := p.callWorkspace(b, hq, hkv, sch.callQueries, sch.callKeys, backward)
+	if backward && l.Sinks {
+		bytesOfCall = max(bytesOfCall, p.callWorkspace(b, hq, hkv, x.q.Shape[2], 0, true)) // backSinks
+	}
+	r.workspace = c.Take(tensor.U8, bytesOfCall)
 }
 
 // callWorkspace returns the workspace of calls with at most so many queries and keys.
 func (p *Plan) callWorkspace(b *Batch, hq, hkv, queries, keys int64, backward bool) int64 {
-	l := &p.layer
-	of := func(d tensor.DType, shape ...int64) tensor.Tensor {
-		t := tensor.Of(nil, d, shape...)
-		t.Where = p.dev.Info().Place
-		return t
-	}
+	l, of := &p.layer, p.sketch
 	a := p.options(b, nil)
+	if backward && l.Sinks {
+		a.Sinks = of(tensor.F32, hq)
+	}
+	a.Shift = []int64{}               // any shifts
+	a.QueryAt = max(0, l.BlockRows-1) // from there, queries are in the most rows of a block mask
 	a.Q, a.K, a.V = of(l.DType, queries, hq, l.Dim), of(l.DType, keys, hkv, l.Dim), of(l.DType, keys, hkv, l.VDim)
 	a.Out, a.LSE = of(l.DType, queries, hq, l.VDim), of(tensor.F32, queries, hq)
 	if a.Carry = !backward; a.Carry {
@@ -148,10 +152,12 @@ func (p *Plan) eachBlock(b *Batch, x *local, i int, f func(block *ringBlock, k, 
 	for _, from := range step.from {
 		for j := range from.blocks {
 			block := &from.blocks[j]
-			k, v := x.k.Slice(2, block.rows.lo, block.rows.hi), x.v.Slice(2, block.rows.lo, block.rows.hi)
+			var k, v tensor.Tensor
 			end := at
 			if i > 0 {
 				k, v, end = p.keysIn(p.ringPass.recv[i%2], p.layer.DType, at, b, block.rows.n())
+			} else {
+				k, v = x.k.Slice(2, block.rows.lo, block.rows.hi), x.v.Slice(2, block.rows.lo, block.rows.hi)
 			}
 			if err := f(block, k, v, at); err != nil {
 				return err
@@ -304,9 +310,11 @@ func (p *Plan) backStep(s device.Stream, b *Batch, a *Args, g *Grads, x, d *loca
 		}
 	}
 	err := p.eachBlock(b, x, i, func(block *ringBlock, k, v tensor.Tensor, at int64) error {
-		dk, dv := r.dk.Slice(2, block.rows.lo, block.rows.hi), r.dv.Slice(2, block.rows.lo, block.rows.hi)
+		var dk, dv tensor.Tensor
 		if i > 0 {
 			dk, dv, _ = p.keysIn(r.returned[i%2], tensor.F32, at, b, block.rows.n())
+		} else {
+			dk, dv = r.dk.Slice(2, block.rows.lo, block.rows.hi), r.dv.Slice(2, block.rows.lo, block.rows.hi)
 		}
 		for j := range block.calls {
 			if err := p.backCall(s, b, a, g, x, d, &block.calls[j], k, v, dk, dv); err != nil {
