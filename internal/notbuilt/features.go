@@ -41,7 +41,7 @@ var Areas = []Area{
 }
 
 var (
-	Ring = &Feature{Name: "ring attention", Names: []string{"ring", "zigzag"}, Where: "`parallel.ring` above 1; in C, `ring` of a context and `ULYSSES_ZIGZAG` of a batch",
+	Ring = &Feature{Name: "ring attention", Names: []string{"ring", "zigzag"}, Where: "`parallel.ring` above 1 in jobs of kind attention; in C, `ring` of a context and `ULYSSES_ZIGZAG` of a batch",
 		Instead: "`parallel.ulysses` shards sequences over any number of ranks"}
 	ModelParallelism = &Feature{Name: "tensor and pipeline parallelism", Where: "keys of other trainers such as `tensor_parallel` and `pp_size`", Many: true,
 		Instead: "set parallel.ulysses for long sequences and parallel.zero = 3 to shard weights"}

@@ -50,6 +50,8 @@ var missing = []rule{
 var conflicts = []rule{
 	{"model.path", func(j *Job) bool { return j.Model.Path != "" && len(j.Model.New) > 0 },
 		"set together with [model.new]; remove one (--set model.new={} removes the table)"},
+	{"parallel.ring", func(j *Job) bool { return j.Parallel.Ring > 1 && j.Kind == "gdn" },
+		"the gated delta rule has no ring; set parallel.ring = 1, and gdn.strategy chooses how ranks share a sequence"},
 	{"data.text_field", func(j *Job) bool { return j.Data.TextField == "" }, "empty; name the field of a .jsonl line that has the text"},
 	{"data.budget", func(j *Job) bool { return j.Data.Budget > 0 && j.Data.Pack },
 		"data.budget needs whole documents, and data.pack splits them; set data.pack = false"},
@@ -104,7 +106,7 @@ var onlyModels = []string{"tile.mlp", "tile.loss", "memory.block_input", "memory
 
 // refusals has the rules on valid values that are not supported. The job is refused.
 var refusals = []rule{
-	{"parallel.ring", func(j *Job) bool { return j.Parallel.Ring > 1 }, notbuilt.Ring.Text("set parallel.ring = 1")},
+	{"parallel.ring", func(j *Job) bool { return j.Parallel.Ring > 1 && j.Kind == "attention" }, notbuilt.Ring.Text("set parallel.ring = 1")},
 	{"device.comm", func(j *Job) bool {
 		return (j.Device.Comm == "nccl" || j.Device.Comm == "ipc") && j.Device.Backend == "cpu"
 	},

@@ -263,8 +263,9 @@ func TestFaults(t *testing.T) {
 				`:13: checkpoint.dir = "../x": not inside output.dir`, ":15: output.trace = [4, 2]: not a range of steps", ":18: optimizer.min_lr = 0.0001: larger"}},
 		{name: "checkpoints in a file", code: status.InvalidConfig, src: base + "[checkpoint]\ndir = \"./metrics.jsonl/x\"\n", want: []string{`:6: checkpoint.dir = "./metrics.jsonl/x": the run writes a file`}},
 		{name: "a budget for split documents", code: status.InvalidConfig, src: base + "budget = 4000\n", want: []string{":5: data.budget = 4000: data.budget needs whole documents", ":5: data.budget = 4000: smaller than data.sequence"}},
-		{name: "refusals", code: status.Unsupported, src: base + "tokenizer = \"bytes\"\n[parallel]\nring = 2\nzero = 3\n[device]\nbackend = \"cpu\"\ncomm = \"nccl\"\n",
-			want: []string{":7: parallel.ring = 2", ":11: device.comm"}},
+		{name: "refusals", code: status.Unsupported, src: "kind = \"attention\"\n[attention]\ninput = \"a\"\noutput = \"b\"\n[parallel]\nring = 2\n[device]\nbackend = \"cpu\"\ncomm = \"nccl\"\n",
+			want: []string{":6: parallel.ring = 2", ":9: device.comm"}},
+		{name: "a ring of recurrent states", code: status.InvalidConfig, src: "kind = \"gdn\"\n[gdn]\ninput = \"a\"\noutput = \"b\"\n[parallel]\nring = 2\n", want: []string{":6: parallel.ring = 2: the gated delta rule has no ring"}},
 		{name: "memory", code: status.InvalidConfig, src: base + "[memory]\nblock_input = \"keep\"\nsegment = 2\nattention = \"recompute\"\nqkv = \"offload\"\nhost = -1\n",
 			want: []string{`:6: memory.block_input = "keep": memory.segment above 1`, `:8: memory.attention = "recompute": recomputing attention includes queries, keys and values`, ":10: memory.host = -1"}},
 		{name: "one layer a segment", code: status.InvalidConfig, src: base + "[memory]\nblock_input = \"recompute\"\nsegment = 1\n", want: []string{"with memory.segment = 1 nothing is recomputed"}},
@@ -274,15 +275,15 @@ func TestFaults(t *testing.T) {
 		{name: "gdn", code: status.InvalidConfig, src: "kind = \"gdn\"\n", want: []string{"gdn.input: missing", "gdn.output: missing"}},
 		{name: "gdn over its input", code: status.InvalidConfig, src: "kind = \"gdn\"\n[gdn]\ninput = \"a\"\noutput = \"a\"\n", want: []string{"the same file as gdn.input"}},
 		{name: "gdn chunk", code: status.InvalidConfig, src: "kind = \"gdn\"\n[gdn]\ninput = \"a\"\noutput = \"b\"\nchunk = 8\n", want: []string{":5: gdn.chunk = 8: must be at least 16"}},
-		{name: "mixed", code: status.InvalidConfig, src: base + "[parallel]\nring = 2\n[tile]\nmpl = 3\n", want: []string{":6: parallel.ring", ":8: tile.mpl"}},
+		{name: "mixed", code: status.InvalidConfig, src: base + "[device]\nbackend = \"cpu\"\ncomm = \"nccl\"\n[tile]\nmpl = 3\n", want: []string{":7: device.comm", ":9: tile.mpl"}},
 		{name: "attention keys in training", code: status.InvalidConfig, src: base + "[attention]\nwindow = [8, 0]\nscale = 0.0\n", want: []string{":6: attention.window = [8, 0]: no effect"}},
 		{name: "tiles without a model", code: status.InvalidConfig, src: "kind = \"attention\"\n[attention]\ninput = \"a\"\noutput = \"b\"\n[tile]\nmlp = 64\nloss = \"auto\"\n",
 			want: []string{`:6: tile.mlp = "64": no effect with kind = "attention"`}},
 		{name: "environment", code: status.InvalidConfig, src: base + "[output]\ndir = \"${NOWHERE}/x${EMPTY}${a b}\"\n", want: []string{`:6: output.dir: "${a b}" is not of the form ${NAME}, environment variable NOWHERE is not set`}},
-		{name: "sets", code: status.InvalidConfig, src: base, sets: []string{"data.sequnce=3", "seed", "=1", "seed=-1", "data.batch=many", "parallel.ring=2", "data={path=3, sequence=0}", "train.steps.x=1", "output.dir=${NO}"},
+		{name: "sets", code: status.InvalidConfig, src: base, sets: []string{"data.sequnce=3", "seed", "=1", "seed=-1", "data.batch=many", "data={path=3, sequence=0}", "train.steps.x=1", "output.dir=${NO}"},
 			want: []string{"--set data.sequnce=3: data.sequnce: unknown key; did you mean data.sequence?", "--set seed: not table.key=value", "--set =1: not table.key=value", "--set seed=-1: seed = -1: must be at least 0",
 				`--set data.batch=many: data.batch = "many": an integer`, "--set data={path=3, sequence=0}: data.path = 3: a list of strings", "--set data={path=3, sequence=0}: data.sequence = 0",
-				"--set train.steps.x=1: train.steps = a table: an integer", "--set output.dir=${NO}: output.dir: environment variable NO is not set", "--set parallel.ring=2: parallel.ring = 2: ring"}},
+				"--set train.steps.x=1: train.steps = a table: an integer", "--set output.dir=${NO}: output.dir: environment variable NO is not set"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			_, err := parse(c.src, c.sets...)
@@ -410,9 +411,9 @@ func FuzzParse(f *testing.F) {
 }
 
 func ExampleParse() {
-	_, err := Parse([]byte("[data]\nsequnce = 8\n[parallel]\nring = 2\n"), "job.toml", []string{"kind=eval", "model.path=m", "eval.path=x.txt"}, nil)
+	_, err := Parse([]byte("[data]\nsequnce = 8\n[device]\nbackend = \"cpu\"\ncomm = \"nccl\"\n"), "job.toml", []string{"kind=eval", "model.path=m", "eval.path=x.txt"}, nil)
 	fmt.Println(err)
 	// Output:
 	// job.toml:2: data.sequnce: unknown key; did you mean data.sequence?
-	// job.toml:4: parallel.ring = 2: ring attention is not built; set parallel.ring = 1
+	// job.toml:5: device.comm = "nccl": only for GPU memory, and device.backend is "cpu"; set device.comm = "auto", "mpi" or "local"
 }

@@ -1,0 +1,57 @@
+package job
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"math"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// Jobs on a ring have PyTorch's losses and weights: ulysses x ring, with packed documents, more
+// ranks than heads, ZeRO, recomputation and linear attention, whose tokens stay in order.
+func TestRingGoldens(t *testing.T) {
+	cases := readGoldens(t, "train")
+	for dir, c := range cases {
+		for _, m := range []struct {
+			name          string
+			ranks         int
+			ulysses, ring int
+			sets          string
+		}{
+			{"llama-sgd-packed", 2, 1, 2, ""}, {"llama-sgd-packed", 6, 2, 3, "parallel.zero=3"}, {"qwen2-sgd-plain", 4, 1, 4, "parallel.zero=1"},
+			{"qwen3-sgd-packed", 4, 2, 2, "parallel.zero=3"}, {"qwen3-sgd-packed", 4, 2, 2, "memory.qkv=recompute"}, {"qwen3-adamw-packed", 8, 4, 2, "parallel.zero=2"},
+			{"qwen3-sgd-packed", 4, 2, 2, "memory.attention=recompute memory.block_input=keep"}, {"qwen3-sgd-ignored", 3, 1, 3, "parallel.overlap=on"},
+			{"qwen3_5-sgd-packed", 4, 2, 2, "parallel.zero=3"}, {"qwen3_5-adamw-packed", 2, 1, 2, ""}, {"qwen3_5-sgd-packed", 4, 2, 2, "gdn.strategy=state"},
+		} {
+			if m.name != c.Name {
+				continue
+			}
+			t.Run(fmt.Sprintf("%s, %d x %d %s", m.name, m.ulysses, m.ring, m.sets), func(t *testing.T) {
+				sets := append([]string{fmt.Sprintf("parallel.ulysses=%d", m.ulysses), fmt.Sprintf("parallel.ring=%d", m.ring)}, strings.Fields(m.sets)...)
+				trainGolden(t, dir, c, m.ranks, sets...)
+				var stderr bytes.Buffer
+				o := Options{Path: filepath.Join(dir, c.Job), Sets: append(sets, "output.dir="+t.TempDir()), Ranks: m.ranks, Verbose: true, Stdout: io.Discard, Stderr: &stderr}
+				if err := Verify(o); err != nil {
+					t.Error(err, stderr.String())
+				}
+			})
+		}
+	}
+}
+
+// The losses of a ring are those of one rank within the rounding of F32.
+func TestRingLosses(t *testing.T) {
+	path := filepath.Join(goldens, "qwen3-sgd-packed", "job.toml")
+	want, _ := trained(t, path, 1, "parallel.ulysses=1")
+	for _, m := range [][2]int{{1, 2}, {2, 2}, {1, 3}, {1, 8}, {4, 2}} {
+		got, _ := trained(t, path, m[0]*m[1], fmt.Sprintf("parallel.ulysses=%d", m[0]), fmt.Sprintf("parallel.ring=%d", m[1]))
+		for i := range want {
+			if d := math.Abs(got[i] - want[i]); !(d <= 2e-6*want[i]) {
+				t.Errorf("ulysses %d x ring %d: step %d: loss %v, on one rank %v", m[0], m[1], i+1, got[i], want[i])
+			}
+		}
+	}
+}
