@@ -42,7 +42,7 @@ func TestRingGoldens(t *testing.T) {
 	}
 }
 
-// The losses of a ring are those of one rank within the rounding of F32.
+// The losses of a ring are the losses of one rank, within the rounding of F32.
 func TestRingLosses(t *testing.T) {
 	path := filepath.Join(goldens, "qwen3-sgd-packed", "job.toml")
 	want, _ := trained(t, path, 1, "parallel.ulysses=1")

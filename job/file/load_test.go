@@ -411,9 +411,9 @@ func FuzzParse(f *testing.F) {
 }
 
 func ExampleParse() {
-	_, err := Parse([]byte("[data]\nsequnce = 8\n[device]\nbackend = \"cpu\"\ncomm = \"nccl\"\n"), "job.toml", []string{"kind=eval", "model.path=m", "eval.path=x.txt"}, nil)
+	_, err := Parse([]byte("[data]\nsequnce = 8\n[parallel]\nzero = 4\n"), "job.toml", []string{"kind=eval", "model.path=m", "eval.path=x.txt"}, nil)
 	fmt.Println(err)
 	// Output:
 	// job.toml:2: data.sequnce: unknown key; did you mean data.sequence?
-	// job.toml:5: device.comm = "nccl": only for GPU memory, and device.backend is "cpu"; set device.comm = "auto", "mpi" or "local"
+	// job.toml:4: parallel.zero = 4: must be at most 3
 }
