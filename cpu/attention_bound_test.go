@@ -36,6 +36,14 @@ func TestAttentionBound(t *testing.T) {
 		if r.IntN(2) == 0 {
 			a.Window = &device.Window{Left: r.Int64N(500) - 100, Right: r.Int64N(500) - 100}
 		}
+		if r.IntN(3) == 0 {
+			a.Slopes, a.Softcap = tensor.Of(nil, tensor.F32, heads*group), float64(r.IntN(2))
+		}
+		if r.IntN(3) == 0 {
+			a.BlockRows, a.BlockColumns, a.QuerySeq, a.KeySeq = 1+r.Int64N(200), 64, tq, tk
+			a.BlockMask = tensor.Of(nil, tensor.U8, 1, ceilDiv(tq, a.BlockRows), ceilDiv(tk, 64))
+		}
+		shifts := r.IntN(3) == 0
 		docs := []int{1, 2, 3, 11, int(min(tq, tk))}[r.IntN(5)]
 		for _, backward := range []bool{false, true} {
 			bound := a
@@ -43,11 +51,17 @@ func TestAttentionBound(t *testing.T) {
 			if tk == tq && r.IntN(2) == 0 {
 				a.CuK = a.CuQ
 			}
-			if n, most := o.AttentionWorkspace(&a, backward), o.AttentionWorkspace(&bound, backward); n > most {
-				t.Fatalf("%v, %d x %d, %d documents, %d x %d heads, D %d, Dv %d, causal %v, window %v, backward %v: %d bytes, bound %d",
-					dtype, tq, tk, docs, heads, group, dim, dv, a.Causal, a.Window, backward, n, most)
+			if shifts {
+				a.Shift, bound.Shift = make([]int64, docs), []int64{}
+				for i := range a.Shift {
+					a.Shift[i] = r.Int64N(2*tk) - tk
+				}
 			}
-			a.CuQ, a.CuK = nil, nil
+			if n, most := o.AttentionWorkspace(&a, backward), o.AttentionWorkspace(&bound, backward); n > most {
+				t.Fatalf("%v, %d x %d, documents %v and %v, %d x %d heads, D %d, Dv %d, causal %v, window %v, shifts %v, blocks of %d, backward %v: %d bytes, bound %d",
+					dtype, tq, tk, a.CuQ, a.CuK, heads, group, dim, dv, a.Causal, a.Window, a.Shift, a.BlockRows, backward, n, most)
+			}
+			a.CuQ, a.CuK, a.Shift = nil, nil, nil
 		}
 	}
 }

@@ -19,6 +19,7 @@ func queryHeads(t *testing.T, d *Device, g *device.AttentionGrad, lo, hi int64) 
 	s := *g
 	s.Q, s.Out, s.LSE, s.DOut, s.DQ = of(g.Q), of(g.Out), of(g.LSE), of(g.DOut), of(g.DQ)
 	s.DK, s.DV = own(g.DK), own(g.DV)
+	sliceOptions(&s, lo, hi)
 	s.Workspace = workspace(t, d, &s.Attention)
 	return &s
 }
@@ -45,7 +46,7 @@ func TestAttentionGroups(t *testing.T) {
 							manySplits(t)
 						}
 						c.cuK, c.heads, c.kvHeads, c.headMajor = c.cuQ, group, 1, true
-						testGroup(t, &c, open(t, isa, 2))
+						testGroup(t, &c, open(t, isa, 2), "")
 					})
 				}
 			}
@@ -53,14 +54,16 @@ func TestAttentionGroups(t *testing.T) {
 	}
 }
 
-func testGroup(t *testing.T, c *attentionCase, d *Device) {
+// testGroup runs a case with options, see withOptions.
+func testGroup(t *testing.T, c *attentionCase, d *Device, how string) {
 	g := c.make(t, d)
+	withOptions(t, d, g, how)
 	both(t, d, g)
 	sums := func(lo, hi int64) *device.AttentionGrad {
 		s := queryHeads(t, d, g, lo, hi)
-		before := hash(s.Out, s.DQ)
+		before := hash(s.Out, s.DQ, forHash(s.DSinks), forHash(s.DSlopes))
 		both(t, d, s)
-		if hash(s.Out, s.DQ) != before {
+		if hash(s.Out, s.DQ, forHash(s.DSinks), forHash(s.DSlopes)) != before {
 			t.Fatalf("out or dq of query heads [%d, %d) differ if they are computed alone", lo, hi)
 		}
 		return s

@@ -40,18 +40,20 @@ func TestVisiblePairs(t *testing.T) {
 			for left := int64(-1); left <= 4; left++ {
 				for right := int64(-1); right <= 4; right++ {
 					for _, causal := range []bool{false, true} {
-						want := 0.0
-						for i := range sq {
-							for j := range sk {
-								at := i + sk - sq
-								if (!causal || j <= at) && (left < 0 || j >= at-left) && (right < 0 || j <= at+right) {
-									want++
+						for _, shift := range []int64{sk - sq, 0, 3, -2, 100, -100} {
+							want := 0.0
+							for i := range sq {
+								for j := range sk {
+									at := i + shift
+									if (!causal || j <= at) && (left < 0 || j >= at-left) && (right < 0 || j <= at+right) {
+										want++
+									}
 								}
 							}
-						}
-						a := device.Attention{Causal: causal, Window: &device.Window{Left: left, Right: right}}
-						if got := visiblePairs(&a, sq, sk); got != want {
-							t.Errorf("%d queries, %d keys, window [%d, %d], causal %v: %v pairs, want %v", sq, sk, left, right, causal, got, want)
+							a := device.Attention{Causal: causal, Window: &device.Window{Left: left, Right: right}}
+							if got := visiblePairs(&a, sq, sk, shift); got != want {
+								t.Errorf("%d queries, %d keys, window [%d, %d], causal %v, shift %d: %v pairs, want %v", sq, sk, left, right, causal, shift, got, want)
+							}
 						}
 					}
 				}
@@ -59,8 +61,8 @@ func TestVisiblePairs(t *testing.T) {
 		}
 	}
 	a := device.Attention{Causal: true}
-	if n := int64(1) << 31; visiblePairs(&a, n, n) != float64(n)*float64(n+1)/2 {
-		t.Errorf("%v pairs of 2^31 tokens", visiblePairs(&a, n, n))
+	if n := int64(1) << 31; visiblePairs(&a, n, n, 0) != float64(n)*float64(n+1)/2 {
+		t.Errorf("%v pairs of 2^31 tokens", visiblePairs(&a, n, n, 0))
 	}
 }
 
@@ -95,6 +97,11 @@ func TestWork(t *testing.T) {
 		{"a product by its arithmetic", fast, 2 * 2 * 3 * 5, func(d *Device, s device.Stream) error { return d.Gemm(s, g) }},
 		{"a product by the least time", tiny, 3, func(d *Device, s device.Stream) error { return d.Gemm(s, g) }},
 		{"attention of two documents", fast, 2 * 7 * 6 * 16, func(d *Device, s device.Stream) error { return d.AttentionForward(s, &a) }},
+		{"attention with shifts", fast, 2 * 9 * 6 * 16, func(d *Device, s device.Stream) error {
+			b := a
+			b.Shift = []int64{5, 1} // of rows: the first query sees its key, the others 2 + 3 + 3 keys
+			return d.AttentionForward(s, &b)
+		}},
 		{"its backward", fast, 5 * 7 * 6 * 16, func(d *Device, s device.Stream) error {
 			return d.AttentionBackward(s, &device.AttentionGrad{Attention: a})
 		}},

@@ -123,35 +123,42 @@ func or(rate, other float64) float64 {
 }
 
 // attentionFlops returns the FLOP of attention's forward pass: two products for each pair of a
-// query with a visible key.
+// query with a visible key. A block mask counts as if it hid none, because its memory is absent.
 func attentionFlops(a *device.Attention) float64 {
 	pairs := 0.0
 	if a.CuQ == nil {
-		pairs = visiblePairs(a, a.Q.Shape[0], a.K.Shape[0])
+		sq, sk := a.Q.Shape[0], a.K.Shape[0]
+		pairs = visiblePairs(a, sq, sk, sk-sq)
 	}
 	for i := 1; i < len(a.CuQ); i++ {
-		pairs += visiblePairs(a, a.CuQ[i]-a.CuQ[i-1], a.CuK[i]-a.CuK[i-1])
+		sq, sk := a.CuQ[i]-a.CuQ[i-1], a.CuK[i]-a.CuK[i-1]
+		shift := sk - sq
+		if a.Shift != nil { // in rows of the call; here it is in tokens of the document
+			shift = a.Shift[i-1] + a.CuQ[i-1] - a.CuK[i-1]
+		}
+		pairs += visiblePairs(a, sq, sk, shift)
 	}
 	return 2 * pairs * float64(a.Q.Shape[1]) * float64(a.Q.Shape[2]+a.V.Shape[2])
 }
 
 // visiblePairs returns the number of pairs of a query with a visible key in a document of sq
-// queries and sk keys: all sq·sk pairs, minus the keys after the last and before the first visible
-// key of each query.
-func visiblePairs(a *device.Attention, sq, sk int64) float64 {
+// queries and sk keys, in which query i is aligned with key i + shift: all sq·sk pairs, minus the
+// keys after the last and before the first visible key of each query.
+func visiblePairs(a *device.Attention, sq, sk, shift int64) float64 {
 	left, right := int64(-1), int64(-1)
 	if w := a.Window; w != nil {
-		left, right = w.Left, w.Right
+		const wide = 1 << 60 // sums with it do not overflow
+		left, right = min(w.Left, wide), min(w.Right, wide)
 	}
 	if a.Causal && (right < 0 || right > 0) {
 		right = 0
 	}
 	pairs := float64(sq) * float64(sk)
-	if right >= 0 { // keys from i + sk - sq + right + 1 on are not visible to query i
-		pairs -= triangle(sq, sk, sq-right-1)
+	if right >= 0 { // keys from i + shift + right + 1 on are not visible to query i
+		pairs -= triangle(sq, sk, sk-shift-right-1)
 	}
 	if left >= 0 { // the same, counted from the last query and the last key
-		pairs -= triangle(sq, sk, sk-left-1)
+		pairs -= triangle(sq, sk, sq-1+shift-left)
 	}
 	return max(0, pairs)
 }
