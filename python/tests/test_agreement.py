@@ -120,6 +120,12 @@ def scatter_heads(shape=(1, ROWS, 4, 8), dtype=np.float32, **options):
     )
 
 
+def scatter_qkv(shape=(1, ROWS, 12), dtype=np.float32, **options):
+    return lambda ctx: ulysses.gather_seq_scatter_heads_qkv(
+        x(*shape, dtype=dtype), 1, context=ctx, **options
+    )
+
+
 def scatter_seq(shape=(1, 2 * ROWS, 2, 8), **options):
     return lambda ctx: ulysses.gather_heads_scatter_seq(x(*shape), 2, 1, context=ctx, **options)
 
@@ -230,7 +236,21 @@ ENTRIES = {
             scatter_heads(dtype=np.float64),
             scatter_heads(padded=False),
             scatter_heads(unpadded_dim_size=7),
+            lambda ctx: ulysses.gather_seq_scatter_heads([x(1, ROWS, 4, 8)], 1, 2, context=ctx),
             lambda ctx: ulysses.gather_seq_scatter_heads(None, 1, 2, context=ctx),
+        ],
+    ),
+    "gather_seq_scatter_heads_qkv": (
+        scatter_qkv(),
+        [
+            scatter_qkv((1, ROWS + 1, 12)),
+            scatter_qkv((1, ROWS, 18)),
+            scatter_qkv((1, ROWS, 10)),
+            scatter_qkv(dtype=np.float64),
+            scatter_qkv(padded=False),
+            scatter_qkv(unpadded_dim_size=7),
+            scatter_qkv(restore_shape=False),
+            lambda ctx: ulysses.gather_seq_scatter_heads_qkv(None, 1, context=ctx),
         ],
     ),
     "gather_heads_scatter_seq": (

@@ -81,6 +81,106 @@ class Reshard(unittest.TestCase):
 
         contexts(2, body)
 
+    def test_several_in_one_call(self):
+        """Arrays with different heads, features and axes, in one all-to-all, there and back."""
+
+        def body(ctx, calls):
+            p = ctx.size
+            q = np.arange(2 * 7 * 4 * p * 3, dtype=np.float32).reshape(2, 7, 4 * p, 3)
+            k = np.arange(2 * 7 * p * 5, dtype=np.float32).reshape(2, 7, p, 5) + 0.5
+            b = np.arange(2 * 7 * 2 * p, dtype=np.float32).reshape(2, 7, 2 * p) + 0.25
+            for pad in (True, False):
+                whole = [padded(x, 1, p) if pad else x for x in (q, k, b)]
+                shards = [local(x, ctx, 1) for x in whole]
+                before = len(calls)
+                got = ulysses.gather_seq_scatter_heads(shards, 1, 2, 7, padded=pad, context=ctx)
+                self.assertEqual(calls[before:], ["ulysses_seq_to_heads"])
+                self.assertIsInstance(got, tuple)
+                for y, x in zip(got, (q, k, b)):
+                    np.testing.assert_array_equal(y, local(x, ctx, 2))
+                request = ulysses.gather_heads_scatter_seq(got, 2, 1, True, padded=pad, context=ctx)
+                for y, x in zip(request.wait(), shards):
+                    np.testing.assert_array_equal(y, x)
+            one = ulysses.gather_seq_scatter_heads(
+                [local(q, ctx, 1)], 1, 2, 7, padded=False, context=ctx
+            )
+            self.assertEqual(len(one), 1)
+
+        for size in (1, 2, 3, 4):
+
+            def counted(ctx):
+                calls, call = [], ctx._call
+                ctx._call = lambda name, *args: (
+                    calls.append(name) if "_workspace" not in name and "seq" in name else None,
+                    call(name, *args),
+                )[1]
+                body(ctx, calls)
+
+            with self.subTest(ranks=size):
+                contexts(size, counted)
+
+    def test_qkv(self):
+        """[q | k | v] in the last axis equals three calls, for any axis of tokens and any padding.
+
+        By tokens again, the gradient has zeros for the padding.
+        """
+        for size in (1, 2, 3, 4):
+            for shape, seq in (((2, 7), 1), ((7, 2), 0), ((7,), 0), ((2, 3, 8), 2), ((5, 2, 3), 0)):
+                c = 2 * size
+                x = np.arange(np.prod(shape) * 3 * c, dtype=np.float32).reshape(*shape, 3 * c)
+                n, parts = shape[seq], np.split(x, 3, -1)
+
+                def body(ctx):
+                    want = [local(p, ctx, len(shape)) for p in parts]
+                    for pad in (True, False):
+                        shard = local(padded(x, seq, size) if pad else x, ctx, seq)
+                        for restore in (True, False):
+                            joined = (np.concatenate if restore else np.stack)(
+                                want, -1 if restore else -2
+                            )
+                            for sync in (False, True):
+                                got = ulysses.gather_seq_scatter_heads_qkv(
+                                    shard, seq, n, restore, sync, padded=pad, context=ctx
+                                )
+                                got = got.wait() if sync else got
+                                np.testing.assert_array_equal(got, joined)
+                    if n % size == 0:  # without unpadded_dim_size there is no padding
+                        got = ulysses.gather_seq_scatter_heads_qkv(
+                            local(x, ctx, seq), seq, context=ctx
+                        )
+                        np.testing.assert_array_equal(got, np.concatenate(want, -1))
+
+                with self.subTest(ranks=size, shape=shape):
+                    contexts(size, body)
+
+    def test_refusals_of_several(self):
+        x = np.zeros((1, 4, 4, 2), np.float32)
+
+        def body(ctx):
+            heads, seq = ulysses.gather_seq_scatter_heads, ulysses.gather_heads_scatter_seq
+            qkv = ulysses.gather_seq_scatter_heads_qkv
+            for words, call in (
+                ("0 arrays", lambda: heads([], 1, 2, context=ctx)),
+                ("17 arrays", lambda: heads([x] * 17, 1, 2, context=ctx)),
+                (r"x\[1\] is int", lambda: heads([x, 3], 1, 2, context=ctx)),
+                ("one dtype", lambda: heads([x, x.astype(np.int64)], 1, 2, context=ctx)),
+                ("same tokens", lambda: heads([x, x[:, :2]], 1, 2, context=ctx)),
+                ("same sequences", lambda: heads([x, x.repeat(3, 0)], 1, 2, context=ctx)),
+                ("3 heads on 2 ranks", lambda: heads([x, x[:, :, :3]], 1, 2, context=ctx)),
+                ("leave it 0", lambda: seq([x, x], 2, 1, heads=8, context=ctx)),
+                ("8 features", lambda: qkv(x[..., 0].repeat(2, -1), 1, context=ctx)),
+                ("3 features", lambda: qkv(x[..., :3, 0], 1, context=ctx)),
+                ("0 features", lambda: qkv(x[..., 0, :0], 1, context=ctx)),
+                ("two different axes", lambda: qkv(x, 3, context=ctx)),
+                ("padded=False", lambda: qkv(np.zeros((4, 6), "f"), 0, padded=False, context=ctx)),
+                ("unpadded_dim_size 11", lambda: qkv(np.zeros((4, 6), "f"), 0, 11, context=ctx)),
+                ("is not an array", lambda: qkv([x], 1, context=ctx)),
+            ):
+                with self.subTest(words), self.assertRaisesRegex(ulysses.InvalidArgument, words):
+                    call()
+
+        contexts(2, body)
+
     def test_refusals(self):
         x = np.zeros((1, 4, 4, 2), np.float32)
         with ulysses.Context() as ctx:

@@ -131,6 +131,59 @@ class Torch(unittest.TestCase):
         for size in (1, 2, 3):
             contexts(size, body)
 
+    def test_reshards_of_several(self):
+        """Gradients of several tensors in one call, also where a result has no gradient."""
+
+        def body(ctx):
+            p = ctx.size
+            g = torch.Generator().manual_seed(3)  # the same values on all ranks
+            q = torch.randn(2, 7, 2 * p, 3, generator=g)
+            k = torch.randn(2, 7, p, 5, generator=g)
+            w = torch.randn(2, 7, 2 * p, 3, generator=g)
+            pad = (0, 0, 0, 0, 0, -7 % p)
+            for async_op in (False, True):
+                shards = [
+                    local(torch.nn.functional.pad(t, pad), ctx, 1).clone().requires_grad_()
+                    for t in (q, k)
+                ]
+                y = ulysses.gather_seq_scatter_heads(shards, 1, 2, 7, async_op, context=ctx)
+                y = y.wait() if async_op else y
+                for got, want in zip(y, (q, k)):
+                    torch.testing.assert_close(got, local(want, ctx, 2), rtol=0, atol=0)
+                (y[0] * local(w, ctx, 2)).sum().backward()
+                for got, want in zip(shards, (w, torch.zeros_like(k))):
+                    want = local(torch.nn.functional.pad(want, pad), ctx, 1)
+                    torch.testing.assert_close(got.grad, want, rtol=0, atol=0)
+
+        for size in (1, 2, 3):
+            contexts(size, body)
+
+    def test_reshard_of_qkv(self):
+        """The gradient of padding is zero, for both shapes of the result."""
+
+        def body(ctx):
+            p = ctx.size
+            g = torch.Generator().manual_seed(5)  # the same values on all ranks
+            x = torch.randn(2, 7, 6 * p, generator=g)
+            w = torch.randn(2, 7, 6 * p, generator=g)
+            pad = (0, 0, 0, -7 % p)
+            for restore in (True, False):
+                for async_op in (False, True):
+                    shard = local(torch.nn.functional.pad(x, pad), ctx, 1).clone().requires_grad_()
+                    y = ulysses.gather_seq_scatter_heads_qkv(
+                        shard, 1, 7, restore, async_op, context=ctx
+                    )
+                    y = y.wait() if async_op else y
+                    each = [local(t, ctx, 2) for t in w.chunk(3, -1)]
+                    weight = torch.cat(each, -1) if restore else torch.stack(each, -2)
+                    self.assertEqual(y.shape, weight.shape)
+                    (y * weight).sum().backward()
+                    want = local(torch.nn.functional.pad(w, pad), ctx, 1)
+                    torch.testing.assert_close(shard.grad, want, rtol=0, atol=0)
+
+        for size in (1, 2, 3):
+            contexts(size, body)
+
     def test_loss(self):
         """The gradient is ranks * n / N if gradients are averaged, and n / N if they are summed.
 

@@ -63,6 +63,7 @@ from .plan import Batch, DeltaPlan, Plan, Sequences, shard_rows
 from .reshard import (
     gather_heads_scatter_seq,
     gather_seq_scatter_heads,
+    gather_seq_scatter_heads_qkv,
     reduce_sequence_parallel_loss,
 )
 from .tiled import Whole, tiled_compute, tiles
@@ -115,6 +116,7 @@ __all__ = [
     "gated_delta_rule_forward",
     "gather_heads_scatter_seq",
     "gather_seq_scatter_heads",
+    "gather_seq_scatter_heads_qkv",
     "halo",
     "halo_backward",
     "loader",

@@ -17,7 +17,7 @@ from .agreement import describe
 from .context import Context, current
 from .errors import InvalidArgument
 from .plan import Batch, Plan, Sequences, check_shards
-from .tensors import block, dense, dtype_of, empty, is_torch, stream_of, view
+from .tensors import block, dense, dtype_of, empty, is_torch, one_library, stream_of, view
 
 
 def _ceil(n: int, size: int) -> int:
@@ -81,6 +81,10 @@ class Reshard:
 
     def start(self, x: Any, blocking: bool = False) -> Request:
         """Starts the reshard of x. Collective. The request's `wait` returns the result."""
+        return Request(self.context, self.to_heads, self.parts(x), blocking)
+
+    def parts(self, x: Any) -> Parts:
+        """Returns the tensors of the all-to-all."""
         ctx = self.context
         if not self.to_heads:
             x = _pad(x, self.seq_dim, self.seq - x.shape[self.seq_dim])
@@ -112,10 +116,122 @@ class Reshard:
 
         def finish() -> Any:
             y = _permute(out.reshape(result), original)
-            padded = self.to_heads and self.unpadded < self.seq
-            return _narrow(y, self.seq_dim, self.unpadded) if padded else y
+            return self.cut(y)
 
-        return Request(ctx, plan, batch, self.to_heads, flat, out, finish, blocking)
+        return Parts(plan, batch, [flat], [out], finish)
+
+    def cut(self, y: Any) -> Any:
+        """Returns y, resharded to heads, without the padding of its tokens."""
+        padded = self.to_heads and self.unpadded < self.seq
+        return _narrow(y, self.seq_dim, self.unpadded) if padded else y
+
+
+@dataclass(frozen=True)
+class ReshardQKV(Reshard):
+    """A reshard of a tensor whose last axis is [q | k | v], three tensors in one all-to-all.
+
+    The last axis by tokens has the features of q, then of k, then of v, of all heads. By heads it
+    has these of the heads of a rank. `heads` is the number of features of q. The tensors that the
+    library reads and writes are views, so nothing is copied if tokens are the second axis of three.
+
+    Attributes:
+        restore_shape: by heads, the last axis is [q | k | v]; else the last two axes are
+            [3, features]
+    """
+
+    restore_shape: bool = True
+
+    def parts(self, x: Any) -> Parts:
+        """Returns the tensors of the all-to-all."""
+        ctx = self.context
+        each = self.heads // ctx.size  # features of q on a rank
+        if not self.to_heads:
+            if not self.restore_shape:
+                x = dense(x).reshape(tuple(x.shape[:-2]) + (3 * each,))
+            x = _pad(x, self.seq_dim, self.seq - x.shape[self.seq_dim])
+        last = x.ndim - 1
+        axes = (*(i for i in range(last) if i != self.seq_dim), self.seq_dim, last)
+        reordered = _permute(x, axes)
+        leading = tuple(reordered.shape[:-2])
+        sequences = math.prod(leading)
+        if sequences == 0:
+            raise InvalidArgument(
+                f"ulysses: a tensor of shape {tuple(x.shape)}; only the axis of tokens may be empty"
+            )
+        plan = ctx._plan(heads=ctx.size, head_dim=1, dtype=_struct.F32)
+        batch = ctx._batch(Sequences(sequences, self.seq))
+        by_tokens, by_heads = (
+            (sequences, batch.rows, 3, ctx.size, each),
+            (sequences, self.seq, 3, 1, each),
+        )
+        shapes = (by_tokens, by_heads) if self.to_heads else (by_heads, by_tokens)
+        want = (shapes[0][1], math.prod(shapes[0][2:]))
+        if tuple(reordered.shape[-2:]) != want:
+            raise InvalidArgument(
+                f"ulysses: rank {ctx.rank} of {ctx.size} has {reordered.shape[-2]} tokens of "
+                f"{reordered.shape[-1]} features; give {want[0]} tokens of {want[1]} features"
+            )
+        flat, out = dense(reordered).reshape(shapes[0]), empty(x, shapes[1])
+        original = tuple(int(i) for i in np.argsort(axes))
+
+        def finish() -> Any:
+            y = out.reshape(leading + (shapes[1][1], math.prod(shapes[1][2:])))
+            y = self.cut(_permute(y, original))
+            if self.to_heads and not self.restore_shape:
+                return y.reshape(tuple(y.shape[:-1]) + (3, each))
+            return y
+
+        return Parts(
+            plan, batch, [flat[:, :, i] for i in range(3)], [out[:, :, i] for i in range(3)], finish
+        )
+
+
+@dataclass(frozen=True)
+class Reshards:
+    """Reshards of several tensors, in one direction, in one all-to-all."""
+
+    each: tuple[Reshard, ...]
+
+    @property
+    def context(self) -> Context:
+        return self.each[0].context
+
+    @property
+    def to_heads(self) -> bool:
+        return self.each[0].to_heads
+
+    def inverse(self) -> Reshards:
+        return Reshards(tuple(r.inverse() for r in self.each))
+
+    def run(self, xs: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Returns the resharded tensors. Collective."""
+        return self.start(xs, blocking=True).wait()
+
+    def start(self, xs: tuple[Any, ...], blocking: bool = False) -> Request:
+        """Starts the reshards. Collective. The request's `wait` returns the results."""
+        parts = [r.parts(x) for r, x in zip(self.each, xs)]
+        together = Parts(
+            parts[0].plan,
+            parts[0].batch,
+            [x for p in parts for x in p.ins],
+            [x for p in parts for x in p.outs],
+            lambda: tuple(p.finish() for p in parts),
+        )
+        return Request(self.context, self.to_heads, together, blocking)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The tensors of one all-to-all, [sequences, rows, heads, features] and back.
+
+    `finish` returns the result, after `outs` was written.
+    """
+
+    plan: Plan
+    batch: Batch
+    ins: list[Any]
+    outs: list[Any]
+    finish: Callable[[], Any]
 
 
 class Request:
@@ -124,25 +240,16 @@ class Request:
     All ranks must wait for the requests of a context in the order in which they were started.
     """
 
-    def __init__(
-        self,
-        context: Context,
-        plan: Plan,
-        batch: Batch,
-        to_heads: bool,
-        x: Any,
-        out: Any,
-        finish: Callable[[], Any],
-        blocking: bool,
-    ):
+    def __init__(self, context: Context, to_heads: bool, parts: Parts, blocking: bool):
         self._context, self._handle, self._done = context, ctypes.c_void_p(), False
-        self._finish: Callable[[], Any] | None = finish
+        self._finish: Callable[[], Any] | None = parts.finish
         self._keep: Any = None  # the memory of the call, until `wait`
         self._result: Any = None
-        views = view(x), view(out)
-        tensor_p = ctypes.POINTER(_struct.Tensor)
-        ins, outs = (tensor_p * 1)(views[0].pointer()), (tensor_p * 1)(views[1].pointer())
-        args = _struct.ReshardArgs(n=1, stream=stream_of(x))
+        plan, batch, x, n = parts.plan, parts.batch, parts.ins[0], len(parts.ins)
+        views = [view(t) for t in parts.ins], [view(t) for t in parts.outs]
+        tensors = ctypes.POINTER(_struct.Tensor) * n
+        ins, outs = (tensors(*(v.pointer() for v in side)) for side in views)
+        args = _struct.ReshardArgs(n=n, stream=stream_of(x))
         setattr(args, "in", ins)
         args.out = outs
         need = ctypes.c_uint64()
@@ -157,7 +264,7 @@ class Request:
         workspace = block(x, need.value)
         if need.value:
             args.workspace, args.workspace_bytes = view(workspace).data, need.value
-        self._keep = (x, out, views, workspace, plan, batch)
+        self._keep = (parts, views, workspace)
         name = "ulysses_seq_to_heads" if to_heads else "ulysses_heads_to_seq"
         if blocking:
             context._call(name, plan.handle, batch.handle, ctypes.byref(args))
@@ -202,23 +309,80 @@ class Pending:
     __call__ = wait
 
 
-def _run(x: Any, reshard: Reshard, async_op: bool) -> Any:
+def _run(x: Any, reshard: Any, async_op: bool) -> Any:
+    """Runs or starts a reshard of x, or the reshards of a tuple of tensors."""
+    several = isinstance(x, tuple)
+    torch = is_torch(x[0] if several else x)
     if async_op:
-        request = reshard.start(x.detach() if is_torch(x) else x)
-        return Pending(x, reshard, request) if is_torch(x) else request
-    return _differentiable(x, reshard, reshard.run) if is_torch(x) else reshard.run(x)
+        detached = tuple(t.detach() for t in x) if several and torch else x
+        request = reshard.start(x.detach() if torch and not several else detached)
+        return Pending(x, reshard, request) if torch else request
+    return _differentiable(x, reshard, reshard.run) if torch else reshard.run(x)
 
 
-def _differentiable(x: Any, reshard: Reshard, forward: Callable[[Any], Any]) -> Any:
+def _differentiable(x: Any, reshard: Any, forward: Callable[[Any], Any]) -> Any:
     """Returns forward(x), the result of a reshard, joined to the graph of x.
 
-    The backward pass of a reshard is the inverse reshard.
+    The backward pass of a reshard is the inverse reshard. All ranks run it for all tensors, so a
+    result without a gradient has a gradient of zeros.
     """
     from ._torch import differentiable
 
-    return differentiable(
-        lambda x: (forward(x), (), lambda saved, dout: (reshard.inverse().run(dout),)), x
-    )
+    if not isinstance(x, tuple):
+        return differentiable(
+            lambda x: (forward(x), (), lambda saved, dout: (reshard.inverse().run(dout),)), x
+        )
+
+    def run(*xs: Any) -> tuple[Any, tuple, Any]:
+        outs = forward(xs)
+        shapes = [tuple(y.shape) for y in outs]
+
+        def back(saved: tuple, *douts: Any) -> tuple[Any, ...]:
+            like = next(d for d in douts if d is not None)
+            return reshard.inverse().run(
+                tuple(like.new_zeros(shape) if d is None else d for d, shape in zip(douts, shapes))
+            )
+
+        return outs, (), back
+
+    return differentiable(run, *x)
+
+
+MOST = 16  # tensors of one all-to-all
+
+
+def _several(operation: str, x: Any) -> tuple[Any, ...] | None:
+    """Returns the arrays of a list or tuple; None for one array. Raises if they do not fit."""
+    if not isinstance(x, (list, tuple)):
+        return None
+    if not 1 <= len(x) <= MOST:
+        raise InvalidArgument(f"{operation}: {len(x)} arrays; give 1 to {MOST}")
+    for i, t in enumerate(x):
+        if not hasattr(t, "ndim"):
+            raise InvalidArgument(
+                f"{operation}: x[{i}] is {type(t).__name__}, not an array; give NumPy arrays or "
+                "PyTorch tensors"
+            )
+    one_library(**{f"x[{i}]": t for i, t in enumerate(x)})
+    names = [str(t.dtype) for t in x]
+    if len(set(names)) > 1:
+        raise InvalidArgument(f"{operation}: dtypes {', '.join(names)}; give arrays of one dtype")
+    return tuple(x)
+
+
+def _fit(operation: str, x: tuple[Any, ...], axes: list[tuple[int, int]]) -> None:
+    """Raises if several arrays differ in tokens, or in the axes before tokens and heads."""
+    counts = [t.shape[seq] for t, (seq, _) in zip(x, axes)]
+    leading = [math.prod(t.shape[: min(pair)]) for t, pair in zip(x, axes)]
+    if len(set(counts)) > 1:
+        raise InvalidArgument(
+            f"{operation}: {counts} tokens of the arrays; give arrays of the same tokens"
+        )
+    if len(set(leading)) > 1:
+        raise InvalidArgument(
+            f"{operation}: the axes before tokens and heads have {leading} elements; give arrays of "
+            "the same sequences"
+        )
 
 
 def _axes(operation: str, x: Any, seq_dim: int, head_dim: int) -> tuple[int, int]:
@@ -255,7 +419,9 @@ def gather_seq_scatter_heads(
 
     Args:
         x: [.., rows, .., H, ..], this rank's tokens of all heads; float32, float16, bfloat16,
-            int32, int64 or uint8
+            int32, int64 or uint8. A list or tuple of up to 16 arrays is sent in one all-to-all.
+            They have one dtype, the same tokens, and numbers of heads that are multiples of the
+            ranks
         seq_dim (int): the axis of tokens
         head_dim (int): the axis of heads
         unpadded_dim_size (int): S. Padding after the first S tokens is removed from the result.
@@ -268,7 +434,7 @@ def gather_seq_scatter_heads(
         context (Context, optional): Default: the context that ulysses.use has set
 
     Returns:
-        [.., S, .., heads of this rank, ..], or a request.
+        [.., S, .., heads of this rank, ..], a tuple of these for several arrays, or a request.
 
     Raises:
         InvalidArgument: a shape, dtype or value is wrong, or arguments differ between ranks
@@ -276,28 +442,54 @@ def gather_seq_scatter_heads(
     """
     ctx, operation = current(context), "ulysses.gather_seq_scatter_heads"
 
-    def prepare() -> tuple[dict[str, Any], tuple[int, ...], tuple[int, int]]:
-        seq, head = _axes(operation, x, seq_dim, head_dim)
-        if not padded and not unpadded_dim_size:
-            raise InvalidArgument(
-                f"{operation}: padded=False without unpadded_dim_size; give the tokens of the "
-                "whole sequence as unpadded_dim_size"
-            )
+    def prepare() -> tuple[dict[str, Any], tuple[int, ...], list[tuple[int, int]]]:
+        several = _several(operation, x)
+        axes = [_axes(operation, t, seq_dim, head_dim) for t in several or (x,)]
+        _check_padded(operation, padded, unpadded_dim_size)
+        if several:
+            _fit(operation, several, axes)
+            for t, (_, head) in zip(several, axes):
+                if t.shape[head] % ctx.size:
+                    raise InvalidArgument(
+                        f"{operation}: {t.shape[head]} heads on {ctx.size} ranks; for several "
+                        "arrays in one call, give multiples of the ranks, or make one call each"
+                    )
+        arrays = [describe(t, free=(seq,)) for t, (seq, _) in zip(several or (x,), axes)]
         return (
             {
-                "x": describe(x, free=(seq,)),
-                "seq_dim": seq,
-                "head_dim": head,
+                "x": arrays if several else arrays[0],
+                "seq_dim": [seq for seq, _ in axes],
+                "head_dim": [head for _, head in axes],
                 "unpadded_dim_size": unpadded_dim_size,
                 "padded": bool(padded),
                 "async_op": bool(async_op),
             },
-            (x.shape[seq],),
-            (seq, head),
+            ((several or (x,))[0].shape[axes[0][0]],),
+            axes,
         )
 
-    (seq_dim, head_dim), counts = ctx.agree(operation, prepare)
-    each = [rows for (rows,) in counts]
+    axes, counts = ctx.agree(operation, prepare)
+    seq, unpadded = _lengths(operation, ctx, [n for (n,) in counts], unpadded_dim_size, padded)
+    several = _several(operation, x)
+    each = tuple(
+        Reshard(ctx, True, s, h, t.shape[h], seq, unpadded)
+        for t, (s, h) in zip(several or (x,), axes)
+    )
+    return _run(several, Reshards(each), async_op) if several else _run(x, each[0], async_op)
+
+
+def _check_padded(operation: str, padded: bool, unpadded_dim_size: int) -> None:
+    if not padded and not unpadded_dim_size:
+        raise InvalidArgument(
+            f"{operation}: padded=False without unpadded_dim_size; give the tokens of the "
+            "whole sequence as unpadded_dim_size"
+        )
+
+
+def _lengths(
+    operation: str, ctx: Context, each: list[int], unpadded_dim_size: int, padded: bool
+) -> tuple[int, int]:
+    """Returns the tokens of all ranks with and without padding, from the tokens of each rank."""
     seq = max(each) * ctx.size if padded else unpadded_dim_size
     unpadded = unpadded_dim_size or seq
     if padded and (len(set(each)) > 1 or _ceil(unpadded, ctx.size) != each[0]):
@@ -307,9 +499,73 @@ def gather_seq_scatter_heads(
             "padded=False without padding"
         )
     check_shards(operation, "tokens", each, seq, "shard tokens with ulysses.shard_rows")
-    return _run(
-        x, Reshard(ctx, True, seq_dim, head_dim, x.shape[head_dim], seq, unpadded), async_op
+    return seq, unpadded
+
+
+def gather_seq_scatter_heads_qkv(
+    x: Any,
+    seq_dim: int,
+    unpadded_dim_size: int | None = None,
+    restore_shape: bool = True,
+    async_op: bool = False,
+    *,
+    padded: bool = True,
+    context: Context | None = None,
+) -> Any:
+    """Re-shards the result of a fused projection from tokens to heads by one all-to-all.
+
+    Collective; differentiable in PyTorch. It has the semantics of VeOmni's function with this name.
+
+    Args:
+        x: [.., rows, .., 3 C], this rank's tokens. The last axis is [q | k | v] with C features
+            each, of all heads, so query and key heads have one number
+        seq_dim (int): the axis of tokens, not the last one
+        unpadded_dim_size (int, optional): S. Padding after the first S tokens is removed from the
+            result. None or 0 = there is no padding, S = rows * ranks. Default: None
+        restore_shape (bool): True: the last axis of the result is [q | k | v] of this rank's heads.
+            False: it is split into two axes [3, C / ranks]. Default: True
+        async_op (bool), padded (bool): as in `gather_seq_scatter_heads`. Default: False, True
+        context (Context, optional): Default: the context that ulysses.use has set
+
+    Returns:
+        [.., S, .., 3 C / ranks] or [.., S, .., 3, C / ranks], or a request.
+
+    Raises:
+        InvalidArgument: a shape, dtype or value is wrong (C must be a multiple of the ranks), or
+            arguments differ between ranks
+        CommError: the communicator failed
+    """
+    ctx, operation = current(context), "ulysses.gather_seq_scatter_heads_qkv"
+    size = unpadded_dim_size or 0
+
+    def prepare() -> tuple[dict[str, Any], tuple[int, ...], int]:
+        seq, last = _axes(operation, x, seq_dim, -1)
+        _check_padded(operation, padded, size)
+        features = x.shape[last]
+        if features == 0 or features % (3 * ctx.size):
+            raise InvalidArgument(
+                f"{operation}: {features} features in the last axis on {ctx.size} ranks; give "
+                f"[q | k | v] of one width each, a multiple of {ctx.size}"
+            )
+        return (
+            {
+                "x": describe(x, free=(seq,)),
+                "seq_dim": seq,
+                "unpadded_dim_size": size,
+                "restore_shape": bool(restore_shape),
+                "padded": bool(padded),
+                "async_op": bool(async_op),
+            },
+            (x.shape[seq],),
+            seq,
+        )
+
+    seq_dim, counts = ctx.agree(operation, prepare)
+    seq, unpadded = _lengths(operation, ctx, [n for (n,) in counts], size, padded)
+    reshard = ReshardQKV(
+        ctx, True, seq_dim, x.ndim - 1, x.shape[-1] // 3, seq, unpadded, bool(restore_shape)
     )
+    return _run(x, reshard, async_op)
 
 
 def gather_heads_scatter_seq(
@@ -328,7 +584,9 @@ def gather_heads_scatter_seq(
     `gather_seq_scatter_heads`.
 
     Args:
-        x: [.., S, .., heads of this rank, ..], all tokens of this rank's heads
+        x: [.., S, .., heads of this rank, ..], all tokens of this rank's heads. A list or tuple of
+            up to 16 arrays is sent in one all-to-all; they have one dtype, the same tokens, and the
+            same numbers of heads on all ranks
         head_dim (int): the axis of heads
         seq_dim (int): the axis of tokens
         async_op (bool): return a request, as in `gather_seq_scatter_heads`. Default: False
@@ -338,7 +596,7 @@ def gather_heads_scatter_seq(
         context (Context, optional): Default: the context that ulysses.use has set
 
     Returns:
-        [.., rows, .., H, ..], or a request.
+        [.., rows, .., H, ..], a tuple of these for several arrays, or a request.
 
     Raises:
         InvalidArgument: a shape, dtype or value is wrong, or arguments differ between ranks
@@ -346,28 +604,48 @@ def gather_heads_scatter_seq(
     """
     ctx, operation = current(context), "ulysses.gather_heads_scatter_seq"
 
-    def prepare() -> tuple[dict[str, Any], tuple[int, ...], tuple[int, int]]:
-        seq, head = _axes(operation, x, seq_dim, head_dim)
+    def prepare() -> tuple[dict[str, Any], tuple[int, ...], list[tuple[int, int]]]:
+        several = _several(operation, x)
+        axes = [_axes(operation, t, seq_dim, head_dim) for t in several or (x,)]
+        if several:
+            _fit(operation, several, axes)
+            if heads:
+                raise InvalidArgument(
+                    f"{operation}: heads={heads} for several arrays; leave it 0, every rank has the "
+                    "same heads"
+                )
+        arrays = [
+            describe(t, free=() if several else (head,))
+            for t, (_, head) in zip(several or (x,), axes)
+        ]
         return (
             {
-                "x": describe(x, free=(head,)),
-                "seq_dim": seq,
-                "head_dim": head,
+                "x": arrays if several else arrays[0],
+                "seq_dim": [seq for seq, _ in axes],
+                "head_dim": [head for _, head in axes],
                 "heads": heads,
                 "padded": bool(padded),
                 "async_op": bool(async_op),
             },
-            (x.shape[head],),
-            (seq, head),
+            ((several or (x,))[0].shape[axes[0][1]],),
+            axes,
         )
 
-    (seq_dim, head_dim), counts = ctx.agree(operation, prepare)
+    axes, counts = ctx.agree(operation, prepare)
+    several = _several(operation, x)
     each = [count for (count,) in counts]
+    n = (several or (x,))[0].shape[axes[0][0]]
+    seq = _ceil(n, ctx.size) * ctx.size if padded else n
+    if several:
+        reshards = tuple(
+            Reshard(ctx, False, s, h, t.shape[h] * ctx.size, seq, n)
+            for t, (s, h) in zip(several, axes)
+        )
+        return _run(several, Reshards(reshards), async_op)
     total = heads or sum(each)
     check_shards(operation, "heads", each, total, "shard heads with ulysses.shard_rows")
-    n = x.shape[seq_dim]
-    seq = _ceil(n, ctx.size) * ctx.size if padded else n
-    return _run(x, Reshard(ctx, False, seq_dim, head_dim, total, seq, n), async_op)
+    seq_axis, head_axis = axes[0]
+    return _run(x, Reshard(ctx, False, seq_axis, head_axis, total, seq, n), async_op)
 
 
 def _reduce_loss(mean: float, count: int, ctx: Context) -> tuple[float, int]:
