@@ -150,8 +150,8 @@ func (c *check) attentionOptions(a *device.Attention, backward bool) {
 	if !a.Sinks.IsNil() && a.Carry && !backward {
 		c.fail("Sinks and Carry are set; the softmax that is carried has the sinks, set one of the two")
 	}
-	if !(a.Softcap >= 0 && a.Softcap <= math.MaxFloat32) {
-		c.fail("Softcap is %g; it must be positive, or 0 for scores without a cap", a.Softcap)
+	if !(a.Softcap >= 0 && a.Softcap <= math.MaxFloat32/2) {
+		c.fail("Softcap is %g; it must be positive and finite in F32, or 0 for scores without a cap", a.Softcap)
 	}
 	if !(a.Dropout >= 0 && a.Dropout < 1) {
 		c.fail("Dropout is %g; it must be in [0, 1)", a.Dropout)

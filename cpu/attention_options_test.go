@@ -284,7 +284,7 @@ func BenchmarkAttentionOptions(b *testing.B) {
 				a.Window = &device.Window{Left: 511, Right: 0}
 				return float64(n*512 - 512*511/2)
 			}},
-			{"blocks of 64", diagonals(64)}, {"blocks of 128", diagonals(128)},
+			{"blocks of 16", diagonals(16)}, {"blocks of 64", diagonals(64)}, {"blocks of 128", diagonals(128)},
 			{"sinks", causal(func(a *device.Attention) { a.Sinks = tensor.OfFloat32(make([]float32, heads), heads) })},
 			{"slopes", causal(func(a *device.Attention) { a.Slopes = tensor.OfFloat32([]float32{.5, .25, .125, .0625}, heads) })},
 			{"cap", causal(func(a *device.Attention) { a.Softcap = 50 })},

@@ -33,6 +33,11 @@ func testAttentionOptions(s *suite) {
 				}
 			}
 		}
+		s.t.Run("NaN shows, in its document alone"+suffix, func(t *testing.T) {
+			cu := bounds(40, 100, 30)
+			g := &ref.Attention{Hq: 2, Hkv: 2, D: 16, Dv: 16, CuQ: cu, CuK: cu, Causal: true, Scale: 0.25}
+			s.attentionNaNOf(t, d, s.withOptions(g, 93, "sinks slopes cap dropout", 0, 0))
+		})
 		// the scores of this case are far beyond the cap, and its sinks far beyond the scores
 		steep := &ref.Attention{Hq: 2, Hkv: 1, D: 16, Dv: 16, CuQ: one(70), CuK: one(70), Causal: true, Scale: 20, Softcap: 30, Sinks: []float64{45, -45}}
 		if s.selected(d, steep) {

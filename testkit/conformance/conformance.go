@@ -166,12 +166,7 @@ func (s *suite) run(t *testing.T, d device.Device, f body, wants []want) [][]byt
 	b.aligned, b.bare = s.aligned, s.bare
 	defer b.close()
 	results, err := f(b)
-	if code := status.Of(err); s.unbuilt && d.Info().Place != tensor.Host && (code == status.Unsupported || code == status.InvalidArgument) {
-		t.Skipf("SKIPPED: %s does not have this option: %v", d.Info().Name, err)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	s.refused(t, d, err)
 	b.finish()
 	out := make([][]byte, len(results))
 	for i, r := range results {
@@ -190,6 +185,17 @@ func (s *suite) run(t *testing.T, d device.Device, f body, wants []want) [][]byt
 		w.compare(t, results[i].values())
 	}
 	return out
+}
+
+// refused ends a case that has failed. It skips a case that a GPU may refuse.
+func (s *suite) refused(t *testing.T, d device.Device, err error) {
+	t.Helper()
+	if code := status.Of(err); s.unbuilt && d.Info().Place != tensor.Host && (code == status.Unsupported || code == status.InvalidArgument) {
+		t.Skipf("SKIPPED: %s does not have this option: %v", d.Info().Name, err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 }
 
 // bench is the memory and the stream of one run of a case.
