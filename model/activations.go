@@ -86,7 +86,7 @@ func (m *Model) SetActivations(a Activations) error {
 		return bad("segments of %d layers, %d head groups; set both to 0 or more", a.Segment, a.HeadGroups)
 	case a.Attention == Recompute && a.QKV != Recompute:
 		return bad("attention is recomputed and qkv is not; recompute qkv as well, attention needs it")
-	case m.plans.fulls > 0 && m.Config.NumKeyValueHeads%groups != 0:
+	case m.plans.fulls() > 0 && m.Config.NumKeyValueHeads%groups != 0:
 		return bad("%d head groups do not divide the %d key heads; use a divisor", groups, m.Config.NumKeyValueHeads)
 	}
 	if err := m.plans.setGroups(m.dev, m.comm, m.Config, m.compute, a.groups()); err != nil {

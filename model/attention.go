@@ -29,6 +29,7 @@ type Mixer interface {
 type softmaxAttention struct {
 	hq, hkv, d   int64
 	dq           int64 // columns of a head in q's projection: D, or 2D with a gate [q|gate]
+	mask         mask
 	eps          float64
 	q, qkv, out  linear        // q has the first parameters of qkv
 	qNorm, kNorm *Param        // [D]; only Qwen3 and Qwen3.5 have them
@@ -43,7 +44,7 @@ type softmaxAttention struct {
 }
 
 func newAttention(cfg *Config, layer int64) *softmaxAttention {
-	a := &softmaxAttention{hq: cfg.NumAttentionHeads, hkv: cfg.NumKeyValueHeads, d: cfg.HeadDim, dq: cfg.HeadDim, eps: cfg.RMSNormEps}
+	a := &softmaxAttention{hq: cfg.NumAttentionHeads, hkv: cfg.NumKeyValueHeads, d: cfg.HeadDim, dq: cfg.HeadDim, mask: cfg.maskOf(layer), eps: cfg.RMSNormEps}
 	name := func(suffix string) string { return fmt.Sprintf("model.layers.%d.self_attn.%s", layer, suffix) }
 	heads := func(kind string) []string { return []string{"num_" + kind + "_heads · head_dim", "hidden_size"} }
 	qAxes := heads("attention")
@@ -181,7 +182,7 @@ func (a *softmaxAttention) Forward(p *pass, x tensor.Tensor) {
 		for g := range p.plans.groups {
 			a.setGroup(p, g, all, mixed, saved)
 			if !p.skip() {
-				p.err = p.plans.full.Forward(p.ctx.Stream, p.batch.SP, &a.args)
+				p.err = p.plans.softmax[a.mask].Forward(p.ctx.Stream, p.batch.SP, &a.args)
 			}
 		}
 		p.end()
@@ -214,7 +215,7 @@ func (a *softmaxAttention) overlaps(p *pass) bool { return p.plans.overlap && p.
 // forwardOverlapped is project and the plan's Forward, with each of q, k and v sent while the next
 // one is projected.
 func (a *softmaxAttention) forwardOverlapped(p *pass, all, x tensor.Tensor) {
-	plan, s := p.plans.full, p.ctx.Stream
+	plan, s := p.plans.softmax[a.mask], p.ctx.Stream
 	if !p.skip() {
 		p.err = plan.StartForward(s, p.batch.SP, &a.args)
 	}
@@ -333,7 +334,7 @@ func (a *softmaxAttention) backwardKNorm(p *pass, all, raw tensor.Tensor) {
 // computes gradients of weights while all-to-alls run. With a gate, the input of the output's
 // projection is in the memory of dmixed, so its weights come first.
 func (a *softmaxAttention) backwardOverlapped(p *pass, all, dmixed, dgate, raw, saved, x, dy tensor.Tensor, recompute bool) {
-	plan, s := p.plans.full, p.ctx.Stream
+	plan, s := p.plans.softmax[a.mask], p.ctx.Stream
 	a.setGroup(p, 0, all, a.mixed, saved)
 	p.phase("attention")
 	if recompute && !p.skip() {
@@ -381,12 +382,12 @@ func (a *softmaxAttention) backwardOverlapped(p *pass, all, dmixed, dgate, raw, 
 func (a *softmaxAttention) backwardGroup(p *pass, g int64, all, dmixed, saved tensor.Tensor, recompute bool) {
 	a.setGroup(p, g, all, a.mixed, saved)
 	if recompute && !p.skip() {
-		p.err = p.plans.full.Restore(p.ctx.Stream, p.batch.SP, &a.args)
+		p.err = p.plans.softmax[a.mask].Restore(p.ctx.Stream, p.batch.SP, &a.args)
 	}
 	h := a.hq / p.plans.groups
 	a.grads = sp.Grads{DOut: withBatch(dmixed.Split(1, a.hq).Slice(1, g*h, (g+1)*h)), DQ: a.args.Q, DK: a.args.K, DV: a.args.V}
 	if !p.skip() {
-		p.err = p.plans.full.Backward(p.ctx.Stream, p.batch.SP, &a.args, &a.grads)
+		p.err = p.plans.softmax[a.mask].Backward(p.ctx.Stream, p.batch.SP, &a.args, &a.grads)
 	}
 }
 

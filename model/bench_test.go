@@ -24,6 +24,7 @@ import (
 type sequence struct {
 	ids, targets, positions []int32
 	cu                      []int64
+	batch                   int64 // Batch.Length; 0 = that of these documents
 }
 
 // documents returns a sequence of random documents of these lengths. Targets are shifted, and some
@@ -47,8 +48,13 @@ func documents(vocab int64, lengths ...int64) *sequence {
 	return s
 }
 
-// length returns the largest position plus 1.
-func (s *sequence) length() int64 { return int64(slices.Max(s.positions)) + 1 }
+// length returns Batch.Length.
+func (s *sequence) length() int64 {
+	if s.batch > 0 {
+		return s.batch
+	}
+	return int64(slices.Max(s.positions)) + 1
+}
 
 func (s *sequence) valid() (n int64) {
 	for _, id := range s.targets {
@@ -84,6 +90,7 @@ func configs(t testing.TB) map[string]*Config {
 		"qwen2": make(map[string]any{"model_type": "qwen2", "tie_word_embeddings": true,
 			"rope_parameters": map[string]any{"rope_type": "linear", "factor": 2.0, "rope_theta": 1000}}),
 		"qwen3": make(map[string]any{"model_type": "qwen3", "head_dim": 10, "tie_word_embeddings": true,
+			"use_sliding_window": true, "sliding_window": 3, "max_window_layers": 1,
 			"rope_scaling": map[string]any{"rope_type": "longrope", "original_max_position_embeddings": 8, "short_factor": []any{1, 1, 1, 1, 1},
 				"long_factor": []any{1, 1.5, 2, 3, 4}}}),
 		"qwen3_5": make(map[string]any{"model_type": "qwen3_5_text", "head_dim": 8, "full_attention_interval": 2, "attention_bias": true,

@@ -1,6 +1,6 @@
-// Package model implements Llama, Mistral, Qwen2, Qwen3 and Qwen3.5 decoders, with explicit forward
-// and backward passes over one rank's shard of the tokens. Tokens interact only in the token mixer
-// (attention or linear attention). All other parts are local to a token.
+// Package model implements Llama, Mistral, Ministral, Qwen2, Qwen3 and Qwen3.5 decoders, with
+// explicit forward and backward passes over one rank's shard of the tokens. Tokens interact only in
+// the token mixer (attention or linear attention). All other parts are local to a token.
 package model
 
 import (
@@ -19,7 +19,7 @@ import (
 // Config describes a decoder. The fields have the names and the defaults of Hugging Face's
 // config.json.
 type Config struct {
-	ModelType             string // llama | mistral | qwen2 | qwen3 | qwen3_5_text
+	ModelType             string // llama | mistral | ministral | qwen2 | qwen3 | qwen3_5_text
 	VocabSize             int64
 	HiddenSize            int64
 	IntermediateSize      int64
@@ -39,7 +39,11 @@ type Config struct {
 	AttentionBias bool
 	MLPBias       bool         // biases of gate, up and down (Llama only)
 	DType         tensor.DType // of stored weights; they are trained in F32
-	Hybrid                     // Qwen3.5 only
+	// keys that a query sees in layers with a sliding window, its own included; 0 = no such layer
+	SlidingWindow int64
+	// of each layer: full_attention | sliding_attention | linear_attention; nil = full_attention
+	LayerTypes []string
+	Hybrid     // Qwen3.5 only
 
 	raw map[string]any // config.json as read, for Save and Override
 	// DType was overridden: Save writes it instead of the types of the source's files
@@ -69,11 +73,10 @@ func (c *Config) NormCentre() float64 {
 
 // architectures are the supported model types, with the classes of transformers that load them.
 var architectures = map[string]string{
-	"llama": "LlamaForCausalLM", mistralType: "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", hybridType: "Qwen3_5ForCausalLM",
+	"llama": "LlamaForCausalLM", mistralType: "MistralForCausalLM", "ministral": "MinistralForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", hybridType: "Qwen3_5ForCausalLM",
 }
 
-// mistralType has Llama's layers. config.json has a sliding_window, which is null if the model has
-// none.
+// mistralType and ministral have Llama's layers, with sliding windows.
 const mistralType = "mistral"
 
 // ParseConfig reads the text of a config.json. The error lists every fault with its field, its
@@ -122,7 +125,7 @@ func (c *Config) Override(fields map[string]any) (*Config, error) {
 	// values are checked below, with the fields that are not replaced
 	names.faults, names.wrong = slices.Clone(names.unknowns), len(names.unknowns) > 0
 	names.unknown()
-	if names.ownWindow(); names.err() != nil {
+	if names.err() != nil {
 		return nil, names.err()
 	}
 	raw := maps.Clone(c.raw)
@@ -130,6 +133,9 @@ func (c *Config) Override(fields map[string]any) (*Config, error) {
 		raw = map[string]any{}
 	}
 	overrideRope(raw, fields)
+	if fields["use_sliding_window"] != nil || fields["max_window_layers"] != nil {
+		delete(raw, "layer_types") // they follow from these fields
+	}
 	for name, value := range fields {
 		switch name {
 		case "rope_theta", "partial_rotary_factor", "rope_scaling", "rope_parameters": // as above
@@ -140,6 +146,9 @@ func (c *Config) Override(fields map[string]any) (*Config, error) {
 			raw[name] = value
 		}
 	}
+	if n, ok := asInt(fields["sliding_window"]); ok && n == 0 {
+		raw["sliding_window"] = nil // TOML has no null
+	}
 	r, err := read("config.json with model.override", raw, false)
 	if err != nil {
 		return nil, err
@@ -147,6 +156,10 @@ func (c *Config) Override(fields map[string]any) (*Config, error) {
 	_, a := fields["dtype"]
 	_, b := fields["torch_dtype"]
 	r.forced = c.forced || a || b
+	own := &reader{where: "model.override", strict: true}
+	if r.checkOwnWindow(own, fields["sliding_window"]); fields["sliding_window"] != nil && raw["sliding_window"] != nil && own.err() != nil {
+		return nil, own.err()
+	}
 	r.extend(fields)
 	return r, nil
 }
@@ -156,7 +169,6 @@ func read(where string, raw map[string]any, strict bool) (*Config, error) {
 	c := readFields(r)
 	if strict {
 		r.unknown()
-		r.ownWindow()
 	}
 	if err := r.err(); err != nil {
 		return nil, err
@@ -203,6 +215,7 @@ func readFields(r *reader) *Config {
 	if !(c.InitializerRange >= 0) || math.IsInf(c.InitializerRange, 0) {
 		r.fault(status.InvalidConfig, "initializer_range = %v: give a number of at least 0", c.InitializerRange)
 	}
+	c.readLayers(r)
 	c.readRope(r)
 	c.TieWordEmbeddings = r.flag("tie_word_embeddings", false)
 	c.AttentionBias = r.flag("attention_bias", false)
@@ -243,10 +256,6 @@ func (c *Config) readRefused(r *reader) {
 	if act := r.text("hidden_act", "silu"); act != "silu" {
 		r.fault(status.Unsupported, "hidden_act = %q is not built: %s", act, notbuilt.Activations.Instead)
 	}
-	c.refuseWindow(r)
-	if r.flag("use_sliding_window", false) {
-		r.fault(status.Unsupported, "use_sliding_window = true is not built: %s", notbuilt.SlidingWindows.Instead)
-	}
 	for _, name := range []string{"attn_logit_softcapping", "final_logit_softcapping"} {
 		if x := r.number(name, 0); x != 0 {
 			r.fault(status.Unsupported, "%s = %v is not built: %s", name, x, notbuilt.SoftCaps.Instead)
@@ -262,32 +271,6 @@ func (c *Config) readRefused(r *reader) {
 		if r.has(name) {
 			r.fault(status.Unsupported, "%s is not built: %s", name, notbuilt.Multimodal.Instead)
 		}
-	}
-	r.seen["layer_types"] = true
-	if kinds, ok := r.raw["layer_types"].([]any); ok {
-		for i, kind := range kinds {
-			if kind != fullAttention && !(kind == linearAttention && c.hybrid()) {
-				r.fault(status.Unsupported, "layer_types[%d] = %q is not built: %s", i, kind, c.layerKinds())
-				break
-			}
-		}
-		if n := int64(len(kinds)); c.NumHiddenLayers > 0 && n != c.NumHiddenLayers {
-			r.fault(status.InvalidConfig, "layer_types has %d entries, num_hidden_layers is %d: make them agree", n, c.NumHiddenLayers)
-		}
-	}
-}
-
-// refuseWindow refuses a Mistral with a sliding window. If the field is missing, transformers'
-// default applies, which is a window.
-func (c *Config) refuseWindow(r *reader) {
-	if c.ModelType != mistralType {
-		return
-	}
-	const fix = `set model.override = { model_type = "llama" }, the same layers, to attend to the whole document`
-	if w, given := r.raw["sliding_window"]; !given {
-		r.fault(status.Unsupported, "sliding_window is missing, which is a window of 4096 for mistral: %s", notbuilt.SlidingWindows.Text(fix))
-	} else if w != nil {
-		r.fault(status.Unsupported, "sliding_window = %v: %s", w, notbuilt.SlidingWindows.Text(fix))
 	}
 }
 

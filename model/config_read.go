@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"ulysses/internal/input"
-	"ulysses/internal/notbuilt"
 	"ulysses/internal/status"
 )
 
@@ -156,8 +155,7 @@ func (r *reader) adopt(name string, t *reader) {
 }
 
 // notes are known fields that are not read: they do not change the computation.
-var notes = []string{"architectures", "bos_token_id", "eos_token_id", "pad_token_id", "use_cache", "transformers_version", "sliding_window",
-	"max_window_layers", "pretraining_tp", "_name_or_path", "name_or_path", "mamba_ssm_dtype", "mtp_num_hidden_layers",
+var notes = []string{"architectures", "bos_token_id", "eos_token_id", "pad_token_id", "use_cache", "transformers_version", "pretraining_tp", "_name_or_path", "name_or_path", "mamba_ssm_dtype", "mtp_num_hidden_layers",
 	"mtp_use_dedicated_embeddings"}
 
 // unknown adds a fault for each field that is not known, with the known field that is closest.
@@ -181,17 +179,6 @@ func (r *reader) unknown() {
 			r.fault(status.InvalidConfig, "%s: unknown field; remove it", name)
 		}
 		r.unknowns = append(r.unknowns, r.faults[len(r.faults)-1])
-	}
-}
-
-// ownWindow adds a fault if a job sets a sliding window. In a config.json the field is ignored for
-// model types other than mistral: it may be there although the window is switched off or not used.
-func (r *reader) ownWindow() {
-	if r.unknownType || r.raw["model_type"] == mistralType {
-		return
-	}
-	if w := r.raw["sliding_window"]; w != nil && r.raw["use_sliding_window"] == nil {
-		r.fault(status.Unsupported, "sliding_window = %v is not built; remove it; %s", w, notbuilt.SlidingWindows.Instead)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"ulysses/internal/input"
 	"ulysses/internal/status"
 	"ulysses/tensor"
+	"ulysses/testkit/near"
 )
 
 const llama31 = `{"architectures": ["LlamaForCausalLM"], "attention_bias": false, "attention_dropout": 0.0, "bos_token_id": 128000,
@@ -132,15 +133,15 @@ func TestConfigFaults(t *testing.T) {
 		{qwen2, `"hidden_size": "` + strings.Repeat("n", 1<<20) + `"`, bad, []string{"nnn… (1048576 bytes): give a whole number"}},
 		{qwen2, `"hidden_act": "` + strings.Repeat("n", 1<<20) + `"`, no, []string{`(1048576 bytes)" is not built`}},
 		{qwen2, `"hidden_act": "gelu"`, no, []string{`hidden_act = "gelu" is not built`}},
-		{qwen2, `"use_sliding_window": true`, no, []string{"use_sliding_window"}},
-		{qwen2, `"hidden_act": "gelu", "use_sliding_window": true, "vocab_size": 0`, bad, []string{"gelu", "use_sliding_window", "vocab_size"}},
+		{qwen2, `"use_sliding_window": true, "sliding_window": 0`, bad, []string{"sliding_window = 0"}},
+		{qwen2, `"hidden_act": "gelu", "use_sliding_window": 3, "vocab_size": 0`, bad, []string{"gelu", "use_sliding_window", "vocab_size"}},
 		{qwen2, `"rope_scaling": {"type": "axial", "factor": 4.0}`, no, []string{`rope_scaling.rope_type = "axial" is not built`}},
 		{qwen2, `"rope_scaling": {"rope_type": "dynamic"}`, bad, []string{"rope_scaling.factor is missing"}},
 		{qwen2, `"rope_scaling": {"rope_type": "linear"}`, bad, []string{"rope_scaling.factor is missing"}},
 		{qwen3, `"rope_parameters": {"rope_type": "llama3", "factor": 8}`, bad, []string{"rope_parameters.low_freq_factor is missing", "rope_parameters.high_freq_factor"}},
 		{qwen3, `"rope_parameters": {"rope_theta": 0}`, bad, []string{"rope_parameters.rope_theta = 0"}},
 		{qwen3, `"rope_parameters": {"partial_rotary_factor": 0.25}`, no, []string{"partial_rotary_factor"}},
-		{qwen3, `"layer_types": ["full_attention", "sliding_attention"]`, no, []string{"layer_types[1]"}},
+		{qwen3, `"layer_types": ["full_attention", "sliding_attention"]`, bad, []string{`layer_types[1] = "sliding_attention", but there is no window; set use_sliding_window = true`}},
 		{qwen3, `"layer_types": ["full_attention"]`, bad, []string{"layer_types has 1 entries"}},
 		{llama31, `"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0`, no, []string{"attn_logit_softcapping = 50", "final_logit_softcapping = 30"}},
 		{llama31, `"attention_dropout": 0.1`, no, []string{"attention_dropout = 0.1"}},
@@ -149,7 +150,7 @@ func TestConfigFaults(t *testing.T) {
 		{llama31, `"model_type": "qwen3_moe"`, no, []string{"mixture of experts"}},
 		{llama31, `"model_type": "qwen3_5"`, no, []string{"qwen3_5"}},
 		{llama31, `"model_type": "qwen2_vl"`, no, []string{"vision"}},
-		{llama31, `"model_type": "phi"`, no, []string{`"phi" is not built: llama, mistral without a sliding window, qwen2, qwen3 and qwen3_5_text are`}},
+		{llama31, `"model_type": "phi"`, no, []string{`"phi" is not built: llama, mistral, ministral, qwen2, qwen3 and qwen3_5_text are`}},
 		{llama31, `"model_type": "qwen3_next"`, no, []string{"mixture of experts"}},
 		{llama31, `"model_type": "qwen3_5_moe_text"`, no, []string{"mixture of experts"}},
 		{qwen35, `"linear_num_value_heads": 24`, bad, []string{"linear_num_value_heads = 24 is not a multiple of linear_num_key_heads = 16"}},
@@ -166,7 +167,7 @@ func TestConfigFaults(t *testing.T) {
 		{qwen35, `"rope_parameters": {"partial_rotary_factor": 0}`, bad, []string{"partial_rotary_factor = 0"}},
 		{qwen35, `"rope_parameters": {"rope_type": "yarn"}`, bad, []string{"rope_parameters.factor is missing"}},
 		{qwen35, `"mlp_bias": true`, bad, []string{"mlp_bias"}},
-		{qwen3, `"layer_types": ["full_attention", "linear_attention"]`, no, []string{`layer_types[1] = "linear_attention" is not built: full_attention is`}},
+		{qwen3, `"layer_types": ["full_attention", "linear_attention"]`, no, []string{`layer_types[1] = "linear_attention" is not built: full_attention and sliding_attention are`}},
 		{llama31, `"partial_rotary_factor": 0.5`, no, []string{"partial_rotary_factor = 0.5 is not built for llama"}},
 		{llama31, `"model_type": null`, bad, []string{"model_type is missing"}},
 		{llama31, `"tie_word_embeddings": "yes"`, bad, []string{"tie_word_embeddings = yes: give true or false"}},
@@ -206,21 +207,29 @@ func TestConfigFromMap(t *testing.T) {
 	}
 }
 
-// A sliding window set in a job is an error. In a config.json it is ignored, and a job may switch
-// it off.
+// A sliding window that a job sets and that has no effect is an error. In a config.json it is
+// ignored.
 func TestOwnWindow(t *testing.T) {
 	fields := map[string]any{"model_type": "qwen3", "vocab_size": int64(256), "hidden_size": int64(64), "intermediate_size": int64(128),
 		"num_hidden_layers": int64(2), "num_attention_heads": int64(4), "sliding_window": int64(8)}
 	_, err := ConfigFromMap(fields)
-	if status.Of(err) != status.Unsupported || !strings.Contains(err.Error(), "sliding_window = 8 is not built") {
+	if status.Of(err) != status.InvalidConfig || !strings.Contains(err.Error(), "sliding_window = 8: no layer has a window; set use_sliding_window = true") {
 		t.Error(err)
 	}
-	if _, err = parse(t, qwen3).Override(map[string]any{"sliding_window": int64(8)}); status.Of(err) != status.Unsupported {
+	if _, err = parse(t, qwen3).Override(map[string]any{"sliding_window": int64(8)}); status.Of(err) != status.InvalidConfig {
 		t.Error(err)
 	}
-	fields["use_sliding_window"] = false
-	if _, err = ConfigFromMap(fields); err != nil {
+	if _, err = parse(t, llama31).Override(map[string]any{"sliding_window": int64(8)}); err == nil || !strings.Contains(err.Error(), "llama has no sliding window") {
 		t.Error(err)
+	}
+	fields["use_sliding_window"], fields["max_window_layers"] = true, int64(1)
+	c, err := ConfigFromMap(fields)
+	if err != nil || c.Sliding(0) || !c.Sliding(1) || c.SlidingWindow != 8 {
+		t.Errorf("%+v, %v", c, err)
+	}
+	c, err = parse(t, qwen3).Override(map[string]any{"sliding_window": int64(8), "use_sliding_window": true, "layer_types": []any{"sliding_attention", "full_attention"}})
+	if err != nil || !c.Sliding(0) || c.Sliding(1) {
+		t.Errorf("%+v, %v", c, err)
 	}
 }
 
@@ -233,40 +242,64 @@ func TestUnbuiltModelFromScratch(t *testing.T) {
 	}
 }
 
-// Mistral without a sliding window has Llama's layers, and its config.json has null. With a window
-// it is an error that names the override.
-func TestMistral(t *testing.T) {
-	mistral := func(fields string) []byte {
-		return with(t, llama31, `"model_type": "mistral", "architectures": ["MistralForCausalLM"]`+fields)
-	}
-	c, err := ParseConfig(mistral(`, "sliding_window": null`))
-	if err != nil {
-		t.Fatal(err)
-	}
-	same := *c
-	want := parse(t, llama31)
-	same.ModelType, same.raw = want.ModelType, want.raw
-	if !reflect.DeepEqual(&same, want) || c.QKVBias() || c.OutBias() || c.QKNorm() {
-		t.Errorf("%+v, llama is %+v", same, *want)
-	}
-	text, err := c.JSON()
-	if err != nil || !strings.Contains(string(text), `"sliding_window": null`) || !strings.Contains(string(text), `"MistralForCausalLM"`) {
-		t.Errorf("%v %s", err, text)
-	}
-	for _, fields := range []string{"", `, "sliding_window": 4096`} {
-		if _, err := ParseConfig(mistral(fields)); status.Of(err) != status.Unsupported || !strings.Contains(err.Error(), `model_type = "llama"`) {
-			t.Errorf("%s: %v", fields, err)
+// Which layers have a window, and that config.json says the same again.
+func TestWindows(t *testing.T) {
+	base := map[string]string{"llama": llama31, "mistral": string(with(t, llama31, `"model_type": "mistral", "num_hidden_layers": 3`)),
+		"ministral": string(with(t, llama31, `"model_type": "ministral", "num_hidden_layers": 3, "head_dim": null`)),
+		"qwen2":     string(with(t, qwen2, `"num_hidden_layers": 3`)), "qwen3": string(with(t, qwen3, `"num_hidden_layers": 3, "layer_types": null`))}
+	for _, c := range []struct {
+		model, fields string
+		window        int64
+		sliding       string // of each layer: s or f
+	}{
+		{"llama", `"sliding_window": 7, "num_hidden_layers": 3`, 0, "fff"},
+		{"mistral", `"sliding_window": 7`, 7, "sss"},
+		{"mistral", ``, 4096, "sss"},
+		{"mistral", `"layer_types": ["full_attention"], "sliding_window": 7`, 7, "sss"},
+		{"mistral", `"sliding_window": null`, 0, "fff"},
+		{"ministral", ``, 4096, "sss"},
+		{"ministral", `"sliding_window": null`, 0, "fff"},
+		{"ministral", `"sliding_window": 5, "layer_types": ["full_attention", "sliding_attention", "attention"]`, 5, "fsf"},
+		{"qwen2", `"sliding_window": 5`, 0, "fff"},
+		{"qwen2", `"sliding_window": 5, "use_sliding_window": true, "max_window_layers": 1`, 5, "fss"},
+		{"qwen2", `"sliding_window": 5, "use_sliding_window": true, "max_window_layers": 0`, 5, "sss"},
+		{"qwen2", `"sliding_window": 5, "use_sliding_window": true, "max_window_layers": 3`, 0, "fff"},
+		{"qwen3", `"sliding_window": null, "use_sliding_window": true, "max_window_layers": 0`, 0, "fff"},
+		{"qwen3", `"use_sliding_window": true, "max_window_layers": 2, "sliding_window": 4096`, 4096, "ffs"},
+		{"qwen3", `"use_sliding_window": true, "sliding_window": 6, "layer_types": ["sliding_attention", "full_attention", "full_attention"]`, 6, "sff"},
+	} {
+		first := parse(t, string(with(t, base[c.model], c.fields)))
+		text, err := first.JSON()
+		if err != nil {
+			t.Fatal(err)
 		}
-		if c, err := parseConfig(mistral(fields), map[string]any{"model_type": "llama"}); err != nil || c.ModelType != "llama" {
-			t.Errorf("%s: overridden: %v", fields, err)
+		for _, got := range []*Config{first, parse(t, string(text))} {
+			sliding := ""
+			for i := range int64(3) {
+				sliding += map[bool]string{true: "s", false: "f"}[got.Sliding(i)]
+			}
+			if sliding != c.sliding || got.SlidingWindow != c.window || got.ModelType != c.model {
+				t.Errorf("%s %s: %s, window %d, want %s, %d", c.model, c.fields, sliding, got.SlidingWindow, c.sliding, c.window)
+			}
 		}
+	}
+	// a window of 7 keys: 6 before the query, and its own
+	c := parse(t, string(with(t, base["mistral"], `"sliding_window": 7`)))
+	if w := c.window(slidingMask); w.Left != 6 || c.window(fullMask) != nil {
+		t.Errorf("%+v", w)
+	}
+	near.Value(t, "pairs", c.Pairs(5), 12.5, 0)
+	near.Value(t, "pairs", c.Pairs(20), 24.5+13*7, 0)
+	// a job has no null: 0 is no window
+	if c, err := c.Override(map[string]any{"sliding_window": int64(0)}); err != nil || c.SlidingWindow != 0 {
+		t.Errorf("%+v, %v", c, err)
 	}
 }
 
 // The file's own value of a field in model.override is not checked.
 func TestOverrideBeforeRefusal(t *testing.T) {
 	for fields, override := range map[string]map[string]any{
-		`"use_sliding_window": true`:              {"use_sliding_window": false},
+		`"use_sliding_window": 3`:                 {"use_sliding_window": false},
 		`"attention_dropout": 0.1`:                {"attention_dropout": int64(0)},
 		`"hidden_act": "gelu"`:                    {"hidden_act": "silu"},
 		`"rope_scaling": {"rope_type": "yarn"}`:   {"rope_scaling": map[string]any{"rope_type": "linear", "factor": 2.0}},

@@ -37,10 +37,18 @@ func (c *Config) fields() map[string]any {
 	put("initializer_range", asFloats(c.InitializerRange))
 	put("tie_word_embeddings", c.TieWordEmbeddings)
 	c.ropeFields(f)
+	if c.LayerTypes != nil {
+		put("layer_types", c.LayerTypes)
+	}
+	if c.windowed() && c.SlidingWindow > 0 {
+		put("sliding_window", c.SlidingWindow)
+	} else if c.ModelType == mistralType || c.ModelType == "ministral" {
+		f["sliding_window"] = nil // if it were missing, the window would be 4096
+	}
 	if c.hybrid() {
 		c.Hybrid.put(put)
 	}
-	if c.ModelType != "qwen2" && c.ModelType != mistralType {
+	if c.ModelType != "qwen2" && c.ModelType != mistralType && c.ModelType != "ministral" {
 		put("attention_bias", c.AttentionBias)
 	}
 	if f["dtype"] == nil && f["torch_dtype"] == nil {

@@ -6,8 +6,8 @@ const deltaChunk = 64
 
 // Flops returns the floating-point operations of the model in one training step, forward and
 // backward, without recomputation: 6 per token and weight of a matrix or convolution, and 12 per
-// feature of a query head and pair of a query with a key. pairs is Σ length²/2 over the documents:
-// only keys before a query count. Backward is twice forward.
+// feature of a query head and pair of a query with a key. pairs is the sum of Pairs over the
+// documents. Backward is twice forward.
 func (c *Config) Flops(tokens int64, pairs float64) float64 {
 	h, queries, keys := float64(c.HiddenSize), float64(c.NumAttentionHeads*c.HeadDim), float64(c.NumKeyValueHeads*c.HeadDim)
 	full := h * (2*queries + 2*keys)
@@ -58,7 +58,7 @@ func (m *Model) RecomputeFlops(tokens int64, pairs float64) float64 {
 	kinds := [2]struct {
 		mixerFlops
 		layers float64
-	}{{full, float64(m.plans.fulls)}, {linear, float64(m.plans.linears)}}
+	}{{full, float64(m.plans.fulls())}, {linear, float64(m.plans.linears)}}
 	for i, k := range kinds {
 		share := k.layers / float64(len(m.blocks)) // of the replays
 		output := k.out

@@ -11,7 +11,6 @@ import (
 // rule (Yang, Kautz & Hatamizadeh 2024), and typically every fourth layer softmax attention with a
 // gate on its output.
 type Hybrid struct {
-	LayerTypes          []string // of each layer: full_attention | linear_attention
 	LinearNumKeyHeads   int64
 	LinearNumValueHeads int64 // a multiple of the key heads
 	LinearKeyHeadDim    int64
@@ -29,15 +28,18 @@ func (c *Config) hybrid() bool { return c.ModelType == hybridType }
 
 // layerKinds returns the end of the error message for a kind of layer that is not built.
 func (c *Config) layerKinds() string {
-	if c.hybrid() {
+	switch {
+	case c.hybrid():
 		return notbuilt.HybridLayerTypes.Instead
+	case c.windowed():
+		return notbuilt.WindowLayerTypes.Instead
 	}
 	return notbuilt.LayerTypes.Instead
 }
 
 // Linear reports whether a layer is linear attention.
 func (c *Config) Linear(layer int64) bool {
-	return layer < int64(len(c.LayerTypes)) && c.LayerTypes[layer] == linearAttention
+	return c.kind(layer) == linearAttention
 }
 
 // LinearLayers returns the number of layers with linear attention.
@@ -73,17 +75,14 @@ func (c *Config) readHybrid(r *reader) {
 		r.fault(status.Unsupported, "attn_output_gate = false is not built for %s: %s", c.ModelType, notbuilt.OutputGates.Instead)
 	}
 	interval := r.extent("full_attention_interval", 4, maxLayers)
-	kinds, given := r.value("layer_types").([]any)
-	if !given && r.has("layer_types") {
-		r.fault(status.InvalidConfig, "layer_types = %v: give a list of %s and %s", r.raw["layer_types"], fullAttention, linearAttention)
-	}
+	kinds := c.readLayerTypes(r)
 	for i := range c.NumHiddenLayers {
 		kind := linearAttention
 		if (i+1)%interval == 0 {
 			kind = fullAttention
 		}
-		if given && i < int64(len(kinds)) {
-			kind, _ = kinds[i].(string) // readRefused checks it
+		if i < int64(len(kinds)) {
+			kind = kinds[i]
 		}
 		c.LayerTypes = append(c.LayerTypes, kind)
 	}
@@ -111,7 +110,6 @@ func textOf(raw map[string]any) map[string]any {
 
 // put calls put for each field with its name in config.json.
 func (h *Hybrid) put(put func(name string, value any)) {
-	put("layer_types", h.LayerTypes)
 	put("linear_num_key_heads", h.LinearNumKeyHeads)
 	put("linear_num_value_heads", h.LinearNumValueHeads)
 	put("linear_key_head_dim", h.LinearKeyHeadDim)

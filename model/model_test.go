@@ -90,7 +90,7 @@ func TestDocumentsAreAlone(t *testing.T) {
 		sum, tokens, grads := 0.0, int64(0), map[string][]float64{}
 		for d, lo := range s.cu[:3] {
 			hi := s.cu[d+1]
-			o := train(t, 1, cfg, &sequence{s.ids[lo:hi], s.targets[lo:hi], s.positions[lo:hi], []int64{0, hi - lo}}, nil)
+			o := train(t, 1, cfg, &sequence{s.ids[lo:hi], s.targets[lo:hi], s.positions[lo:hi], []int64{0, hi - lo}, s.length()}, nil)
 			sum, tokens = sum+o.Sum, tokens+o.Tokens
 			for name, g := range o.grads {
 				if grads[name] == nil {
@@ -115,7 +115,7 @@ func TestNoTokenIsSeenTooEarly(t *testing.T) {
 	cfg := configs(t)["llama"]
 	s := documents(cfg.VocabSize, 12, 8)
 	loss := func(first, last int64, changed int) float64 {
-		x := &sequence{slices.Clone(s.ids), make([]int32, len(s.ids)), s.positions, s.cu}
+		x := &sequence{slices.Clone(s.ids), make([]int32, len(s.ids)), s.positions, s.cu, 0}
 		for i := range x.targets {
 			x.targets[i] = -100
 			if int64(i) >= first && int64(i) < last {

@@ -8,17 +8,18 @@ import (
 	"ulysses/tensor"
 )
 
-// plans are the plans of the two kinds of mixers, and the number of layers of each kind. The plan
-// of a kind without layers is nil.
+// plans are the plans of the kinds of mixers, and the number of layers of each kind. The plan of a
+// kind without layers is nil.
 type plans struct {
-	full           *sp.Plan           // softmax attention, of one group of heads
-	groups         int64              // number of head groups
-	grouped        map[int64]*sp.Plan // by number of head groups
-	linear         *gdn.Plan
-	fulls, linears int64
-	ring           int64
-	overlap        bool // projections overlap with all-to-alls
-	comm           comm.Comm
+	softmax   [masks]*sp.Plan           // softmax attention, of one group of heads
+	groups    int64                     // number of head groups
+	grouped   map[int64][masks]*sp.Plan // by number of head groups
+	linear    *gdn.Plan
+	softmaxes [masks]int64
+	linears   int64
+	ring      int64
+	overlap   bool // projections overlap with all-to-alls
+	comm      comm.Comm
 
 	cached       sizes // for cachedTokens tokens
 	cachedTokens int64
@@ -26,14 +27,14 @@ type plans struct {
 
 // sizes are the bytes that a call of each plan needs.
 type sizes struct {
-	full   struct{ saved, lse, workspace int64 } // of one group of heads, padded
+	full   struct{ saved, lse, workspace int64 } // of one group of heads of either mask, padded
 	linear gdn.Sizes
 }
 
 func (p *plans) make(d device.Device, c comm.Comm, cfg *Config, o Options) (err error) {
 	p.linears = cfg.LinearLayers()
-	p.fulls = cfg.NumHiddenLayers - p.linears
-	p.grouped, p.comm, p.ring, p.overlap = map[int64]*sp.Plan{}, c, o.Ring, o.Overlap && c.Size() > 1
+	p.softmaxes = cfg.softmaxLayers()
+	p.grouped, p.comm, p.ring, p.overlap = map[int64][masks]*sp.Plan{}, c, o.Ring, o.Overlap && c.Size() > 1
 	err = p.setGroups(d, c, cfg, o.Compute, 1)
 	if err == nil && p.linears > 0 {
 		p.linear, err = gdn.NewPlan(d, c, gdn.Layer{KeyHeads: cfg.LinearNumKeyHeads, ValueHeads: cfg.LinearNumValueHeads,
@@ -45,16 +46,19 @@ func (p *plans) make(d device.Device, c comm.Comm, cfg *Config, o Options) (err 
 
 // setGroups sets the number of head groups of softmax attention. Collective if the number is new.
 func (p *plans) setGroups(d device.Device, c comm.Comm, cfg *Config, compute tensor.DType, groups int64) (err error) {
-	plan := p.grouped[groups]
-	if p.fulls > 0 && plan == nil {
-		plan, err = sp.NewPlan(d, c, sp.Layer{Heads: cfg.NumAttentionHeads / groups, KVHeads: cfg.NumKeyValueHeads / groups, Dim: cfg.HeadDim,
-			VDim: cfg.HeadDim, DType: compute, Causal: true, Ring: p.ring})
+	made, found := p.grouped[groups]
+	for k := range masks {
+		if p.softmaxes[k] == 0 || found {
+			continue
+		}
+		made[k], err = sp.NewPlan(d, c, sp.Layer{Heads: cfg.NumAttentionHeads / groups, KVHeads: cfg.NumKeyValueHeads / groups, Dim: cfg.HeadDim,
+			VDim: cfg.HeadDim, DType: compute, Causal: true, Window: cfg.window(k), Ring: p.ring})
 		if err != nil {
 			return err
 		}
-		p.grouped[groups] = plan
 	}
-	p.full, p.groups, p.cachedTokens = plan, groups, 0
+	p.grouped[groups] = made
+	p.softmax, p.groups, p.cachedTokens = made, groups, 0
 	return nil
 }
 
@@ -71,14 +75,19 @@ func (p *plans) sizes(d device.Device, tokens int64) (s sizes, err error) {
 }
 
 func (p *plans) maxSizes(d device.Device, tokens int64) (s sizes, err error) {
-	if p.full != nil {
-		var whole sp.Sizes
-		if whole, err = p.full.MaxSizes(1, tokens, tokens); err == nil {
-			f := &s.full
-			f.workspace = whole.Workspace
-			f.saved, f.lse, err = p.full.MaxSeparateSizes(1, tokens, tokens)
-			f.saved, f.lse = device.Padded(d, f.saved), device.Padded(d, f.lse)
+	for _, plan := range p.softmax {
+		if plan == nil || err != nil {
+			continue
 		}
+		var whole sp.Sizes
+		if whole, err = plan.MaxSizes(1, tokens, tokens); err != nil {
+			continue
+		}
+		saved, lse, failed := plan.MaxSeparateSizes(1, tokens, tokens)
+		f := &s.full
+		f.workspace = max(f.workspace, whole.Workspace)
+		f.saved, f.lse = max(f.saved, device.Padded(d, saved)), max(f.lse, device.Padded(d, lse))
+		err = failed
 	}
 	if err == nil && p.linear != nil {
 		s.linear, err = p.linear.MaxLayerSizes(1, tokens)
@@ -89,8 +98,10 @@ func (p *plans) maxSizes(d device.Device, tokens int64) (s sizes, err error) {
 // Reserve makes the communicator allocate, before the first pass, the memory that it needs for
 // batches of at most so many tokens. Collective.
 func (m *Model) Reserve(tokens int64) (err error) {
-	if m.plans.full != nil {
-		err = m.plans.full.Reserve(1, tokens, tokens)
+	for _, plan := range m.plans.softmax {
+		if err == nil && plan != nil {
+			err = plan.Reserve(1, tokens, tokens)
+		}
 	}
 	if err == nil && m.plans.linear != nil {
 		err = m.plans.linear.Reserve(1, tokens)
@@ -105,10 +116,14 @@ func (m *Model) BytesSent(b *sp.Batch) (forward, backward int64) {
 		return 0, 0
 	}
 	again, restored := m.recomputed()
-	if p := &m.plans; p.full != nil {
-		f, back := p.full.BytesSent(b)
-		forward = p.fulls * p.groups * f
-		backward = p.groups * (p.fulls*back + again.fulls*f + restored*p.full.RestoreBytesSent(b))
+	for k, plan := range m.plans.softmax {
+		if plan == nil {
+			continue
+		}
+		f, back := plan.BytesSent(b)
+		layers, groups := m.plans.softmaxes[k], m.plans.groups
+		forward += layers * groups * f
+		backward += groups * (layers*back + again.softmaxes[k]*f + restored[k]*plan.RestoreBytesSent(b))
 	}
 	if p := &m.plans; p.linear != nil {
 		f, back := p.linear.LayerBytesSent(b)
@@ -119,22 +134,28 @@ func (m *Model) BytesSent(b *sp.Batch) (forward, backward int64) {
 
 // recomputed returns how many forward halves of mixers the backward half of a pass runs, and how
 // often it restores q, k and v.
-func (m *Model) recomputed() (again struct{ fulls, linears int64 }, restored int64) {
+func (m *Model) recomputed() (again struct {
+	softmaxes [masks]int64
+	linears   int64
+}, restored [masks]int64) {
 	a := &m.activations
 	if a.Attention == Recompute {
 		for _, layer := range m.visits { // again in a segment, and before its own backward half
 			if m.Config.Linear(layer) {
 				again.linears++
 			} else {
-				again.fulls++
+				again.softmaxes[m.Config.maskOf(layer)]++
 			}
 		}
 	}
 	if a.QKV == Recompute && (a.Attention != Recompute || m.plans.groups > 1) {
-		restored = m.plans.fulls
+		restored = m.plans.softmaxes
 	}
 	return again, restored
 }
+
+// fulls returns the number of layers of softmax attention.
+func (p *plans) fulls() int64 { return p.softmaxes[fullMask] + p.softmaxes[slidingMask] }
 
 // Linear returns the plan of the linear layers, nil if there are none.
 func (m *Model) Linear() *gdn.Plan { return m.plans.linear }

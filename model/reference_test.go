@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 
+	"ulysses/device"
 	"ulysses/testkit/ref"
 )
 
@@ -77,7 +78,7 @@ func (r *reference) loss(s *sequence) float64 {
 		if c.Linear(i) {
 			add(x, r.linearAttention(s, n, name("linear_attn")))
 		} else {
-			add(x, r.attention(s, n, name("self_attn")))
+			add(x, r.attention(s, n, name("self_attn"), c.window(c.maskOf(i))))
 		}
 		n = r.norm(x, c.HiddenSize, name("post_attention_layernorm"))
 		y := ref.SwiGLU(r.linear(n, c.HiddenSize, name("mlp.gate_proj")), r.linear(n, c.HiddenSize, name("mlp.up_proj")))
@@ -92,11 +93,14 @@ func (r *reference) loss(s *sequence) float64 {
 	return ref.Sum(nll)
 }
 
-func (r *reference) attention(s *sequence, x []float64, name string) []float64 {
+func (r *reference) attention(s *sequence, x []float64, name string, window *device.Window) []float64 {
 	c, tokens := r.cfg, int64(len(s.ids))
 	cos, sin := ref.RopeTable[float64](wide(s.positions), r.frequencies(s), r.cfg.Rope.Scale)
 	shape := &ref.Attention{Hq: c.NumAttentionHeads, Hkv: c.NumKeyValueHeads, D: c.HeadDim, Dv: c.HeadDim, CuQ: s.cu, CuK: s.cu,
 		Causal: true, Scale: 1 / math.Sqrt(float64(c.HeadDim))}
+	if window != nil {
+		shape.Window = &ref.Window{Left: window.Left, Right: window.Right}
+	}
 	q, k, v := r.linear(x, c.HiddenSize, name+".q_proj"), r.linear(x, c.HiddenSize, name+".k_proj"), r.linear(x, c.HiddenSize, name+".v_proj")
 	var gate []float64
 	if c.OutputGate() { // [q|gate] in each head

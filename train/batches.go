@@ -8,7 +8,7 @@ import (
 )
 
 // read reads this replica's micro-batches of step s. It returns the valid targets and the tokens of
-// the global batch. pairs is the sum of length²/2 over the documents of the global batch, which is
+// the global batch. pairs is the sum of Config.Pairs over the documents of the global batch. It is
 // estimated from this replica's micro-batches. Collective.
 func (t *Trainer) read(s int64) (valid, tokens int64, pairs float64, err error) {
 	t.Clock.Push("data")
@@ -31,8 +31,7 @@ func (t *Trainer) read(s int64) (valid, tokens int64, pairs float64, err error) 
 		valid += m.Valid
 		tokens += int64(len(m.IDs))
 		for i := 1; i < len(m.CuSeqlens); i++ {
-			n := float64(m.CuSeqlens[i] - m.CuSeqlens[i-1])
-			pairs += n * n / 2
+			pairs += t.Model.Config.Pairs(m.CuSeqlens[i] - m.CuSeqlens[i-1])
 		}
 	}
 	if t.length, err = t.longest(); err != nil {
@@ -86,7 +85,7 @@ func (t *Trainer) readBalanced(s int64) (err error) {
 	if err := t.Mesh.Data.AllReduce(nil, t.lengths, comm.Sum); err != nil {
 		return err
 	}
-	cost := func(n int64) float64 { return t.Model.Config.Flops(n, float64(n)*float64(n)/2) }
+	cost := func(n int64) float64 { return t.Model.Config.Flops(n, t.Model.Config.Pairs(n)) }
 	assigned := data.Balance(lengths, t.Mesh.Replicas, t.Data.Config.Budget, cost)
 	t.microBatches = slices.Grow(t.microBatches[:0], len(assigned))[:len(assigned)]
 	for a, replicas := range assigned {

@@ -303,7 +303,7 @@ const (
 // overlap with computation.
 func (p *planner) extra(host int64) float64 {
 	tokens, _ := p.MaxTokens()
-	pairs := float64(tokens) * float64(tokens) / 2
+	pairs := p.Model.Config.Pairs(tokens)
 	work := p.Model.Config.Flops(tokens, pairs)
 	again := p.Model.RecomputeFlops(tokens, pairs) / work
 	ranks := float64(p.Mesh.Seq.Size())

@@ -34,7 +34,7 @@ type Area struct {
 var Areas = []Area{
 	{"Parallelism", []*Feature{Ring, ModelParallelism}},
 	{"Attention", []*Feature{Sinks, ALiBi, BlockMasks, SoftCaps, Dropout}},
-	{"Models", []*Feature{ModelTypes, Experts, Multimodal, LayerTypes, HybridLayerTypes, SlidingWindows, Activations, OutputGates, PartialRotary, RoPETypes, StorageTypes}},
+	{"Models", []*Feature{ModelTypes, Experts, Multimodal, LayerTypes, HybridLayerTypes, WindowLayerTypes, Activations, OutputGates, PartialRotary, RoPETypes, StorageTypes}},
 	{"Training", []*Feature{Adapters, Preferences, ChatData, LowPrecision, Float16, Extras}},
 	{"Tokenizers", []*Feature{TokenizerModels, MergeDropout, Normalizers, EmptyReplacements, PreTokenizers, SplitBehaviors, PrependSchemes, LateMetaspace, Patterns, Decoders, ManyAddedTokens}},
 	{"The C library", []*Feature{SaveLess, Timeouts, SharedNCCL}},
@@ -54,18 +54,17 @@ var (
 		Instead: "set it to 0 with model.override if the model was trained without it"}
 	Dropout = &Feature{Name: "dropout", Names: []string{"dropout"}, Where: "`attention.dropout`; `attention_dropout` of a config.json; in C, `dropout` and `dropout_seed`", Instead: "set it to 0 with model.override"}
 
-	ModelTypes       = &Feature{Name: "other model types", Where: "`model_type` of a config.json or of [model.new]", Instead: "llama, mistral without a sliding window, qwen2, qwen3 and qwen3_5_text are", Many: true}
+	ModelTypes       = &Feature{Name: "other model types", Where: "`model_type` of a config.json or of [model.new]", Instead: "llama, mistral, ministral, qwen2, qwen3 and qwen3_5_text are", Many: true}
 	Experts          = &Feature{Name: "mixture of experts", Where: "`num_experts` and `num_local_experts` of a config.json; keys of other trainers such as `moe`", Instead: "use a dense model"}
 	Multimodal       = &Feature{Name: "models of images, and quantized models", Where: "`vision_config` and `quantization_config` of a config.json", Instead: "use a text model with F32, BF16 or F16 weights", Many: true}
-	LayerTypes       = &Feature{Name: "other kinds of layers", Where: "`layer_types` of a config.json", Instead: "full_attention is", Many: true}
+	LayerTypes       = &Feature{Name: "other kinds of layers in llama", Where: "`layer_types` of a config.json", Instead: "full_attention is", Many: true}
 	HybridLayerTypes = &Feature{Name: "other kinds of layers in qwen3_5_text", Where: "`layer_types` of a config.json", Instead: "full_attention and linear_attention are", Many: true}
-	SlidingWindows   = &Feature{Name: "sliding windows of models", Where: "`use_sliding_window` of a config.json; `sliding_window` of a mistral, of [model.new] and of model.override", Many: true,
-		Instead: "set use_sliding_window to false with model.override to attend to the whole document"}
-	Activations   = &Feature{Name: "activations other than SiLU", Where: "`hidden_act` of a config.json", Instead: "silu is", Many: true}
-	OutputGates   = &Feature{Name: "qwen3_5_text without an output gate", Where: "`attn_output_gate` of a config.json", Instead: "true is"}
-	PartialRotary = &Feature{Name: "RoPE on a share of a head", Where: "`partial_rotary_factor` of a config.json; qwen3_5_text has it", Instead: "1 is"}
-	RoPETypes     = &Feature{Name: "other kinds of RoPE scaling", Where: "`rope_type` of a config.json", Instead: "default, linear, dynamic, yarn, longrope, llama3 and proportional are", Many: true}
-	StorageTypes  = &Feature{Name: "other element types of a model's folder", Where: "`dtype` of a config.json", Instead: "float32, bfloat16 and float16 are", Many: true}
+	WindowLayerTypes = &Feature{Name: "other kinds of layers in ministral, qwen2 and qwen3", Where: "`layer_types` of a config.json", Instead: "full_attention and sliding_attention are", Many: true}
+	Activations      = &Feature{Name: "activations other than SiLU", Where: "`hidden_act` of a config.json", Instead: "silu is", Many: true}
+	OutputGates      = &Feature{Name: "qwen3_5_text without an output gate", Where: "`attn_output_gate` of a config.json", Instead: "true is"}
+	PartialRotary    = &Feature{Name: "RoPE on a share of a head", Where: "`partial_rotary_factor` of a config.json; qwen3_5_text has it", Instead: "1 is"}
+	RoPETypes        = &Feature{Name: "other kinds of RoPE scaling", Where: "`rope_type` of a config.json", Instead: "default, linear, dynamic, yarn, longrope, llama3 and proportional are", Many: true}
+	StorageTypes     = &Feature{Name: "other element types of a model's folder", Where: "`dtype` of a config.json", Instead: "float32, bfloat16 and float16 are", Many: true}
 
 	Adapters     = &Feature{Name: "LoRA and other adapters", Where: "keys of other trainers such as `lora.r`", Instead: "all weights are trained", Many: true}
 	Preferences  = &Feature{Name: "training on preferences or rewards", Where: "keys of other trainers such as `dpo_beta`", Instead: "train on text, or on `input_ids` with `labels`"}

@@ -175,8 +175,8 @@ func (f *Forecast) printWork(out io.Writer, m *Machine) (work string, err error)
 // flops returns the model FLOPs of a step, or of a pass, on all ranks. An evaluation has a third of
 // the FLOPs of training.
 func (f *Forecast) flops() float64 {
-	s := float64(f.Job.Data.Sequence)
-	all := f.Config.Flops(f.tokens, float64(f.tokens)*s/2)
+	s := f.Job.Data.Sequence
+	all := f.Config.Flops(f.tokens, float64(f.tokens)/float64(s)*f.Config.Pairs(s))
 	if f.Job.Kind == "eval" {
 		all /= 3
 	}

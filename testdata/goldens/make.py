@@ -89,6 +89,22 @@ def cases() -> dict:
             override["max_position_embeddings"] = 48
         o = ADAMW if "adamw" in name else SGD
         out[name] = dict(model=m, optimizer=o, override=override, **more)
+    # Sliding windows: in all layers, by a list of layers, and from a layer on.
+    kinds = ["sliding_attention", "full_attention"]
+    window = dict(use_sliding_window=True, sliding_window=5)
+    for name, m, override, more in (
+        ("mistral-sgd-window", "llama", dict(model_type="mistral", sliding_window=7), PACKED),
+        (
+            "ministral-adamw-window",
+            "llama",
+            dict(model_type="ministral", sliding_window=16, layer_types=kinds),
+            PLAIN,
+        ),
+        ("qwen2-sgd-window", "qwen2", dict(window, max_window_layers=1), DP2),
+        ("qwen3-adamw-window", "qwen3", dict(window, layer_types=kinds), PACKED),
+    ):
+        o = ADAMW if "adamw" in name else SGD
+        out[name] = dict(model=m, optimizer=o, override=override, **more)
     out["llama-adamw-text-packed"] = dict(
         model="llama", optimizer=ADAMW, file="texts.jsonl", sequence=96, batch=1, accumulate=2
     )

@@ -104,8 +104,12 @@ def exact(model: torch.nn.Module) -> torch.nn.Module:
 def nll_sum(model: torch.nn.Module, d: Document) -> torch.Tensor:
     """Returns the sum of the negative log-likelihoods of a document's targets."""
     n = len(d.ids)
-    # The mask is given. Otherwise the library treats jumps of the positions as document starts.
+    # The masks are given. Otherwise the library treats jumps of the positions as document starts.
     mask = torch.ones(n, n, dtype=torch.bool).tril()[None, None]
+    kinds = getattr(model.config, "layer_types", None)
+    if window := getattr(model.config, "sliding_window", None):
+        sliding = mask & torch.ones(n, n, dtype=torch.bool).triu(1 - window)
+        mask = dict(full_attention=mask, sliding_attention=sliding) if kinds else sliding
     logits = model(
         input_ids=d.ids[None], position_ids=d.positions[None], attention_mask=mask, use_cache=False
     ).logits[0]
@@ -135,7 +139,14 @@ def load(folder, dtype: torch.dtype, override: dict | None = None) -> torch.nn.M
     override has fields of config.json to replace, as the job's model.override.
     """
     config = transformers.AutoConfig.from_pretrained(folder)
-    for name, value in (override or {}).items():
+    override = dict(override or {})
+    if "model_type" in override or "sliding_window" in override:  # the kinds of layers follow
+        fields = config.to_dict() | override
+        fields.pop("layer_types", None)
+        fields |= {k: v for k, v in override.items() if k == "layer_types"}
+        config = transformers.AutoConfig.for_model(**fields)
+        override = {}
+    for name, value in override.items():
         if name == "rope_scaling":
             theta = config.rope_parameters["rope_theta"]
             name, value = "rope_parameters", dict(value, rope_theta=theta)
