@@ -328,3 +328,55 @@ func TestWireHoldsTheLSE(t *testing.T) {
 		})
 	}
 }
+
+// A device without kernels for an option refuses the layer on all ranks alike, and only the
+// agreement is sent.
+func TestOptionsWithoutKernelsAreRefused(t *testing.T) {
+	for _, x := range []struct {
+		layer Layer
+		want  string
+	}{
+		{Layer{Softcap: 1}, "a soft cap"}, {Layer{Dropout: 0.5}, "dropout"}, {Layer{Sinks: true}, "an attention sink"}, {Layer{ALiBi: true}, "ALiBi"},
+		{Layer{BlockRows: 8, BlockColumns: 8}, "a block mask"}, {Layer{Ring: 2}, "a ring"},
+	} {
+		d, err := fake.Open(fake.Options{})
+		must(err)
+		defer d.Close()
+		x.layer.Heads, x.layer.KVHeads, x.layer.Dim, x.layer.VDim = 4, 2, 8, 8
+		mpitest.Ranks(t, mpitest.Sizes()[min(1, len(mpitest.Sizes())-1)], func(c comm.Comm) error {
+			count := &counted{Comm: c}
+			_, err := NewPlan(&lacking{d}, count, x.layer)
+			if status.Of(err) != status.Unsupported || !strings.Contains(err.Error(), x.want) {
+				return fmt.Errorf("%+v: %v, want a refusal of %s", x.layer, err, x.want)
+			}
+			if count.calls != 0 {
+				return fmt.Errorf("%d all-to-alls before the refusal", count.calls)
+			}
+			return nil
+		})
+	}
+}
+
+// lacking is a device whose kernels have no options.
+type lacking struct{ device.Device }
+
+func (d *lacking) AttentionKernel(a *device.Attention, backward bool) (string, error) {
+	what := ""
+	switch {
+	case a.Carry:
+		what = "a ring"
+	case !a.Sinks.IsNil():
+		what = "an attention sink"
+	case !a.Slopes.IsNil():
+		what = "ALiBi"
+	case !a.BlockMask.IsNil():
+		what = "a block mask"
+	case a.Softcap != 0:
+		what = "a soft cap"
+	case a.Dropout != 0:
+		what = "dropout"
+	default:
+		return "kernel", nil
+	}
+	return "", status.Errorf(status.Unsupported, "%s is not built", what)
+}

@@ -155,7 +155,19 @@ func NewPlan(d device.Device, c comm.Comm, l Layer) (*Plan, error) {
 	if err := l.check(info, int64(c.Size())); err != nil {
 		return nil, err
 	}
-	return newPlan(d, c, l, int64(c.Rank()), int64(c.Size())), nil
+	p := newPlan(d, c, l, int64(c.Rank()), int64(c.Size()))
+	if l.needsKernels() {
+		_, _, err = p.Kernels()
+		if err = comm.Agree(c, err); err != nil {
+			return nil, err
+		}
+	}
+	return p, nil
+}
+
+// needsKernels reports whether the layer has options that not every kernel supports.
+func (l *Layer) needsKernels() bool {
+	return l.Ring > 1 || l.Softcap != 0 || l.Dropout != 0 || l.Sinks || l.ALiBi || l.BlockRows > 0
 }
 
 // newPlan returns the plan of a rank for a layer that has been checked.
