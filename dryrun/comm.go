@@ -122,14 +122,35 @@ func (c *Comm) AllToAll(s device.Stream, dst, src tensor.Tensor, recvRows, sendR
 	return c.communicate(s, sent, received)
 }
 
-type done struct{}
+// request is a started all-to-all, which ends at a time of the host's clock.
+type request struct {
+	s  *stream // nil: it has ended
+	at float64
+}
 
-func (done) Wait() error { return nil }
+// Wait makes the stream wait for the all-to-all.
+func (r request) Wait() error {
+	if r.s != nil {
+		r.s.at = max(r.s.at, r.at)
+	}
+	return nil
+}
 
-// AllToAllStart charges the whole all-to-all to its stream. It overlaps with the operations of
-// other streams.
+// AllToAllStart starts an all-to-all after the operations of its stream so far. On a device whose
+// operations are asynchronous, later operations of the stream overlap with it, and all-to-alls that
+// were started before delay it, because a rank has one link. On a CPU, the call takes the time of
+// the whole all-to-all: the processor moves the bytes.
 func (c *Comm) AllToAllStart(s device.Stream, dst, src tensor.Tensor, recvRows, sendRows []int64) (comm.Request, error) {
-	return done{}, c.AllToAll(s, dst, src, recvRows, sendRows)
+	x, ok := s.(*stream)
+	if c.Size() == 1 || !ok || x.d != c.d || !c.d.asynchronous() {
+		return request{}, c.AllToAll(s, dst, src, recvRows, sendRows)
+	}
+	link := stream{d: c.d, at: max(c.d.link, x.at)}
+	if err := c.AllToAll(&link, dst, src, recvRows, sendRows); err != nil {
+		return nil, err
+	}
+	c.d.link = link.at
+	return request{x, link.at}, nil
 }
 
 func (c *Comm) AllReduce(s device.Stream, t tensor.Tensor, _ comm.Op) error {

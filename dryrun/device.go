@@ -28,6 +28,7 @@ type Device struct {
 	clock *clock.Clock
 	now   float64 // seconds on the host's clock
 	ends  float64 // seconds on the same clock at which the last enqueued operation ends
+	link  float64 // seconds on the same clock at which the last started all-to-all ends
 	spent Account
 }
 

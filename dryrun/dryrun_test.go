@@ -66,6 +66,62 @@ func TestVisiblePairs(t *testing.T) {
 	}
 }
 
+// The shift of a document counts from the rows of all documents, as in device.Attention: here the
+// second document's first query, row 2, is aligned with its third key, row 4.
+func TestShiftedDocuments(t *testing.T) {
+	a := device.Attention{Q: of(tensor.CUDA, 4, 1, 1), K: of(tensor.CUDA, 7, 1, 1), V: of(tensor.CUDA, 7, 1, 1), Causal: true,
+		CuQ: []int64{0, 2, 4}, CuK: []int64{0, 2, 7}}
+	for _, c := range []struct {
+		shift []int64
+		pairs float64
+	}{{nil, 1 + 2 + 4 + 5}, {[]int64{0, 2}, 1 + 2 + 3 + 4}, {[]int64{-1, 3}, 0 + 1 + 4 + 5}, {[]int64{5, -5}, 2 + 2}} {
+		if a.Shift = c.shift; attentionFlops(&a) != 4*c.pairs {
+			t.Errorf("shift %v: %v FLOP, want %v", c.shift, attentionFlops(&a), 4*c.pairs)
+		}
+	}
+}
+
+// Started all-to-alls of a GPU overlap with the stream's operations and follow each other. Those of
+// a CPU take the processor's time.
+func TestStartedAllToAll(t *testing.T) {
+	for _, c := range []struct {
+		place tensor.Place
+		want  float64
+	}{{tensor.CUDA, 40 + max(80, 8+12) + 4 + 40 + max(4, 200) + 4}, {tensor.Host, 40 + 8 + 12 + 80 + 4 + 40 + 200 + 4 + 4}} {
+		d := open(t, c.place, slow, nil)
+		m := NewMesh(d, 0, 2, 2, 1, comm.NewLedger(), nil)
+		s, _ := d.NewStream()
+		start := func(rows int64) comm.Request {
+			x := of(c.place, rows)
+			r, err := m.Seq.AllToAllStart(s, x, x, []int64{0, rows}, []int64{0, rows})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return r
+		}
+		_ = d.Fill(s, of(c.place, 10), 0) // before the all-to-alls, 40 s
+		a, b := start(2), start(3)
+		_ = d.Fill(s, of(c.place, 20), 0) // 80 s
+		for _, r := range []comm.Request{a, b} {
+			if err := r.Wait(); err != nil {
+				t.Error(err)
+			}
+		}
+		_ = d.Fill(s, of(c.place, 1), 0)
+		_ = d.Fill(s, of(c.place, 10), 0)
+		late := start(50)
+		_ = d.Fill(s, of(c.place, 1), 0)
+		if err := late.Wait(); err != nil {
+			t.Error(err)
+		}
+		_ = d.Fill(s, of(c.place, 1), 0)
+		x := d.Spent()
+		if x.Seconds != c.want || x.Node != 4*55 || x.Waits[""] != 3 {
+			t.Errorf("place %v: %+v, want %v s", c.place, x, c.want)
+		}
+	}
+}
+
 // An operation takes the longest of its arithmetic, its memory traffic and the minimum time.
 func TestWork(t *testing.T) {
 	spent := func(rates Rates, call func(d *Device, s device.Stream) error) float64 {

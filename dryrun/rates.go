@@ -8,8 +8,10 @@
 //
 // The model: an operation takes the longest of its arithmetic, its memory traffic and a minimum
 // time. Operations of a stream run one after the other, and streams wait for each other by events
-// alone, as device.Device specifies. All ranks are assumed to have the same speed: no rank waits
-// for a late peer. WaitCost adds such waits afterwards.
+// alone, as device.Device specifies. A started all-to-all overlaps with the operations of its
+// stream until Wait, and started all-to-alls follow each other: a step of a ring takes as long as
+// its computation or its all-to-all, whichever is longer. All ranks are assumed to have the same
+// speed: no rank waits for a late peer. WaitCost adds such waits afterwards.
 package dryrun
 
 import "ulysses/internal/status"
