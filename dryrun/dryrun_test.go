@@ -81,8 +81,8 @@ func TestShiftedDocuments(t *testing.T) {
 	}
 }
 
-// Started all-to-alls of a GPU overlap with the stream's operations and follow each other. Those of
-// a CPU take the processor's time.
+// Started all-to-alls of a GPU overlap with the stream's operations and follow each other. On a CPU
+// they take the processor's time.
 func TestStartedAllToAll(t *testing.T) {
 	for _, c := range []struct {
 		place tensor.Place

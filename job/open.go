@@ -55,7 +55,7 @@ func (e *Env) open(world comm.Comm, ranksOnNode int, o Options) error {
 	if err := e.openDevice(world, ranksOnNode); err != nil {
 		return err
 	}
-	if err := e.openMesh(world, e.Job.Parallel.Ulysses); err != nil {
+	if err := e.openMesh(world); err != nil {
 		e.Device.Close()
 		return err
 	}
@@ -98,7 +98,7 @@ func (e *Env) openDevice(world comm.Comm, ranksOnNode int) error {
 }
 
 // openMesh makes the mesh of the job, with the communicator for the device's tensors.
-func (e *Env) openMesh(host comm.Comm, ulysses int64) error {
+func (e *Env) openMesh(host comm.Comm) error {
 	under := host
 	var err error
 	// a communicator of the device closes the one below it
@@ -118,7 +118,7 @@ func (e *Env) openMesh(host comm.Comm, ulysses int64) error {
 		e.Log.Info().Msg("communicator: " + why)
 	}
 	e.layered = c != host
-	e.Mesh, err = comm.NewMesh(c, int(ulysses), int(e.Job.Parallel.Ring), e.Ledger, e.Clock, e.Watch)
+	e.Mesh, err = comm.NewMesh(c, int(e.Job.Mesh.Ulysses), int(e.Job.Mesh.Ring), e.Ledger, e.Clock, e.Watch)
 	return err
 }
 
@@ -162,5 +162,5 @@ func (e *Env) onOneRank() (*Env, error) {
 	one.Job, one.Ledger, one.Clock, one.Watch = &j, comm.NewLedger(), clock.New(), nil
 	one.Log = one.Log.Level(zerolog.ErrorLevel)
 	one.world = comm.Local(1)[0]
-	return &one, one.openMesh(one.world, 1)
+	return &one, one.openMesh(one.world)
 }

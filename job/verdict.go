@@ -9,6 +9,7 @@ import (
 	"text/tabwriter"
 
 	"ulysses/internal/units"
+	"ulysses/job/file"
 )
 
 // verdict is the result of verify, as --json prints it.
@@ -16,6 +17,7 @@ type verdict struct {
 	Verdict string     `json:"verdict"` // bitwise, within tolerance or FAIL, for the judged tensors
 	Ranks   int        `json:"ranks"`
 	Ulysses int        `json:"ulysses"`
+	Ring    int        `json:"ring"`
 	Data    int        `json:"data"`
 	DType   string     `json:"dtype"`
 	Kernels string     `json:"kernels"`
@@ -74,6 +76,11 @@ func (r *verdict) judge() (judged, far int) {
 	return judged, far
 }
 
+// mesh returns the mesh on which the tensors were computed.
+func (r *verdict) mesh() file.Mesh {
+	return file.Mesh{Ulysses: int64(r.Ulysses), Ring: int64(r.Ring), Replicas: int64(r.Data)}
+}
+
 // sentence returns the verdict with its counts.
 func (r *verdict) sentence() string {
 	judged, far := r.judge()
@@ -87,7 +94,7 @@ func (r *verdict) sentence() string {
 		}
 	}
 	text := fmt.Sprintf("%s: ", r.Verdict)
-	switch on := fmt.Sprintf("on %s (ulysses %d x data %d) and on one", units.Count(r.Ranks, "rank"), r.Ulysses, r.Data); r.Verdict {
+	switch on := fmt.Sprintf("on %s (%v) and on one", units.Count(r.Ranks, "rank"), r.mesh()); r.Verdict {
 	case bitwise:
 		text += fmt.Sprintf("%s bitwise equal %s", units.Count(judged, "tensor"), on)
 	case within:

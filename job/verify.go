@@ -60,7 +60,7 @@ func verifyAgainstOne(e *Env, all []named, compute func(*Env) ([]named, error), 
 	if err != nil {
 		return err
 	}
-	r := verdict{Ranks: e.Mesh.World.Size(), Ulysses: e.Mesh.Ulysses, Data: e.Mesh.Replicas, DType: file.DTypeName(e.Compute), Kernels: e.Device.Info().Kernels,
+	r := verdict{Ranks: e.Mesh.World.Size(), Ulysses: e.Mesh.Ulysses, Ring: e.Mesh.Ring, Data: e.Mesh.Replicas, DType: file.DTypeName(e.Compute), Kernels: e.Device.Info().Kernels,
 		Limit: verifyLimits[e.Compute], Tensors: []compared{}}
 	for i, a := range all {
 		d, err := compare(a, one[i])

@@ -19,6 +19,7 @@ type plans struct {
 	linears   int64
 	ring      int64
 	overlap   bool // projections overlap with all-to-alls
+	gather    bool // the groups of a ring get all keys in one all-to-all
 	comm      comm.Comm
 
 	cached       sizes // for cachedTokens tokens
@@ -35,6 +36,7 @@ func (p *plans) make(d device.Device, c comm.Comm, cfg *Config, o Options) (err 
 	p.linears = cfg.LinearLayers()
 	p.softmaxes = cfg.softmaxLayers()
 	p.grouped, p.comm, p.ring, p.overlap = map[int64][masks]*sp.Plan{}, c, o.Ring, o.Overlap && c.Size() > 1
+	p.gather = o.Gather && o.Ring > 1
 	err = p.setGroups(d, c, cfg, o.Compute, 1)
 	if err == nil && p.linears > 0 {
 		p.linear, err = gdn.NewPlan(d, c, gdn.Layer{KeyHeads: cfg.LinearNumKeyHeads, ValueHeads: cfg.LinearNumValueHeads,
@@ -52,7 +54,7 @@ func (p *plans) setGroups(d device.Device, c comm.Comm, cfg *Config, compute ten
 			continue
 		}
 		made[k], err = sp.NewPlan(d, c, sp.Layer{Heads: cfg.NumAttentionHeads / groups, KVHeads: cfg.NumKeyValueHeads / groups, Dim: cfg.HeadDim,
-			VDim: cfg.HeadDim, DType: compute, Causal: true, Window: cfg.window(k), Ring: p.ring})
+			VDim: cfg.HeadDim, DType: compute, Causal: true, Window: cfg.window(k), Ring: p.ring, Gather: p.gather})
 		if err != nil {
 			return err
 		}

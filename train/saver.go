@@ -245,7 +245,11 @@ func (s *saver) finish() error {
 		m := s.next
 		m.Base = s.Base
 		m.Run, m.Settings, m.Kinds, m.Groups, m.Model = s.Run, s.settings, s.kinds, groupsOf(s.groups, world.Size()), w.model
-		m.Mesh = fmt.Sprintf("%d ranks, ulysses %d, data %d", world.Size(), s.mesh.Ulysses, s.mesh.Replicas)
+		ring := ""
+		if s.mesh.Ring > 1 {
+			ring = fmt.Sprintf(", ring %d", s.mesh.Ring)
+		}
+		m.Mesh = fmt.Sprintf("%d ranks, ulysses %d%s, data %d", world.Size(), s.mesh.Ulysses, ring, s.mesh.Replicas)
 		for r := range int(n) {
 			m.Files = append(m.Files, checkpoint.File{Name: checkpoint.FileName(r), Bytes: all[2*r], CRC32C: uint32(all[2*r+1])})
 		}

@@ -8,6 +8,7 @@
 package file
 
 import (
+	"cmp"
 	"fmt"
 	"strconv"
 
@@ -41,7 +42,9 @@ type Job struct {
 	Path string `toml:"-"` // of the job file, as in the command line
 	Mesh Mesh   `toml:"-"` // set by Resolve
 
-	at map[string]origin // where each key was set
+	chosen     Mesh              // set by Choose
+	accumulate int64             // data.accumulate as the user set it, if Resolve has changed it; 0 = it has not
+	at         map[string]origin // where each key was set
 	// the paths of a key as written, with ${NAME}; "" for a path without a variable
 	written    map[string][]string
 	expansions []expansion // values of ${NAME} in paths, the longest first
@@ -49,8 +52,8 @@ type Job struct {
 
 // ParallelTable is [parallel].
 type ParallelTable struct {
-	Ulysses int64 `toml:"ulysses" min:"0"` // 0 = world / ring
-	Ring    int64 `toml:"ring" min:"1"`
+	Ulysses int64 `toml:"ulysses" min:"0"` // 0 = chosen (plan.Choose)
+	Ring    int64 `toml:"ring" min:"0"`    // 0 = chosen if ulysses is, otherwise 1
 	Zero    int64 `toml:"zero" min:"0" max:"3"`
 	// projections of attention overlap with its all-to-alls
 	Overlap string `toml:"overlap" enum:"auto on off"`
@@ -136,7 +139,7 @@ type GDNTable struct {
 func Default() Job {
 	return Job{
 		Kind: "train", Seed: 1,
-		Parallel: ParallelTable{Ring: 1, Overlap: "auto"},
+		Parallel: ParallelTable{Overlap: "auto"},
 		Device:   DeviceTable{Backend: "auto", DType: "auto", Comm: "auto"},
 		Data: data.Config{Tokenizer: "auto", AddEOS: true, TextField: "text", Sequence: 4096, Batch: 1, Accumulate: 1,
 			Pack: true, Shuffle: true},
@@ -157,6 +160,29 @@ type Mesh struct {
 	World, Ulysses, Ring int64
 	Replicas             int64 // size of the data axis
 	GlobalBatch          int64 // sequences of an optimizer step: Replicas · batch · accumulate
+	Gather               bool  // the groups of a ring get all keys in one all-to-all (sp.Layer)
+}
+
+// String returns the degrees, without a ring of one group.
+func (m Mesh) String() string {
+	ring := ""
+	if m.Ring > 1 {
+		ring = fmt.Sprintf(" x ring %d", m.Ring)
+	}
+	return fmt.Sprintf("ulysses %d%s x data %d", m.Ulysses, ring, m.Replicas)
+}
+
+// Choose sets the degrees that Resolve uses for this number of ranks where the job leaves them
+// open, and the form of a ring.
+func (j *Job) Choose(m Mesh) { j.chosen = m }
+
+// SequencesOfStep returns the number of sequences of an optimizer step if the job says it without a
+// mesh: with parallel.ulysses = 0. The chosen mesh does not change it.
+func (j *Job) SequencesOfStep() int64 {
+	if g := j.Data.GlobalBatch; g > 0 {
+		return g
+	}
+	return j.Data.Batch * max(j.accumulate, j.Data.Accumulate)
 }
 
 // maxGlobalBatch keeps the numbers of sequences (step · global batch) far below 2^63.
@@ -173,21 +199,27 @@ func (j *Job) Errorf(code status.Code, key, format string, args ...any) error {
 	return f.err()
 }
 
-// Resolve computes the mesh and, from data.global_batch, data.accumulate for a number of ranks, and
-// chooses the tokenizer for data.tokenizer = "auto". It may be called again for another number of
-// ranks.
+// Resolve computes the mesh and, from the sequences of a step, data.accumulate for a number of
+// ranks, and chooses the tokenizer for data.tokenizer = "auto". Choose sets the degrees that the
+// job leaves open; without a choice for this number of ranks, all ranks share a sequence by heads.
+// It may be called again for another number of ranks.
 func (j *Job) Resolve(world int) error {
 	if err := j.chooseTokenizer(); err != nil {
 		return err
 	}
-	w, ring := int64(world), j.Parallel.Ring
+	w, ring, open := int64(world), j.Parallel.Ring, j.Parallel.Ulysses == 0
 	if world < 1 {
 		return status.Errorf(status.InvalidArgument, "job: %d ranks; at least 1 is needed", world)
 	}
-	m := Mesh{World: w, Ulysses: j.Parallel.Ulysses, Ring: ring}
-	if m.Ulysses == 0 {
-		m.Ulysses = max(1, w/ring)
+	m := Mesh{World: w, Ulysses: j.Parallel.Ulysses}
+	if c := &j.chosen; c.World == w {
+		m.Gather = c.Gather
+		if open {
+			m.Ulysses, ring = c.Ulysses, cmp.Or(ring, c.Ring)
+		}
 	}
+	ring = max(1, ring)
+	m.Ulysses, m.Ring = cmp.Or(m.Ulysses, max(1, w/ring)), ring
 	// Division, because the product of two large degrees may overflow.
 	if p := m.Ulysses; p > w || w%p != 0 || (w/p)%ring != 0 {
 		key := "parallel.ulysses"
@@ -198,12 +230,19 @@ func (j *Job) Resolve(world int) error {
 	}
 	m.Replicas = w / (m.Ulysses * ring)
 	d := &j.Data
+	n := m.Replicas * d.Batch
 	if g := d.GlobalBatch; g > 0 {
-		n := m.Replicas * d.Batch
 		if g%n != 0 {
 			return j.Errorf(status.InvalidConfig, "data.global_batch",
 				"%d is not a multiple of the %d sequences of a micro-batch on all replicas (%d replicas x data.batch %d); use a multiple of %d", g, n, m.Replicas, d.Batch, n)
 		}
+		d.Accumulate = g / n
+	} else if open {
+		g := j.SequencesOfStep()
+		if g%n != 0 {
+			return status.Errorf(status.Internal, "job: the chosen mesh, %v, cannot divide the %d sequences of a step", m, g)
+		}
+		j.accumulate = max(j.accumulate, d.Accumulate)
 		d.Accumulate = g / n
 	}
 	m.GlobalBatch = m.Replicas * d.Batch * d.Accumulate

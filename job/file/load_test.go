@@ -43,7 +43,7 @@ kind = "train"
 seed = 1
 [parallel]
 ulysses = 0
-ring = 1
+ring = 0
 zero = 0
 overlap = "auto"
 [device]
@@ -330,9 +330,9 @@ func TestResolve(t *testing.T) {
 		acc   int64
 		err   string
 	}{
-		{world: 4, want: Mesh{4, 4, 1, 1, 1}, acc: 1},
-		{world: 1, sets: []string{"parallel.ulysses=1", "data.batch=2", "data.accumulate=3"}, want: Mesh{1, 1, 1, 1, 6}, acc: 3},
-		{world: 8, sets: []string{"parallel.ulysses=2", "data.global_batch=16", "data.batch=2"}, want: Mesh{8, 2, 1, 4, 16}, acc: 2},
+		{world: 4, want: Mesh{World: 4, Ulysses: 4, Ring: 1, Replicas: 1, GlobalBatch: 1}, acc: 1},
+		{world: 1, sets: []string{"parallel.ulysses=1", "data.batch=2", "data.accumulate=3"}, want: Mesh{World: 1, Ulysses: 1, Ring: 1, Replicas: 1, GlobalBatch: 6}, acc: 3},
+		{world: 8, sets: []string{"parallel.ulysses=2", "data.global_batch=16", "data.batch=2"}, want: Mesh{World: 8, Ulysses: 2, Ring: 1, Replicas: 4, GlobalBatch: 16}, acc: 2},
 		{world: 8, sets: []string{"parallel.ulysses=2", "data.global_batch=12", "data.batch=2"}, err: "--set data.global_batch=12: data.global_batch: 12 is not a multiple of the 8 sequences of a micro-batch on all replicas (4 replicas x data.batch 2); use a multiple of 8"},
 		{world: 6, sets: []string{"parallel.ulysses=4"}, err: "--set parallel.ulysses=4: parallel.ulysses: ulysses 4 x ring 1 does not divide the 6 ranks; use parallel.ulysses = 3 or 6"},
 		{world: 2, sets: []string{"parallel.ulysses=4"}, err: "use parallel.ulysses = 2"},

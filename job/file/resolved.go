@@ -18,7 +18,10 @@ func (j *Job) Resolved(steps int64) string {
 	if j.Parallel.Ulysses != m.Ulysses {
 		chosen["parallel.ulysses"] = m.Ulysses
 	}
-	if j.Data.GlobalBatch > 0 {
+	if m.Ring > 1 && j.Parallel.Ring != m.Ring {
+		chosen["parallel.ring"] = m.Ring
+	}
+	if j.Data.GlobalBatch > 0 || j.accumulate > j.Data.Accumulate {
 		chosen["data.accumulate"] = j.Data.Accumulate
 	}
 	if !j.IsSet("data.tokenizer") {

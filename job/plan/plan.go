@@ -110,7 +110,7 @@ func (o *Options) machine(j *file.Job, x *subject) (ranks int, m *Machine, err e
 
 // RanksOfReplica returns the number of ranks of one replica, by the job's degrees.
 func RanksOfReplica(j *file.Job) int {
-	return int(min(file.MaxPlanned, max(1, j.Parallel.Ulysses)*j.Parallel.Ring))
+	return int(min(file.MaxPlanned, max(1, j.Parallel.Ulysses)*max(1, j.Parallel.Ring)))
 }
 
 // print prints the tables of the verb plan.
@@ -168,7 +168,7 @@ func (f *Forecast) printWork(out io.Writer, m *Machine) (work string, err error)
 		fmt.Fprintf(out, "%s, %s", units.Count(x.World, "rank"), where)
 		return "run", f.printOperator(out)
 	}
-	fmt.Fprintf(out, "%s, ulysses %d x data %d, zero %d, %s", units.Count(x.World, "rank"), x.Ulysses, x.Replicas, f.Job.Parallel.Zero, where)
+	fmt.Fprintf(out, "%s, %v, zero %d, %s", units.Count(x.World, "rank"), x, f.Job.Parallel.Zero, where)
 	return work, f.PrintMemory(out, f.trainer)
 }
 
