@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"unsafe"
@@ -248,6 +249,45 @@ func TestAttentionHiddenNaN(t *testing.T) {
 	}
 }
 
+// With one key, the logsumexp is the capped score: near 0 the score itself, far from it the cap.
+func TestAttentionCap(t *testing.T) {
+	for _, isa := range ISAs() {
+		d := open(t, isa, 1)
+		cuQ := make([]int64, 901)
+		for i := range cuQ {
+			cuQ[i] = int64(i)
+		}
+		c := attentionCase{cuQ: cuQ, cuK: cuQ, heads: 1, kvHeads: 1, d: 1, dv: 1}
+		g := c.make(t, d)
+		g.Scale, g.Softcap = 1, 30
+		g.Workspace = workspace(t, d, &g.Attention)
+		score := func(i int64) float64 { return float64(float32(math.Pow(10, float64(i%450)/50-5))) * float64(1-i/450*2) }
+		for i := range int64(900) { // from 1e-5 to 1e4, of both signs
+			*index[float32](g.Q.Data, i), *index[float32](g.K.Data, i) = float32(score(i)), 1
+		}
+		if err := d.AttentionForward(nil, &g.Attention); err != nil {
+			t.Fatal(err)
+		}
+		for i := range int64(900) {
+			got, want := float64(*index[float32](g.LSE.Data, i)), 30*math.Tanh(score(i)/30)
+			if !(math.Abs(got-want) <= 5e-7*math.Abs(want)) {
+				t.Fatalf("%s: score %g is capped to %.9g, want %.9g", isa, score(i), got, want)
+			}
+		}
+	}
+}
+
+// A call with every option allocates nothing.
+func TestAttentionOptionsAllocateNothing(t *testing.T) {
+	d := open(t, "", 2)
+	c := attentionCase{cuQ: cu(130, 20), cuK: cu(130, 20), heads: 4, kvHeads: 2, d: 16, dv: 16, causal: true}
+	g := c.make(t, d)
+	withOptions(t, d, g, "shift sinks slopes cap dropout heads")
+	if n := testing.AllocsPerRun(20, func() { both(t, d, g) }); n != 0 {
+		t.Errorf("%g allocations", n)
+	}
+}
+
 // BenchmarkAttentionOptions reports nanoseconds of processor time for each visible pair of a head,
 // forward and backward, and the ratio to the causal mask alone.
 func BenchmarkAttentionOptions(b *testing.B) {
@@ -273,7 +313,14 @@ func BenchmarkAttentionOptions(b *testing.B) {
 	causal := func(change func(a *device.Attention)) func(d *Device, a *device.Attention) float64 {
 		return func(_ *Device, a *device.Attention) float64 { change(a); return n * (n + 1) / 2 }
 	}
-	for _, isa := range ISAs()[:min(len(ISAs()), 3)] {
+	for _, isa := range []string{"avx512bf16", "avx512", "avx2"} {
+		if !slices.Contains(ISAs(), isa) {
+			continue
+		}
+		dtype := tensor.F32
+		if isa == "avx512bf16" { // in F32 it is avx512
+			dtype = tensor.BF16
+		}
 		base := [2]float64{}
 		for _, k := range []struct {
 			name string
@@ -293,7 +340,7 @@ func BenchmarkAttentionOptions(b *testing.B) {
 			b.Run(isa+"/"+k.name, func(b *testing.B) {
 				d := open(b, isa, 1)
 				c := attentionCase{cuQ: cu(n), cuK: cu(n), heads: heads, kvHeads: heads, d: dim, dv: dim, causal: true, headMajor: true}
-				g := c.make(b, d)
+				g := c.typed(b, d, dtype)
 				pairs := k.set(d, &g.Attention) * heads
 				g.Workspace = workspace(b, d, &g.Attention)
 				_, spent := best(b, func() error { return d.AttentionForward(nil, &g.Attention) }, func() error { return d.AttentionBackward(nil, g) })
