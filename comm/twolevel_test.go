@@ -3,6 +3,7 @@ package comm
 import (
 	"errors"
 	"fmt"
+	"math"
 	"runtime"
 	"slices"
 	"testing"
@@ -193,19 +194,19 @@ func TestTwoLevelEnds(t *testing.T) {
 	mustBe(t, "RunLocal", err, status.Numeric, "rank 2: loss is NaN")
 }
 
-// The cost model prefers two levels where the latency of messages between nodes dominates, and the
+// The cost model prefers two levels where the overhead of messages between nodes dominates, and the
 // direct all-to-all for large messages, on one node, and with one rank a node.
 func TestLinks(t *testing.T) {
-	l := Links{InsideLatency: 1e-6, InsideBandwidth: 10e9, BetweenLatency: 20e-6, BetweenBandwidth: 2e9, CopyBandwidth: 10e9}
+	l := Links{Inside: Link{Latency: 1e-6, Overhead: 0.5e-6, Bandwidth: 10e9}, Between: Link{Latency: 20e-6, Overhead: 5e-6, Bandwidth: 2e9}, CopyBandwidth: 10e9}
+	const mib = float64(1 << 20)
 	direct, two := l.AllToAllSeconds(4, 8, 1<<20)
-	// direct: 24 messages and 3/4 of the bytes between nodes
-	wantDirect := 24*20e-6 + 0.75*float64(1<<20)/2e9
-	wantTwo := 2*7e-6 + 0.875*float64(1<<20)/10e9 + 3*20e-6 + 0.75*float64(1<<20)/2e9 + 2*float64(1<<20)/10e9
-	if d := direct - wantDirect; !(d > -1e-12 && d < 1e-12) {
-		t.Errorf("direct: %v s, want %v", direct, wantDirect)
-	}
-	if d := two - wantTwo; !(d > -1e-12 && d < 1e-12) {
-		t.Errorf("two levels: %v s, want %v", two, wantTwo)
+	// direct: 24 messages and 3/4 of the bytes between nodes, which take longer than the ones
+	// inside
+	wantDirect := 20e-6 + 24*5e-6 + 0.75*mib/2e9
+	// counts of 8·4·7 bytes and 7/8 of the bytes inside, 3 messages between nodes, two copies
+	wantTwo := 2*(1e-6+7*0.5e-6) + (224+0.875*mib)/10e9 + 20e-6 + 3*5e-6 + 0.75*mib/2e9 + 2*mib/10e9
+	if got, want := []float64{direct, two}, []float64{wantDirect, wantTwo}; !(math.Abs(got[0]-want[0]) < 1e-12) || !(math.Abs(got[1]-want[1]) < 1e-12) {
+		t.Errorf("%v s, want %v", got, want)
 	}
 	for _, x := range []struct {
 		nodes, perNode int

@@ -62,26 +62,35 @@ func TwoLevelTraffic(rank int, nodeOf []int, bytes func(from, to int) int64) (se
 	return sent, nil
 }
 
-// Links describes the links of a rank, for the time of an all-to-all. A latency is the time that a
-// message takes in addition to its bytes, in seconds. A bandwidth is the share of one rank while
-// all ranks send, in bytes a second.
+// Links describes the links of a rank, for the time of an all-to-all: inside a node and between
+// nodes. Bandwidths are in bytes a second, with the share of one rank while all ranks send.
 type Links struct {
-	InsideLatency, InsideBandwidth   float64 // between ranks of a node
-	BetweenLatency, BetweenBandwidth float64 // between ranks of different nodes
-	CopyBandwidth                    float64 // of a rank that reorders blocks in memory
+	Inside, Between Link
+	CopyBandwidth   float64 // of a rank that reorders blocks in memory
+}
+
+// Link describes the messages of a rank on one kind of link. Latencies of messages that follow one
+// another overlap, and their overheads add up. Times are in seconds.
+type Link struct{ Latency, Overhead, Bandwidth float64 }
+
+// seconds returns the time of messages that follow one another.
+func (l Link) seconds(messages, bytes float64) float64 {
+	if messages == 0 {
+		return 0
+	}
+	return l.Latency + messages*l.Overhead + bytes/l.Bandwidth
 }
 
 // AllToAllSeconds returns the time of an all-to-all of bytes per rank, the block for itself
-// included, in equal blocks: direct, and with two levels. The messages of a rank follow one another
-// on their links. In the direct all-to-all, messages inside nodes and between nodes overlap. The
-// levels follow one another, and two levels copy all bytes twice more.
+// included, in equal blocks: direct, and with two levels. In the direct all-to-all, messages inside
+// nodes and between nodes overlap. The levels follow one another, after the counts inside the node,
+// and two levels copy all bytes twice more.
 func (l Links) AllToAllSeconds(nodes, perNode int, bytes int64) (direct, twoLevel float64) {
 	a, n, b := float64(nodes), float64(perNode), float64(bytes)
-	inside := (n-1)*l.InsideLatency + b*(n-1)/(a*n)/l.InsideBandwidth
-	between := (a-1)*n*l.BetweenLatency + b*(a-1)/a/l.BetweenBandwidth
-	levels := 2*(n-1)*l.InsideLatency + b*(n-1)/n/l.InsideBandwidth +
-		(a-1)*l.BetweenLatency + b*(a-1)/a/l.BetweenBandwidth + 2*b/l.CopyBandwidth
-	return max(inside, between), levels
+	direct = max(l.Inside.seconds(n-1, b*(n-1)/(a*n)), l.Between.seconds((a-1)*n, b*(a-1)/a))
+	twoLevel = l.Inside.seconds(n-1, 8*a*(n-1)) + l.Inside.seconds(n-1, b*(n-1)/n) +
+		l.Between.seconds(a-1, b*(a-1)/a) + 2*b/l.CopyBandwidth
+	return direct, twoLevel
 }
 
 // TwoLevel reports whether two levels take less time than a direct all-to-all.

@@ -3,10 +3,11 @@
 // with computation gains on a network.
 //
 // New wraps the communicator of each rank. A rank has one link for what it sends; its messages
-// follow one another there. A message of n bytes occupies the link for n/Bandwidth, and arrives
-// Latency after that. Receiving has no limit, and a rank's message to itself takes no time. A call
-// returns when the messages for this rank have arrived and its own have left. Reductions, gathers,
-// broadcasts and barriers begin when the last rank has started them; see the method ring.
+// follow one another there. With NewOnNodes it has a second link, for messages to other nodes. A
+// message of n bytes occupies the link for Overhead + n/Bandwidth, and arrives Latency after that.
+// Receiving has no limit, and a rank's message to itself takes no time. A call returns when the
+// messages for this rank have arrived and its own have left. Reductions, gathers, broadcasts and
+// barriers begin when the last rank has started them; see the method ring.
 //
 // Data moves at once in the wrapped communicator, and a call then sleeps until the messages would
 // have arrived. So a rank that computes between AllToAllStart and Wait uses the time of the links.
@@ -23,10 +24,11 @@ import (
 	"ulysses/tensor"
 )
 
-// Links has the latency of a message and the bandwidth of a rank's link in bytes a second.
+// Links describes the link of a rank.
 type Links struct {
-	Latency   time.Duration
-	Bandwidth float64
+	Latency   time.Duration // between the last byte's departure and its arrival
+	Overhead  time.Duration // for which each message occupies the link, in addition to its bytes
+	Bandwidth float64       // bytes a second
 }
 
 // Clock is the time of all ranks. A nil Clock is the clock of the system.
@@ -52,10 +54,18 @@ type Comm struct {
 	comm.Comm           // moves the data
 	stamps    comm.Comm // moves the times at which messages arrive
 	ones      []int64
-	links     Links
+	links     [2]Links // inside a node and between nodes
 	clock     Clock
-	out       *link
+	out       *[2]link
+	node      int
+	nodeOf    []int64 // by rank
+	several   bool    // the ranks are on several nodes
 }
+
+const (
+	inside  = 0
+	between = 1
+)
 
 // link is the link of a rank, which its communicators share.
 type link struct {
@@ -66,8 +76,16 @@ type link struct {
 // New wraps a communicator of kind "local". All ranks give the same links and clock. Close closes
 // the wrapped communicator. Collective.
 func New(c comm.Comm, links Links, clock Clock) (*Comm, error) {
-	if !(links.Bandwidth > 0) || links.Latency < 0 {
-		return nil, status.Errorf(status.InvalidArgument, "slowlinks.New: latency %v and bandwidth %v; give 0 or more, and more than 0", links.Latency, links.Bandwidth)
+	return NewOnNodes(c, 0, links, links, clock)
+}
+
+// NewOnNodes wraps a communicator whose ranks are on several nodes. node is the node of this rank.
+// Messages between nodes use links of their own. Collective.
+func NewOnNodes(c comm.Comm, node int, within, across Links, clock Clock) (*Comm, error) {
+	for _, links := range []Links{within, across} {
+		if !(links.Bandwidth > 0) || links.Latency < 0 || links.Overhead < 0 {
+			return nil, status.Errorf(status.InvalidArgument, "slowlinks.New: latency %v, overhead %v and bandwidth %v; give 0 or more, 0 or more, and more than 0", links.Latency, links.Overhead, links.Bandwidth)
+		}
 	}
 	if c.Kind() != "local" {
 		return nil, status.Errorf(status.Unsupported, "slowlinks.New: a communicator of kind %q; the clocks of its ranks differ, so use goroutine ranks (comm.RunLocal)", c.Kind())
@@ -75,10 +93,11 @@ func New(c comm.Comm, links Links, clock Clock) (*Comm, error) {
 	if clock == nil {
 		clock = systemClock{}
 	}
-	return wrap(c, links, clock, &link{})
+	return wrap(c, &Comm{links: [2]Links{within, across}, clock: clock, out: &[2]link{}, node: node})
 }
 
-func wrap(c comm.Comm, links Links, clock Clock, out *link) (*Comm, error) {
+// wrap returns c with the links of a communicator of the same rank.
+func wrap(c comm.Comm, like *Comm) (*Comm, error) {
 	stamps, err := c.Split(0, c.Rank())
 	if err != nil {
 		return nil, err
@@ -87,15 +106,36 @@ func wrap(c comm.Comm, links Links, clock Clock, out *link) (*Comm, error) {
 	for j := range ones {
 		ones[j] = 1
 	}
-	return &Comm{Comm: c, stamps: stamps, ones: ones, links: links, clock: clock, out: out}, nil
+	nodeOf, several := make([]int64, c.Size()), false
+	if err := stamps.AllGather(nil, tensor.OfInt64(nodeOf, int64(c.Size())), tensor.OfInt64([]int64{int64(like.node)}, 1), ones); err != nil {
+		return nil, err
+	}
+	for _, node := range nodeOf {
+		several = several || node != nodeOf[0]
+	}
+	return &Comm{Comm: c, stamps: stamps, ones: ones, links: like.links, clock: like.clock, out: like.out, node: like.node, nodeOf: nodeOf, several: several}, nil
 }
 
-// send occupies the link for a message and returns when the last byte leaves.
-func (c *Comm) send(bytes int64) time.Duration {
-	c.out.mu.Lock()
-	defer c.out.mu.Unlock()
-	c.out.free = max(c.out.free, c.clock.Now()) + time.Duration(float64(bytes)/c.links.Bandwidth*1e9)
-	return c.out.free
+// time returns how long a message occupies a link.
+func (l Links) time(bytes int64) time.Duration {
+	return l.Overhead + time.Duration(float64(bytes)/l.Bandwidth*1e9)
+}
+
+// send occupies a link for a message and returns when the last byte leaves.
+func (c *Comm) send(bytes int64, level int) time.Duration {
+	out := &c.out[level]
+	out.mu.Lock()
+	defer out.mu.Unlock()
+	out.free = max(out.free, c.clock.Now()) + c.links[level].time(bytes)
+	return out.free
+}
+
+// level returns the link to a rank.
+func (c *Comm) level(rank int) int {
+	if c.nodeOf[rank] != int64(c.node) {
+		return between
+	}
+	return inside
 }
 
 func (c *Comm) Split(color, key int) (comm.Comm, error) {
@@ -103,7 +143,7 @@ func (c *Comm) Split(color, key int) (comm.Comm, error) {
 	if err != nil || sub == nil {
 		return nil, err
 	}
-	return wrap(sub, c.links, c.clock, c.out)
+	return wrap(sub, c)
 }
 
 // Waited returns the time in which calls have waited until other ranks had started them. The time
@@ -153,8 +193,10 @@ func (c *Comm) AllToAllStart(s device.Stream, dst, src tensor.Tensor, recvRows, 
 	for k := 1; k < n; k++ { // ranks start with different peers
 		j := (c.Rank() + k) % n
 		if bytes := sendRows[j] * comm.RowBytes(src); bytes > 0 {
-			r.sent = c.send(bytes)
-			r.keep[j] = int64(r.sent + c.links.Latency)
+			level := c.level(j)
+			left := c.send(bytes, level)
+			r.sent = max(r.sent, left)
+			r.keep[j] = int64(left + c.links[level].Latency)
 		}
 	}
 	r.stamps, err = c.stamps.AllToAllStart(nil, tensor.OfInt64(r.recv, int64(n)), tensor.OfInt64(r.keep, int64(n)), c.ones, c.ones)
@@ -201,7 +243,8 @@ func (r *request) Test() (bool, error) {
 }
 
 // ring sleeps for the time of a collective that sends bytes from this rank: from the start on the
-// last rank, ⌈log2 P⌉ latencies and the time of the bytes on the link.
+// last rank, ⌈log2 P⌉ latencies and the time of the bytes on the link; on several nodes, on the
+// link between nodes.
 func (c *Comm) ring(bytes int64) error {
 	n := c.Size()
 	if n == 1 {
@@ -211,10 +254,14 @@ func (c *Comm) ring(bytes int64) error {
 	if err := c.stamps.AllGather(nil, tensor.OfInt64(all, int64(n)), tensor.OfInt64([]int64{int64(c.clock.Now())}, 1), c.ones); err != nil {
 		return err
 	}
-	due := c.send(bytes)
-	latency := c.links.Latency * time.Duration(bits.Len(uint(n-1)))
+	level := inside
+	if c.several {
+		level = between
+	}
+	due := c.send(bytes, level)
+	latency := c.links[level].Latency * time.Duration(bits.Len(uint(n-1)))
 	for _, began := range all {
-		due = max(due, time.Duration(began)+time.Duration(float64(bytes)/c.links.Bandwidth*1e9))
+		due = max(due, time.Duration(began)+c.links[level].time(bytes))
 	}
 	c.clock.SleepUntil(due + latency)
 	return nil
@@ -271,8 +318,8 @@ func (c *Comm) SendRecv(s device.Stream, recv tensor.Tensor, from int, send tens
 	var due time.Duration
 	arrives, out := []int64{0}, []int64{0}
 	if to >= 0 && to != c.Rank() && send.Bytes() > 0 {
-		due = c.send(send.Bytes())
-		out[0] = int64(due + c.links.Latency)
+		due = c.send(send.Bytes(), c.level(to))
+		out[0] = int64(due + c.links[c.level(to)].Latency)
 	}
 	if err := c.stamps.SendRecv(nil, tensor.OfInt64(arrives, 1), from, tensor.OfInt64(out, 1), to); err != nil {
 		return err

@@ -189,9 +189,51 @@ func TestOtherCalls(t *testing.T) {
 	expect(t, "send-receive", got, []time.Duration{ms, 2 * ms}, []time.Duration{11 * ms, 12 * ms}, []time.Duration{11 * ms, 12 * ms})
 }
 
+// Messages to other nodes have a link of their own, also in sub-communicators.
+func TestNodes(t *testing.T) {
+	clocks := make([]still, 4)
+	err := comm.RunLocal(4, func(inner comm.Comm) error {
+		r := inner.Rank()
+		c, err := NewOnNodes(inner, r/2, links, Links{Latency: 100 * ms, Overhead: 2 * ms, Bandwidth: 125e3}, &clocks[r])
+		if err != nil {
+			return err
+		}
+		rows := []int64{1000, 1000, 1000, 1000}
+		if err := c.AllToAll(nil, bytes(4000), bytes(4000), rows, rows); err != nil {
+			return err
+		}
+		odd, err := c.Split(r%2, r) // one rank of each node
+		if err != nil {
+			return err
+		}
+		if err := odd.AllToAll(nil, bytes(2000), bytes(2000), rows[:2], rows[:2]); err != nil {
+			return err
+		}
+		same, err := c.Split(r/2, r) // the ranks of a node
+		if err != nil {
+			return err
+		}
+		return same.Barrier()
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for r := range clocks {
+		// two messages of 10 ms between nodes, of which even ranks get the first; one more, behind
+		// them; a barrier inside a node, behind a message of 1 ms
+		want := []time.Duration{110 * ms, 130 * ms, 11 * ms}
+		if r%2 == 1 {
+			want[0] = 120 * ms
+		}
+		if !slices.Equal(clocks[r].slept, want) {
+			t.Errorf("rank %d slept until %v, want %v", r, clocks[r].slept, want)
+		}
+	}
+}
+
 func TestRefusals(t *testing.T) {
 	c := comm.Local(1)[0]
-	for _, l := range []Links{{-1, 1}, {0, 0}, {}} {
+	for _, l := range []Links{{-1, 0, 1}, {0, -1, 1}, {}} {
 		if _, err := New(c, l, nil); status.Of(err) != status.InvalidArgument {
 			t.Errorf("%+v: %v", l, err)
 		}
