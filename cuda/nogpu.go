@@ -62,6 +62,7 @@ func (g NoGPU) AttentionWorkspace(a *device.Attention, backward bool) int64 {
 	for range 4 { // bounds, and tiles in the preceding documents, for queries and keys
 		l.take(documents+1, 8)
 	}
+	l.take(documents, 8) // shifts
 	l.take(hq, 8)
 	l.take(hkv+1, 8)
 	tables := l.bytes

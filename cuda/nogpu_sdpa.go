@@ -35,11 +35,16 @@ func (g NoGPU) sdpaWorkspace(a *device.Attention, backward bool) (bytes int64) {
 	return bytes
 }
 
+// sdpaLeaves reports whether a call has an option that cuDNN does not get.
+func sdpaLeaves(a *device.Attention) bool {
+	return !a.Sinks.IsNil() || !a.Slopes.IsNil() || !a.BlockMask.IsNil() || a.Shift != nil || a.Softcap != 0 || a.Dropout != 0 || a.Carry
+}
+
 // splitForSDPA splits a call whose key heads have different numbers of query heads into calls with
 // equal numbers (sdpa_split in sdpa_split.h). The calls are views, without documents.
 func splitForSDPA(a *device.Attention) (calls []device.Attention, ok bool) {
 	hq, hkv := a.Q.Shape[1], a.K.Shape[1]
-	if a.Out.NDim != 3 || hq == 0 || hkv == 0 {
+	if a.Out.NDim != 3 || hq == 0 || hkv == 0 || sdpaLeaves(a) {
 		return nil, false
 	}
 	whole := *a

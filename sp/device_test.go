@@ -229,6 +229,29 @@ func TestLateDevicesAgainstFloat64(t *testing.T) {
 	eachLate(t, plugins(t)[:1], bothTypes, 3, againstFloat64)
 }
 
+// A ring on the plug-in has the error of one rank against float64: groups of one rank and of two,
+// with causal masks, windows and documents, whose keys arrive in rounds.
+func TestRingOnThePlugin(t *testing.T) {
+	for _, x := range []struct {
+		ranks int
+		ring  int64
+	}{{2, 2}, {3, 3}, {4, 2}} {
+		for _, lc := range layerCases {
+			if !slices.Contains([]string{"shared key heads", "documents in rows", "window both ways"}, lc.name) {
+				continue
+			}
+			lc.layer.Ring, lc.batch.Ring = x.ring, x.ring
+			for _, dtype := range bothTypes {
+				lc.layer.DType = dtype
+				t.Run(fmt.Sprintf("%v/%s/%d ranks, ring of %d", dtype, lc.name, x.ranks, x.ring), func(t *testing.T) {
+					kind := devicetest.CUDA(t, "cuda", false)
+					mpitest.Ranks(t, x.ranks, func(c comm.Comm) error { return againstFloat64(c, lc, kind) })
+				})
+			}
+		}
+	}
+}
+
 func againstFloat64(c comm.Comm, lc layerCase, k devicetest.Kind) error {
 	r := late(c, lc.layer, lc.batch, k)
 	must(r.run())

@@ -28,6 +28,26 @@ int64_t attention_workspace(uly_device *d, const uly_attention *a, bool backward
   return workspace_bytes(d, attention_args(*a, backward));
 }
 
+static bool given(const uly_tensor &t) { return t.dtype != 0; }
+
+// check_options checks the arguments that change or hide scores.
+static void check_options(Check &c, const AttentionArgs &a) {
+  const int64_t hq = a.q.shape[1];
+  if (given(a.slopes) || given(a.block_mask) || a.softcap != 0 || a.dropout != 0)
+    c.refuse("slopes, block masks, soft caps and dropout are not built");
+  if (given(a.sinks)) c.dense("sinks", a.sinks, ULY_F32, {hq});
+  if (given(a.sinks) && a.carry && !a.backward)
+    c.refuse("Sinks and Carry are set; the softmax that is carried has the sinks, set one of the two");
+  if (given(a.dsinks)) c.dense("dsinks", a.dsinks, ULY_F32, {hq});
+  if (given(a.dsinks) && !given(a.sinks)) c.refuse("DSinks needs Sinks; give these, or no gradient of them");
+  if (a.shift && a.shift.length != a.cu_q.documents())
+    c.refuse("Shift has %lld entries for %lld documents; give one for each document", (long long)a.shift.length,
+             (long long)a.cu_q.documents());
+  for (int64_t i = 0; !c.failed() && i < a.shift.length; i++)
+    if (a.shift[i] < -ATTENTION_SHIFT || a.shift[i] > ATTENTION_SHIFT)
+      c.refuse("Shift[%lld] is %lld; it must be at most 2^50 in magnitude", (long long)i, (long long)a.shift[i]);
+}
+
 int32_t attention_check(uly_device *d, const AttentionArgs &a) {
   Check c(d, a.backward ? "AttentionBackward" : "AttentionForward");
   if (a.q.ndim != 3 || a.k.ndim != 3 || a.v.ndim != 3) {
@@ -41,10 +61,9 @@ int32_t attention_check(uly_device *d, const AttentionArgs &a) {
   c.rows("q", a.q, type, {-1, -1, -1});
   c.rows("k", a.k, type, {-1, -1, dim});
   c.rows("v", a.v, type, {tk, hkv, -1});
-  c.rows("out", a.out, type, {tq, hq, dv});
+  const bool wide = a.carry || (a.backward && a.out.dtype == ULY_F32);
+  c.rows("out", a.out, wide ? ULY_F32 : type, {tq, hq, dv});
   c.shape("lse", a.lse, ULY_F32, {tq, hq});
-  if (a.sinks.data || a.slopes.data || a.block_mask.data || a.shift.data || a.softcap != 0 || a.dropout != 0 || a.carry)
-    c.refuse("sinks, slopes, block masks, shifts, soft caps, dropout and carry are not built");
   if (dim < 1 || dv < 1) c.refuse("head sizes %lld and %lld: they must be at least 1", (long long)dim, (long long)dv);
   c.documents("CuQ", a.cu_q, tq);
   c.documents("CuK", a.cu_k, tk);
@@ -57,11 +76,13 @@ int32_t attention_check(uly_device *d, const AttentionArgs &a) {
                (long long)a.kv_head[h], (long long)hkv);
       break;
     }
+  check_options(c, a);
   if (a.backward) {
+    const int grad = a.dq.dtype == ULY_F32 ? ULY_F32 : type;
     c.rows("dout", a.dout, type, {tq, hq, dv});
-    c.rows("dq", a.dq, type, {tq, hq, dim});
-    c.rows("dk", a.dk, type, {tk, hkv, dim});
-    c.rows("dv", a.dv, type, {tk, hkv, dv});
+    c.rows("dq", a.dq, grad, {tq, hq, dim});
+    c.rows("dk", a.dk, grad, {tk, hkv, dim});
+    c.rows("dv", a.dv, grad, {tk, hkv, dv});
   }
   if (c.failed()) return c.code;
   const int64_t bytes = workspace_bytes(d, a);
@@ -95,12 +116,14 @@ static AttentionCall call_of(const AttentionArgs &a, const AttentionLayout &l) {
   c.heads = a.q.shape[1], c.kv_heads = a.k.shape[1], c.queries = a.q.shape[0], c.keys = a.k.shape[0];
   c.documents = l.documents;
   c.cu_q = table(l.cu_q), c.cu_k = table(l.cu_k), c.tiles_q = table(l.tiles_q), c.tiles_k = table(l.tiles_k);
-  c.kv_head = table(l.kv_head), c.first = table(l.first);
+  c.shift = table(l.shift), c.kv_head = table(l.kv_head), c.first = table(l.first);
   c.mask = attention_mask(a);
   c.scale = (float)a.scale;
+  c.sinks = (const float *)a.sinks.data, c.carry = a.carry;
   if (a.backward) {
     c.dout = view(a.dout), c.dq = view(a.dq), c.dk = view(a.dk), c.dv = view(a.dv);
     c.delta = (float *)(w + l.delta), c.sums = (float *)(w + l.sums);
+    c.dsinks = (float *)a.dsinks.data;
   }
   return c;
 }
@@ -174,7 +197,8 @@ static int32_t backward(uly_device *d, uly_stream *s, const void *args, Variant 
   c.count_q = attention_count(a.cu_q, a.cu_q.documents(), tiles.back_rows);
   c.count_k = attention_count(a.cu_k, a.cu_k.documents(), tiles.back_rows);
   const int64_t shared = tiles.backward_shared, rows = c.heads * c.queries, keys = c.kv_heads * c.count_k;
-  if (rows + c.kv_heads * c.keys == 0) return ULY_OK;
+  const bool sums = c.heads > 0 && c.dsinks;
+  if (rows + c.kv_heads * c.keys == 0 && !sums) return ULY_OK;
   TRY(attention_upload(d, s, &a, l, tiles.back_rows, tiles.back_rows));
   if (rows > 0 && variant == MMA) {
     const int64_t strips = c.heads * ceil_div(c.queries, 16);
@@ -183,6 +207,11 @@ static int32_t backward(uly_device *d, uly_stream *s, const void *args, Variant 
     TRY(check_launch(d, op));
   } else if (rows > 0) {
     LAUNCH(attention_delta, (unsigned)least(ceil_div(rows, ATTENTION_THREADS), GRID_LIMIT), ATTENTION_THREADS, 0, s, c);
+    TRY(check_launch(d, op));
+  }
+  if (sums) {
+    LAUNCH(attention_head_sums, (unsigned)least(c.heads, GRID_LIMIT), ATTENTION_THREADS,
+           ATTENTION_THREADS * sizeof(double), s, c);
     TRY(check_launch(d, op));
   }
   TRY(launch(d, s, op, dkv_kernels[variant == MMA], tiles.index, shared, keys, c));
@@ -232,18 +261,22 @@ static bool small_fits_backward(uly_device *d, const void *a) {
 // mma_fits depends on types, head sizes and scale only, which are equal on all ranks and for all
 // layouts: the choice of the kernel must not change results. The kernels find the largest score of
 // a row before scaling, so the scale must be positive.
-static bool mma_fits(uly_device *d, const uly_attention &a, bool backward) {
+static bool mma_fits(uly_device *d, const AttentionArgs &a) {
   const int64_t dim = a.q.shape[2], dv = a.v.shape[2];
   const char *why = nullptr;
   if (a.q.ndim != 3 || a.v.ndim != 3 || a.q.dtype != ULY_BF16) why = "a type is not BF16";
   else if (dim % 16 != 0 || dv % 16 != 0) why = "a head size is not a multiple of 16";
   else if (!((float)a.scale >= 1e-30f && (float)a.scale <= 1e30f)) why = "the scale is not positive, or out of range";
-  if (!why) return fits_shared(d, a, MMA, backward);
+  else if (a.sinks.dtype || a.slopes.dtype || a.block_mask.dtype || a.softcap != 0 || a.dropout != 0)
+    why = "sinks, slopes, block masks, soft caps and dropout are left to other kernels";
+  else if (a.carry || a.out.dtype == ULY_F32) why = "a softmax that is carried is left to other kernels";
+  else if (a.dq.dtype == ULY_F32) why = "gradients in F32 are left to other kernels";
+  if (!why) return fits_shared(d, a, MMA, a.backward);
   fail(d, ULY_UNSUPPORTED, "kernels on tensor cores: %s", why);
   return false;
 }
-static bool mma_fits_forward(uly_device *d, const void *a) { return mma_fits(d, *(const uly_attention *)a, false); }
-static bool mma_fits_backward(uly_device *d, const void *a) { return mma_fits(d, *(const uly_attention *)a, true); }
+static bool mma_fits_forward(uly_device *d, const void *a) { return mma_fits(d, attention_args(a, false)); }
+static bool mma_fits_backward(uly_device *d, const void *a) { return mma_fits(d, attention_args(a, true)); }
 
 // mma: BF16 on tensor cores. own: F32 and BF16 in F32 arithmetic. small: the same, for GPUs with
 // less shared memory.

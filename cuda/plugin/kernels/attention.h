@@ -21,10 +21,13 @@ struct AttentionCall {
   int64_t lse_token, lse_head;
   int64_t heads, kv_heads, queries, keys; // queries and keys of all documents
   int64_t documents, count_q, count_k;    // count_q, count_k: tiles of one head
-  const int64_t *cu_q, *cu_k, *tiles_q, *tiles_k, *kv_head, *first;
+  const int64_t *cu_q, *cu_k, *tiles_q, *tiles_k, *shift, *kv_head, *first;
   AttentionMask mask;
   float scale;
   float *delta, *sums;
+  const float *sinks; // [heads]; NULL = none
+  float *dsinks;      // [heads]; NULL = not wanted
+  bool carry;         // out and lse are the result over other keys
 };
 
 typedef void (*AttentionKernel)(AttentionCall);
@@ -33,6 +36,8 @@ typedef void (*AttentionKernel)(AttentionCall);
 extern const AttentionKernel attention_forward_kernels[ATTENTION_SIZES], attention_dq_kernels[ATTENTION_SIZES],
     attention_dkv_kernels[ATTENTION_SIZES];
 __global__ void attention_delta(AttentionCall a);
+// attention_head_sums writes dsinks. It needs delta.
+__global__ void attention_head_sums(AttentionCall a);
 
 // The kernels on tensor cores, by the index of their sizes in attention_mma_sizes. If the dv kernel
 // is NULL, the dk kernel also computes dv.

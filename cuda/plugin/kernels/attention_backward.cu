@@ -10,21 +10,44 @@
 
 // attention_delta writes delta [head][query]. It sums in one chain of additions, as dP is computed,
 // so that dS is exactly 0 for a query with a single key.
+template <typename T, typename U>
+__device__ __forceinline__ float inner(const AttentionView &g, const AttentionView &o, int64_t row, int64_t head) {
+  const T *x = (const T *)g.data + row * g.token + head * g.head;
+  const U *y = (const U *)o.data + row * o.token + head * o.head;
+  float sum = 0;
+  for (int c = 0; c < o.width; c++) sum = madd(widen(x[c]), widen(y[c]), sum);
+  return sum;
+}
 __global__ void __launch_bounds__(ATTENTION_THREADS) attention_delta(AttentionCall a) {
   const int64_t n = a.heads * a.queries;
   for (int64_t at = (int64_t)blockIdx.x * ATTENTION_THREADS + threadIdx.x; at < n;
        at += (int64_t)gridDim.x * ATTENTION_THREADS) {
     const int64_t head = at / a.queries, row = at % a.queries;
-    const int64_t x = row * a.out.token + head * a.out.head, y = row * a.dout.token + head * a.dout.head;
-    float sum = 0;
-    if (a.out.bf16) {
-      const __nv_bfloat16 *o = (const __nv_bfloat16 *)a.out.data + x, *g = (const __nv_bfloat16 *)a.dout.data + y;
-      for (int c = 0; c < a.out.width; c++) sum = madd(__bfloat162float(g[c]), __bfloat162float(o[c]), sum);
-    } else {
-      const float *o = (const float *)a.out.data + x, *g = (const float *)a.dout.data + y;
-      for (int c = 0; c < a.out.width; c++) sum = madd(g[c], o[c], sum);
+    // out is F32 after a softmax that was carried
+    a.delta[at] = !a.dout.bf16 ? inner<float, float>(a.dout, a.out, row, head)
+                  : a.out.bf16 ? inner<bf16, bf16>(a.dout, a.out, row, head)
+                               : inner<bf16, float>(a.dout, a.out, row, head);
+  }
+}
+
+// attention_head_sums writes -Σ exp(sink - lse)·delta over the queries of a head: a block per head,
+// a fixed order of additions, in F64.
+__global__ void __launch_bounds__(ATTENTION_THREADS) attention_head_sums(AttentionCall a) {
+  SHARED(double, part);
+  for (int64_t head = blockIdx.x; head < a.heads; head += gridDim.x) {
+    double sum = 0;
+    for (int64_t row = threadIdx.x; row < a.queries; row += ATTENTION_THREADS) {
+      const float lse = a.lse[row * a.lse_token + head * a.lse_head];
+      // a query without keys and sink has weight 0
+      if (lse != -INFINITY) sum -= (double)expf(a.sinks[head] - lse) * a.delta[head * a.queries + row];
     }
-    a.delta[at] = sum;
+    part[threadIdx.x] = sum;
+    for (int n = ATTENTION_THREADS / 2; n > 0; n /= 2) {
+      __syncthreads();
+      if ((int)threadIdx.x < n) part[threadIdx.x] += part[threadIdx.x + n];
+    }
+    if (threadIdx.x == 0) a.dsinks[head] = (float)part[0];
+    __syncthreads(); // part has been read
   }
 }
 
@@ -57,9 +80,9 @@ template <int SIZE> __global__ void __launch_bounds__(ATTENTION_THREADS, 1) atte
   Copies copies;
   for (int64_t w = blockIdx.x; w < a.heads * a.count_q; w += gridDim.x) {
     const AttentionWork work = attention_work(w, a.count_q, false);
-    const AttentionTile t = attention_tile(a.cu_q, a.cu_k, a.tiles_q, a.documents, work.tile, ROWS, false);
+    const AttentionTile t = attention_tile(a.cu_q, a.cu_k, a.shift, a.tiles_q, a.documents, work.tile, ROWS, false);
     const int64_t kv = a.kv_head[work.head];
-    const AttentionRange see = attention_keys(a.mask, t.sq, t.sk, t.first, t.first + t.rows);
+    const AttentionRange see = attention_keys(a.mask, t.shift, t.sk, t.first, t.first + t.rows);
     const bool active = y / 2 * 2 < t.rows;
 
     // Groups of copies, in order: queries, dout and first values; first keys; second values; ….
@@ -95,7 +118,7 @@ template <int SIZE> __global__ void __launch_bounds__(ATTENTION_THREADS, 1) atte
       __syncthreads();
       if (active) {
         scores<HEAD>(ds, tile.resident, tile.streamed, depth);
-        const AttentionBand band = attention_band(a.mask, t.sq, t.sk, t.first, k0);
+        const AttentionBand band = attention_band(a.mask, t.first + t.shift - k0);
 #pragma unroll
         for (int i = 0; i < RT; i++)
 #pragma unroll
@@ -158,9 +181,9 @@ template <int SIZE> __global__ void __launch_bounds__(ATTENTION_THREADS, 1) atte
   Copies copies;
   for (int64_t w = blockIdx.x; w < a.kv_heads * a.count_k; w += gridDim.x) {
     const AttentionWork work = attention_work(w, a.count_k, true);
-    const AttentionTile t = attention_tile(a.cu_q, a.cu_k, a.tiles_k, a.documents, work.tile, ROWS, true);
+    const AttentionTile t = attention_tile(a.cu_q, a.cu_k, a.shift, a.tiles_k, a.documents, work.tile, ROWS, true);
     const int64_t kv = work.head, first = a.first[kv], heads = a.first[kv + 1] - first;
-    const AttentionRange seen = attention_queries(a.mask, t.sq, t.sk, t.first, t.first + t.rows);
+    const AttentionRange seen = attention_queries(a.mask, t.shift, t.sq, t.first, t.first + t.rows);
     const int64_t passes = seen.lo < seen.hi ? ceil_div(seen.hi - seen.lo, COLUMNS) : 0;
     const bool active = y / 2 * 2 < t.rows;
 
@@ -205,7 +228,7 @@ template <int SIZE> __global__ void __launch_bounds__(ATTENTION_THREADS, 1) atte
         __syncthreads();
         if (active) {
           scores<HEAD>(s, tile.resident, tile.streamed, depth);
-          const AttentionBand band = attention_band(a.mask, t.sq, t.sk, q0, t.first);
+          const AttentionBand band = attention_band(a.mask, q0 + t.shift - t.first);
 #pragma unroll
           for (int j = 0; j < CT; j++) {
             const int c = x + 16 * j;

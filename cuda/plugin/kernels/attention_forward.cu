@@ -14,9 +14,9 @@ template <int SIZE> __global__ void __launch_bounds__(ATTENTION_THREADS, 1) atte
   Copies copies;
   for (int64_t w = blockIdx.x; w < a.heads * a.count_q; w += gridDim.x) {
     const AttentionWork work = attention_work(w, a.count_q, false);
-    const AttentionTile t = attention_tile(a.cu_q, a.cu_k, a.tiles_q, a.documents, work.tile, ROWS, false);
+    const AttentionTile t = attention_tile(a.cu_q, a.cu_k, a.shift, a.tiles_q, a.documents, work.tile, ROWS, false);
     const int64_t kv = a.kv_head[work.head];
-    const AttentionRange see = attention_keys(a.mask, t.sq, t.sk, t.first, t.first + t.rows);
+    const AttentionRange see = attention_keys(a.mask, t.shift, t.sk, t.first, t.first + t.rows);
     const bool active = y / 2 * 2 < t.rows; // a warp has rows y, y + 16, … of two neighbouring y
 
     // Groups of copies, in order: queries and first keys, first values, second keys, …. Each wait
@@ -30,10 +30,24 @@ template <int SIZE> __global__ void __launch_bounds__(ATTENTION_THREADS, 1) atte
       load_rows<HEAD, COLUMNS>(copies, vs, a.v, t.k + see.lo, kv, (int)least(COLUMNS, see.hi - see.lo));
     copies.close();
 
+    // Where a softmax has begun, with lse m, its maximum is m, its sum 1 and its output `out`. A
+    // sink is such a beginning without an output.
     float o[RT][HEAD / 16], top[RT], sum[RT];
     clear(o);
 #pragma unroll
-    for (int i = 0; i < RT; i++) top[i] = -INFINITY, sum[i] = 0;
+    for (int i = 0; i < RT; i++) {
+      const int64_t r = t.q + t.first + y + 16 * i;
+      const bool there = y + 16 * i < t.rows;
+      float begun = a.sinks ? a.sinks[work.head] : -INFINITY;
+      if (a.carry) { // one lane of a row reads lse, and writes it below
+        if (x == 0) begun = there ? a.lse[r * a.lse_token + work.head * a.lse_head] : -INFINITY;
+        begun = __shfl_sync(0xffffffffu, begun, 0, 16);
+        if (there && begun != -INFINITY)
+#pragma unroll
+          for (int g = 0; g < HEAD / 64; g++) load_four(a.out, r, work.head, 64 * g + 4 * x, &o[i][4 * g]);
+      }
+      top[i] = begun, sum[i] = x == 0 && begun != -INFINITY ? 1 : 0;
+    }
     for (int64_t k0 = see.lo; k0 < see.hi; k0 += COLUMNS) {
       const int n = (int)least(COLUMNS, see.hi - k0), next = (int)least(COLUMNS, see.hi - k0 - COLUMNS);
       float s[RT][CT];
@@ -44,7 +58,7 @@ template <int SIZE> __global__ void __launch_bounds__(ATTENTION_THREADS, 1) atte
       if (next > 0) load_rows<HEAD, COLUMNS>(copies, ks, a.k, t.k + k0 + COLUMNS, kv, next);
       copies.close();
       if (active) {
-        const AttentionBand band = attention_band(a.mask, t.sq, t.sk, t.first, k0);
+        const AttentionBand band = attention_band(a.mask, t.first + t.shift - k0);
 #pragma unroll
         for (int i = 0; i < RT; i++) {
           float m = top[i];
@@ -89,10 +103,12 @@ template <int SIZE> __global__ void __launch_bounds__(ATTENTION_THREADS, 1) atte
       for (int lane = 8; lane > 0; lane /= 2) l += __shfl_xor_sync(0xffffffffu, l, lane);
       const int64_t r = t.first + y + 16 * i;
       if (y + 16 * i >= t.rows) continue;
-      const AttentionRange row = attention_keys(a.mask, t.sq, t.sk, r, r + 1);
-      const bool none = row.lo >= row.hi;
+      const AttentionRange row = attention_keys(a.mask, t.shift, t.sk, r, r + 1);
+      const bool none = row.lo >= row.hi && top[i] == -INFINITY;
       const float f = none ? 0 : 1 / l;
-      if (x == 0) a.lse[(t.q + r) * a.lse_token + work.head * a.lse_head] = none ? -INFINITY : top[i] + logf(l);
+      // a softmax to which no key was added keeps the bits of its lse
+      if (x == 0)
+        a.lse[(t.q + r) * a.lse_token + work.head * a.lse_head] = none ? -INFINITY : l == 1 ? top[i] : top[i] + logf(l);
 #pragma unroll
       for (int g = 0; g < HEAD / 64; g++) {
         const float4 out = make_float4(o[i][4 * g] * f, o[i][4 * g + 1] * f, o[i][4 * g + 2] * f, o[i][4 * g + 3] * f);

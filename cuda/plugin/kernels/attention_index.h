@@ -10,8 +10,9 @@ struct AttentionRange {
   int64_t lo, hi;
 };
 
-// AttentionMask is the window around the diagonal: query i of a document attends to `left` keys
-// before and `right` keys after key i + keys - queries. A negative bound is unlimited.
+// AttentionMask is the window around the diagonal: query i of a document is aligned with key i +
+// shift, and attends to `left` keys before it and `right` keys after it. A negative bound is
+// unlimited.
 struct AttentionMask {
   int64_t left, right;
 };
@@ -19,7 +20,7 @@ struct AttentionMask {
 // AttentionArgs has the arguments of attention or of its gradient. The tensors of gradients are
 // absent in the forward pass and in queries for workspace.
 struct AttentionArgs : uly_attention {
-  uly_tensor dout, dq, dk, dv;
+  uly_tensor dout, dq, dk, dv, dsinks, dslopes;
   bool backward;
 };
 inline AttentionArgs attention_args(const uly_attention &a, bool backward) {
@@ -33,14 +34,20 @@ inline AttentionArgs attention_args(const void *args, bool backward) {
   AttentionArgs x = attention_args(*static_cast<const uly_attention *>(args), backward);
   if (!backward) return x;
   const uly_attention_grad &g = *static_cast<const uly_attention_grad *>(args);
-  x.dout = g.dout, x.dq = g.dq, x.dk = g.dk, x.dv = g.dv;
+  x.dout = g.dout, x.dq = g.dq, x.dk = g.dk, x.dv = g.dv, x.dsinks = g.dsinks, x.dslopes = g.dslopes;
   return x;
 }
 
-// attention_mask combines causal and the window. A bound larger than any document becomes -1, so
+// ATTENTION_SHIFT is the most by which shifts may move queries, so that sums with rows and with the
+// sides of a window do not overflow.
+enum : int64_t { ATTENTION_SHIFT = (int64_t)1 << 50 };
+
+// attention_mask combines causal and the window. A bound larger than any distance becomes -1, so
 // that the sums below cannot overflow.
 inline AttentionMask attention_mask(const uly_attention &a) {
-  const int64_t reach = a.q.shape[0] + a.k.shape[0];
+  int64_t reach = 0;
+  for (int64_t i = 0; i < a.shift.length; i++) reach = most(reach, a.shift[i] < 0 ? -a.shift[i] : a.shift[i]);
+  reach += a.q.shape[0] + a.k.shape[0];
   const uly_window all = {-1, -1}, &w = a.window ? *a.window : all;
   const int64_t left = w.left < 0 || w.left >= reach ? -1 : w.left,
                 right = w.right < 0 || w.right >= reach ? -1 : w.right;
@@ -49,16 +56,14 @@ inline AttentionMask attention_mask(const uly_attention &a) {
 
 // attention_keys returns the keys that some of the queries [q0, q1) of a document attend to; for a
 // single query, exactly its keys. Here and below, queries and keys are counted from the start of
-// their document, which has sq queries and sk keys.
-ULY_BOTH AttentionRange attention_keys(AttentionMask m, int64_t sq, int64_t sk, int64_t q0, int64_t q1) {
-  const int64_t off = sk - sq;
-  return {m.left < 0 ? 0 : most(0, q0 + off - m.left), m.right < 0 ? sk : most(0, least(sk, q1 + off + m.right))};
+// their document, which has sq queries and sk keys, and query i is aligned with key i + shift.
+ULY_BOTH AttentionRange attention_keys(AttentionMask m, int64_t shift, int64_t sk, int64_t q0, int64_t q1) {
+  return {m.left < 0 ? 0 : most(0, q0 + shift - m.left), m.right < 0 ? sk : most(0, least(sk, q1 + shift + m.right))};
 }
 
 // attention_queries returns the queries that attend to some of the keys [k0, k1).
-ULY_BOTH AttentionRange attention_queries(AttentionMask m, int64_t sq, int64_t sk, int64_t k0, int64_t k1) {
-  const int64_t off = sk - sq;
-  return {m.right < 0 ? 0 : most(0, k0 - off - m.right), m.left < 0 ? sq : most(0, least(sq, k1 - off + m.left))};
+ULY_BOTH AttentionRange attention_queries(AttentionMask m, int64_t shift, int64_t sq, int64_t k0, int64_t k1) {
+  return {m.right < 0 ? 0 : most(0, k0 - shift - m.right), m.left < 0 ? sq : most(0, least(sq, k1 - shift + m.left))};
 }
 
 // AttentionBand is the mask of a tile of queries from q0 on and keys from k0 on: query q0 + r
@@ -71,9 +76,6 @@ ULY_BOTH AttentionBand attention_band(AttentionMask m, int64_t at) {
   const int64_t far = 1 << 16;
   return {m.left < 0 ? (int)-far : (int)most(-far, least(far, at - m.left)),
           m.right < 0 ? (int)far : (int)most(-far, least(far, at + m.right))};
-}
-ULY_BOTH AttentionBand attention_band(AttentionMask m, int64_t sq, int64_t sk, int64_t q0, int64_t k0) {
-  return attention_band(m, q0 + sk - sq - k0);
 }
 
 // AttentionSize has the tile sizes of one instantiation of the kernels, for head sizes up to
@@ -126,6 +128,7 @@ struct AttentionLayout {
   int64_t documents;        // documents with tokens; the maximum if cu_q is NULL
   int64_t cu_q, cu_k;       // [documents + 1] bounds
   int64_t tiles_q, tiles_k; // [documents + 1] number of tiles in the preceding documents
+  int64_t shift;            // [documents] key with which the first query is aligned
   int64_t kv_head;          // [query heads] key head of each query head
   int64_t first;            // [key heads + 1] first query head of each key head
   int64_t tables;           // end of the tables; the rest depends on the kernel
@@ -150,6 +153,7 @@ inline AttentionLayout attention_layout(const uly_attention &a, bool backward) {
   l.cu_k = take(l.documents + 1, 8);
   l.tiles_q = take(l.documents + 1, 8);
   l.tiles_k = take(l.documents + 1, 8);
+  l.shift = take(l.documents, 8);
   l.kv_head = take(hq, 8);
   l.first = take(hkv + 1, 8);
   l.tables = l.bytes;
@@ -179,6 +183,7 @@ void attention_tables(const uly_attention &a, const AttentionLayout &l, int64_t 
   for (int64_t i = 0; i < a.cu_q.documents(); i++) {
     const int64_t q = a.cu_q[i + 1] - a.cu_q[i], k = a.cu_k[i + 1] - a.cu_k[i];
     if (q == 0 && k == 0) continue;
+    put(l.shift + 8 * (n - 1), a.shift ? a.cu_q[i] + a.shift[i] - a.cu_k[i] : k - q);
     tiles_q += ceil_div(q, tile_q);
     tiles_k += ceil_div(k, tile_k);
     entry(a.cu_q[i + 1], a.cu_k[i + 1]);
@@ -202,21 +207,23 @@ inline int64_t attention_count(const int64_t *cu, int64_t documents, int64_t til
 // start.
 struct AttentionTile {
   int64_t q, sq, k, sk; // the first query and key of the document, and their numbers
+  int64_t shift;        // the key with which the document's first query is aligned
   int64_t first;
   int rows;
 };
 
 // attention_tile returns tile t of all tiles of queries, or of keys. `tiles` is the table of tiles
 // in the preceding documents.
-ULY_BOTH AttentionTile attention_tile(const int64_t *cu_q, const int64_t *cu_k, const int64_t *tiles, int64_t documents,
-                                      int64_t t, int size, bool keys) {
+ULY_BOTH AttentionTile attention_tile(const int64_t *cu_q, const int64_t *cu_k, const int64_t *shift,
+                                      const int64_t *tiles, int64_t documents, int64_t t, int size, bool keys) {
   int64_t lo = 0, hi = documents; // tiles[lo] <= t < tiles[hi]
   while (hi - lo > 1) {
     const int64_t mid = lo + (hi - lo) / 2;
     if (tiles[mid] <= t) lo = mid;
     else hi = mid;
   }
-  AttentionTile x = {cu_q[lo], cu_q[lo + 1] - cu_q[lo], cu_k[lo], cu_k[lo + 1] - cu_k[lo], (t - tiles[lo]) * size, 0};
+  AttentionTile x = {cu_q[lo],  cu_q[lo + 1] - cu_q[lo], cu_k[lo], cu_k[lo + 1] - cu_k[lo],
+                     shift[lo], (t - tiles[lo]) * size,  0};
   x.rows = (int)least(size, (keys ? x.sk : x.sq) - x.first);
   return x;
 }

@@ -29,57 +29,64 @@ static AttentionArgs question(int64_t tq, int64_t hq, int64_t tk, int64_t hkv, i
 }
 
 // sees is the definition in device/ops.go.
-static bool sees(const AttentionArgs &a, int64_t sq, int64_t sk, int64_t i, int64_t j) {
+static bool sees(const AttentionArgs &a, int64_t shift, int64_t i, int64_t j) {
   const uly_window &w = *a.window;
-  const int64_t at = i + sk - sq;
+  const int64_t at = i + shift;
   return !(a.causal && j > at) && !(w.left >= 0 && at - j > w.left) && !(w.right >= 0 && j - at > w.right);
 }
 
-// Every range of queries, and of keys, of every small document, under every mask.
+static void test_mask(const AttentionArgs &a, int64_t sq, int64_t sk, int64_t shift) {
+  const AttentionMask m = attention_mask(a);
+  auto text = [&](const char *what, int64_t from, int64_t to, AttentionRange got, int64_t lo, int64_t hi) {
+    CHECK(hi > lo ? got.lo == lo && got.hi == hi : got.hi <= got.lo,
+          "%s [%lld, %lld) of %lld x %lld, shift %lld, window %lld %lld, causal %d: [%lld, %lld), want [%lld, %lld)",
+          what, (ll)from, (ll)to, (ll)sq, (ll)sk, (ll)shift, (ll)a.window->left, (ll)a.window->right, a.causal,
+          (ll)got.lo, (ll)got.hi, (ll)lo, (ll)hi);
+  };
+  for (int64_t q0 = 0; q0 < sq; q0++)
+    for (int64_t q1 = q0 + 1; q1 <= sq; q1++) {
+      int64_t lo = sk, hi = 0;
+      for (int64_t i = q0; i < q1; i++)
+        for (int64_t j = 0; j < sk; j++)
+          if (sees(a, shift, i, j)) lo = least(lo, j), hi = most(hi, j + 1);
+      text("keys of queries", q0, q1, attention_keys(m, shift, sk, q0, q1), lo, hi);
+    }
+  for (int64_t k0 = 0; k0 < sk; k0++)
+    for (int64_t k1 = k0 + 1; k1 <= sk; k1++) {
+      int64_t lo = sq, hi = 0;
+      for (int64_t i = 0; i < sq; i++)
+        for (int64_t j = k0; j < k1; j++)
+          if (sees(a, shift, i, j)) lo = least(lo, i), hi = most(hi, i + 1);
+      text("queries of keys", k0, k1, attention_queries(m, shift, sq, k0, k1), lo, hi);
+    }
+  for (int64_t q0 = 0; q0 < sq; q0++)
+    for (int64_t k0 = 0; k0 < sk; k0++) {
+      const AttentionBand b = attention_band(m, q0 + shift - k0);
+      for (int r = 0; q0 + r < sq; r++)
+        for (int c = 0; k0 + c < sk; c++)
+          CHECK((b.below <= c - r && c - r <= b.above) == sees(a, shift, q0 + r, k0 + c),
+                "band of %lld %lld, %lld x %lld, shift %lld, window %lld %lld, causal %d: row %d, column %d", (ll)q0,
+                (ll)k0, (ll)sq, (ll)sk, (ll)shift, (ll)a.window->left, (ll)a.window->right, a.causal, r, c);
+    }
+}
+
+// Every range of queries, and of keys, of every small document, under every mask and shift.
 static void test_masks() {
   const int64_t sides[] = {-1, 0, 1, 2, 4, 9, INT64_MAX};
-  const int N = 7;
+  const int N = 6;
   for (int64_t sq = 0; sq <= N; sq++)
     for (int64_t sk = 0; sk <= N; sk++)
-      for (int64_t left : sides)
-        for (int64_t right : sides)
-          for (int causal = 0; causal < 2; causal++) {
-            AttentionArgs a = question(sq, 1, sk, 1);
-            const uly_window window = {left, right};
-            a.window = &window, a.causal = causal;
-            const AttentionMask m = attention_mask(a);
-            auto text = [&](const char *what, int64_t from, int64_t to, AttentionRange got, int64_t lo, int64_t hi) {
-              CHECK(hi > lo ? got.lo == lo && got.hi == hi : got.hi <= got.lo,
-                    "%s [%lld, %lld) of %lld x %lld, window %lld %lld, causal %d: [%lld, %lld), want [%lld, %lld)",
-                    what, (ll)from, (ll)to, (ll)sq, (ll)sk, (ll)left, (ll)right, causal, (ll)got.lo, (ll)got.hi, (ll)lo,
-                    (ll)hi);
-            };
-            for (int64_t q0 = 0; q0 < sq; q0++)
-              for (int64_t q1 = q0 + 1; q1 <= sq; q1++) {
-                int64_t lo = sk, hi = 0;
-                for (int64_t i = q0; i < q1; i++)
-                  for (int64_t j = 0; j < sk; j++)
-                    if (sees(a, sq, sk, i, j)) lo = least(lo, j), hi = most(hi, j + 1);
-                text("keys of queries", q0, q1, attention_keys(m, sq, sk, q0, q1), lo, hi);
-              }
-            for (int64_t k0 = 0; k0 < sk; k0++)
-              for (int64_t k1 = k0 + 1; k1 <= sk; k1++) {
-                int64_t lo = sq, hi = 0;
-                for (int64_t i = 0; i < sq; i++)
-                  for (int64_t j = k0; j < k1; j++)
-                    if (sees(a, sq, sk, i, j)) lo = least(lo, i), hi = most(hi, i + 1);
-                text("queries of keys", k0, k1, attention_queries(m, sq, sk, k0, k1), lo, hi);
-              }
-            for (int64_t q0 = 0; q0 < sq; q0++)
-              for (int64_t k0 = 0; k0 < sk; k0++) {
-                const AttentionBand b = attention_band(m, sq, sk, q0, k0);
-                for (int r = 0; q0 + r < sq; r++)
-                  for (int c = 0; k0 + c < sk; c++)
-                    CHECK((b.below <= c - r && c - r <= b.above) == sees(a, sq, sk, q0 + r, k0 + c),
-                          "band of %lld %lld, %lld x %lld, window %lld %lld, causal %d: row %d, column %d", (ll)q0,
-                          (ll)k0, (ll)sq, (ll)sk, (ll)left, (ll)right, causal, r, c);
-              }
-          }
+      for (int64_t shift :
+           {sk - sq, (int64_t)0, (int64_t)-3, (int64_t)4, (int64_t)ATTENTION_SHIFT, -(int64_t)ATTENTION_SHIFT})
+        for (int64_t left : sides)
+          for (int64_t right : sides)
+            for (int causal = 0; causal < 2; causal++) {
+              AttentionArgs a = question(sq, 1, sk, 1);
+              const uly_window window = {left, right};
+              const List shifts = {shift};
+              a.window = &window, a.causal = causal, a.shift = list(shifts);
+              test_mask(a, sq, sk, shift);
+            }
 }
 
 // Tiles of a document with 2^40 queries and keys, or with different numbers of them.
@@ -95,23 +102,22 @@ static void test_far_masks() {
           const AttentionMask m = attention_mask(a);
           for (int n = 0; n < 2000; n++) {
             const int64_t i = random_below(sq), at = i + extra;
-            const AttentionRange keys = attention_keys(m, sq, sk, i, i + 1);
+            const AttentionRange keys = attention_keys(m, extra, sk, i, i + 1);
             for (int64_t j : {keys.lo - 1, keys.lo, keys.hi - 1, keys.hi, at, at - 100, at + 1})
               if (j >= 0 && j < sk)
-                CHECK((keys.lo <= j && j < keys.hi) == sees(a, sq, sk, i, j), "far: query %lld, key %lld", (ll)i,
-                      (ll)j);
+                CHECK((keys.lo <= j && j < keys.hi) == sees(a, extra, i, j), "far: query %lld, key %lld", (ll)i, (ll)j);
             const int64_t j = random_below(sk);
-            const AttentionRange queries = attention_queries(m, sq, sk, j, j + 1);
+            const AttentionRange queries = attention_queries(m, extra, sq, j, j + 1);
             for (int64_t q : {queries.lo - 1, queries.lo, queries.hi - 1, queries.hi})
               if (q >= 0 && q < sq)
-                CHECK((queries.lo <= q && q < queries.hi) == sees(a, sq, sk, q, j), "far: key %lld, query %lld", (ll)j,
+                CHECK((queries.lo <= q && q < queries.hi) == sees(a, extra, q, j), "far: key %lld, query %lld", (ll)j,
                       (ll)q);
             const int64_t k0 = most(0, least(sk - 300, at - 300 + random_below(600)));
-            const AttentionBand b = attention_band(m, sq, sk, i, k0);
+            const AttentionBand b = attention_band(m, i + extra - k0);
             for (int t = 0; t < 50; t++) {
               const int r = (int)random_below(256), c = (int)random_below(256);
               if (i + r < sq)
-                CHECK((b.below <= c - r && c - r <= b.above) == sees(a, sq, sk, i + r, k0 + c),
+                CHECK((b.below <= c - r && c - r <= b.above) == sees(a, extra, i + r, k0 + c),
                       "far band: query %lld, key %lld", (ll)(i + r), (ll)(k0 + c));
             }
           }
@@ -137,6 +143,9 @@ static void test_tables(int64_t tq, int64_t tk, int64_t documents, bool every) {
   for (int64_t h = 0; h < hq; h++) kv_head[h] = least(hkv - 1, (h ? kv_head[h - 1] : 0) + random_below(3));
   AttentionArgs a = question(tq, hq, tk, hkv);
   a.cu_q = list(cu_q), a.cu_k = list(cu_k), a.kv_head = list(kv_head);
+  List shifts(documents);
+  for (int64_t &x : shifts) x = random_below(100) - 50;
+  if (random_below(2)) a.shift = list(shifts);
   const AttentionLayout l = attention_layout(a, true);
   const int tile_q = 1 << random_below(8), tile_k = 1 << random_below(8);
   std::map<int64_t, int64_t> put;
@@ -154,9 +163,10 @@ static void test_tables(int64_t tq, int64_t tk, int64_t documents, bool every) {
     return x;
   };
   const List q = table(l.cu_q, l.documents + 1), k = table(l.cu_k, l.documents + 1),
-             tiles_q = table(l.tiles_q, l.documents + 1), tiles_k = table(l.tiles_k, l.documents + 1);
+             tiles_q = table(l.tiles_q, l.documents + 1), tiles_k = table(l.tiles_k, l.documents + 1),
+             aligned = table(l.shift, l.documents);
   const List heads = table(l.kv_head, hq), first = table(l.first, hkv + 1);
-  CHECK(put.size() == (size_t)(4 * (l.documents + 1) + hq + hkv + 1), "entries that are not read");
+  CHECK(put.size() == (size_t)(4 * (l.documents + 1) + l.documents + hq + hkv + 1), "entries that are not read");
   CHECK(tiles_q.back() == attention_count(a.cu_q, documents, tile_q) &&
             tiles_k.back() == attention_count(a.cu_k, documents, tile_k),
         "the number of tiles");
@@ -173,7 +183,8 @@ static void test_tables(int64_t tq, int64_t tk, int64_t documents, bool every) {
         t = tiles.back() - 100;
         next = -1;
       }
-      const AttentionTile x = attention_tile(q.data(), k.data(), tiles.data(), l.documents, t, size, keys);
+      const AttentionTile x =
+          attention_tile(q.data(), k.data(), aligned.data(), tiles.data(), l.documents, t, size, keys);
       const int64_t start = (keys ? x.k : x.q) + x.first;
       if (next < 0) next = start;
       while (cu[document + 1] <= start) document++;
@@ -181,7 +192,7 @@ static void test_tables(int64_t tq, int64_t tk, int64_t documents, bool every) {
           start == next && x.rows > 0 && x.rows <= size && start >= cu[document] && start + x.rows <= cu[document + 1],
           "tile %lld has rows %lld + %d", (ll)t, (ll)start, x.rows);
       CHECK(x.q == cu_q[document] && x.sq == cu_q[document + 1] - x.q && x.k == cu_k[document] &&
-                x.sk == cu_k[document + 1] - x.k,
+                x.sk == cu_k[document + 1] - x.k && x.shift == (a.shift ? x.q + shifts[document] - x.k : x.sk - x.sq),
             "tile %lld has another document", (ll)t);
       next = start + x.rows;
     }
@@ -219,9 +230,10 @@ static void test_layout() {
       CHECK(l.bytes <= most_of.bytes && l.tables <= most_of.tables && l.documents <= tq + tk, "%lld bytes, bound %lld",
             (ll)l.bytes, (ll)most_of.bytes);
       const int64_t entries = 8 * (l.documents + 1);
-      List ends = {l.cu_q,    l.cu_q + entries,    l.cu_k,    l.cu_k + entries,   l.tiles_q, l.tiles_q + entries,
-                   l.tiles_k, l.tiles_k + entries, l.kv_head, l.kv_head + 8 * hq, l.first,   l.first + 8 * (hkv + 1),
-                   l.tables};
+      List ends = {l.cu_q,    l.cu_q + entries,          l.cu_k,    l.cu_k + entries,
+                   l.tiles_q, l.tiles_q + entries,       l.tiles_k, l.tiles_k + entries,
+                   l.shift,   l.shift + 8 * l.documents, l.kv_head, l.kv_head + 8 * hq,
+                   l.first,   l.first + 8 * (hkv + 1),   l.tables};
       if (backward) {
         ends.insert(ends.end(), {l.delta, l.delta + 4 * hq * tq, l.sums});
         if (a.k.dtype == ULY_BF16 && hq > hkv) ends.push_back(l.sums + 4 * hkv * tk * 14);

@@ -23,12 +23,12 @@ template <int SIZE> __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2)
   Copies copies;
   for (int64_t w = blockIdx.x; w < a.heads * a.count_q; w += gridDim.x) {
     const AttentionWork work = attention_work(w, a.count_q, false);
-    const AttentionTile t = attention_tile(a.cu_q, a.cu_k, a.tiles_q, a.documents, work.tile, ROWS, false);
+    const AttentionTile t = attention_tile(a.cu_q, a.cu_k, a.shift, a.tiles_q, a.documents, work.tile, ROWS, false);
     const int64_t kv = a.kv_head[work.head];
-    const AttentionRange see = attention_keys(a.mask, t.sq, t.sk, t.first, t.first + t.rows);
+    const AttentionRange see = attention_keys(a.mask, t.shift, t.sk, t.first, t.first + t.rows);
 
     // these describe the current tile of keys
-    int64_t left = see.hi - see.lo, ahead = t.first + t.sk - t.sq - see.lo, key = t.k + see.lo;
+    int64_t left = see.hi - see.lo, ahead = t.first + t.shift - see.lo, key = t.k + see.lo;
     auto load_keys = [&](bf16 *to, int64_t by) {
       const int n = (int)least(COLUMNS, left - by);
       load_tile<HEAD, COLUMNS>(copies, to, a.k, key + by, kv, n);
@@ -50,7 +50,7 @@ template <int SIZE> __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2)
 #pragma unroll
     for (int i = 0; i < 2 * MT; i++) {
       const int64_t r = t.first + strip + 8 * i + at.row;
-      const AttentionRange keys = attention_keys(a.mask, t.sq, t.sk, r, r + 1);
+      const AttentionRange keys = attention_keys(a.mask, t.shift, t.sk, r, r + 1);
       if (keys.lo >= keys.hi) without_keys |= 1u << i;
     }
     const int64_t row0 = t.q + t.first;
@@ -188,12 +188,12 @@ template <int SIZE> __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2)
   Copies copies;
   for (int64_t w = blockIdx.x; w < a.heads * a.count_q; w += gridDim.x) {
     const AttentionWork work = attention_work(w, a.count_q, false);
-    const AttentionTile t = attention_tile(a.cu_q, a.cu_k, a.tiles_q, a.documents, work.tile, ROWS, false);
+    const AttentionTile t = attention_tile(a.cu_q, a.cu_k, a.shift, a.tiles_q, a.documents, work.tile, ROWS, false);
     const int64_t kv = a.kv_head[work.head];
-    const AttentionRange see = attention_keys(a.mask, t.sq, t.sk, t.first, t.first + t.rows);
+    const AttentionRange see = attention_keys(a.mask, t.shift, t.sk, t.first, t.first + t.rows);
 
     // these describe the current tile of keys
-    int64_t left = see.hi - see.lo, ahead = t.first + t.sk - t.sq - see.lo, key = t.k + see.lo;
+    int64_t left = see.hi - see.lo, ahead = t.first + t.shift - see.lo, key = t.k + see.lo;
     auto load_keys = [&](int buffer, int64_t by) {
       const int n = (int)least(COLUMNS, left - by);
       load_tile<HEAD, COLUMNS>(copies, tile.streamed(buffer), a.k, key + by, kv, n);
@@ -266,12 +266,12 @@ template <int SIZE, bool DK, bool DV> __global__ void __launch_bounds__(ATTENTIO
   Copies copies;
   for (int64_t w = blockIdx.x; w < a.kv_heads * a.count_k; w += gridDim.x) {
     const AttentionWork work = attention_work(w, a.count_k, true);
-    const AttentionTile t = attention_tile(a.cu_q, a.cu_k, a.tiles_k, a.documents, work.tile, ROWS, true);
+    const AttentionTile t = attention_tile(a.cu_q, a.cu_k, a.shift, a.tiles_k, a.documents, work.tile, ROWS, true);
     const int64_t kv = work.head, first = a.first[kv];
     const int heads = (int)(a.first[kv + 1] - first);
-    const AttentionRange queries = attention_queries(a.mask, t.sq, t.sk, t.first, t.first + t.rows);
+    const AttentionRange queries = attention_queries(a.mask, t.shift, t.sq, t.first, t.first + t.rows);
     const int64_t row0 = t.k + t.first, query = t.q + queries.lo, count = most(0, queries.hi - queries.lo),
-                  ahead = queries.lo + t.sk - t.sq - t.first;
+                  ahead = queries.lo + t.shift - t.first;
     const int passes = (int)ceil_div(count, COLUMNS);
 
     // For each query head of the key head, and for each tile of its queries.

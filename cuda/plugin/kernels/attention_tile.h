@@ -55,6 +55,20 @@ template <int HEAD, int ROWS> __device__ __forceinline__ void load_rows(Copies &
   }
 }
 
+// load_four reads features c … c + 3 of a row of F32, as many as exist.
+__device__ __forceinline__ void load_four(const AttentionView &x, int64_t row, int64_t head, int c, float *y) {
+  if (c >= x.width) return;
+  const float *p = (const float *)x.data + row * x.token + head * x.head + c;
+  if (x.wide) {
+    const float4 four = *reinterpret_cast<const float4 *>(p);
+    y[0] = four.x, y[1] = four.y, y[2] = four.z, y[3] = four.w;
+    return;
+  }
+#pragma unroll
+  for (int e = 0; e < 4; e++)
+    if (c + e < x.width) y[e] = p[e];
+}
+
 // store_four writes features c … c + 3 of a row, as many as exist.
 __device__ __forceinline__ void store_four(const AttentionView &x, int64_t row, int64_t head, int c, float4 y) {
   if (c >= x.width) return;

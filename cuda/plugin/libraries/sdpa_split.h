@@ -27,6 +27,8 @@ inline const char *sdpa_split(const AttentionArgs &a, sdpa_subcalls *parts) {
   *parts = {};
   if (a.q.ndim != 3 || a.k.ndim != 3 || a.v.ndim != 3 || a.out.ndim != 3)
     return "tensors must be [tokens, heads, features]";
+  if (a.sinks.dtype || a.slopes.dtype || a.block_mask.dtype || a.shift || a.softcap != 0 || a.dropout != 0 || a.carry)
+    return "sinks, slopes, block masks, shifts, soft caps, dropout and carry are left to the plug-in's kernels";
   const int64_t hq = a.q.shape[1], hkv = a.k.shape[1];
   if (hq == 0 || hkv == 0) return "there are no heads";
   if (!a.kv_head) {
