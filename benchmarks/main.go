@@ -64,6 +64,7 @@ type cases struct {
 // options are the flags and the cases. The flags are described in run.
 type options struct {
 	threads, repeat, ranks int
+	ring                   int64
 	words, device, comm    string
 	warm                   time.Duration
 	compute                tensor.DType // F32 or BF16
@@ -98,6 +99,7 @@ func run(args []string) error {
 	f.StringVar(&o.words, "cases", "", "run only cases whose name contains one of these words, separated by commas")
 	f.DurationVar(&o.links.Latency, "link-latency", 0, "latency of a message between goroutine ranks")
 	f.Float64Var(&o.links.Bandwidth, "link-bandwidth", 0, "bytes a second that a goroutine rank sends")
+	f.Int64Var(&o.ring, "ring", 1, "groups of ranks in the ring of the suite ulysses")
 	f.BoolVar(&o.forward, "forward", false, "time the forward pass of attention separately as well")
 	if err := f.Parse(args[1:]); err != nil {
 		return status.Errorf(status.InvalidArgument, "%w", err)

@@ -131,9 +131,9 @@ def suites(a) -> dict:
             [BENCH, kind, "--threads", a.threads, "--repeat", a.repeat, *args], **env
         )
 
-    def under_mpi(n, kind):
+    def under_mpi(n, kind, *args):
         return lambda: lines(
-            [*MPI, "-n", n, BENCH, kind, "--threads", a.threads, "--repeat", a.repeat]
+            [*MPI, "-n", n, BENCH, kind, "--threads", a.threads, "--repeat", a.repeat, *args]
         )
 
     made = {}
@@ -157,6 +157,12 @@ def suites(a) -> dict:
     made["ulysses"] = Suite(
         "ulysses", under_mpi(2, "ulysses"), torch("ulysses_gloo.py", "--ranks", 2)
     )
+    for n, rings in ((2, [2]), (4, [2, 4])):
+        for r in rings:
+            peers = torch("ring_gloo.py", "--ranks", n)
+            peers["Ulysses on gloo"] = torch("ulysses_gloo.py", "--ranks", n)["PyTorch"]
+            peers["our Ulysses"] = under_mpi(n, "ulysses")
+            made[f"ring-{n // r}x{r}"] = Suite("ulysses", under_mpi(n, "ulysses", "--ring", r), peers)
     for n in (2, 4):
         made[f"a2a-{n}"] = Suite(
             "a2a",

@@ -15,11 +15,11 @@ import (
 // all-to-alls. A time is that of the slowest rank.
 func ulysses(o *options) error {
 	return o.onCPU(max(1, o.threads/o.world.Size()), o.cases.Ulysses, func(d device.Device, stream device.Stream, s shape) error {
-		plan, err := sp.NewPlan(d, o.world, sp.Layer{Heads: s.Heads, KVHeads: s.KVHeads, Dim: s.HeadDim, VDim: s.HeadDim, Causal: s.Causal})
+		plan, err := sp.NewPlan(d, o.world, sp.Layer{Heads: s.Heads, KVHeads: s.KVHeads, Dim: s.HeadDim, VDim: s.HeadDim, Causal: s.Causal, Ring: o.ring})
 		if err != nil {
 			return err
 		}
-		batch, err := sp.NewBatch(o.world, sp.BatchSpec{Batch: 1, Seq: s.Tokens, CuSeqlens: s.CuSeqlens})
+		batch, err := sp.NewBatch(o.world, sp.BatchSpec{Batch: 1, Seq: s.Tokens, CuSeqlens: s.CuSeqlens, Ring: o.ring, Zigzag: o.ring > 1})
 		if err != nil {
 			return err
 		}
@@ -42,7 +42,7 @@ func ulysses(o *options) error {
 			return err
 		}
 		if o.world.Rank() == 0 {
-			emit(s.Name, times, "gflops", 3.5*s.flops(), map[string]any{"op": "forward+backward", "ranks": o.world.Size(), "threads": o.threads,
+			emit(s.Name, times, "gflops", 3.5*s.flops(), map[string]any{"op": "forward+backward", "ranks": o.world.Size(), "ring": o.ring, "threads": o.threads,
 				"comm": o.world.Kind(), "kernels": d.Info().Kernels})
 		}
 		return nil
