@@ -19,12 +19,19 @@ import (
 // the test fails and prints the goroutines.
 func onRanks(t *testing.T, n int, flags int32, f func(rank int, ctx uintptr)) {
 	t.Helper()
+	onRanksWith(t, n, cOptions{flags: flags}, f)
+}
+
+// onRanksWith is onRanks with options of the contexts.
+func onRanksWith(t *testing.T, n int, options cOptions, f func(rank int, ctx uintptr)) {
+	t.Helper()
+	options.struct_size, options.threads = uint32(unsafe.Sizeof(options)), 1
 	comms, done := comm.Local(n), make(chan error, n)
 	for rank := range n {
 		go func() {
 			done <- guarded(func() error {
 				var ctx uintptr
-				o := cOptions{struct_size: uint32(unsafe.Sizeof(cOptions{})), threads: 1, flags: flags}
+				o := options
 				if err := newOnComm("onRanks", comms[rank], true, p(&o), p(&ctx)); err != nil {
 					return err
 				}

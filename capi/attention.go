@@ -3,7 +3,6 @@ package main
 import (
 	"unsafe"
 
-	"ulysses/internal/notbuilt"
 	"ulysses/sp"
 )
 
@@ -22,12 +21,21 @@ func (p *plan) forward(op string, both *batch, args unsafe.Pointer) error {
 	r := reader{c: c, op: op}
 	r.attentionTensors(&a)
 	r.optional(&c.args.LSE, "lse", a.lse, 3, true)
+	r.options(p, b, a.sinks, a.alibi, a.block_mask, a.dropout_seed)
 	r.saved(&c.args.Saved, a.saved, a.saved_bytes, true)
 	r.workspace(&c.args.Workspace, a.workspace, a.workspace_bytes, p.unreserved(b))
 	if err := r.finish(attentionSaved, p, both, 0, false); err != nil {
 		return err
 	}
-	return c.writeTag(c.enqueue(op, a.stream, func() error { return p.sp.Forward(c.stream, b, &c.args) }))
+	if err := c.beginOptions(op, p, b); err != nil {
+		return err
+	}
+	return c.writeTag(c.enqueue(op, a.stream, func() error {
+		if err := c.widenOptions(); err != nil {
+			return err
+		}
+		return p.sp.Forward(c.stream, b, &c.args)
+	}))
 }
 
 func attentionBackward(ph, bh uintptr, args, grads unsafe.Pointer) error {
@@ -48,12 +56,25 @@ func (p *plan) backward(op string, both *batch, args, grads unsafe.Pointer) erro
 	r := reader{c: c, op: op}
 	c.args = sp.Args{}
 	r.attentionGradients(&g)
+	r.options(p, b, a.sinks, a.alibi, a.block_mask, a.dropout_seed)
+	r.optionGrads(p, g.dsinks, g.dalibi, false)
 	r.saved(&c.args.Saved, a.saved, a.saved_bytes, false)
 	r.workspace(&c.args.Workspace, a.workspace, a.workspace_bytes, p.unreserved(b))
 	if err := r.finish(attentionSaved, p, both, 0, true); err != nil {
 		return err
 	}
-	return c.enqueue(op, a.stream, func() error { return p.sp.Backward(c.stream, b, &c.args, &c.grads) })
+	if err := c.beginOptions(op, p, b); err != nil {
+		return err
+	}
+	return c.enqueue(op, a.stream, func() error {
+		if err := c.widenOptions(); err != nil {
+			return err
+		}
+		if err := p.sp.Backward(c.stream, b, &c.args, &c.grads); err != nil {
+			return err
+		}
+		return c.endOptions()
+	})
 }
 
 // attentionArgs returns the lengths and the arguments of a call on a plan of attention. device is
@@ -62,25 +83,18 @@ func (p *plan) attentionArgs(op string, both *batch, args unsafe.Pointer, device
 	if b, err = p.attentionBatch(op, both, device); err == nil {
 		a, err = readAttentionArgs(op, args)
 	}
+	if err == nil && !device && (a.sinks != nil || a.alibi != nil || a.block_mask != nil) {
+		err = invalid("%s: sinks, alibi or block_mask is given, and the callback does not get it; leave them NULL, and pass them to the callback as user", op)
+	}
 	return b, a, err
 }
 
-// readAttentionArgs reads the arguments of attention. Arguments that are not implemented are
-// refused.
+// readAttentionArgs reads the arguments of attention.
 func readAttentionArgs(op string, p unsafe.Pointer) (a cAttentionArgs, err error) {
 	if a, err = readStruct[cAttentionArgs](op, "args", p); err != nil {
 		return a, err
 	}
-	switch {
-	case a.sinks != nil:
-		return a, unsupported("%s: sinks: %s", op, notbuilt.Sinks.Text("leave it NULL"))
-	case a.alibi != nil:
-		return a, unsupported("%s: alibi: %s", op, notbuilt.ALiBi.Text("leave it NULL"))
-	case a.block_mask != nil:
-		return a, unsupported("%s: block_mask: %s", op, notbuilt.BlockMasks.Text("leave it NULL"))
-	case a.dropout_seed != 0:
-		return a, unsupported("%s: dropout_seed: %s", op, notbuilt.Dropout.Text("leave it 0"))
-	case a.reserved != 0:
+	if a.reserved != 0 {
 		return a, invalid("%s: args.reserved is %d; leave it 0", op, a.reserved)
 	}
 	return a, nil
@@ -91,10 +105,7 @@ func readAttentionGrads(op string, p unsafe.Pointer) (g cAttentionGrads, err err
 	if g, err = readStruct[cAttentionGrads](op, "grads", p); err != nil {
 		return g, err
 	}
-	switch {
-	case g.dsinks != nil:
-		return g, unsupported("%s: dsinks: %s", op, notbuilt.Sinks.Text("leave it NULL"))
-	case g.reserved != 0:
+	if g.reserved != 0 {
 		return g, invalid("%s: grads.reserved is %d; leave it 0", op, g.reserved)
 	}
 	return g, nil

@@ -7,7 +7,6 @@ import (
 	"unsafe"
 
 	"ulysses/comm"
-	"ulysses/internal/notbuilt"
 	"ulysses/sp"
 )
 
@@ -18,6 +17,7 @@ type batch struct {
 	handle     uintptr
 	selfBatch  *sp.Batch // queries and keys have the same lengths
 	crossBatch *sp.Batch // keys have the lengths of kv_*; nil if the description has none
+	flatBatch  *sp.Batch // selfBatch without a ring, for the gated delta rule; nil with ULYSSES_ZIGZAG
 	number     int64     // see plan.number
 	selfID     identity  // of selfBatch
 	crossID    identity  // of crossBatch
@@ -37,10 +37,10 @@ const maxDocs = int64(1) << 24
 // checkBatch checks a description of a batch without communication.
 func checkBatch(op string, d *cBatchDesc, c *context) error {
 	switch {
-	case d.flags&flagZigzag != 0:
-		return unsupported("%s: ULYSSES_ZIGZAG: %s", op, notbuilt.Ring.Text("leave it out"))
-	case d.flags != 0:
-		return invalid("%s: flags is %#x; leave it 0", op, d.flags)
+	case d.flags&^flagZigzag != 0:
+		return invalid("%s: flags is %#x; the only flag is ULYSSES_ZIGZAG", op, d.flags)
+	case d.flags&flagZigzag != 0 && (d.seq == 0 || d.kv_seq == 0 && d.kv_rows > 0):
+		return invalid("%s: ULYSSES_ZIGZAG is set and a length is given by rows; set seq, and kv_seq for other lengths of keys: the flag decides which rows a rank has", op)
 	case d.batch < 1 || d.seq < 0 || d.rows < 0 || d.kv_seq < 0 || d.kv_rows < 0 || d.docs < 0:
 		return invalid("%s: batch is %d, seq %d, rows %d, kv_seq %d, kv_rows %d and docs %d; give 1 or more for batch, and 0 or more for the others", op, d.batch, d.seq, d.rows, d.kv_seq, d.kv_rows, d.docs)
 	case max(d.batch, d.seq, d.rows, d.kv_seq, d.kv_rows) > maxTokens || d.batch > maxTokens/max(1, d.seq, d.rows, d.kv_seq, d.kv_rows):
@@ -58,12 +58,24 @@ func checkBatch(op string, d *cBatchDesc, c *context) error {
 		name      string
 		seq, rows int64
 	}{{"", d.seq, d.rows}, {"kv_", d.kv_seq, d.kv_rows}} {
-		lo, hi := comm.Shard(n.seq, c.comm.Size(), c.comm.Rank())
-		if n.seq > 0 && n.rows != 0 && n.rows != hi-lo {
-			return invalid("%s: %[2]srows is %[5]d, and with %[2]sseq %[3]d this rank has %[4]d rows; set one of the two to 0", op, n.name, n.seq, hi-lo, n.rows)
+		if n.seq == 0 || n.rows == 0 {
+			continue
+		}
+		x, err := c.placed(d, n.seq)
+		if err != nil {
+			return err
+		}
+		if n.rows != x.Rows() {
+			return invalid("%s: %[2]srows is %[5]d, and with %[2]sseq %[3]d this rank has %[4]d rows; set one of the two to 0", op, n.name, n.seq, x.Rows(), n.rows)
 		}
 	}
 	return nil
+}
+
+// placed returns a batch of a description's placement with sequences of a length, without
+// documents.
+func (c *context) placed(d *cBatchDesc, seq int64) (*sp.Batch, error) {
+	return sp.SketchBatch(c.comm.Rank(), c.comm.Size(), sp.BatchSpec{Batch: 1, Seq: seq, Ring: c.ring, Zigzag: d.flags&flagZigzag != 0})
 }
 
 // gatherRows returns the number of rows of each rank, and their sum. Collective.
@@ -110,10 +122,10 @@ func positionsGiven(op string, c comm.Comm, positions *int64, rows int64) (bool,
 	return rank[given] >= 0, nil
 }
 
-// gatherPositions gathers the ranks' positions [batch, rows] into s.Positions [batch, seq].
-// Collective. Positions must count 0, 1, 2, … in each document. Other values are refused, because
-// attention would not use them.
-func gatherPositions(op string, c comm.Comm, s *sp.BatchSpec, mine []int64) error {
+// gatherPositions gathers the ranks' positions [batch, rows] into s.Positions [batch, seq]. rows
+// returns the rows of a rank as ranges of a sequence. Positions must count 0, 1, 2, … in each
+// document. Other values are refused, because attention would not use them. Collective.
+func gatherPositions(op string, c comm.Comm, s *sp.BatchSpec, rows func(rank int) []sp.Range, mine []int64) error {
 	var b []byte
 	for _, p := range mine {
 		b = binary.LittleEndian.AppendUint64(b, uint64(p))
@@ -122,21 +134,31 @@ func gatherPositions(op string, c comm.Comm, s *sp.BatchSpec, mine []int64) erro
 	if err != nil {
 		return err
 	}
-	s.Positions = make([]int64, 0, s.Batch*s.Seq)
-	for i := range s.Batch {
-		for r, p := range blocks {
-			row := int64(len(p)) / 8 / s.Batch
-			for j := i * row; j < (i+1)*row; j++ {
-				got, due := int64(binary.LittleEndian.Uint64(p[8*j:])), int64(0)
-				if n := int64(len(s.Positions)); n%s.Seq > 0 {
-					due = s.Positions[n-1] + 1
+	s.Positions = make([]int64, s.Batch*s.Seq)
+	type source struct {
+		rank  int
+		index int64 // in the positions of the rank
+	}
+	from := make([]source, s.Batch*s.Seq)
+	for r, p := range blocks {
+		at := int64(0)
+		for i := range s.Batch {
+			for _, span := range rows(r) {
+				for t := i*s.Seq + span.Lo; t < i*s.Seq+span.Hi; t++ {
+					s.Positions[t], from[t] = int64(binary.LittleEndian.Uint64(p[8*at:])), source{r, at}
+					at++
 				}
-				if got != 0 && got != due {
-					return invalid("%s: positions[%d] on rank %d (token %d of sequence %d) is %d, and %s is due; positions count 0, 1, 2, ... in each document", op, j, r,
-						int64(len(s.Positions))%s.Seq, i, got, allowedPositions(due))
-				}
-				s.Positions = append(s.Positions, got)
 			}
+		}
+	}
+	for t, got := range s.Positions {
+		due := int64(0)
+		if int64(t)%s.Seq > 0 {
+			due = s.Positions[t-1] + 1
+		}
+		if got != 0 && got != due {
+			return invalid("%s: positions[%d] on rank %d (token %d of sequence %d) is %d, and %s is due; positions count 0, 1, 2, ... in each document", op, from[t].index, from[t].rank,
+				int64(t)%s.Seq, int64(t)/s.Seq, got, allowedPositions(due))
 		}
 	}
 	return nil
@@ -195,6 +217,7 @@ func identityOf(b *sp.Batch) (h identity) {
 	}
 	cuQ, cuK := b.Documents()
 	h = h.with(b.Batch()).with(b.Seq()).with(b.KVSeq()).with(b.KVLo()).with(b.KVHi()).withAll(cuQ).withAll(cuK)
+	h = h.with(b.Ring()).with(int64(b2i(b.Zigzag())))
 	for r := range b.Size() {
 		lo, hi := b.RankRows(r)
 		h = h.with(lo).with(hi)
@@ -208,21 +231,22 @@ func (x *batch) create(op string, d *cBatchDesc) error {
 	c := x.ctx.comm
 	number := func(n int64) string { return strconv.FormatInt(n, 10) }
 	err := comm.Same(c, op, comm.Field{Name: "batch", Value: number(d.batch)}, comm.Field{Name: "seq", Value: number(d.seq)},
-		comm.Field{Name: "kv_seq", Value: number(d.kv_seq)}, comm.Field{Name: "docs", Value: number(d.docs)},
+		comm.Field{Name: "kv_seq", Value: number(d.kv_seq)}, comm.Field{Name: "docs", Value: number(d.docs)}, comm.Field{Name: "flags", Value: number(int64(d.flags))},
 		comm.Field{Name: "kv_cu_seqlens given", Value: strconv.FormatBool(d.kv_cu_seqlens != nil)})
 	if err != nil {
 		return err
 	}
-	s := sp.BatchSpec{Batch: d.batch, Seq: d.seq}
-	rows := d.rows
+	s := sp.BatchSpec{Batch: d.batch, Seq: d.seq, Ring: x.ctx.ring, Zigzag: d.flags&flagZigzag != 0}
 	if d.seq == 0 {
 		if s.Rows, s.Seq, err = gatherRows(op, c, d.rows, d.batch); err != nil {
 			return err
 		}
-	} else {
-		lo, hi := comm.Shard(d.seq, c.Size(), c.Rank())
-		rows = hi - lo
 	}
+	placed, err := sp.SketchBatch(c.Rank(), c.Size(), s)
+	if err != nil {
+		return err
+	}
+	rows := placed.Rows()
 	if d.docs > d.batch*s.Seq {
 		return invalid("%s: docs is %d and the batch has %d tokens; every document has at least one", op, d.docs, d.batch*s.Seq)
 	}
@@ -232,12 +256,22 @@ func (x *batch) create(op string, d *cBatchDesc) error {
 	if given, err := positionsGiven(op, c, d.positions, rows); err != nil {
 		return err
 	} else if given {
-		if err := gatherPositions(op, c, &s, int64s(d.positions, d.batch*rows)); err != nil {
+		if err := gatherPositions(op, c, &s, placed.Ranges, int64s(d.positions, d.batch*rows)); err != nil {
 			return err
 		}
 	}
 	if x.selfBatch, err = sp.NewBatch(c, s); err != nil {
 		return err
+	}
+	switch {
+	case s.Ring == 1 && !s.Zigzag:
+		x.flatBatch = x.selfBatch
+	case !s.Zigzag:
+		flat := s
+		flat.Ring = 1
+		if x.flatBatch, err = sp.NewBatch(c, flat); err != nil {
+			return err
+		}
 	}
 	return x.createCross(op, d, s)
 }
@@ -289,17 +323,23 @@ func batchQuery(bh uintptr, out unsafe.Pointer) error {
 	}
 	b := x.selfBatch
 	cu, _ := b.Documents()
-	info := cBatchInfo{ranges: 1, seq: b.Seq(), rows: b.Rows(), gathered_rows: b.Seq(), docs: int64(len(cu) - 1)}
-	info.lo[0], info.hi[0] = b.Lo(), b.Hi()
+	info := cBatchInfo{ranges: 1, seq: b.Seq(), rows: b.Rows(), gathered_rows: b.GroupRows(), docs: int64(len(cu) - 1)}
+	info.lo[0], info.hi[0] = b.Lo(), b.Lo() // of a rank without rows
+	for i, s := range b.Ranges(b.Rank()) {
+		info.ranges, info.lo[i], info.hi[i] = int32(i+1), s.Lo, s.Hi
+	}
 	for r := range b.Size() {
-		lo, hi := b.RankRows(r)
-		info.max_rows = max(info.max_rows, hi-lo)
+		rows := int64(0)
+		for _, s := range b.Ranges(r) {
+			rows += s.Hi - s.Lo
+		}
+		info.max_rows = max(info.max_rows, rows)
 	}
-	if k := x.crossBatch; k != nil {
-		info.kv_seq, info.kv_rows, info.kv_gathered_rows = k.KVSeq(), k.KVRows(), k.KVSeq()
-	} else {
-		info.kv_seq, info.kv_rows, info.kv_gathered_rows = b.Seq(), b.Rows(), b.Seq()
+	k := x.crossBatch
+	if k == nil {
+		k = b
 	}
+	info.kv_seq, info.kv_rows, info.kv_gathered_rows = k.KVSeq(), k.KVRows(), k.GroupKVRows()
 	return writeStruct(op, "out", out, &info)
 }
 
@@ -322,12 +362,14 @@ func batchPositions(bh uintptr, out unsafe.Pointer) error {
 	cu, _ := b.Documents()
 	doc, k := 0, 0
 	for i := range b.Batch() {
-		for t := i*b.Seq() + b.Lo(); t < i*b.Seq()+b.Hi(); t++ {
-			for cu[doc+1] <= t {
-				doc++
+		for _, s := range b.Ranges(b.Rank()) {
+			for t := i*b.Seq() + s.Lo; t < i*b.Seq()+s.Hi; t++ {
+				for cu[doc+1] <= t {
+					doc++
+				}
+				dst[k] = t - cu[doc]
+				k++
 			}
-			dst[k] = t - cu[doc]
-			k++
 		}
 	}
 	return nil

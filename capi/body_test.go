@@ -279,7 +279,7 @@ func TestInvalidTensors(t *testing.T) {
 	}
 	sinks := h.args
 	sinks.sinks = &h.t[0]
-	refused(t, "sinks", status.Unsupported, attentionForward(h.plan, h.batch, p(&sinks)))
+	refused(t, "sinks", status.InvalidArgument, attentionForward(h.plan, h.batch, p(&sinks)))
 	must(t, attentionForward(h.plan, h.batch, p(&h.args)))
 	refused(t, "dq over dk", status.InvalidArgument, func() error { g := h.grads; g.dq = g.dk; return attentionBackward(h.plan, h.batch, p(&h.args), p(&g)) }())
 	must(t, attentionBackward(h.plan, h.batch, p(&h.args), p(&h.grads)))

@@ -27,6 +27,7 @@ type context struct {
 	gpu           *gpu  // nil on the CPU
 	deviceType    int32 // DLPack's number
 	ordinal       int32
+	ring          int64         // groups of the ring
 	ownWorkspace  device.Buffer // for calls without a workspace; may be nil
 	plans         map[*plan]bool
 	batches       map[*batch]bool
@@ -44,6 +45,7 @@ type context struct {
 	operands   []operand
 	saved      savedMemory
 	args       sp.Args
+	options    optionTensors
 	grads      sp.Grads
 	gdnArgs    gdn.Args
 	gdnGrads   gdn.Grads
@@ -116,8 +118,6 @@ func readOptions(op string, p unsafe.Pointer) (s settings, err error) {
 		return s, invalid("%s: threads is %d; give 1 to 4096, or 0 for the cores of the affinity mask", op, o.threads)
 	case o.ring < 0 || o.ulysses < 0:
 		return s, invalid("%s: ulysses is %d and ring %d; give 0 or more", op, o.ulysses, o.ring)
-	case o.ring > 1:
-		return s, unsupported("%s: ring %d: %s", op, o.ring, notbuilt.Ring.Text("use ring 1"))
 	case o.comm < 0 || o.comm > 3:
 		return s, invalid("%s: comm is %d; use ULYSSES_COMM_AUTO, HOST, NCCL or IPC", op, o.comm)
 	case o.comm >= 2 && o.device != onCUDA:
@@ -166,9 +166,12 @@ func newContext(op string, s settings, c comm.Comm, out unsafe.Pointer) (err err
 		comm.Field{Name: "device", Value: map[bool]string{false: "CPU", true: "CUDA"}[s.gpu]})...); err != nil {
 		return err
 	}
-	if n := int32(c.Size()); s.ulysses != 0 && s.ulysses*s.ring != n {
+	if n := int64(c.Size()); s.ulysses != 0 && int64(s.ulysses)*int64(s.ring) != n {
 		return invalid("%s: ulysses is %d and ring %d on %d ranks; their product must be the number of ranks, or ulysses 0", op, s.ulysses, s.ring, n)
+	} else if n%int64(s.ring) != 0 {
+		return invalid("%s: ring is %d on %d ranks; it must divide the number of ranks", op, s.ring, n)
 	}
+	x.ring = int64(s.ring)
 	if err = comm.Agree(c, x.open(op, &s)); err != nil {
 		return err
 	}
@@ -286,7 +289,7 @@ func inContext(op string, h uintptr, body func(c *context) error) error {
 func contextQuery(h uintptr, out unsafe.Pointer) error {
 	const op = "ulysses_context_query"
 	return inContext(op, h, func(c *context) error {
-		return writeStruct(op, "out", out, &cContextInfo{rank: int32(c.comm.Rank()), size: int32(c.comm.Size()), ulysses: int32(c.comm.Size()), ring: 1,
+		return writeStruct(op, "out", out, &cContextInfo{rank: int32(c.comm.Rank()), size: int32(c.comm.Size()), ulysses: int32(int64(c.comm.Size()) / c.ring), ring: int32(c.ring),
 			device: c.deviceType, ordinal: c.ordinal, comm: c.transport()})
 	})
 }

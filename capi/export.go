@@ -106,6 +106,11 @@ func uly_batch_positions(b handle, out pointer, t text) C.int32_t {
 	return finish("ulysses_batch_positions", guarded(func() error { return batchPositions(uintptr(b), out) }), t)
 }
 
+//export uly_block_mask
+func uly_block_mask(pattern pointer, heads, blocks C.int64_t, mask pointer, t text) C.int32_t {
+	return finish("ulysses_block_mask", guarded(func() error { return blockMask(pattern, int64(heads), int64(blocks), mask) }), t)
+}
+
 //export uly_reshard
 func uly_reshard(p, b handle, args pointer, toHeads C.int32_t, t text) C.int32_t {
 	return finish(reshardName(toHeads != 0), guarded(func() error { return reshard(uintptr(p), uintptr(b), args, toHeads != 0) }), t)

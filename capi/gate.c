@@ -149,6 +149,10 @@ API ulysses_status ulysses_attention_backward(ulysses_plan *p, const ulysses_bat
                                               const ulysses_attention_grads *g) {
   return GO(uly_attention_backward(H(p), H(b), P(a), P(g), uly_clear_error()));
 }
+API ulysses_status ulysses_block_mask(const ulysses_block_pattern *p, int64_t heads, int64_t blocks,
+                                      uint8_t *mask) {
+  return GO(uly_block_mask(P(p), heads, blocks, mask, uly_clear_error()));
+}
 API ulysses_status ulysses_local_forward(ulysses_plan *p, const ulysses_batch *b,
                                          const ulysses_attention_args *a, ulysses_local_attention f,
                                          void *user) {

@@ -28,7 +28,10 @@ func (c *context) readHalo(op string, bh uintptr, args unsafe.Pointer, forward, 
 	if b.ctx != c {
 		return h, a, invalid("%s: the batch was created on another context; give a batch of this context", op)
 	}
-	h.b = b.selfBatch
+	if b.flatBatch == nil {
+		return h, a, unsupported("%s: the batch has ULYSSES_ZIGZAG, and a halo needs consecutive rows of each rank; make the batch without the flag", op)
+	}
+	h.b = b.flatBatch
 	c.requireEqual("the number of the batch", b.number)
 	x, rows := &h.rows.X, &h.rows.Rows
 	*x, *rows, h.rows.Workspace = tensor.Tensor{}, tensor.Tensor{}, tensor.Tensor{}

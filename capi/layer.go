@@ -88,7 +88,7 @@ func (x *layerTensors) reset(p *plan, b *sp.Batch, kind layerKind) {
 func layerSizes(p *plan, b *sp.Batch, kind layerKind) sp.Sizes {
 	var x layerTensors
 	x.reset(p, b, kind)
-	attention := p.sp.Sizes(b)
+	attention := p.sizesOf(b)
 	align := p.ctx.dev.Info().Align
 	saved, forward, backward := device.Allocator{Align: align}, device.Allocator{Align: align}, device.Allocator{Align: align}
 	x.allocateSaved(&saved, attention.Saved)
@@ -215,6 +215,8 @@ func (p *plan) layerForward(op string, both *batch, args unsafe.Pointer) error {
 	x.tokensOf(&r, &x.x, "x", a.x, false)
 	x.weights(&r, &a)
 	x.tokensOf(&r, &x.y, "y", a.y, true)
+	c.args = sp.Args{}
+	r.options(p, b, a.sinks, a.alibi, a.block_mask, a.dropout_seed)
 	if err := x.memory(&r, p, both, layerSizes(p, b, x.kind), &a, false); err != nil {
 		return err
 	}
@@ -244,7 +246,6 @@ func (c *context) runLayerForward(p *plan, b *sp.Batch, x *layerTensors) error {
 	saved := device.Allocator{Mem: x.saved, Align: align}
 	x.allocateQKV(&workspace)
 	attention := p.sp.Sizes(b)
-	c.args = sp.Args{}
 	if x.saved.IsNil() {
 		x.allocateSaved(&workspace, 0)
 	} else {
@@ -268,6 +269,12 @@ func (c *context) runLayerForward(p *plan, b *sp.Batch, x *layerTensors) error {
 	}
 	c.args.Q, c.args.K, c.args.V = x.batched(x.q, x.l.Heads), x.batched(x.k, x.l.KVHeads), x.batched(x.v, x.l.KVHeads)
 	c.args.Out, c.args.Workspace = x.batched(x.mixed, x.l.Heads), workspace.Rest()
+	if err := c.beginOptions(layerOp, p, b); err != nil {
+		return err
+	}
+	if err := c.widenOptions(); err != nil {
+		return err
+	}
 	if err := p.sp.Forward(c.stream, b, &c.args); err != nil {
 		return err
 	}

@@ -35,6 +35,9 @@ func (p *plan) layerBackward(op string, both *batch, args, grads unsafe.Pointer)
 	x.tokensOf(&r, &x.dy, "dy", g.dy, false)
 	x.tokensOf(&r, &x.dx, "dx", g.dx, true)
 	x.weightGrads(&r, &g)
+	c.args, c.grads = sp.Args{}, sp.Grads{}
+	r.options(p, b, a.sinks, a.alibi, a.block_mask, a.dropout_seed)
+	r.optionGrads(p, g.dsinks, g.dalibi, true)
 	if err := x.memory(&r, p, both, layerSizes(p, b, x.kind), &a, true); err != nil {
 		return err
 	}
@@ -75,7 +78,7 @@ func (c *context) runLayerBackward(p *plan, b *sp.Batch, x *layerTensors) error 
 	workspace := device.Allocator{Mem: x.workspace, Align: align}
 	saved := device.Allocator{Mem: x.saved, Align: align}
 	attention := p.sp.Sizes(b)
-	c.args = sp.Args{Saved: x.allocateSaved(&saved, attention.Saved)}
+	c.args.Saved = x.allocateSaved(&saved, attention.Saved)
 	x.allocateQKV(&workspace)
 	x.allocateBackward(&workspace)
 	c.args.Workspace = workspace.Rest()
@@ -87,7 +90,16 @@ func (c *context) runLayerBackward(p *plan, b *sp.Batch, x *layerTensors) error 
 		return ops.err
 	}
 	c.grads = sp.Grads{DOut: x.batched(x.dmixed, x.l.Heads), DQ: x.batched(x.q, x.l.Heads), DK: x.batched(x.k, x.l.KVHeads), DV: x.batched(x.v, x.l.KVHeads)}
+	if err := c.beginOptions(layerOp, p, b); err != nil {
+		return err
+	}
+	if err := c.widenOptions(); err != nil {
+		return err
+	}
 	if err := p.sp.Backward(c.stream, b, &c.args, &c.grads); err != nil {
+		return err
+	}
+	if err := c.endOptions(); err != nil {
 		return err
 	}
 	ops.rotate(true)

@@ -107,6 +107,9 @@ func localSizesQuery(ph, bh uintptr, out unsafe.Pointer) error {
 		return err
 	}
 	defer p.ctx.leave()
+	if err := p.checkOneGroup(op); err != nil {
+		return err
+	}
 	s, err := p.localSizes(b)
 	if err != nil {
 		return err
@@ -200,8 +203,11 @@ func (p *plan) localBackward(op string, both *batch, args, grads, f, user unsafe
 	if err != nil {
 		return err
 	}
-	if f == nil {
+	switch {
+	case f == nil:
 		return invalid("%s: the callback is NULL; give a function", op)
+	case g.dsinks != nil || g.dalibi != nil:
+		return invalid("%s: dsinks or dalibi is given, and the callback does not get it; leave them NULL", op)
 	}
 	if p.sp.Layer().NoBackward || a.saved == nil {
 		return noSaved(op)

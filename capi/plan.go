@@ -56,7 +56,8 @@ func (c *context) readAttentionDesc(op string, desc unsafe.Pointer) (d cAttentio
 		return d, l, err
 	}
 	l = sp.Layer{Heads: d.heads, KVHeads: d.kv_heads, Dim: d.head_dim, VDim: d.v_dim, Causal: d.flags&flagCausal != 0,
-		Scale: float64(d.scale), NoBackward: d.flags&flagNoBackward != 0, Deterministic: d.flags&flagDeterministic != 0}
+		Scale: float64(d.scale), NoBackward: d.flags&flagNoBackward != 0, Deterministic: d.flags&flagDeterministic != 0,
+		Ring: c.ring, Gather: d.flags&flagGatherKeys != 0}
 	if l.KVHeads == 0 {
 		l.KVHeads = l.Heads
 	}
@@ -85,30 +86,21 @@ func (c *context) readAttentionDesc(op string, desc unsafe.Pointer) (d cAttentio
 	case d.max_tokens < 0 || d.max_tokens > maxTokens || d.max_tokens*max(l.Heads, 1) > maxWork/max(l.Dim, l.VDim):
 		return d, l, invalid("%s: max_tokens is %d; give 0 or more, and a product with heads and features below 2^52", op, d.max_tokens)
 	}
-	l.Window, err = windowOf(op, &d)
+	if err = optionsOf(op, &d, &l); err == nil {
+		l.Window, err = windowOf(op, &d)
+	}
 	return d, l, err
 }
 
 // checkAttentionFlags refuses flags and fields that are unknown or not implemented.
 func checkAttentionFlags(op string, d *cAttentionDesc) error {
 	known := int32(flagCausal | flagWindow | flagCross | flagSinks | flagAlibi | flagBlockMask |
-		flagDeterministic | flagSaveLess | flagNoBackward)
+		flagDeterministic | flagSaveLess | flagNoBackward | flagGatherKeys)
 	if d.flags&^known != 0 {
 		return invalid("%s: flags is %#x; attention has no flag %#x", op, d.flags, d.flags&^known)
 	}
-	for _, f := range []struct {
-		used    bool
-		name    string
-		feature *notbuilt.Feature
-	}{{d.flags&flagSinks != 0, "ULYSSES_SINKS", notbuilt.Sinks}, {d.flags&flagAlibi != 0, "ULYSSES_ALIBI", notbuilt.ALiBi},
-		{d.flags&flagBlockMask != 0, "ULYSSES_BLOCK_MASK", notbuilt.BlockMasks}, {d.flags&flagSaveLess != 0, "ULYSSES_SAVE_LESS", notbuilt.SaveLess},
-		{d.softcap != 0, "softcap", notbuilt.SoftCaps}, {d.dropout != 0, "dropout", notbuilt.Dropout}} {
-		if f.used {
-			return unsupported("%s: %s: %s", op, f.name, f.feature.Text("plan without it"))
-		}
-	}
-	if d.block_q != 0 || d.block_k != 0 {
-		return invalid("%s: block_q is %d and block_k %d without ULYSSES_BLOCK_MASK; leave them 0", op, d.block_q, d.block_k)
+	if d.flags&flagSaveLess != 0 {
+		return unsupported("%s: ULYSSES_SAVE_LESS: %s", op, notbuilt.SaveLess.Text("plan without it"))
 	}
 	return nil
 }
@@ -158,11 +150,15 @@ func (c *context) createPlan(op string, desc, out unsafe.Pointer) error {
 	}
 	p.sp.Admit = c.admit
 	// Reshards and the caller's own attention need no kernel, so a missing kernel is an error of
-	// the plan only with ULYSSES_DETERMINISTIC.
+	// the plan only if the plan asks for something that only some kernels have.
 	forward, backward, err := p.sp.Kernels()
-	if p.noKernel = err; err != nil && l.Deterministic {
+	switch p.noKernel = err; {
+	case err == nil:
+	case l.Deterministic:
 		err = status.Errorf(status.Of(err), "%s: ULYSSES_DETERMINISTIC: %w; leave the flag out, or use heads and a type that such a kernel supports", op, err)
-	} else {
+	case hasOptions(l):
+		err = status.Errorf(status.Of(err), "%s: %w; plan without the option, or use ULYSSES_CPU", op, err)
+	default:
 		err = nil
 	}
 	if err := comm.Agree(c.comm, err); err != nil {
@@ -177,7 +173,9 @@ func (c *context) createPlan(op string, desc, out unsafe.Pointer) error {
 func attentionFields(d *cAttentionDesc) []comm.Field {
 	return append(intFields(
 		namedInt{"dtype", int64(d.dtype)}, namedInt{"heads", d.heads}, namedInt{"kv_heads", d.kv_heads}, namedInt{"head_dim", d.head_dim},
-		namedInt{"v_dim", d.v_dim}, namedInt{"window_left", d.window_left}, namedInt{"window_right", d.window_right}, namedInt{"max_tokens", d.max_tokens}), append(flagFields(d.flags), floatField("scale", d.scale))...)
+		namedInt{"v_dim", d.v_dim}, namedInt{"window_left", d.window_left}, namedInt{"window_right", d.window_right}, namedInt{"max_tokens", d.max_tokens},
+		namedInt{"block_q", int64(d.block_q)}, namedInt{"block_k", int64(d.block_k)}),
+		append(flagFields(d.flags), floatField("scale", d.scale), floatField("softcap", d.softcap), floatField("dropout", d.dropout))...)
 }
 
 // flagFields returns the flags of a plan, which must be equal on all ranks, with their names.
@@ -186,7 +184,8 @@ func flagFields(flags int32) (fields []comm.Field) {
 		name string
 		bit  int32
 	}{{"ULYSSES_CAUSAL", flagCausal}, {"ULYSSES_WINDOW", flagWindow}, {"ULYSSES_CROSS", flagCross}, {"ULYSSES_QK_L2NORM", flagL2Norm}, {"ULYSSES_DETERMINISTIC", flagDeterministic},
-		{"ULYSSES_NO_BACKWARD", flagNoBackward}, {"ULYSSES_STATES", flagStates}} {
+		{"ULYSSES_NO_BACKWARD", flagNoBackward}, {"ULYSSES_STATES", flagStates}, {"ULYSSES_SINKS", flagSinks}, {"ULYSSES_ALIBI", flagAlibi}, {"ULYSSES_BLOCK_MASK", flagBlockMask},
+		{"ULYSSES_GATHER_KEYS", flagGatherKeys}} {
 		fields = append(fields, comm.Field{Name: f.name, Value: map[bool]string{false: "not set", true: "set"}[flags&f.bit != 0]})
 	}
 	return fields
@@ -231,6 +230,11 @@ func (p *plan) publish(op string, out unsafe.Pointer, strategy, why string) erro
 	if p.kernels["forward"] != "" {
 		description["attention"] = p.kernels
 	}
+	if p.gdn == nil {
+		if err := p.describeRing(description); err != nil {
+			return err
+		}
+	}
 	text, err := json.Marshal(description)
 	if err != nil {
 		return err
@@ -238,6 +242,27 @@ func (p *plan) publish(op string, out unsafe.Pointer, strategy, why string) erro
 	p.json = C.CString(string(text))
 	c.plans[p] = true
 	*(*uintptr)(out) = p.handle
+	return nil
+}
+
+// describeRing adds the form of a plan of attention, and the bytes that it sends for max_tokens
+// tokens in one sequence.
+func (p *plan) describeRing(description map[string]any) error {
+	l, c := p.sp.Layer(), p.ctx.comm
+	form := "all-to-all"
+	if l.Ring > 1 {
+		form = map[bool]string{false: "ring", true: "all-gather"}[l.Gather]
+	}
+	description["ring"], description["ulysses"], description["form"] = l.Ring, int64(c.Size())/l.Ring, form
+	if p.maxTokens == 0 {
+		return nil
+	}
+	b, err := sp.SketchBatch(c.Rank(), c.Size(), sp.BatchSpec{Batch: 1, Seq: p.maxTokens, Ring: l.Ring})
+	if err != nil {
+		return err
+	}
+	forward, backward := p.sp.BytesSent(b)
+	description["bytes_sent"] = map[string]int64{"forward": forward, "backward": backward}
 	return nil
 }
 
@@ -256,6 +281,11 @@ func (p *plan) batchOf(op string, b *batch) (*sp.Batch, error) {
 		return nil, invalid("%s: the batch and the plan belong to different contexts; create both on one", op)
 	}
 	x := b.selfBatch
+	if p.gdn != nil {
+		if x = b.flatBatch; x == nil {
+			return nil, unsupported("%s: the batch has ULYSSES_ZIGZAG, and the gated delta rule needs consecutive rows of each rank; make the batch without the flag", op)
+		}
+	}
 	if p.cross {
 		if x = b.crossBatch; x == nil {
 			return nil, invalid("%s: the plan has ULYSSES_CROSS and the batch has no lengths of keys; set kv_seq or kv_rows of the batch", op)
@@ -291,6 +321,14 @@ func (p *plan) checkIsAttention(op string) error {
 	return nil
 }
 
+// checkOneGroup returns an error for the caller's own attention on a context with a ring.
+func (p *plan) checkOneGroup(op string) error {
+	if ring := p.sp.Layer().Ring; ring > 1 {
+		return unsupported("%s: the context has ring %d, where a rank has only some rows of its heads, and the caller's own attention needs all; use ring 1", op, ring)
+	}
+	return nil
+}
+
 // enterPair is enterAttentionPair for plans of any kind.
 func enterPair(op string, ph, bh uintptr) (p *plan, b *sp.Batch, err error) {
 	if p, err = find[plan](op, planKind, ph); err != nil {
@@ -318,6 +356,11 @@ func (p *plan) attentionBatch(op string, b *batch, device bool) (*sp.Batch, erro
 	}
 	if device && p.noKernel != nil {
 		return nil, p.noKernel
+	}
+	if !device {
+		if err := p.checkOneGroup(op); err != nil {
+			return nil, err
+		}
 	}
 	return p.batchOf(op, b)
 }

@@ -6,18 +6,25 @@ import "ulysses/sp"
 func (p *plan) sizesOf(b *sp.Batch) sp.Sizes {
 	switch {
 	case p.gdn == nil:
-		return p.sp.Sizes(b)
+		return p.withOptions(p.sp.Sizes(b))
 	case p.states:
 		return sp.Sizes(p.gdn.Sizes(b))
 	}
 	return sp.Sizes(p.gdn.SizesWithout(b))
 }
 
+// withOptions returns the sizes of attention with the workspace of the plan's options.
+func (p *plan) withOptions(s sp.Sizes) sp.Sizes {
+	s.Workspace += p.optionBytes()
+	return s
+}
+
 // maxSizes returns the bytes that are sufficient for every batch of one evenly sharded sequence of
 // at most p.maxTokens tokens.
 func (p *plan) maxSizes() (sp.Sizes, error) {
 	if p.gdn == nil {
-		return p.sp.MaxSizes(1, p.maxTokens, p.maxTokens)
+		size, err := p.sp.MaxSizes(1, p.maxTokens, p.maxTokens)
+		return p.withOptions(size), err
 	}
 	size, err := p.gdn.MaxSizes(1, p.maxTokens, p.states)
 	return sp.Sizes(size), err

@@ -175,6 +175,26 @@ type (
 		dk          *cTensor
 		dv          *cTensor
 		dsinks      *cTensor
+		dalibi      *cTensor
+	}
+	cBlockPattern struct {
+		struct_size     uint32
+		pattern         int32
+		attention       int32
+		per_head        int32
+		horizontal      int32
+		local           int32
+		global          int32
+		global_patterns int32
+		window          int32
+		random          int32
+		n_windows       int32
+		n_globals       int32
+		windows         *int64
+		globals         *int64
+		global_ends     *int64
+		seed            uint64
+		layer           int64
 	}
 	cLocalCall struct {
 		struct_size uint32
@@ -216,6 +236,10 @@ type (
 		workspace       unsafe.Pointer
 		workspace_bytes uint64
 		stream          unsafe.Pointer
+		sinks           *cTensor
+		alibi           *cTensor
+		block_mask      *cTensor
+		dropout_seed    uint64
 	}
 	cAttentionLayerGrads struct {
 		struct_size uint32
@@ -232,6 +256,8 @@ type (
 		dbo         *cTensor
 		dq_norm     *cTensor
 		dk_norm     *cTensor
+		dsinks      *cTensor
+		dalibi      *cTensor
 	}
 	cGDNArgs struct {
 		struct_size     uint32
@@ -310,6 +336,7 @@ var layouts = [...]struct {
 	{"ulysses_halo_args", reflect.TypeFor[C.ulysses_halo_args](), reflect.TypeFor[cHaloArgs]()},
 	{"ulysses_attention_args", reflect.TypeFor[C.ulysses_attention_args](), reflect.TypeFor[cAttentionArgs]()},
 	{"ulysses_attention_grads", reflect.TypeFor[C.ulysses_attention_grads](), reflect.TypeFor[cAttentionGrads]()},
+	{"ulysses_block_pattern", reflect.TypeFor[C.ulysses_block_pattern](), reflect.TypeFor[cBlockPattern]()},
 	{"ulysses_local_call", reflect.TypeFor[C.ulysses_local_call](), reflect.TypeFor[cLocalCall]()},
 	{"ulysses_attention_layer_args", reflect.TypeFor[C.ulysses_attention_layer_args](), reflect.TypeFor[cAttentionLayerArgs]()},
 	{"ulysses_attention_layer_grads", reflect.TypeFor[C.ulysses_attention_layer_grads](), reflect.TypeFor[cAttentionLayerGrads]()},

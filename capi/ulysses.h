@@ -39,9 +39,9 @@
  *   needs a workspace.
  *
  * Gradients. Gradients are written, not accumulated, unless a comment says so. If a tensor is
- *   whole on every rank (sinks), its gradient is this rank's share: the sum over the ranks is the
- *   gradient, as for the weights of the layers around the call. Recurrent states are whole, and so
- *   are their gradients: these are complete and equal on every rank.
+ *   whole on every rank (sinks, alibi), its gradient is this rank's share: the sum over the ranks
+ *   is the gradient, as for the weights of the layers around the call. Recurrent states are whole.
+ *   Their gradients are complete and equal on every rank.
  *
  * Collective. All ranks of the context must call a collective function, in the same order. Before
  *   data is sent or written, the ranks agree on the call with one small message over the host's
@@ -68,8 +68,14 @@
  *   not dereference them. A handle that was destroyed or belongs to another context is
  *   ULYSSES_INVALID_ARGUMENT. Destroying a context destroys its plans, batches and requests.
  *
- * Not implemented. These are declared and return ULYSSES_UNSUPPORTED: ring > 1, ZIGZAG, SINKS,
- *   ALIBI, BLOCK_MASK, SAVE_LESS, softcap, dropout, nccl_comm, timeout.
+ * Not implemented. These are declared and return ULYSSES_UNSUPPORTED: SAVE_LESS, nccl_comm,
+ *   timeout.
+ *
+ * Ring. With `ring` R above 1, the ranks of a context are R groups of `ulysses` ranks. During
+ *   attention, each group has some rows of the sequence, and its ranks share the heads. Keys and
+ *   values move between groups, straight to the groups whose queries see them (Liu et al. 2023,
+ *   arXiv:2310.01889). "gathered" lengths are the lengths of a group; without a ring they are whole
+ *   sequences. The gated delta rule uses all ranks of the context, whatever its ring is.
  *
  * Signals. During a call, its thread blocks the signals that can have a handler. They are
  *   delivered when the call returns, while it waits in MPI, or while it runs a callback. SIGINT,
@@ -289,20 +295,25 @@ enum {
   ULYSSES_SAVE_LESS = 256, /* less `saved`: backward reads q, k, v, out, repeats their all-to-all */
   ULYSSES_NO_BACKWARD = 512,
   ULYSSES_STATES = 1024, /* gdn: calls may pass states, and the sizes include them */
+  /* With a ring, keys move between groups in one all-to-all at the start, and not in a step for
+   * each group while the step before computes. It needs memory for all keys that a rank sees. */
+  ULYSSES_GATHER_KEYS = 2048,
 };
 
 /* Plan: one kind of layer on the ranks of a context. A plan holds no state of a call, so forward
  * and backward passes of several layers and batches may interleave. */
 typedef struct ulysses_plan ulysses_plan;
 
-/* Attention of a plan. max_tokens is the largest batch*seq to reserve memory for; keys count
- * separately. 0 = reserve when batches are made. */
+/* Attention of a plan. The order of the options is: scale, softcap, alibi, masks, softmax with
+ * sinks, dropout. max_tokens is the largest batch*seq to reserve memory for; keys count separately.
+ * 0 = reserve when batches are made. */
 typedef struct {
   uint32_t struct_size;
   int32_t dtype, flags;
-  int32_t block_q, block_k; /* of block_mask */
+  int32_t block_q, block_k; /* queries and keys of a block of block_mask */
   float scale;              /* 0 = 1/sqrt(head_dim) */
-  float softcap, dropout;
+  float softcap;            /* c > 0: a scaled score x becomes c*tanh(x/c); 0 = off */
+  float dropout;            /* probability that a softmax weight becomes 0, below 1; 0 = off */
   int64_t heads;
   int64_t kv_heads; /* divides heads; 0 = heads */
   int64_t head_dim;
@@ -339,9 +350,11 @@ ulysses_status ulysses_attention_plan(ulysses_context *, const ulysses_attention
 ulysses_status ulysses_gdn_plan(ulysses_context *, const ulysses_gdn_desc *, ulysses_plan **out);
 
 /* Returns a JSON object: the method and its reason, the heads of this rank, the kernels, the bytes
- * sent per token. On CUDA, "attention" holds the kernels of the forward and the backward pass that
- * are chosen if the documents of the batch allow them. The string is valid until the plan is
- * destroyed. */
+ * sent per token. A plan of attention has "ring", the groups of the ring, and "form": "ring" or
+ * "all-gather", or "all-to-all" with one group. With max_tokens, "bytes_sent" has the bytes that
+ * this rank sends forward and backward for one such sequence. On CUDA, "attention" holds the
+ * kernels of the forward and the backward pass that are chosen if the documents of the batch allow
+ * them. The string is valid until the plan is destroyed. */
 const char *ulysses_plan_json(const ulysses_plan *);
 
 /* Destroys a plan. Not collective. It is allowed between calls, even while work of the plan is
@@ -355,7 +368,10 @@ void ulysses_plan_destroy(ulysses_plan *);
 typedef struct ulysses_batch ulysses_batch;
 
 /* Flag of a batch: each sequence is divided into 2*ring chunks; ring group r holds chunks r and
- * 2*ring-1-r, of which each of its Ulysses ranks holds an equal share. */
+ * 2*ring-1-r, of which each of its Ulysses ranks holds an equal share. With a causal mask, the
+ * groups then have the same work without moving rows before attention. Without the flag, a plan
+ * moves rows if that makes the slowest group faster. Halos and the gated delta rule need
+ * consecutive rows and refuse such a batch. */
 enum {
   ULYSSES_ZIGZAG = 1,
 };
@@ -434,9 +450,10 @@ ulysses_status ulysses_plan_sizes(const ulysses_plan *, const ulysses_batch *, u
  * this memory large enough. Call them before the first call, even if you know the result. */
 
 /* Reshard of n tensors in one all-to-all, n <= 16: [B, rows, H, D] <-> [B, seq, h, D], where h is
- * the number of this rank's heads. The last axis must be dense. The numbers of rows, heads and
- * ranks need not divide each other, and nothing is padded. All n tensors have the same type, any
- * of ULYSSES_F32 to ULYSSES_U8. sum_copies needs a type that the device computes in. */
+ * the number of this rank's heads. With a ring, seq is gathered_rows of the batch. The last axis
+ * must be dense. The numbers of rows, heads and ranks need not divide each other, and nothing is
+ * padded. All n tensors have the same type, any of ULYSSES_F32 to ULYSSES_U8. sum_copies needs a
+ * type that the device computes in. */
 typedef struct {
   uint32_t struct_size;
   int32_t n;
@@ -530,39 +547,85 @@ ulysses_status ulysses_loss_reduce(ulysses_context *, double *sum, int64_t *coun
 typedef struct {
   uint32_t struct_size;
   int32_t reserved;
-  const ulysses_tensor *q;             /* [B, rows, H, D] */
-  const ulysses_tensor *k;             /* [B, rows, Hkv, D] */
-  const ulysses_tensor *v;             /* [B, rows, Hkv, Dv] */
-  const ulysses_tensor *sinks, *alibi; /* [H], F32 or dtype */
-  const ulysses_tensor *block_mask;    /* U8 [H or 1, ceil(seq/block_q), ceil(kv_seq/block_k)] */
-  ulysses_tensor *out;                 /* [B, rows, H, Dv]; 0 where a query sees no key */
+  const ulysses_tensor *q; /* [B, rows, H, D] */
+  const ulysses_tensor *k; /* [B, rows, Hkv, D] */
+  const ulysses_tensor *v; /* [B, rows, Hkv, Dv] */
+  /* sinks: the logit of a key without a value, which every query of the head sees. alibi: slopes; a
+   * key j positions before the aligned one has the bias -slope*j. [H], F32 or dtype, dense */
+  const ulysses_tensor *sinks, *alibi;
+  /* 0 hides a block of queries and keys of each sequence, dense */
+  const ulysses_tensor *block_mask; /* U8 [H or 1, ceil(seq/block_q), ceil(kv_seq/block_k)] */
+  ulysses_tensor *out;              /* [B, rows, H, Dv]; 0 where a query sees no key */
   /* F32 [B, rows, H], natural logarithm of the sum of exponentials, -inf where a query sees no key.
    * NULL = not wanted, and then it is not sent. */
   ulysses_tensor *lse;
-  uint64_t dropout_seed; /* the mask does not depend on the number of ranks */
-  void *saved;           /* NULL = no backward pass follows */
+  /* With head, query and key, it chooses the dropout, whatever the number of ranks is. Equal on all
+   * ranks. Use another one for each layer and step. */
+  uint64_t dropout_seed;
+  void *saved; /* NULL = no backward pass follows */
   uint64_t saved_bytes;
   void *workspace;
   uint64_t workspace_bytes;
   void *stream;
 } ulysses_attention_args;
 
-/* Gradients of attention, each of the shape and type of its tensor. */
+/* Gradients of attention, each of the shape and type of its tensor. dsinks and dalibi may be
+ * NULL. */
 typedef struct {
   uint32_t struct_size;
   int32_t reserved;
   const ulysses_tensor *dout;
-  ulysses_tensor *dq, *dk, *dv, *dsinks;
+  ulysses_tensor *dq, *dk, *dv, *dsinks, *dalibi;
 } ulysses_attention_grads;
 
 /* out = softmax(scale * q k^T) v over the whole sequence. Collective, asynchronous. */
 ulysses_status ulysses_attention_forward(ulysses_plan *, const ulysses_batch *,
                                          const ulysses_attention_args *);
 
-/* Writes the gradients of q, k and v from dout. Collective, asynchronous. */
+/* Writes the gradients of q, k, v, sinks and alibi from dout. Collective, asynchronous. */
 ulysses_status ulysses_attention_backward(ulysses_plan *, const ulysses_batch *,
                                           const ulysses_attention_args *,
                                           const ulysses_attention_grads *);
+
+/* Patterns of block masks, with the parameters of DeepSpeed's SparsityConfig classes. Their sources
+ * are Child et al. 2019 (arXiv:1904.10509), Zaheer et al. 2020 (arXiv:2007.14062) and Beltagy et
+ * al. 2020 (arXiv:2004.05150). */
+enum {
+  ULYSSES_PATTERN_DENSE = 0,
+  ULYSSES_PATTERN_FIXED = 1,                /* local, global, global_patterns, horizontal */
+  ULYSSES_PATTERN_VARIABLE = 2,             /* random, windows, globals, global_ends, horizontal */
+  ULYSSES_PATTERN_BIGBIRD = 3,              /* random, window, global */
+  ULYSSES_PATTERN_BSLONGFORMER = 4,         /* window, globals, global_ends */
+  ULYSSES_PATTERN_LOCAL_SLIDING_WINDOW = 5, /* window */
+};
+
+/* A pattern of a block mask. Numbers are in blocks; a 0 is the default of the class. */
+typedef struct {
+  uint32_t struct_size;
+  int32_t pattern;    /* ULYSSES_PATTERN_... */
+  int32_t attention;  /* 1 = unidirectional, no block above the diagonal; 2 = bidirectional; 0 = 2,
+                       * for a local sliding window 1 */
+  int32_t per_head;   /* 1 = each head has its own mask; 0 = all heads have the mask of head 0 */
+  int32_t horizontal; /* 1 = the rows of global columns see all blocks */
+  int32_t local;      /* blocks of a group that see each other; default 4 */
+  int32_t global;     /* global columns of a group; default 1; -1 = none */
+  int32_t global_patterns; /* heads choose in turn among so many positions of these; default 1 */
+  int32_t window;          /* width of the sliding window; default 3 */
+  int32_t random;          /* random columns of a row; default 1 for BigBird, else 0; -1 = none */
+  int32_t n_windows, n_globals;
+  const int64_t *windows;     /* [n_windows] local windows, the last one repeats; NULL = {4} */
+  const int64_t *globals;     /* [n_globals] global columns, or starts of ranges; NULL = {0} */
+  const int64_t *global_ends; /* [n_globals] ends of ranges; NULL = single columns */
+  /* Random columns are a function of seed, layer, head and row, and of no number of ranks. */
+  uint64_t seed;
+  int64_t layer;
+} ulysses_block_pattern;
+
+/* Writes the mask of a pattern, [heads, blocks, blocks] in host memory: 1 where a block of queries
+ * sees a block of keys, else 0. It is `block_mask` of attention over sequences of `blocks` blocks,
+ * with block_q = block_k. Give it the heads of all ranks. Not collective. */
+ulysses_status ulysses_block_mask(const ulysses_block_pattern *, int64_t heads, int64_t blocks,
+                                  uint8_t *mask);
 
 /* The arguments of a caller's own attention: all rows of this rank's heads [head_lo, head_hi), and
  * the key heads [kv_head_lo, kv_head_hi) that belong to them, as in ulysses_plan_sizes. q, out,
@@ -577,7 +640,8 @@ typedef struct {
   void *stream;
 } ulysses_local_call;
 
-/* A caller's own attention. Masks, documents and scale are its responsibility. A rank without
+/* A caller's own attention. Masks, documents, scale and the other options of the plan are its
+ * responsibility. It needs ring 1, because it has all rows of its heads. A rank without
  * heads does not call it. If it does not return ULYSSES_OK, this rank returns its status, after
  * the all-to-alls, so that peers do not wait. */
 typedef ulysses_status (*ulysses_local_attention)(void *user, const ulysses_local_call *);
@@ -619,6 +683,8 @@ typedef struct {
   void *workspace;
   uint64_t workspace_bytes;
   void *stream;
+  const ulysses_tensor *sinks, *alibi, *block_mask; /* as in ulysses_attention_args */
+  uint64_t dropout_seed;
 } ulysses_attention_layer_args;
 
 /* Gradients of the layer. dx is written. The gradients of the weights are F32, of the shape of
@@ -629,6 +695,7 @@ typedef struct {
   int32_t reserved;
   const ulysses_tensor *dy;
   ulysses_tensor *dx, *dwq, *dwk, *dwv, *dwo, *dbq, *dbk, *dbv, *dbo, *dq_norm, *dk_norm;
+  ulysses_tensor *dsinks, *dalibi;
 } ulysses_attention_layer_grads;
 
 /* Writes the sizes of a layer. Of the arguments it reads hidden, q_norm and cos. */

@@ -86,7 +86,9 @@ func TestPlanOfSavedTensorsThroughTheCommandLine(t *testing.T) {
 		{"plan " + golden("gdn-states") + " --search", status.InvalidArgument, []string{"no mesh to search"}},
 		{"plan " + golden("gdn-states") + " -n 4 --set parallel.ulysses=2", status.InvalidConfig, []string{"set it to 0"}},
 		{"plan " + golden("gdn-states") + " --set gdn.input=nowhere", status.IO, []string{"nowhere"}},
-		{"plan " + golden("attention-cross") + " --set attention.softcap=2.0", status.Unsupported, []string{"softcap"}},
+		{"plan " + golden("gdn-states") + " -n 4 --set parallel.ring=2", status.InvalidConfig, []string{"parallel.ring = 2", "no ring"}},
+		{"plan " + golden("attention-gqa-packed") + " -n 4 --set parallel.ring=2 --set attention.softcap=2.0 --set attention.output=nowhere/out", status.OK,
+			[]string{"4 ranks", "ring 2", "fits"}},
 	} {
 		code, out, errs := call(strings.Fields(c.args)...)
 		if code != c.code || (code == status.OK) != (errs == "") {

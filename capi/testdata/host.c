@@ -66,7 +66,7 @@ static void hostile(void) {
   IS(ulysses_context_create_local(&o, &c), ULYSSES_INVALID_ARGUMENT);
   ULYSSES_INIT(&o);
   o.ring = 2;
-  IS(ulysses_context_create_local(&o, &c), ULYSSES_UNSUPPORTED);
+  IS(ulysses_context_create_local(&o, &c), ULYSSES_INVALID_ARGUMENT);
   CHECK(strstr(ulysses_last_error(), "ring"));
   OK(ulysses_context_create_local(NULL, &c));
   CHECK(ulysses_last_error()[0] == 0);
@@ -93,6 +93,7 @@ static void hostile(void) {
   IS(ulysses_halo_backward(c, NULL, NULL), ULYSSES_INVALID_ARGUMENT);
   IS(ulysses_halo_workspace(c, NULL, NULL, NULL), ULYSSES_INVALID_ARGUMENT);
   IS(ulysses_loss_reduce(c, NULL, NULL, NULL), ULYSSES_INVALID_ARGUMENT);
+  IS(ulysses_block_mask(NULL, 1, 1, NULL), ULYSSES_INVALID_ARGUMENT);
   IS(ulysses_local_forward(NULL, NULL, NULL, NULL, NULL), ULYSSES_INVALID_ARGUMENT);
   IS(ulysses_local_backward(NULL, NULL, NULL, NULL, NULL, NULL), ULYSSES_INVALID_ARGUMENT);
   IS(ulysses_local_sizes(NULL, NULL, NULL), ULYSSES_INVALID_ARGUMENT);

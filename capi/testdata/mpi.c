@@ -41,7 +41,8 @@ static void disagree(ulysses_context *c, int rank, int size) {
         strstr(ulysses_last_error(), "ulysses_attention_plan"));
   IS(ulysses_attention_plan(c, rank ? &d : NULL, &plan), ULYSSES_INVALID_ARGUMENT);
   d.head_dim = D, d.dropout = rank ? 0 : 0.1f;
-  IS(ulysses_attention_plan(c, &d, &plan), ULYSSES_UNSUPPORTED);
+  IS(ulysses_attention_plan(c, &d, &plan), ULYSSES_INVALID_ARGUMENT);
+  CHECK(!plan && strstr(ulysses_last_error(), "dropout"));
   d.dropout = 0, d.flags = rank ? 0 : ULYSSES_CROSS;
   IS(ulysses_attention_plan(c, &d, &plan), ULYSSES_INVALID_ARGUMENT);
   CHECK(!plan && strstr(ulysses_last_error(), "CROSS"));

@@ -32,8 +32,8 @@ type Area struct {
 
 // Areas are all features, in the order of the page.
 var Areas = []Area{
-	{"Parallelism", []*Feature{Ring, ModelParallelism}},
-	{"Attention", []*Feature{Sinks, ALiBi, BlockMasks, SoftCaps, Dropout}},
+	{"Parallelism", []*Feature{ModelParallelism}},
+	{"Attention", []*Feature{SoftCaps, Dropout}},
 	{"Models", []*Feature{ModelTypes, Experts, Multimodal, LayerTypes, HybridLayerTypes, WindowLayerTypes, Activations, OutputGates, PartialRotary, RoPETypes, StorageTypes}},
 	{"Training", []*Feature{Adapters, Preferences, ChatData, LowPrecision, Float16, Extras}},
 	{"Tokenizers", []*Feature{TokenizerModels, MergeDropout, Normalizers, EmptyReplacements, PreTokenizers, SplitBehaviors, PrependSchemes, LateMetaspace, Patterns, Decoders, ManyAddedTokens}},
@@ -41,18 +41,12 @@ var Areas = []Area{
 }
 
 var (
-	Ring = &Feature{Name: "ring attention", Names: []string{"ring", "zigzag"}, Where: "`parallel.ring` above 1 in jobs of kind attention; in C, `ring` of a context and `ULYSSES_ZIGZAG` of a batch",
-		Instead: "`parallel.ulysses` shards sequences over any number of ranks"}
 	ModelParallelism = &Feature{Name: "tensor and pipeline parallelism", Where: "keys of other trainers such as `tensor_parallel` and `pp_size`", Many: true,
 		Instead: "set parallel.ulysses for long sequences and parallel.zero = 3 to shard weights"}
 
-	Sinks      = &Feature{Name: "attention sinks", Names: []string{"sinks"}, Where: "a tensor `sinks` of an attention job; in C, `ULYSSES_SINKS`, `sinks` and `dsinks`", Instead: "leave them out", Many: true}
-	ALiBi      = &Feature{Name: "ALiBi", Names: []string{"alibi"}, Where: "a tensor `alibi` of an attention job; in C, `ULYSSES_ALIBI` and `alibi`", Instead: "leave it out"}
-	BlockMasks = &Feature{Name: "block masks", Names: []string{"block_mask"}, Where: "a tensor `block_mask` of an attention job; in C, `ULYSSES_BLOCK_MASK` and `block_mask`",
-		Instead: "causal masks, windows and documents are built", Many: true}
-	SoftCaps = &Feature{Name: "soft caps of scores and logits", Names: []string{"softcap"}, Where: "`attention.softcap`; `attn_logit_softcapping` and `final_logit_softcapping` of a config.json; in C, `softcap`", Many: true,
+	SoftCaps = &Feature{Name: "soft caps of scores and logits", Where: "`attn_logit_softcapping` and `final_logit_softcapping` of a config.json", Many: true,
 		Instead: "set it to 0 with model.override if the model was trained without it"}
-	Dropout = &Feature{Name: "dropout", Names: []string{"dropout"}, Where: "`attention.dropout`; `attention_dropout` of a config.json; in C, `dropout` and `dropout_seed`", Instead: "set it to 0 with model.override"}
+	Dropout = &Feature{Name: "dropout", Where: "`attention_dropout` of a config.json", Instead: "set it to 0 with model.override"}
 
 	ModelTypes       = &Feature{Name: "other model types", Where: "`model_type` of a config.json or of [model.new]", Instead: "llama, mistral, ministral, qwen2, qwen3 and qwen3_5_text are", Many: true}
 	Experts          = &Feature{Name: "mixture of experts", Where: "`num_experts` and `num_local_experts` of a config.json; keys of other trainers such as `moe`", Instead: "use a dense model"}

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"ulysses/internal/notbuilt"
 	"ulysses/internal/status"
 )
 
@@ -106,13 +105,10 @@ var onlyModels = []string{"tile.mlp", "tile.loss", "memory.block_input", "memory
 
 // refusals has the rules on valid values that are not supported. The job is refused.
 var refusals = []rule{
-	{"parallel.ring", func(j *Job) bool { return j.Parallel.Ring > 1 && j.Kind == "attention" }, notbuilt.Ring.Text("set parallel.ring = 1")},
 	{"device.comm", func(j *Job) bool {
 		return (j.Device.Comm == "nccl" || j.Device.Comm == "ipc") && j.Device.Backend == "cpu"
 	},
 		`only for GPU memory, and device.backend is "cpu"; set device.comm = "auto", "mpi" or "local"`},
-	{"attention.softcap", func(j *Job) bool { return j.Kind == "attention" && j.Attention.Softcap != 0 }, notbuilt.SoftCaps.Text("set attention.softcap = 0")},
-	{"attention.dropout", func(j *Job) bool { return j.Kind == "attention" && j.Attention.Dropout != 0 }, notbuilt.Dropout.Text("set attention.dropout = 0")},
 }
 
 // check applies the rules to keys that have no fault yet.

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 
-	"ulysses/internal/notbuilt"
 	"ulysses/model"
 )
 
@@ -35,12 +34,12 @@ var idleKeys = []idle{
 		"memory.mlp", "memory.segment", "memory.head_groups", "memory.host", "output.model", "output.trace"},
 		onJob(func(j *Job) bool { return j.Kind == "eval" }), `kind = "eval" does not train`},
 	{[]string{"data.path"}, onJob(func(j *Job) bool { return j.Kind == "eval" && len(j.Eval.Path) > 0 }), "the evaluation reads eval.path"},
-	{[]string{"seed", "model.", "data.", "eval.", "optimizer.", "train.", "checkpoint.", "output.", "parallel.zero"},
+	{[]string{"seed"}, onJob(func(j *Job) bool { return !j.IsModelJob() && (j.Kind != "attention" || j.Attention.Dropout == 0) }), "an operator job without dropout draws nothing"},
+	{[]string{"model.", "data.", "eval.", "optimizer.", "train.", "checkpoint.", "output.", "parallel.zero"},
 		onJob(func(j *Job) bool { return !j.IsModelJob() }), "an operator job has no model"},
 	{[]string{"gdn."}, onJob(func(j *Job) bool { return j.Kind == "attention" }), `kind = "attention" does not read it`},
 	{[]string{"attention."}, onJob(func(j *Job) bool { return j.Kind == "gdn" }), `kind = "gdn" does not read it`},
 	{[]string{"gdn.input", "gdn.output", "attention.input", "attention.output", "attention.block"}, onJob((*Job).IsModelJob), "it is a key of operator jobs"},
-	{[]string{"attention.block"}, onJob(func(j *Job) bool { return j.Kind == "attention" }), notbuilt.BlockMasks.Refused()},
 	{[]string{"gdn.strategy"}, onConfig(func(j *Job, c *model.Config) bool { return c.LinearLayers() == 0 }), "the model has no layers of linear attention"},
 	{[]string{"memory.head_groups"}, onConfig(func(j *Job, c *model.Config) bool { return c.LinearLayers() == c.NumHiddenLayers }),
 		"the model has no layers of softmax attention"},

@@ -1,6 +1,9 @@
 package operator
 
 import (
+	"unsafe"
+
+	"ulysses/comm"
 	"ulysses/device"
 	"ulysses/job/file"
 	"ulysses/sp"
@@ -12,15 +15,20 @@ type attentionRun struct {
 	run
 	in    *attentionInput
 	plan  *sp.Plan
+	seed  int64 // of dropout
 	args  sp.Args
 	grads sp.Grads
 }
 
 func (in *attentionInput) plan(r run, j *file.Job, compute tensor.DType) (operation, error) {
 	layer := in.layer(&j.Attention)
-	layer.DType = compute
+	layer.DType, layer.Ring = compute, r.ring
 	plan, err := sp.NewPlan(r.dev, r.comm, layer)
 	if err != nil {
+		return nil, in.fault(err)
+	}
+	// A device may lack a kernel for an option. Its kernels are the same on all ranks.
+	if _, _, err := plan.Kernels(); err != nil {
 		return nil, in.fault(err)
 	}
 	forward, backward := plan.BytesSent(r.batch)
@@ -28,7 +36,7 @@ func (in *attentionInput) plan(r run, j *file.Job, compute tensor.DType) (operat
 	if in.backward() {
 		r.report.Formula += backward
 	}
-	return &attentionRun{run: r, in: in, plan: plan}, nil
+	return &attentionRun{run: r, in: in, plan: plan, seed: j.Seed}, nil
 }
 
 func (r *attentionRun) layout(arena *device.Arena) error {
@@ -42,11 +50,22 @@ func (r *attentionRun) layout(arena *device.Arena) error {
 		LSE:       a.tensor(tensor.F32, 1, b.Rows(), in.hq),
 		Workspace: a.tensor(tensor.U8, size.Workspace),
 	}
+	heads := func(e tensor.Entry) (x tensor.Tensor) {
+		if e.Name != "" {
+			x = a.tensor(tensor.F32, in.hq)
+		}
+		return x
+	}
+	r.args.Sinks, r.args.Slopes, r.args.Seed = heads(in.sinks), heads(in.alibi), r.seed
+	if m := in.mask; m.Name != "" {
+		r.args.BlockMask = a.tensor(tensor.U8, m.Shape...)
+	}
 	if in.backward() {
 		r.args.Saved = a.tensor(tensor.U8, size.Saved)
 		// The backward pass reads Saved and not q, k and v, so the gradients use the memory of
 		// these.
-		r.grads = sp.Grads{DOut: a.tensor(dtype, 1, b.Rows(), in.hq, in.dv), DQ: r.args.Q, DK: r.args.K, DV: r.args.V}
+		r.grads = sp.Grads{DOut: a.tensor(dtype, 1, b.Rows(), in.hq, in.dv), DQ: r.args.Q, DK: r.args.K, DV: r.args.V,
+			DSinks: heads(in.sinks), DSlopes: heads(in.alibi)}
 	}
 	return a.err
 }
@@ -71,7 +90,40 @@ func (r *attentionRun) read() error {
 			return err
 		}
 	}
-	return nil
+	for _, x := range []struct {
+		dst   tensor.Tensor
+		entry tensor.Entry
+	}{{r.args.Sinks, in.sinks}, {r.args.Slopes, in.alibi}} {
+		if err := r.load(x.dst, x.entry, 0, nil); err != nil {
+			return err
+		}
+	}
+	if in.mask.Name == "" {
+		return nil
+	}
+	bits := make([]byte, in.mask.Numel())
+	if err := in.file.ReadAt(in.mask, 0, bits); err != nil {
+		return err
+	}
+	in.maskBits = bits
+	host := tensor.Of(unsafe.Pointer(unsafe.SliceData(bits)), tensor.U8, int64(len(bits)))
+	if err := r.dev.Copy(r.stream, r.args.BlockMask.View(int64(len(bits))), host); err != nil {
+		return err
+	}
+	return r.stream.Sync()
+}
+
+// sum adds the ranks' terms of the gradients of sinks and slopes.
+func (r *attentionRun) sum() error {
+	for _, t := range []tensor.Tensor{r.grads.DSinks, r.grads.DSlopes} {
+		if t.IsNil() {
+			continue
+		}
+		if err := r.comm.AllReduce(r.stream, t, comm.Sum); err != nil {
+			return err
+		}
+	}
+	return r.stream.Sync()
 }
 
 func (r *attentionRun) compute() error {
@@ -94,10 +146,34 @@ func (r *attentionRun) results() []shardedTensor {
 			shardedTensor{"dk", r.grads.DK, []int64{in.sk, in.hkv, in.d}},
 			shardedTensor{"dv", r.grads.DV, []int64{in.sk, in.hkv, in.dv}})
 	}
+	for _, g := range []struct {
+		name string
+		t    tensor.Tensor
+	}{{"dsinks", r.grads.DSinks}, {"dalibi", r.grads.DSlopes}} {
+		if !g.t.IsNil() { // whole on every rank, of which each writes a shard
+			lo, hi := comm.Shard(in.hq, int64(r.comm.Size()), int64(r.comm.Rank()))
+			results = append(results, shardedTensor{g.name, g.t.Slice(0, lo, hi), []int64{in.hq}})
+		}
+	}
 	return results
 }
 
-func (r *attentionRun) seesKey(token int64) bool {
+func (r *attentionRun) seesKey(token, head int64) bool {
+	in := r.in
 	cuQ, cuK := r.batch.Documents()
-	return seesKey(token, cuQ, cuK, r.plan.Layer())
+	lo, hi := visibleKeys(token, cuQ, cuK, r.plan.Layer())
+	if in.mask.Name == "" || lo >= hi {
+		return lo < hi
+	}
+	if in.mask.Shape[0] == 1 {
+		head = 0
+	}
+	columns := in.mask.Shape[2]
+	row := in.maskBits[(head*in.mask.Shape[1]+token/in.block[0])*columns:][:columns]
+	for c := lo / in.block[1]; c*in.block[1] < hi; c++ {
+		if row[c] != 0 {
+			return true
+		}
+	}
+	return false
 }

@@ -5,7 +5,6 @@ import (
 	"math"
 
 	"ulysses/device"
-	"ulysses/internal/notbuilt"
 	"ulysses/internal/status"
 	"ulysses/job/file"
 	"ulysses/sp"
@@ -20,12 +19,17 @@ type attentionInput struct {
 	dout                   tensor.Entry // [Sq, Hq, Dv], optional
 	sq, sk, hq, hkv, d, dv int64
 	cuQ, cuK, positions    []int64
+
+	// Optional: [Hq] sinks and slopes, U8 [Hq or 1, ⌈Sq/rows⌉, ⌈Sk/columns⌉] and the rows and
+	// columns of its blocks
+	sinks, alibi, mask tensor.Entry
+	block              [2]int64
+	maskBits           []byte // the elements of mask, after they were read
 }
 
 var (
-	attentionTensors = []string{"q", "k", "v", "dout", "cu_seqlens", "cu_seqlens_k", "position_ids"}
-	notBuiltTensors  = map[string]*notbuilt.Feature{"sinks": notbuilt.Sinks, "alibi": notbuilt.ALiBi, "block_mask": notbuilt.BlockMasks}
-	attentionResults = []string{"out", "lse", "dq", "dk", "dv"}
+	attentionTensors = []string{"q", "k", "v", "dout", "cu_seqlens", "cu_seqlens_k", "position_ids", "sinks", "alibi", "block_mask"}
+	attentionResults = []string{"out", "lse", "dq", "dk", "dv", "dsinks", "dalibi"}
 )
 
 func (in *attentionInput) backward() bool { return in.dout.Name != "" }
@@ -35,11 +39,20 @@ func (in *attentionInput) String() string {
 	if in.backward() {
 		s += fmt.Sprintf(", %v", in.dout)
 	}
+	for _, e := range []tensor.Entry{in.sinks, in.alibi, in.mask} {
+		if e.Name != "" {
+			s += fmt.Sprintf(", %v", e)
+		}
+	}
 	return s
 }
 
 func (in *attentionInput) layer(t *file.AttentionTable) sp.Layer {
-	l := sp.Layer{Heads: in.hq, KVHeads: in.hkv, Dim: in.d, VDim: in.dv, Causal: t.Causal, Scale: t.Scale, NoBackward: !in.backward()}
+	l := sp.Layer{Heads: in.hq, KVHeads: in.hkv, Dim: in.d, VDim: in.dv, Causal: t.Causal, Scale: t.Scale, NoBackward: !in.backward(),
+		Softcap: t.Softcap, Dropout: t.Dropout, Sinks: in.sinks.Name != "", ALiBi: in.alibi.Name != ""}
+	if in.mask.Name != "" {
+		l.BlockRows, l.BlockColumns = t.Block[0], t.Block[1]
+	}
 	if t.Window != noWindow {
 		l.Window = &device.Window{Left: t.Window[0], Right: t.Window[1]}
 	}
@@ -58,7 +71,7 @@ func (in *attentionInput) spec() sp.BatchSpec {
 func openAttention(t *file.AttentionTable, writer bool) (*attentionInput, error) {
 	var f faultList
 	checkAttentionTable(t, &f)
-	in := &attentionInput{inputFile: openInput(&f, "attention", t.Input, t.Output, writer)}
+	in := &attentionInput{inputFile: openInput(&f, "attention", t.Input, t.Output, writer), block: t.Block}
 	if in.file != nil {
 		in.checkHeader(&f)
 	}
@@ -67,19 +80,13 @@ func openAttention(t *file.AttentionTable, writer bool) (*attentionInput, error)
 
 // checkAttentionTable checks the options of the table.
 func checkAttentionTable(t *file.AttentionTable, f *faultList) {
-	if t.Softcap != 0 {
-		f.add(status.Unsupported, "attention.softcap = %v: %s", t.Softcap, notbuilt.SoftCaps.Text("set it to 0"))
-	}
-	if t.Dropout != 0 {
-		f.add(status.Unsupported, "attention.dropout = %v: %s", t.Dropout, notbuilt.Dropout.Text("set it to 0"))
-	}
 	if math.IsNaN(t.Scale) || math.IsInf(t.Scale, 0) {
 		f.add(status.InvalidConfig, "attention.scale = %v: not finite; set a number, or 0 for 1/sqrt(D)", t.Scale)
 	}
 }
 
 func (in *attentionInput) checkHeader(f *faultList) {
-	in.checkNames(f, attentionTensors, attentionResults, notBuiltTensors)
+	in.checkNames(f, attentionTensors, attentionResults)
 	before := len(f.errs)
 	heads := func(name, required string) tensor.Entry {
 		return in.floats(f, name, required, "tokens", "heads", "features")
@@ -101,8 +108,38 @@ func (in *attentionInput) checkHeader(f *faultList) {
 		f.add(status.InvalidConfig, "attention.input: %v and %v: the number of heads of q is not a multiple of the number of heads of k; save whole groups", in.q, in.k)
 	}
 	in.checkShape(f, in.dout, "the output", in.sq, in.hq, in.dv)
+	in.sinks, in.alibi = in.floats(f, "sinks", "", "heads"), in.floats(f, "alibi", "", "heads")
+	for _, e := range []tensor.Entry{in.sinks, in.alibi} {
+		if len(e.Shape) == 1 {
+			in.checkShape(f, e, "one number for each head of q", in.hq)
+		}
+	}
+	in.checkMask(f)
 	most := max(in.sq, in.sk) + 1
 	in.cuQ = in.integers(f, "cu_seqlens", 0, most)
 	in.cuK = in.integers(f, "cu_seqlens_k", 0, most)
 	in.positions = in.integers(f, "position_ids", in.sq, most)
+}
+
+// defaultBlock is the default of attention.block.
+var defaultBlock = file.Default().Attention.Block
+
+// checkMask checks the block mask, if there is one.
+func (in *attentionInput) checkMask(f *faultList) {
+	e, ok := in.file.Entry("block_mask")
+	rows, columns := in.block[0], in.block[1]
+	if !ok {
+		if in.block != defaultBlock {
+			f.add(status.InvalidConfig, "attention.block = [%d, %d]: %s has no tensor block_mask; save one, or remove the key", rows, columns, in.file.Path)
+		}
+		return
+	}
+	in.mask = e
+	want := []int64{in.hq, (in.sq + rows - 1) / rows, (in.sk + columns - 1) / columns}
+	if e.DType != tensor.U8 {
+		f.add(status.InvalidConfig, "attention.input: tensor %v: the type is not supported; save it as U8, 0 where a block is hidden", e)
+	} else if len(e.Shape) != 3 || e.Shape[0] != in.hq && e.Shape[0] != 1 || e.Shape[1] != want[1] || e.Shape[2] != want[2] {
+		f.add(status.InvalidConfig, "attention.input: tensor %v: wrong shape for attention.block = [%d, %d], %d queries and %d keys; save %v, or 1 instead of %d for one mask of all heads, or set attention.block",
+			e, rows, columns, in.sq, in.sk, want, in.hq)
+	}
 }

@@ -100,8 +100,6 @@ func TestAttentionFaults(t *testing.T) {
 		code   status.Code
 		want   []string
 	}{
-		{name: "softcap", shapes: good, spoil: func(t *file.AttentionTable) { t.Softcap = 3 }, code: status.Unsupported, want: []string{"softcap"}},
-		{name: "dropout", shapes: good, spoil: func(t *file.AttentionTable) { t.Dropout = 0.1 }, code: status.Unsupported, want: []string{"dropout"}},
 		{name: "scale", shapes: good, spoil: func(t *file.AttentionTable) { t.Scale = math.Inf(1) }, code: status.InvalidConfig, want: []string{"scale"}},
 		{name: "not there", shapes: good, spoil: func(t *file.AttentionTable) { t.Input += "x" }, code: status.IO, want: []string{"no such file"}},
 		{name: "no folder", shapes: good, spoil: func(t *file.AttentionTable) { t.Output = filepath.Join(t.Output, "no", "out") }, code: status.IO, want: []string{"attention.output"}},
@@ -112,9 +110,10 @@ func TestAttentionFaults(t *testing.T) {
 			}
 		}, code: status.IO, want: []string{"pipe is a device or a pipe"}},
 		{name: "over the input", shapes: good, spoil: func(t *file.AttentionTable) { t.Output = t.Input }, code: status.InvalidConfig, want: []string{"is attention.input"}},
-		{name: "sinks", shapes: with(map[string][]int64{"sinks": {4}}), code: status.Unsupported, want: []string{"sinks F32[4]"}},
-		{name: "alibi", shapes: with(map[string][]int64{"alibi": {4}}), code: status.Unsupported, want: []string{"alibi"}},
-		{name: "block_mask", shapes: with(map[string][]int64{"block_mask": {4}}), code: status.Unsupported, want: []string{"block_mask"}},
+		{name: "sinks", shapes: with(map[string][]int64{"sinks": {5}}), code: status.InvalidConfig, want: []string{"sinks F32[5]", "each head of q, [4]"}},
+		{name: "alibi", shapes: with(map[string][]int64{"alibi": {4, 1}}), code: status.InvalidConfig, want: []string{"alibi F32[4, 1]", "the axes [heads]"}},
+		{name: "block_mask", shapes: with(map[string][]int64{"block_mask": {4, 1, 1}}), code: status.InvalidConfig, want: []string{"block_mask F32[4, 1, 1]", "U8"}},
+		{name: "blocks without a mask", shapes: good, spoil: func(t *file.AttentionTable) { t.Block = [2]int64{3, 3} }, code: status.InvalidConfig, want: []string{"attention.block = [3, 3]", "no tensor block_mask"}},
 		{name: "unknown", shapes: with(map[string][]int64{"Q": {4}}), code: status.InvalidConfig, want: []string{"Q F32[4]", "the names are q, k"}},
 		{name: "missing", shapes: map[string][]int64{"q": {6, 4, 8}}, code: status.InvalidConfig, want: []string{"no tensor k", "no tensor v"}},
 		{name: "axes", shapes: with(map[string][]int64{"q": {6, 32}}), code: status.InvalidConfig, want: []string{"q F32[6, 32]", "the axes [tokens, heads, features]"}},
@@ -123,8 +122,8 @@ func TestAttentionFaults(t *testing.T) {
 		{name: "rows", shapes: with(map[string][]int64{"v": {7, 2, 8}}), code: status.InvalidConfig, want: []string{"v F32[7, 2, 8]", "same tokens and heads"}},
 		{name: "heads", shapes: with(map[string][]int64{"q": {6, 5, 8}}), code: status.InvalidConfig, want: []string{"multiple"}},
 		{name: "dout", shapes: with(map[string][]int64{"dout": {6, 4, 9}}), code: status.InvalidConfig, want: []string{"dout F32[6, 4, 9]", "[6 4 8]"}},
-		{name: "two at once", shapes: with(map[string][]int64{"sinks": {4}, "dout": {6, 4, 9}}), spoil: func(t *file.AttentionTable) { t.Softcap = 1 },
-			code: status.InvalidConfig, want: []string{"sinks", "dout", "softcap"}},
+		{name: "two at once", shapes: with(map[string][]int64{"sinks": {3}, "dout": {6, 4, 9}}), spoil: func(t *file.AttentionTable) { t.Scale = math.Inf(1) },
+			code: status.InvalidConfig, want: []string{"sinks", "dout", "scale"}},
 		{name: "cu_seqlens start", shapes: good, ints: map[string][]int64{"cu_seqlens": {1, 6}}, code: status.InvalidConfig, want: []string{"in.safetensors", "start at 0"}},
 		{name: "cu_seqlens end", shapes: good, ints: map[string][]int64{"cu_seqlens": {0, 7}}, code: status.InvalidConfig, want: []string{"end at 6"}},
 		{name: "cu_seqlens order", shapes: good, ints: map[string][]int64{"cu_seqlens": {0, 4, 4, 6}}, code: status.InvalidConfig, want: []string{"must increase"}},

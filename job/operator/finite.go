@@ -16,7 +16,7 @@ import (
 // finiteCheck searches results for NaN and Inf on rank 0, which writes all of them to the output.
 type finiteCheck struct {
 	// seesKey reports whether a query attends to any key. If not, its LSE is -Inf without a fault
-	seesKey func(token int64) bool
+	seesKey func(token, head int64) bool
 	tensors []*tensorCheck
 }
 
@@ -63,12 +63,12 @@ func (x *tensorCheck) Write(bytes []byte) (int, error) {
 
 // expected reports whether a value is the LSE of a query without keys, -Inf.
 func (x *tensorCheck) expected(v float32) bool {
-	return x.tensor.name == "lse" && math.IsInf(float64(v), -1) && !x.seesKey(x.at/x.tensor.shape[1])
+	return x.tensor.name == "lse" && math.IsInf(float64(v), -1) && !x.seesKey(x.at/x.tensor.shape[1], x.at%x.tensor.shape[1])
 }
 
-// seesKey reports whether a query attends to any key of its document, by the masks of
-// device.Attention.
-func seesKey(token int64, cuQ, cuK []int64, l sp.Layer) bool {
+// visibleKeys returns the keys [lo, hi) that a query sees by its document, the causal mask and the
+// window of device.Attention.
+func visibleKeys(token int64, cuQ, cuK []int64, l sp.Layer) (first, end int64) {
 	d := sort.Search(len(cuQ), func(i int) bool { return cuQ[i] > token }) - 1
 	keys := cuK[d+1] - cuK[d]
 	at := keys - (cuQ[d+1] - token) // position of the query among the keys
@@ -82,11 +82,11 @@ func seesKey(token int64, cuQ, cuK []int64, l sp.Layer) bool {
 	if w := l.Window; w != nil && w.Right >= 0 && w.Right < keys-at {
 		hi = min(hi, at+w.Right+1)
 	}
-	return lo < hi
+	return cuK[d] + lo, cuK[d] + max(lo, hi)
 }
 
 // axes maps the number of axes of a result to their names.
-var axes = map[int]string{2: "token, head", 3: "token, head, feature", 4: "document, head, key feature, value feature"}
+var axes = map[int]string{1: "head", 2: "token, head", 3: "token, head, feature", 4: "document, head, key feature, value feature"}
 
 // err returns an error that names each tensor with NaN or Inf, and the first such element.
 func (f *finiteCheck) err(kind string) error {

@@ -104,8 +104,8 @@ func TestGDNResultsThatAreNotFinite(t *testing.T) {
 	}
 }
 
-// seesKey agrees with the reference.
-func TestSeesKey(t *testing.T) {
+// visibleKeys agrees with the reference.
+func TestVisibleKeys(t *testing.T) {
 	cuQ, cuK := []int64{0, 1, 5, 12}, []int64{0, 4, 6, 13}
 	for _, causal := range []bool{true, false} {
 		for _, left := range []int64{-1, 0, 1, 3, math.MaxInt64} {
@@ -114,8 +114,8 @@ func TestSeesKey(t *testing.T) {
 				l := sp.Layer{Causal: causal, Window: &device.Window{Left: left, Right: right}}
 				for token := range int64(12) {
 					lo, hi := g.Visible(token)
-					if got := seesKey(token, cuQ, cuK, l); got != (lo < hi) {
-						t.Errorf("causal %v, window [%d, %d]: query %d: %v, and it sees keys %d to %d", causal, left, right, token, got, lo, hi)
+					if first, end := visibleKeys(token, cuQ, cuK, l); (first < end) != (lo < hi) || lo < hi && (first != lo || end != hi) {
+						t.Errorf("causal %v, window [%d, %d]: query %d: keys %d to %d, and it sees keys %d to %d", causal, left, right, token, first, end, lo, hi)
 					}
 				}
 			}

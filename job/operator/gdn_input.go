@@ -63,7 +63,7 @@ func openGDN(t *file.GDNTable, writer bool) (*gdnInput, error) {
 }
 
 func (in *gdnInput) checkHeader(f *faultList) {
-	in.checkNames(f, gdnTensors, gdnResults, nil)
+	in.checkNames(f, gdnTensors, gdnResults)
 	before := len(f.errs)
 	const all = "q, k [S, Hk, Dk], v [S, Hv, Dv], g and beta [S, Hv]"
 	heads := func(name, required string) tensor.Entry {

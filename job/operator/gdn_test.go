@@ -26,7 +26,7 @@ func delta(ranks int, table *file.GDNTable) error {
 
 // compute runs an operator job on the ranks of c.
 func compute(j *file.Job, d device.Device, c comm.Comm) (*Report, error) {
-	mesh, err := comm.NewMesh(c, 0, 1, comm.NewLedger(), nil, nil)
+	mesh, err := comm.NewMesh(c, 0, int(j.Parallel.Ring), comm.NewLedger(), nil, nil)
 	if err != nil {
 		return nil, err
 	}

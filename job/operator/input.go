@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	"ulysses/comm"
-	"ulysses/internal/notbuilt"
 	"ulysses/internal/status"
 	"ulysses/tensor"
 )
@@ -72,12 +71,9 @@ func checkOutput(f *faultList, kind, input, output string) {
 
 // checkNames refuses tensors that the job does not read. Results of an earlier run may be in the
 // file; they are skipped.
-func (in *inputFile) checkNames(f *faultList, known, results []string, refused map[string]*notbuilt.Feature) {
+func (in *inputFile) checkNames(f *faultList, known, results []string) {
 	for _, e := range in.file.Entries() {
-		switch {
-		case refused[e.Name] != nil:
-			f.add(status.Unsupported, "%s.input: tensor %v: %s", in.kind, e, refused[e.Name].Text("remove the tensor"))
-		case !slices.Contains(known, e.Name) && !slices.Contains(results, e.Name):
+		if !slices.Contains(known, e.Name) && !slices.Contains(results, e.Name) {
 			f.add(status.InvalidConfig, "%s.input: tensor %v: unknown; the names are %s", in.kind, e, strings.Join(known, ", "))
 		}
 	}

@@ -44,7 +44,7 @@ func Open(j *file.Job, d device.Device, m *comm.Mesh, clk *clock.Clock, compute 
 	}
 	var op operation
 	if err == nil {
-		op, err = newOperation(j, in, run{in: in.base(), dev: d, comm: m.Seq, clock: clk}, compute)
+		op, err = newOperation(j, in, run{in: in.base(), dev: d, comm: m.Seq, ring: int64(m.Ring), clock: clk}, compute)
 	}
 	if err != nil {
 		in.base().close()
@@ -63,7 +63,11 @@ func openHeader(j *file.Job, writer bool) (header, error) {
 }
 
 func newOperation(j *file.Job, in header, r run, compute tensor.DType) (op operation, err error) {
-	if r.batch, err = sp.NewBatch(r.comm, in.spec()); err != nil {
+	spec := in.spec()
+	if j.Kind == "attention" {
+		spec.Ring = r.ring
+	}
+	if r.batch, err = sp.NewBatch(r.comm, spec); err != nil {
 		return nil, r.in.fault(err)
 	}
 	r.report = Report{Input: in.String(), Backward: in.backward()}

@@ -28,6 +28,7 @@ type run struct {
 	in     *inputFile
 	dev    device.Device
 	comm   comm.Comm // for tensors in host memory and in device memory
+	ring   int64     // groups of the ring; only attention has one
 	clock  *clock.Clock
 	batch  *sp.Batch
 	stream device.Stream
@@ -46,13 +47,16 @@ type operation interface {
 	// reads this rank's tokens and refuses invalid values
 	read() error
 	compute() error
+	sum() error // adds the ranks' terms of results that are whole on every rank
 	results() []shardedTensor
-	seesKey(token int64) bool // reports whether a query attends to any key
+	seesKey(token, head int64) bool // reports whether a query attends to any key
 }
 
 func (r *run) base() *run { return r }
 
-func (r *run) seesKey(int64) bool { return true }
+func (r *run) sum() error { return nil }
+
+func (r *run) seesKey(int64, int64) bool { return true }
 
 // blockBytes is the number of bytes of a tensor that are copied at a time between file, host and
 // device, unless one token has more.
@@ -98,6 +102,10 @@ func (r *run) run(op operation, output string, leave func(error) error) (err err
 	}
 	r.clock.Push("write")
 	defer r.clock.Pop()
+	if err := op.sum(); err != nil {
+		r.comm.Abort(status.Of(err), err.Error())
+		return err
+	}
 	check := &finiteCheck{seesKey: op.seesKey}
 	metadata := map[string]string{"producer": "ulysses"}
 	if err := writeSharded(r.comm, r.dev, r.stream, output, metadata, op.results(), check, blockBytes); err != nil {

@@ -50,10 +50,17 @@ DETERMINISTIC = 128
 SAVE_LESS = 256
 NO_BACKWARD = 512
 STATES = 1024
+GATHER_KEYS = 2048
 GDN_AUTO = 0
 GDN_HEADS = 1
 GDN_STATE = 2
 ZIGZAG = 1
+PATTERN_DENSE = 0
+PATTERN_FIXED = 1
+PATTERN_VARIABLE = 2
+PATTERN_BIGBIRD = 3
+PATTERN_BSLONGFORMER = 4
+PATTERN_LOCAL_SLIDING_WINDOW = 5
 
 
 class Status(enum.IntEnum):
@@ -313,6 +320,31 @@ class AttentionGrads(Struct):
         ("dk", POINTER(Tensor)),
         ("dv", POINTER(Tensor)),
         ("dsinks", POINTER(Tensor)),
+        ("dalibi", POINTER(Tensor)),
+    ]
+
+
+class BlockPattern(Struct):
+    """ulysses_block_pattern."""
+
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("pattern", c_int32),
+        ("attention", c_int32),
+        ("per_head", c_int32),
+        ("horizontal", c_int32),
+        ("local", c_int32),
+        ("global", c_int32),
+        ("global_patterns", c_int32),
+        ("window", c_int32),
+        ("random", c_int32),
+        ("n_windows", c_int32),
+        ("n_globals", c_int32),
+        ("windows", POINTER(c_int64)),
+        ("globals", POINTER(c_int64)),
+        ("global_ends", POINTER(c_int64)),
+        ("seed", c_uint64),
+        ("layer", c_int64),
     ]
 
 
@@ -367,6 +399,10 @@ class AttentionLayerArgs(Struct):
         ("workspace", c_void_p),
         ("workspace_bytes", c_uint64),
         ("stream", c_void_p),
+        ("sinks", POINTER(Tensor)),
+        ("alibi", POINTER(Tensor)),
+        ("block_mask", POINTER(Tensor)),
+        ("dropout_seed", c_uint64),
     ]
 
 
@@ -388,6 +424,8 @@ class AttentionLayerGrads(Struct):
         ("dbo", POINTER(Tensor)),
         ("dq_norm", POINTER(Tensor)),
         ("dk_norm", POINTER(Tensor)),
+        ("dsinks", POINTER(Tensor)),
+        ("dalibi", POINTER(Tensor)),
     ]
 
 
@@ -497,6 +535,7 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
     "ulysses_halo_args": HaloArgs,
     "ulysses_attention_args": AttentionArgs,
     "ulysses_attention_grads": AttentionGrads,
+    "ulysses_block_pattern": BlockPattern,
     "ulysses_local_call": LocalCall,
     "ulysses_attention_layer_args": AttentionLayerArgs,
     "ulysses_attention_layer_grads": AttentionLayerGrads,
@@ -534,10 +573,17 @@ NUMBERS = {
     "SAVE_LESS": SAVE_LESS,
     "NO_BACKWARD": NO_BACKWARD,
     "STATES": STATES,
+    "GATHER_KEYS": GATHER_KEYS,
     "GDN_AUTO": GDN_AUTO,
     "GDN_HEADS": GDN_HEADS,
     "GDN_STATE": GDN_STATE,
     "ZIGZAG": ZIGZAG,
+    "PATTERN_DENSE": PATTERN_DENSE,
+    "PATTERN_FIXED": PATTERN_FIXED,
+    "PATTERN_VARIABLE": PATTERN_VARIABLE,
+    "PATTERN_BIGBIRD": PATTERN_BIGBIRD,
+    "PATTERN_BSLONGFORMER": PATTERN_BSLONGFORMER,
+    "PATTERN_LOCAL_SLIDING_WINDOW": PATTERN_LOCAL_SLIDING_WINDOW,
 }
 
 # Result and arguments of each function. Handles are c_void_p.
@@ -592,6 +638,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
         c_int32,
         [c_void_p, c_void_p, POINTER(AttentionArgs), POINTER(AttentionGrads)],
     ),
+    "ulysses_block_mask": (c_int32, [POINTER(BlockPattern), c_int64, c_int64, POINTER(c_uint8)]),
     "ulysses_local_forward": (
         c_int32,
         [c_void_p, c_void_p, POINTER(AttentionArgs), LocalAttention, c_void_p],
