@@ -15,5 +15,5 @@ func TestConformance(t *testing.T) {
 			t.Fatal(err)
 		}
 		return d
-	}, "GatedRMSNorm", "SigmoidGate", "Conv1d", "DeltaGates", "DeltaStates", "DeltaLaws")
+	}, "AttentionOptions", "GatedRMSNorm", "SigmoidGate", "Conv1d", "DeltaGates", "DeltaStates", "DeltaLaws")
 }
