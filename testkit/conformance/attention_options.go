@@ -116,9 +116,9 @@ func (s *suite) withOptions(g *ref.Attention, seed int64, how string, rows, colu
 	if heads > 0 {
 		if g.QuerySeq == 0 {
 			g.QuerySeq, g.KeySeq = g.Tq(), g.Tk()
+			// the first query of the call is the first of a sequence
+			g.QueryAt, g.KeyAt = g.QueryAt/g.QuerySeq*g.QuerySeq, g.KeyAt/g.KeySeq*g.KeySeq
 		}
-		// the first query of the call is the first of a sequence
-		g.QueryAt, g.KeyAt = g.QueryAt/g.QuerySeq*g.QuerySeq, g.KeyAt/g.KeySeq*g.KeySeq
 		g.BlockRows, g.BlockColumns = rows, columns
 		g.Mask = blockMask(r, heads, (g.QuerySeq+rows-1)/rows, (g.KeySeq+columns-1)/columns)
 	}
@@ -182,6 +182,11 @@ func (s *suite) optionCases() (cases []*ref.Attention) {
 		add(bounds(50, 20, 70, 0, 69, 1), bounds(40, 43, 80, 3, 80, 3), causal, "blocks sinks", func(g *ref.Attention) { g.QuerySeq, g.KeySeq, g.BlockColumns = 70, 83, 33 })
 		add(one(n), one(n), causal, "heads", func(g *ref.Attention) {
 			g.Window, g.Shift = &ref.Window{Left: 70, Right: 40}, []int64{5}
+		})
+		// queries and keys of a rank of a ring: not the first of their sequences
+		add(bounds(30, 53), bounds(44, 60), causal, "heads", func(g *ref.Attention) {
+			g.QuerySeq, g.KeySeq, g.QueryAt, g.KeyAt, g.BlockRows, g.BlockColumns = 120, 170, 37+5*120, 61+3*170, 32, 24
+			g.Shift = []int64{4, 19}
 		})
 		add(packed, other, causal, "sinks slopes cap dropout", near)
 		add(one(n), one(n+9), causal, "sinks slopes cap dropout heads", func(g *ref.Attention) { g.BlockRows, g.BlockColumns = 64, 64 })
