@@ -108,7 +108,7 @@ func suiteWaiting(c Comm) error {
 		return nil
 	}
 	n, r := c.Size(), c.Rank()
-	const late, elements, attempts = 150 * time.Millisecond, 1 << 20, 8
+	const late, elements, attempts = 250 * time.Millisecond, 1 << 16, 8
 	rows := make([]int64, n)
 	for j := range rows {
 		rows[j] = elements
