@@ -100,6 +100,13 @@ func blocked(ranks []Comm, name string, n int) bool {
 	return waits == n
 }
 
+// TestWaiting runs suiteWaiting with the clock of the system.
+func TestWaiting(t *testing.T) {
+	if err := within(t, func() error { return RunLocal(3, suiteWaiting) }); err != nil {
+		t.Error(err)
+	}
+}
+
 // suiteWaiting lets the last rank start each call late. The others must attribute most of their
 // time to waiting, and the late rank must not. A busy machine can delay the other ranks as long as
 // the late one, so a call has several attempts; with a wrong attribution all of them fail.
