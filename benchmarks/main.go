@@ -2,13 +2,13 @@
 // JSON line for each case, in the format of the programs under peers/; run.py compares the two.
 //
 //	ulysses-bench peak|attention|gemm|gdn [flags]
-//	ulysses-bench gdn_ranks|ulysses|a2a|overlap [flags]
+//	ulysses-bench gdn_ranks|ulysses|a2a|overlap|levels [flags]
 //	ulysses-bench gpu_attention|gpu_layer|gpu_ops|gpu_host [flags]
 //
-// ulysses-bench SUITE -h lists the flags. gdn_ranks, ulysses, a2a, overlap and gpu_layer run on
-// the ranks that mpirun started, or on --ranks goroutine ranks; the other suites run on one rank.
-// --link-latency and --link-bandwidth slow the links between goroutine ranks down, as on a
-// network (testkit/slowlinks).
+// ulysses-bench SUITE -h lists the flags. gdn_ranks, ulysses, a2a, overlap, levels and gpu_layer
+// run on the ranks that mpirun started, or on --ranks goroutine ranks; the other suites run on one
+// rank. The flags --link-* slow the links between goroutine ranks down, as on a network
+// (testkit/slowlinks).
 package main
 
 import (
@@ -64,6 +64,7 @@ type cases struct {
 // options are the flags and the cases. The flags are described in run.
 type options struct {
 	threads, repeat, ranks int
+	nodes                  int
 	ring                   int64
 	words, device, comm    string
 	warm                   time.Duration
@@ -82,7 +83,7 @@ func main() {
 }
 
 func run(args []string) error {
-	benches := map[string]func(*options) error{"peak": peak, "attention": attention, "gemm": gemm, "gdn": gdn, "gdn_ranks": gdnRanks, "ulysses": ulysses, "a2a": allToAll, "overlap": overlap,
+	benches := map[string]func(*options) error{"peak": peak, "attention": attention, "gemm": gemm, "gdn": gdn, "gdn_ranks": gdnRanks, "ulysses": ulysses, "a2a": allToAll, "overlap": overlap, "levels": levels,
 		"gpu_attention": gpuAttention, "gpu_layer": gpuLayer, "gpu_ops": gpuOps, "gpu_host": gpuHost}
 	if len(args) == 0 || benches[args[0]] == nil {
 		return status.Errorf(status.InvalidArgument, "usage: ulysses-bench %s [flags]", strings.Join(slices.Sorted(maps.Keys(benches)), "|"))
@@ -97,7 +98,9 @@ func run(args []string) error {
 	f.DurationVar(&o.warm, "warm", time.Second/2, "time that a case of the gpu suites runs before it is timed")
 	dtype := f.String("dtype", "", "compute type: f32 or bf16; the default is bf16 in the gpu suites, f32 in the others")
 	f.StringVar(&o.words, "cases", "", "run only cases whose name contains one of these words, separated by commas")
+	f.IntVar(&o.nodes, "nodes", 1, "virtual nodes of the goroutine ranks; the flags of the links are for messages between nodes")
 	f.DurationVar(&o.links.Latency, "link-latency", 0, "latency of a message between goroutine ranks")
+	f.DurationVar(&o.links.Overhead, "link-overhead", 0, "time for which a message occupies the link in addition to its bytes")
 	f.Float64Var(&o.links.Bandwidth, "link-bandwidth", 0, "bytes a second that a goroutine rank sends")
 	f.Int64Var(&o.ring, "ring", 1, "groups of ranks in the ring of the suite ulysses")
 	f.BoolVar(&o.forward, "forward", false, "time the forward pass of attention separately as well")
@@ -119,7 +122,7 @@ func run(args []string) error {
 		return err
 	}
 	bench := benches[args[0]]
-	if !slices.Contains([]string{"gdn_ranks", "ulysses", "a2a", "overlap", "gpu_layer"}, args[0]) {
+	if !slices.Contains([]string{"gdn_ranks", "ulysses", "a2a", "overlap", "levels", "gpu_layer"}, args[0]) {
 		return bench(o)
 	}
 	onRank := func(c comm.Comm) (err error) {

@@ -18,7 +18,16 @@ func (o *options) slowed(c comm.Comm) (comm.Comm, error) {
 	if o.links == (slowlinks.Links{}) {
 		return c, nil
 	}
+	if o.nodes > 1 {
+		return slowlinks.NewOnNodes(c, c.Rank()*o.nodes/c.Size(), o.inside(), o.links, nil)
+	}
 	return slowlinks.New(c, o.links, nil)
+}
+
+// inside returns the links inside a virtual node: a tenth of the latency and overhead between
+// nodes, and ten times the bandwidth.
+func (o *options) inside() slowlinks.Links {
+	return slowlinks.Links{Latency: o.links.Latency / 10, Overhead: o.links.Overhead / 10, Bandwidth: 10 * o.links.Bandwidth}
 }
 
 // overlap times matrix products and an all-to-all: each alone, one after the other, and with the
@@ -94,6 +103,9 @@ func (o *options) overlapWay(name string, bytes int64, run func() error) error {
 
 // checkLinks returns an error unless both flags of the links are given, or none.
 func (o *options) checkLinks() error {
+	if o.nodes < 1 || o.ranks%o.nodes != 0 || o.nodes > 1 && o.links.Bandwidth <= 0 {
+		return status.Errorf(status.InvalidArgument, "--nodes %d with --ranks %d: give a divisor of the ranks, and with several nodes --link-latency and --link-bandwidth", o.nodes, o.ranks)
+	}
 	if (o.links.Bandwidth > 0) != (o.links.Latency > 0) || o.links.Bandwidth < 0 || o.links.Latency < 0 {
 		return status.Errorf(status.InvalidArgument, "--link-latency %v and --link-bandwidth %v: give both, above 0, or none", o.links.Latency, o.links.Bandwidth)
 	}

@@ -36,3 +36,30 @@ func TestOverlap(t *testing.T) {
 		}
 	}
 }
+
+// The suite levels runs on virtual nodes and prints both ways, with the time of the model.
+func TestLevels(t *testing.T) {
+	read, write, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	stdout := os.Stdout
+	os.Stdout = write
+	err = run([]string{"levels", "--ranks", "4", "--nodes", "2", "--cases", "65536", "--repeat", "2", "--link-latency", "10us", "--link-bandwidth", "1e9"})
+	os.Stdout = stdout
+	write.Close()
+	text, _ := io.ReadAll(read)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, part := range []string{`"between_messages":2`, `"case":"direct"`, `"between_messages":1`, `"case":"two levels"`} {
+		if strings.Count(string(text), part) != 1 {
+			t.Errorf("not one %s in:\n%s", part, text)
+		}
+	}
+	for _, flags := range [][]string{{"--nodes", "3", "--ranks", "4"}, {"--nodes", "2", "--ranks", "4"}, {"--nodes", "0"}} {
+		if err := run(append([]string{"levels"}, flags...)); status.Of(err) != status.InvalidArgument {
+			t.Errorf("%v: %v", flags, err)
+		}
+	}
+}
