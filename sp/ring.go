@@ -59,11 +59,17 @@ func (p *Plan) ringBuffers(b *Batch, x *local, c *device.Allocator, backward boo
 		}
 		r.received = bytes(sent, f32)
 	}
-	bytesOfCall := p.callWorkspace(b, hq, hkv, sch.callQueries, sch.callKeys, backward)
-	if backward && l.Sinks {
-		bytesOfCall = max(bytesOfCall, p.callWorkspace(b, hq, hkv, x.q.Shape[2], 0, true)) // backSinks
+	w := &sch.workspaces[0]
+	if backward {
+		w = &sch.workspaces[1]
 	}
-	r.workspace = c.Take(tensor.U8, bytesOfCall)
+	if *w == 0 {
+		*w = max(1, p.callWorkspace(b, hq, hkv, sch.callQueries, sch.callKeys, backward))
+		if backward && l.Sinks {
+			*w = max(*w, p.callWorkspace(b, hq, hkv, x.q.Shape[2], 0, true)) // backSinks
+		}
+	}
+	r.workspace = c.Take(tensor.U8, *w)
 }
 
 // callWorkspace returns the workspace of calls with at most so many queries and keys.
@@ -124,48 +130,26 @@ func (p *Plan) fetch(s device.Stream, b *Batch, x *local, i int) (err error) {
 	return err
 }
 
-// eachStep calls f for each step, after its keys have come and while the keys of the next are sent.
-func (p *Plan) eachStep(s device.Stream, b *Batch, x *local, f func(i int) error) error {
-	r, steps := &p.ringPass, len(p.scheduleOf(b).steps)
-	for i := range steps {
-		if i > 0 {
-			if err := r.fetching.Wait(); err != nil {
-				return err
-			}
-		}
-		if i+1 < steps {
-			if err := p.fetch(s, b, x, i+1); err != nil {
-				return err
-			}
-		}
-		if err := f(i); err != nil {
+// begin waits for the keys of step i, and starts to send the keys of the next one.
+func (p *Plan) begin(s device.Stream, b *Batch, x *local, i int) error {
+	if i > 0 {
+		if err := p.ringPass.fetching.Wait(); err != nil {
 			return err
 		}
 	}
-	return nil
+	if i+1 == len(p.schedule.steps) {
+		return nil
+	}
+	return p.fetch(s, b, x, i+1)
 }
 
-// eachBlock calls f for each block of a step, with its keys and values, and the element in the
-// step's buffers at which it starts.
-func (p *Plan) eachBlock(b *Batch, x *local, i int, f func(block *ringBlock, k, v tensor.Tensor, at int64) error) error {
-	step, at := &p.schedule.steps[i], int64(0)
-	for _, from := range step.from {
-		for j := range from.blocks {
-			block := &from.blocks[j]
-			var k, v tensor.Tensor
-			end := at
-			if i > 0 {
-				k, v, end = p.keysIn(p.ringPass.recv[i%2], p.layer.DType, at, b, block.rows.n())
-			} else {
-				k, v = x.k.Slice(2, block.rows.lo, block.rows.hi), x.v.Slice(2, block.rows.lo, block.rows.hi)
-			}
-			if err := f(block, k, v, at); err != nil {
-				return err
-			}
-			at = end
-		}
+// keysOf returns the keys and values of a block of step i, which starts at an element of the step's
+// buffers, and the element at which the next block starts.
+func (p *Plan) keysOf(b *Batch, x *local, i int, at int64, block *ringBlock) (k, v tensor.Tensor, end int64) {
+	if i == 0 {
+		return x.k.Slice(2, block.rows.lo, block.rows.hi), x.v.Slice(2, block.rows.lo, block.rows.hi), at
 	}
-	return nil
+	return p.keysIn(p.ringPass.recv[i%2], p.layer.DType, at, b, block.rows.n())
 }
 
 // sequenceRows views some rows of one sequence of [h, B, n, D] as the [n, h, D] of the device's
@@ -196,25 +180,41 @@ func (p *Plan) ringForward(s device.Stream, b *Batch, a *Args, x *local, scratch
 			return err
 		}
 	}
-	err := p.eachStep(s, b, x, func(i int) error {
-		return p.eachBlock(b, x, i, func(block *ringBlock, k, v tensor.Tensor, _ int64) error {
-			for j := range block.calls {
-				if none {
-					break
-				}
-				p.describeCall(b, a, x, &block.calls[j], k, v, out)
+	for i := range p.scheduleOf(b).steps {
+		if err := p.begin(s, b, x, i); err != nil {
+			return err
+		}
+		if none {
+			continue
+		}
+		if err := p.forwardStep(s, b, a, x, i); err != nil {
+			return err
+		}
+	}
+	if none || p.layer.DType == tensor.F32 {
+		return nil
+	}
+	return p.dev.Copy(s, x.out, out)
+}
+
+// forwardStep continues the softmax with the keys of step i.
+func (p *Plan) forwardStep(s device.Stream, b *Batch, a *Args, x *local, i int) error {
+	step, at := &p.schedule.steps[i], int64(0)
+	for f := range step.from {
+		for j := range step.from[f].blocks {
+			block := &step.from[f].blocks[j]
+			k, v, end := p.keysOf(b, x, i, at, block)
+			at = end
+			for c := range block.calls {
+				p.describeCall(b, a, x, &block.calls[c], k, v, p.ringPass.out)
 				p.attention.Carry = true
 				if err := p.dev.AttentionForward(s, &p.attention); err != nil {
 					return err
 				}
 			}
-			return nil
-		})
-	})
-	if err != nil || none || p.layer.DType == tensor.F32 {
-		return err
+		}
 	}
-	return p.dev.Copy(s, x.out, out)
+	return nil
 }
 
 // startLSE sets the LSE to that before the first key: -inf, or the sink, which enters once.
@@ -249,11 +249,15 @@ func (p *Plan) ringBackward(s device.Stream, b *Batch, a *Args, g *Grads, x, d *
 	if err := p.backSinks(s, b, a, g, x, d); err != nil {
 		return err
 	}
-	err := p.eachStep(s, b, x, func(i int) error { return p.backStep(s, b, a, g, x, d, i) })
-	if err == nil {
-		err = p.addReturned(s, b)
+	for i := range p.scheduleOf(b).steps {
+		if err := p.begin(s, b, x, i); err != nil {
+			return err
+		}
+		if err := p.backStep(s, b, a, g, x, d, i); err != nil {
+			return err
+		}
 	}
-	if err != nil {
+	if err := p.addReturned(s, b); err != nil {
 		return err
 	}
 	for _, t := range [...]struct{ to, from tensor.Tensor }{{d.q, r.dq}, {d.k, r.dk}, {d.v, r.dv}} {
@@ -309,27 +313,32 @@ func (p *Plan) backStep(s device.Stream, b *Batch, a *Args, g *Grads, x, d *loca
 			return err
 		}
 	}
-	err := p.eachBlock(b, x, i, func(block *ringBlock, k, v tensor.Tensor, at int64) error {
-		var dk, dv tensor.Tensor
-		if i > 0 {
-			dk, dv, _ = p.keysIn(r.returned[i%2], tensor.F32, at, b, block.rows.n())
-		} else {
-			dk, dv = r.dk.Slice(2, block.rows.lo, block.rows.hi), r.dv.Slice(2, block.rows.lo, block.rows.hi)
-		}
-		for j := range block.calls {
-			if err := p.backCall(s, b, a, g, x, d, &block.calls[j], k, v, dk, dv); err != nil {
-				return err
+	step, at := &p.schedule.steps[i], int64(0)
+	for f := range step.from {
+		for j := range step.from[f].blocks {
+			block := &step.from[f].blocks[j]
+			k, v, end := p.keysOf(b, x, i, at, block)
+			var dk, dv tensor.Tensor
+			if i == 0 {
+				dk, dv = r.dk.Slice(2, block.rows.lo, block.rows.hi), r.dv.Slice(2, block.rows.lo, block.rows.hi)
+			} else {
+				dk, dv, _ = p.keysIn(r.returned[i%2], tensor.F32, at, b, block.rows.n())
+			}
+			at = end
+			for c := range block.calls {
+				if err := p.backCall(s, b, a, g, x, d, &block.calls[c], k, v, dk, dv); err != nil {
+					return err
+				}
 			}
 		}
-		return nil
-	})
-	if err != nil || i == 0 {
-		return err
 	}
+	if i == 0 {
+		return nil
+	}
+	var err error
 	if err := p.addReturned(s, b); err != nil {
 		return err
 	}
-	step := &p.schedule.steps[i]
 	r.returningStep = i
 	r.returning, err = p.comm.AllToAllStart(s, r.received.At(0, tensor.F32, step.sent), r.returned[i%2].At(0, tensor.F32, step.got), step.send, step.recv)
 	return err

@@ -26,6 +26,8 @@ type schedule struct {
 	steps         []ringStep // the first has the group's own keys
 	// the most rows of a call
 	callQueries, callKeys int64
+	// bytes of the workspace of calls, forward and backward; 0 = not computed yet
+	workspaces [2]int64
 }
 
 // ringStep is what one step sends and computes. The own keys are not sent.
