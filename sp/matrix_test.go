@@ -123,14 +123,21 @@ func rowsOf(t tensor.Tensor, ranges []Range, f func(b, local, global int64)) {
 
 // run computes the case on the ranks of c and adds this rank's results to out. The bytes that the
 // rank sends must be those that the plan predicts.
-func (c *matrixCase) run(b *bench, cm comm.Comm, ring int64, zigzag, gather bool, out *matrixResult) error {
+func (c *matrixCase) run(b *bench, cm comm.Comm, m matrixMesh, out *matrixResult) error {
 	count := &counted{Comm: cm}
-	p, err := NewPlan(b.dev, count, c.layer(ring, gather))
+	p, err := NewPlan(b.dev, count, c.layer(m.ring, m.gather))
 	if err != nil {
 		return err
 	}
 	s := c.shape
-	x, err := NewBatch(count, BatchSpec{Batch: s.batch, Seq: s.seq, KVSeq: s.kvSeq, CuSeqlens: s.cu, CuSeqlensKV: s.cuK, Ring: ring, Zigzag: zigzag})
+	spec := BatchSpec{Batch: s.batch, Seq: s.seq, KVSeq: s.kvSeq, CuSeqlens: s.cu, CuSeqlensKV: s.cuK, Ring: m.ring, Zigzag: m.zigzag}
+	if m.uneven {
+		spec.Rows = unevenRows(s.seq, m.ranks)
+		if s.kvSeq > 0 {
+			spec.KVRows = unevenRows(s.kvSeq, m.ranks)
+		}
+	}
+	x, err := NewBatch(count, spec)
 	if err != nil {
 		return err
 	}
@@ -225,15 +232,15 @@ func (c *matrixCase) blocks(x *Batch) (mask []uint8, shape [3]int64) {
 
 // on runs the case on P ranks and returns the results, with gradients of sinks and slopes summed
 // over ranks.
-func (c *matrixCase) on(benches []*bench, ring int64, zigzag, gather bool) (r matrixResult, err error) {
-	ranks := len(benches)
+func (c *matrixCase) on(benches []*bench, m matrixMesh) (r matrixResult, err error) {
+	ranks := m.ranks
 	for i, n := range c.sizes() {
 		if i >= 5 {
 			n *= int64(ranks)
 		}
 		r[i] = make([]float32, n)
 	}
-	err = comm.RunLocal(ranks, func(cm comm.Comm) error { return c.run(benches[cm.Rank()], cm, ring, zigzag, gather, &r) })
+	err = comm.RunLocal(ranks, func(cm comm.Comm) error { return c.run(benches[cm.Rank()], cm, m, &r) })
 	for i := 5; i < 7; i++ {
 		n := c.shape.heads
 		for rank := 1; rank < ranks; rank++ {
@@ -317,9 +324,20 @@ func (c *matrixCase) compare(got matrixResult, exact [7][]float64) error {
 
 // matrixMesh is a mesh of ranks and a form of its ring.
 type matrixMesh struct {
-	ranks          int
-	ring           int64
-	zigzag, gather bool
+	ranks                  int
+	ring                   int64
+	zigzag, gather, uneven bool
+}
+
+// unevenRows gives the first rank nothing and the others more and more rows.
+func unevenRows(n int64, ranks int) []int64 {
+	rows, left := make([]int64, ranks), n
+	for r := 1; r < ranks; r++ {
+		rows[r] = min(left, 2*int64(r)*n/int64(ranks*ranks))
+		left -= rows[r]
+	}
+	rows[ranks-1] += left
+	return rows
 }
 
 func (m matrixMesh) String() string {
@@ -330,6 +348,9 @@ func (m matrixMesh) String() string {
 	if m.gather {
 		s += ", gather"
 	}
+	if m.uneven {
+		s += ", uneven rows"
+	}
 	return s
 }
 
@@ -339,9 +360,13 @@ func matrixMeshes() (meshes []matrixMesh) {
 			if int64(ranks)%ring != 0 {
 				continue
 			}
-			meshes = append(meshes, matrixMesh{ranks, ring, false, false})
+			meshes = append(meshes, matrixMesh{ranks: ranks, ring: ring})
+			if ranks > 1 {
+				meshes = append(meshes, matrixMesh{ranks: ranks, ring: ring, uneven: true})
+			}
 			if ring > 1 {
-				meshes = append(meshes, matrixMesh{ranks, ring, true, false}, matrixMesh{ranks, ring, false, true}, matrixMesh{ranks, ring, true, true})
+				meshes = append(meshes, matrixMesh{ranks: ranks, ring: ring, zigzag: true}, matrixMesh{ranks: ranks, ring: ring, gather: true},
+					matrixMesh{ranks: ranks, ring: ring, zigzag: true, gather: true})
 			}
 		}
 	}
@@ -371,7 +396,7 @@ func TestMatrix(t *testing.T) {
 					continue
 				}
 				cases++
-				got, err := c.on(benches[:m.ranks], m.ring, m.zigzag, m.gather)
+				got, err := c.on(benches, m)
 				if m.ranks == 1 {
 					one = got
 				}
