@@ -59,6 +59,27 @@ FAMILIES = {
             query_pre_attn_scalar=8,
         ),
     ),
+    "gemma2": (
+        "Gemma2Config",
+        "Gemma2ForCausalLM",
+        dict(
+            sliding_window=4,
+            layer_types=["sliding_attention", "full_attention"],
+            query_pre_attn_scalar=8,
+            attn_logit_softcapping=1.5,
+        ),
+    ),
+    "gpt-oss": (
+        "GptOssConfig",
+        "GptOssForCausalLM",
+        dict(
+            sliding_window=4,
+            layer_types=["sliding_attention", "full_attention"],
+            num_local_experts=4,
+            num_experts_per_tok=2,
+            rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+        ),
+    ),
     "gpt2": ("GPT2Config", "GPT2LMHeadModel", dict(resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)),
     "qwen3.5 text": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", DELTA),
     "qwen3.5-moe text": (

@@ -356,15 +356,21 @@ class Calls(unittest.TestCase):
         ):
             register(ctx, made)(input_ids=torch.ones(1, 4, dtype=torch.long))
 
-    def test_options_of_the_interface(self):
-        """An option that is not implemented is refused on every rank."""
-        config = transformers.LlamaConfig(**TINY, attention_dropout=0.1)
-        self.both(
-            transformers.LlamaForCausalLM(config).train(),
-            lambda ctx: {"input_ids": torch.ones(1, 4, dtype=torch.long)},
-            "dropout",
-            ulysses.Unsupported,
-        )
+    def test_dropout(self):
+        """Dropout of a model in training has one choice on all ranks, and is drawn on rank 0."""
+        config = transformers.LlamaConfig(**TINY, attention_dropout=0.5)
+        model = transformers.LlamaForCausalLM(config).train()
+        ids = torch.arange(12)[None] % VOCAB
+
+        def body(ctx):
+            lo, hi = ulysses.shard_rows(12, ctx.size, ctx.rank)
+            made = register(ctx, copy.deepcopy(model))
+            first, second = (made(input_ids=ids[:, lo:hi]).logits.detach() for _ in range(2))
+            return first, second, made.eval()(input_ids=ids[:, lo:hi]).logits.detach()
+
+        first, second, none = (torch.cat(x, 1) for x in zip(*contexts(2, body)))
+        self.assertGreater(error(first, none), 1e-3)
+        self.assertGreater(error(first, second), 1e-3)
 
     def test_generate(self):
         """On one rank, generation equals transformers': with a cache, and with padding without one.

@@ -22,6 +22,7 @@ The following holds for every function:
 The package calls libulysses.so with ctypes, when the first function is called.
 """
 
+from . import patterns
 from ._library import build_info, version
 from .attention import Call, attention, attention_backward, attention_forward
 from .communicator import MPI, Alone, Callbacks, Communicator, TorchGroup, communicator
@@ -123,6 +124,7 @@ __all__ = [
     "local_attention",
     "local_attention_backward",
     "local_attention_forward",
+    "patterns",
     "reduce_sequence_parallel_loss",
     "register_transformers",
     "shard",

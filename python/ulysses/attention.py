@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+
 from . import _struct
 from .agreement import describe
 from .context import Context, current
@@ -24,14 +26,18 @@ from .plan import Batch, Lengths, Plan
 from .tensors import (
     NAMES,
     View,
-    block,
+    dense,
     dtype_of,
     empty,
     is_torch,
     one_library,
     stream_of,
+    torch_or_none,
     view,
     without_zero_strides,
+)
+from .tensors import (
+    block as memory,
 )
 
 # For each layout, the axes of an array in the order B, S, H, D.
@@ -48,6 +54,7 @@ class Call:
         saved: saved activations as plain bytes. The caller may move or offload them before
             backward; None if the forward pass had save=False
         shapes: the shapes of q, k and v
+        sinks, alibi, block_mask, seed: as the forward pass has used them
     """
 
     plan: Plan
@@ -55,6 +62,10 @@ class Call:
     layout: str
     saved: Any
     shapes: tuple[tuple[int, ...], ...]
+    sinks: Any = None
+    alibi: Any = None
+    block_mask: Any = None
+    seed: int = 0
 
 
 def _with_defaults(options: Mapping[str, Any]) -> SimpleNamespace:
@@ -66,13 +77,16 @@ def _with_defaults(options: Mapping[str, Any]) -> SimpleNamespace:
 
 def plan_and_batch(
     operation: str, q: Any, k: Any, v: Any, *, save: bool, options: Mapping[str, Any]
-) -> tuple[Plan, Batch]:
-    """Checks the arguments of a call, and returns its plan and its batch. Collective.
+) -> tuple[Plan, Batch, int]:
+    """Checks the arguments of a call. Collective.
 
     Args:
         operation: the name of the call, for messages
         save: whether the call saves activations
         options: keyword arguments of `attention`
+
+    Returns:
+        (plan, batch, seed): the seed is rank 0's, on every rank
     """
     o = _with_defaults(options)
     ctx, layout = current(o.context), o.layout
@@ -112,6 +126,26 @@ def plan_and_batch(
         lengths = Lengths.of(
             ctx, batch, rows, kv_rows, o.seq, o.kv_seq, o.cu_seqlens, o.kv_cu_seqlens
         )
+        drawn = o.seed
+        if drawn is None:
+            drawn = _draw(q) if o.dropout else 0
+        for name in ("sinks", "alibi"):
+            x = getattr(o, name)
+            if x is not None and (
+                tuple(getattr(x, "shape", ())) != (shapes[0][axis["H"]],)
+                or dtype_of(x) not in (_struct.F32, dtype_of(q))
+            ):
+                raise InvalidArgument(
+                    f"{operation}: {name} has shape {tuple(getattr(x, 'shape', ()))} and dtype "
+                    f"{getattr(x, 'dtype', type(x).__name__)}; give [{shapes[0][axis['H']]}] of "
+                    "float32 or the dtype of q"
+                )
+        one_library(q=q, sinks=o.sinks, alibi=o.alibi, block_mask=o.block_mask)
+        if (o.block_mask is None) != (o.block is None):
+            raise InvalidArgument(
+                f"{operation}: one of block_mask and block is None; give a mask and (queries, keys) "
+                "of a block, or neither"
+            )
         planned = dict(
             heads=shapes[0][axis["H"]],
             kv_heads=shapes[1][axis["H"]],
@@ -122,6 +156,11 @@ def plan_and_batch(
             window=None if window is None else tuple(int(n) for n in window),
             scale=None if o.scale is None else float(o.scale),
             deterministic=bool(o.deterministic),
+            softcap=float(o.softcap or 0),
+            dropout=float(o.dropout or 0),
+            sinks=o.sinks is not None,
+            alibi=o.alibi is not None,
+            block=_pair(operation, o.block),
         )
         same = {
             **planned,
@@ -129,13 +168,59 @@ def plan_and_batch(
             "layout": layout,
             **{name: describe(x, free=(rows_axis,)) for name, x in (("q", q), ("k", k), ("v", v))},
             "save": save,
+            "sinks": describe(o.sinks),
+            "alibi": describe(o.alibi),
+            "block_mask": describe(o.block_mask),
+            "seed": o.seed,
         }
-        return same, lengths.counts(), (planned, lengths)
+        return same, (*lengths.counts(), int(drawn)), (planned, lengths)
 
     (planned, lengths), counts = ctx.agree(operation, prepare)
     sequences = lengths.sequences(operation, counts)
     plan = ctx._plan(**planned, cross=sequences.kv_seq is not None)
-    return plan, ctx._batch(sequences)
+    return plan, ctx._batch(sequences), counts[0][2]
+
+
+def _draw(q: Any) -> int:
+    """Draws a seed of dropout. Gradient checkpointing restores the generator, and so the seed."""
+    torch = torch_or_none()
+    if is_torch(q):
+        return int(torch.randint(1 << 48, (1,)))
+    return int(np.random.randint(1 << 48, dtype=np.int64))
+
+
+def _pair(operation: str, block: Any) -> tuple[int, int] | None:
+    """Returns the queries and keys of a block. A whole number stands for both."""
+    if block is None:
+        return None
+    both = (block, block) if isinstance(block, int) else tuple(block)
+    if len(both) != 2 or any(int(n) < 1 for n in both):
+        raise InvalidArgument(
+            f"{operation}: block {block!r}; give (queries, keys) of a block, 1 or more"
+        )
+    return int(both[0]), int(both[1])
+
+
+def _set_options(args: Any, call: Call) -> list[View]:
+    """Sets sinks, slopes, mask and seed of a call, and returns the views that must stay alive."""
+    views = []
+    for name in ("sinks", "alibi", "block_mask"):
+        x = getattr(call, name)
+        if x is not None:
+            views.append(view(x))
+            setattr(args, name, views[-1].pointer())
+    args.dropout_seed = call.seed
+    return views
+
+
+def _bytes(mask: Any) -> Any:
+    """Returns a dense mask of uint8 for one of uint8 or bool."""
+    if mask is None:
+        return None
+    mask = dense(mask)
+    if str(mask.dtype).removeprefix("torch.") == "bool":
+        mask = mask.view(torch_or_none().uint8 if is_torch(mask) else np.uint8)
+    return mask
 
 
 def check_gradient(operation: str, call: Any, dout: Any, shape: tuple[int, ...]) -> None:
@@ -192,7 +277,7 @@ def attention_forward(
     Raises:
         InvalidArgument, Unsupported, CommError: as in `attention`
     """
-    plan, batch = plan_and_batch(
+    plan, batch, seed = plan_and_batch(
         "ulysses.attention", q, k, v, save=bool(save), options={**options, "layout": layout}
     )
     ctx = plan.context
@@ -204,7 +289,7 @@ def attention_forward(
         sums = sums[0]
     # A rank without heads saves nothing, but memory tells the library that backward will follow.
     saved_bytes = max(plan.sizes(batch).saved, 64)
-    saved = block(q, saved_bytes) if save else None
+    saved = memory(q, saved_bytes) if save else None
     views = [view(x).permute(*axes) for x in (q, k, v, out)]
     args = _struct.AttentionArgs(
         q=views[0].pointer(),
@@ -218,20 +303,35 @@ def attention_forward(
         args.lse = lse_view.pointer()
     if save:
         args.saved, args.saved_bytes = view(saved).data, saved_bytes
+    sinks, alibi = (None if x is None else dense(x) for x in map(options.get, ("sinks", "alibi")))
+    call = Call(
+        plan,
+        batch,
+        layout,
+        saved,
+        tuple(tuple(x.shape) for x in (q, k, v)),
+        sinks,
+        alibi,
+        _bytes(options.get("block_mask")),
+        seed,
+    )
+    kept = _set_options(args, call)
     ctx._call("ulysses_attention_forward", plan.handle, batch.handle, ctypes.byref(args))
-    call = Call(plan, batch, layout, saved, tuple(tuple(x.shape) for x in (q, k, v)))
+    del kept
     return out, sums, call
 
 
-def attention_backward(call: Call, dout: Any) -> tuple[Any, Any, Any]:
-    """Returns the gradients of q, k and v. Collective.
+def attention_backward(call: Call, dout: Any) -> tuple[Any, ...]:
+    """Returns the gradients of q, k and v, and of sinks and slopes if the call had any. Collective.
 
     Args:
         call: the result of `attention_forward`
         dout: gradient of out, [B, rows, H, Dv] in the layout of q, with the dtype of q
 
     Returns:
-        (dq, dk, dv) with the shapes, layout and dtype of q, k and v.
+        (dq, dk, dv) with the shapes, layout and dtype of q, k and v. If the forward pass had sinks
+        or alibi: (dq, dk, dv, dsinks, dalibi), of which the last two are this rank's share, so that
+        the sum over the ranks is the gradient, or None.
 
     Raises:
         InvalidArgument: the forward pass had save=False, or dout has a wrong shape or dtype
@@ -250,10 +350,21 @@ def attention_backward(call: Call, dout: Any) -> tuple[Any, Any, Any]:
     g = _struct.AttentionGrads(
         dout=views[0].pointer(), dq=views[1].pointer(), dk=views[2].pointer(), dv=views[3].pointer()
     )
+    kept = _set_options(args, call)
+    shares: list[Any] = [
+        None if x is None else empty(x, tuple(x.shape)) for x in (call.sinks, call.alibi)
+    ]
+    for name, x in zip(("dsinks", "dalibi"), shares):
+        if x is not None:
+            kept.append(view(x))
+            setattr(g, name, kept[-1].pointer())
     plan.context._call(
         "ulysses_attention_backward", plan.handle, batch.handle, ctypes.byref(args), ctypes.byref(g)
     )
-    return grads[0], grads[1], grads[2]
+    del kept
+    if call.sinks is None and call.alibi is None:
+        return grads[0], grads[1], grads[2]
+    return grads[0], grads[1], grads[2], shares[0], shares[1]
 
 
 def attention(
@@ -270,6 +381,13 @@ def attention(
     kv_cu_seqlens: Sequence[int] | None = None,
     layout: str = "BSHD",
     deterministic: bool = False,
+    softcap: float = 0.0,
+    sinks: Any = None,
+    alibi: Any = None,
+    block_mask: Any = None,
+    block: int | tuple[int, int] | None = None,
+    dropout: float = 0.0,
+    seed: int | None = None,
     context: Context | None = None,
 ) -> Any:
     """Computes softmax(scale * q k^T) v over whole sequences that are sharded over ranks.
@@ -298,6 +416,19 @@ def attention(
             sequence of packed documents without the axis B. Default: "BSHD"
         deterministic (bool): gradients on a GPU are bitwise reproducible, as they are on the CPU.
             This is slower. Default: False
+        softcap (float): c > 0: a scaled score x becomes c*tanh(x/c). Default: 0, off
+        sinks: [H], float32 or the dtype of q: the logit of a key without a value, which every query
+            of the head sees; equal on all ranks. Its gradient is this rank's share: the sum over
+            the ranks is the gradient, as for the weights around the call. Default: None
+        alibi: [H], float32 or the dtype of q: a key j positions before the query has the bias
+            -alibi*j; equal on all ranks. The gradient is as for sinks. Default: None
+        block_mask: bool or uint8 [H or 1, blocks of queries, blocks of keys] over whole sequences,
+            equal on all ranks; 0 hides a block (see `ulysses.patterns`). Default: None
+        block (int or tuple of int, optional): the queries and keys of a block. Default: None
+        dropout (float): probability that a softmax weight becomes 0. Default: 0
+        seed (int, optional): chooses the dropout with head, query and key, whatever the number of
+            ranks is. Give another one in each layer and step. Default: None, drawn on rank 0 from
+            the generator of PyTorch or NumPy
         context (Context, optional): Default: the context that ulysses.use has set
 
     Returns:
@@ -322,11 +453,19 @@ def attention(
     if is_torch(q):
         from ._torch import differentiable, wants_gradient
 
-        def run(q: Any, k: Any, v: Any) -> tuple[Any, tuple, Any]:
-            out, _, call = attention_forward(q, k, v, save=True, **options)
-            saved, kept = (call.saved,), replace(call, saved=None)
-            return out, saved, lambda s, dout: attention_backward(replace(kept, saved=s[0]), dout)
+        def run(q: Any, k: Any, v: Any, sinks: Any, alibi: Any) -> tuple[Any, tuple, Any]:
+            out, _, call = attention_forward(
+                q, k, v, save=True, **{**options, "sinks": sinks, "alibi": alibi}
+            )
+            saved = (call.saved, call.sinks, call.alibi)
+            kept = replace(call, saved=None, sinks=None, alibi=None)
 
-        if wants_gradient(q, k, v):
-            return differentiable(run, q, k, v)
+            def back(s: Any, dout: Any) -> tuple[Any, ...]:
+                call = replace(kept, saved=s[0], sinks=s[1], alibi=s[2])
+                return (*attention_backward(call, dout), None, None)[:5]
+
+            return out, saved, back
+
+        if wants_gradient(q, k, v, sinks, alibi):
+            return differentiable(run, q, k, v, sinks, alibi)
     return attention_forward(q, k, v, save=False, **options)[0]

@@ -44,8 +44,9 @@ class Context:
             memory), "nccl" or "ipc" (CUDA IPC between processes of one machine). Default: "auto"
         threads (int): threads of the CPU kernels; 0 = the cores that this process may use.
             Default: 0
-        ulysses (int), ring (int): the mesh. Their product is the number of ranks; 0 = the library
-            chooses. Default: 0
+        ulysses (int), ring (int): the mesh: ring groups of ulysses ranks, whose product is the
+            number of ranks. Attention divides heads over the ranks of a group, and rows over the
+            groups. 0 = a ring of 1, and all other ranks in a group. Default: 0
         timeout (int): seconds until a late rank is an error; 0 = no limit other than the
             communicator's. Other values are not implemented. Default: 0
         callbacks (bool): use an mpi4py communicator through callbacks. Necessary if mpi4py uses an
@@ -232,7 +233,9 @@ class Context:
             dtype (int): a type number of ulysses._struct. Default: F32
             causal, window, scale: as in `attention`
             cross (bool): queries and keys have different lengths. Default: False
-            softcap (float): not implemented, must be 0. Default: 0
+            softcap (float), dropout (float): as in `attention`. Default: 0
+            sinks (bool), alibi (bool): calls have sinks, slopes. Default: False
+            block (tuple of int, optional): as in `attention`. Default: None
             deterministic (bool): gradients are bitwise reproducible on a GPU. Default: False
 
         Raises:

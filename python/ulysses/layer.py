@@ -429,7 +429,7 @@ def local_attention_forward(
         Unsupported: the tensors are on a GPU
         CommError: the communicator failed
     """
-    plan, batch = plan_and_batch(
+    plan, batch, _ = plan_and_batch(
         "ulysses.local_attention",
         q,
         k,

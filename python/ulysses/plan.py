@@ -109,7 +109,9 @@ class AttentionOptions:
         dtype: a type number of _struct
         causal, window, scale, deterministic: as in `attention`
         cross: queries and keys have different lengths
-        softcap: not implemented, must be 0
+        softcap, dropout: as in `attention`
+        sinks, alibi: calls have sinks, slopes
+        block: queries and keys of a block of the mask of each call; None = calls have no mask
     """
 
     heads: int
@@ -122,6 +124,10 @@ class AttentionOptions:
     scale: float | None = None
     cross: bool = False
     softcap: float = 0.0
+    dropout: float = 0.0
+    sinks: bool = False
+    alibi: bool = False
+    block: tuple[int, int] | None = None
     deterministic: bool = False
 
     def __post_init__(self) -> None:
@@ -209,9 +215,15 @@ class Plan(_AnyPlan):
             flags=_struct.CAUSAL * bool(o.causal)
             | _struct.WINDOW * (o.window is not None)
             | _struct.CROSS * bool(o.cross)
+            | _struct.SINKS * bool(o.sinks)
+            | _struct.ALIBI * bool(o.alibi)
+            | _struct.BLOCK_MASK * (o.block is not None)
             | _struct.DETERMINISTIC * bool(o.deterministic),
             scale=_scale(o.scale, "head_dim"),
             softcap=o.softcap,
+            dropout=o.dropout,
+            block_q=o.block[0] if o.block else 0,
+            block_k=o.block[1] if o.block else 0,
             heads=o.heads,
             kv_heads=o.kv_heads,
             head_dim=o.head_dim,

@@ -142,7 +142,9 @@ def transformers_attention(
         position_ids (optional): [B, rows], positions in the whole sequence. Default: None
         context (Context, optional): Default: the context of the model's call, or the one that
             ulysses.use has set
-        dropout, softcap, others: not implemented; they must be 0 or None
+        dropout, softcap: as in `attention`. Default: 0
+        others: `s_aux` are the sinks of the layer, [H] over all ranks; head_mask, position_bias and
+            output_attentions are not implemented and must be None
 
     Returns:
         ([B, rows, H, D], None): the output, and no attention weights.
@@ -156,9 +158,6 @@ def transformers_attention(
     call = others.pop(KEY, None) or inside()
     ctx = call.context if call is not None else current(context)
     refused = {
-        "dropout": dropout or None,
-        "softcap": softcap,
-        "s_aux": others.get("s_aux"),
         "head_mask": others.get("head_mask"),
         "position_bias": others.get("position_bias"),
         "output_attentions": others.get("output_attentions") or None,
@@ -204,7 +203,14 @@ def transformers_attention(
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     window = (sliding_window - 1, 0 if causal else sliding_window - 1) if sliding_window else None
     options: dict[str, Any] = dict(
-        causal=bool(causal), window=window, scale=scaling, layout="BHSD", context=ctx
+        causal=bool(causal),
+        window=window,
+        scale=scaling,
+        layout="BHSD",
+        context=ctx,
+        softcap=softcap or 0.0,
+        sinks=others.get("s_aux"),
+        dropout=dropout or 0.0,
     )
     sequences: Sequences | None
     if call is None and (position_ids is not None or attention_mask is not None or ctx.size > 1):

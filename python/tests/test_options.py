@@ -1,0 +1,196 @@
+"""Options of attention: soft caps, sinks, slopes, block masks, dropout, and patterns of masks."""
+
+import unittest
+
+import numpy as np
+import ulysses
+from need import need_torch
+from ranks import contexts, local
+from reference import TOLERANCE, error
+
+try:
+    import torch
+except ImportError:
+    torch = None
+
+B, S, H, HKV, D = 2, 26, 4, 2, 8
+
+
+def attend(q, k, v, *, causal, window, softcap, sinks, alibi, mask):
+    """Attention of whole sequences [B, S, H, D] in float64, in PyTorch."""
+    k, v = (x.repeat_interleave(H // HKV, 2) for x in (k, v))
+    scores = torch.einsum("bihd,bjhd->bhij", q, k) / D**0.5
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    i, j = torch.arange(S)[:, None], torch.arange(S)[None]
+    if alibi is not None:
+        scores = scores + alibi[:, None, None] * (j - i)
+    seen = torch.ones(S, S, dtype=torch.bool)
+    if causal:
+        seen &= j <= i
+    if window is not None:
+        seen &= j >= i - window[0]
+    seen = seen[None].expand(H, S, S)
+    if mask is not None:
+        seen = seen & mask
+    scores = scores.masked_fill(~seen, -1e30)
+    if sinks is not None:
+        scores = torch.cat((scores, sinks[:, None, None].expand(B, H, S, 1)), -1)
+    weights = torch.softmax(scores, -1)[..., :S] * seen
+    return torch.einsum("bhij,bjhd->bihd", weights, v)
+
+
+@need_torch
+class Options(unittest.TestCase):
+    def setUp(self):
+        torch.manual_seed(0)
+        torch.set_num_threads(1)
+        self.q, self.k, self.v, self.w = (torch.randn(B, S, n, D) for n in (H, HKV, HKV, H))
+
+    def test_against_torch(self):
+        block = 4
+        mask = torch.tensor(
+            ulysses.patterns.bigbird(H, -(-S // block), different_layout_per_head=True, seed=3)
+        )
+        expanded = mask.repeat_interleave(block, 1).repeat_interleave(block, 2)[:, :S, :S].bool()
+        for case in (
+            dict(causal=True, softcap=1.5, sinks=True),
+            dict(causal=True, window=(5, -1), alibi=True),
+            dict(causal=False, alibi=True, sinks=True, mask=True),
+        ):
+            causal, window, softcap = case["causal"], case.get("window"), case.get("softcap", 0.0)
+            vectors = [
+                torch.tensor(x) if case.get(name) else None
+                for name, x in (
+                    ("sinks", [0.5, -1.0, 2.0, 0.0]),
+                    ("alibi", [0.5, 0.25, 0.125, 0.0625]),
+                )
+            ]
+            exact = [
+                None if x is None else x.double().requires_grad_()
+                for x in (self.q, self.k, self.v, *vectors)
+            ]
+            want = attend(
+                *exact[:3],
+                causal=causal,
+                window=window,
+                softcap=softcap,
+                sinks=exact[3],
+                alibi=exact[4],
+                mask=expanded if case.get("mask") else None,
+            )
+            (want * self.w).sum().backward()
+
+            def body(ctx):
+                shards = [
+                    local(x, ctx, 1).detach().requires_grad_() for x in (self.q, self.k, self.v)
+                ]
+                sinks, alibi = (None if x is None else x.clone().requires_grad_() for x in vectors)
+                out = ulysses.attention(
+                    *shards,
+                    causal=causal,
+                    window=window,
+                    softcap=softcap,
+                    sinks=sinks,
+                    alibi=alibi,
+                    block_mask=mask if case.get("mask") else None,
+                    block=block if case.get("mask") else None,
+                    context=ctx,
+                )
+                (out * local(self.w, ctx, 1)).sum().backward()
+                shares = [torch.zeros(H) if x is None else x.grad for x in (sinks, alibi)]
+                return (out.detach(), *(x.grad for x in shards), *shares)
+
+            for size, ring in ((1, 1), (2, 1), (3, 1), (4, 1), (2, 2), (4, 2)):
+                found = list(zip(*contexts(size, body, ring=ring)))
+                for name, each, exactly in zip(
+                    ("out", "dq", "dk", "dv"), found, (want.detach(), *(x.grad for x in exact[:3]))
+                ):
+                    self.assertLess(
+                        error(torch.cat(each, 1), exactly), TOLERANCE, (name, size, ring, case)
+                    )
+                for name, each, exactly in zip(("dsinks", "dalibi"), found[4:], exact[3:]):
+                    if exactly is not None:
+                        got = torch.stack(each).sum(0)
+                        self.assertLess(
+                            error(got, exactly.grad), TOLERANCE, (name, size, ring, case)
+                        )
+
+    def test_dropout(self):
+        """A seed chooses the same weights on every number of ranks; without one, rank 0 draws."""
+
+        def whole(size, **options):
+            def body(ctx):
+                shards = [local(x, ctx, 1) for x in (self.q, self.k, self.v)]
+                return ulysses.attention(*shards, context=ctx, **options)
+
+            return torch.cat(contexts(size, body), 1)
+
+        one = whole(1, dropout=0.5, seed=7)
+        self.assertTrue(torch.equal(one, whole(3, dropout=0.5, seed=7)))
+        self.assertFalse(torch.equal(one, whole(1, dropout=0.5, seed=8)))
+        self.assertFalse(torch.equal(one, whole(1)))
+        self.assertFalse(torch.equal(whole(2, dropout=0.5), whole(2, dropout=0.5)))
+
+    def test_faults(self):
+        with ulysses.Context() as ctx:
+            for text, options in (
+                ("sinks", dict(sinks=torch.zeros(3))),
+                ("alibi", dict(alibi=torch.zeros(H, dtype=torch.float16))),
+                ("block_mask and block", dict(block_mask=torch.ones(1, 2, 2, dtype=torch.uint8))),
+                ("block_mask", dict(block_mask=torch.ones(1, 2, 2, dtype=torch.uint8), block=4)),
+                ("dropout", dict(dropout=1.5)),
+                ("softcap", dict(softcap=-1.0)),
+            ):
+                with self.assertRaises((ulysses.InvalidArgument, ulysses.Unsupported)) as raised:
+                    ulysses.attention(self.q, self.k, self.v, context=ctx, **options)
+                self.assertIn(text, str(raised.exception))
+
+
+class Patterns(unittest.TestCase):
+    def test_layouts(self):
+        for mask, want in (
+            (
+                ulysses.patterns.fixed(1, 8, attention="unidirectional"),
+                "10000000/11000000/11100000/11110000/00011000/00011100/00011110/00011111",
+            ),
+            (
+                ulysses.patterns.variable(1, 8, local_window_blocks=[1, 2, 3]),
+                "10000000/11100000/11100000/10011100/10011100/10011100/10000011/10000011",
+            ),
+            (ulysses.patterns.bslongformer(1, 6), "111111/111000/111100/101110/100111/100011"),
+            (
+                ulysses.patterns.local_sliding_window(1, 6),
+                "100000/110000/011000/001100/000110/000011",
+            ),
+            (
+                ulysses.patterns.bigbird(1, 5, num_random_blocks=0),
+                "11111/11100/11110/10111/10011",
+            ),
+            (ulysses.patterns.dense(1, 2), "11/11"),
+        ):
+            self.assertEqual("/".join("".join(map(str, row)) for row in mask[0]), want)
+        several = ulysses.patterns.fixed(
+            8,
+            8,
+            attention="unidirectional",
+            num_different_global_patterns=4,
+            different_layout_per_head=True,
+        )
+        self.assertTrue(np.array_equal(several[0], several[4]))
+        self.assertFalse(np.array_equal(several[0], several[1]))
+
+    def test_faults(self):
+        for text, make in (
+            ("not a multiple", lambda: ulysses.patterns.fixed(1, 8, num_global_blocks=3)),
+            ("attention", lambda: ulysses.patterns.fixed(1, 8, attention="both")),
+            ("random", lambda: ulysses.patterns.bigbird(1, 4, num_random_blocks=5)),
+            ("end", lambda: ulysses.patterns.variable(1, 4, global_block_end_indices=[1, 2])),
+        ):
+            with self.assertRaises(ulysses.InvalidArgument) as raised:
+                make()
+            self.assertIn(text, str(raised.exception))
+
+
+if __name__ == "__main__":
+    unittest.main()
