@@ -45,15 +45,22 @@ type shape struct {
 	KVHead    []int64 `json:"kv_head"`
 	Causal    bool
 	CuSeqlens []int64 `json:"cu_seqlens"`
-	Batch     int64
-	M, K, N   int64
-	Form      string // nn, nt, tn: which operand of the matrix product is stored transposed
-	Hidden    int64  // features of a layer
-	FFN       int64  // features inside the MLP
+	// masks: keys before a query, with its own; blocks (i, j) of a mask with (i + j) % Every = 0,
+	// and the diagonal; a soft cap; a slope of ALiBi for each head; a sink for each head
+	Window         int64
+	Block, Every   int64
+	Softcap, Slope float64
+	Sinks          bool
+	Batch          int64
+	M, K, N        int64
+	Form           string // nn, nt, tn: which operand of the matrix product is stored transposed
+	Hidden         int64  // features of a layer
+	FFN            int64  // features inside the MLP
 }
 
 type cases struct {
 	Attention, Gemm, Ulysses []shape
+	Masks                    []shape
 	GDN                      []shape
 	GDNRanks                 []shape `json:"gdn_ranks"`
 	AllToAll                 []int64 `json:"alltoall_bytes"`
@@ -83,7 +90,7 @@ func main() {
 }
 
 func run(args []string) error {
-	benches := map[string]func(*options) error{"peak": peak, "attention": attention, "gemm": gemm, "gdn": gdn, "gdn_ranks": gdnRanks, "ulysses": ulysses, "a2a": allToAll, "overlap": overlap, "levels": levels,
+	benches := map[string]func(*options) error{"peak": peak, "attention": attention, "masks": masks, "gemm": gemm, "gdn": gdn, "gdn_ranks": gdnRanks, "ulysses": ulysses, "a2a": allToAll, "overlap": overlap, "levels": levels,
 		"gpu_attention": gpuAttention, "gpu_layer": gpuLayer, "gpu_ops": gpuOps, "gpu_host": gpuHost}
 	if len(args) == 0 || benches[args[0]] == nil {
 		return status.Errorf(status.InvalidArgument, "usage: ulysses-bench %s [flags]", strings.Join(slices.Sorted(maps.Keys(benches)), "|"))
