@@ -68,6 +68,11 @@ func (g NoGPU) AttentionWorkspace(a *device.Attention, backward bool) int64 {
 	tables := l.bytes
 	if backward {
 		l.take(hq*tq, 4)
+		if a.Slopes.IsNil() {
+			l.take(0, 4)
+		} else {
+			l.take(hq*tq, 4) // terms of their gradients
+		}
 		if sums := a.K.DType != tensor.F32 && (a.KVHead != nil || hq > hkv); sums {
 			l.take(hkv*tk*(a.K.Shape[2]+a.V.Shape[2]), 4)
 		} else {

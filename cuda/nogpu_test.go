@@ -132,6 +132,26 @@ func (c *randomCall) attention() *device.Attention {
 	if c.IntN(4) == 0 {
 		a.Window = &device.Window{Left: c.pick(-1, 0, 100, 1<<40), Right: c.pick(-1, 0, 5, 1<<40)}
 	}
+	if c.IntN(3) == 0 {
+		switch c.IntN(8) {
+		case 0:
+			a.Slopes = tensor.Of(nil, tensor.F32, c.hq)
+		case 1:
+			a.Sinks, a.Slopes = tensor.Of(nil, tensor.F32, c.hq), tensor.Of(nil, tensor.F32, c.hq)
+		case 2:
+			a.Sinks = tensor.Of(nil, tensor.F32, c.hq)
+		case 3:
+			a.Shift = []int64{3, -5}
+		case 4:
+			a.Softcap = 30
+		case 5:
+			a.Dropout = 0.1
+		case 6:
+			a.Carry, a.Out.DType = true, tensor.F32
+		case 7:
+			a.BlockMask, a.QuerySeq, a.KeySeq, a.BlockRows, a.BlockColumns = tensor.Of(nil, tensor.U8, 1, 1, 1), 9, 9, 9, 9
+		}
+	}
 	return a
 }
 

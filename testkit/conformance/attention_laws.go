@@ -214,7 +214,9 @@ func (s *suite) attentionNaNOf(t *testing.T, d tensor.DType, g *ref.Attention) {
 		grad := ref.AttentionGradients(g, x.q, x.k, x.v, out, lse, x.dout)
 		b := newBench(t, s.one)
 		results, err := b.attention(g, x, headMajor, headMajor)
-		s.refused(t, s.one, err)
+		if err != nil {
+			t.Fatal(err)
+		}
 		b.finish()
 		for i, want := range [][]float64{out, lse, grad.DQ, grad.DK, grad.DV} {
 			got := results[i].values()

@@ -13,12 +13,8 @@ import (
 )
 
 // testAttentionOptions tests the options of attention beyond causal masks and windows: shifts,
-// sinks, slopes, soft caps, dropout, block masks, carry, and F32 gradients of BF16. The cases of
-// options that a GPU refuses are skipped.
+// sinks, slopes, soft caps, dropout, block masks, carry, and F32 gradients of BF16.
 func testAttentionOptions(s *suite) {
-	c := *s
-	c.unbuilt = true
-	s = &c
 	s.typed(func(d tensor.DType, suffix string) {
 		for i, g := range s.optionCases() {
 			if s.selected(d, g) {

@@ -113,7 +113,6 @@ type suite struct {
 	few          bool // only some of attention's cases
 	tiled        bool // only attention's cases in BF16 whose heads have multiples of 16 features
 	choosing     bool // the device chooses attention's kernel by heads and layout
-	unbuilt      bool // a case that a GPU refuses is skipped
 
 	digest func(name string, hash uint64) // called after each case if not nil
 }
@@ -166,7 +165,9 @@ func (s *suite) run(t *testing.T, d device.Device, f body, wants []want) [][]byt
 	b.aligned, b.bare = s.aligned, s.bare
 	defer b.close()
 	results, err := f(b)
-	s.refused(t, d, err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	b.finish()
 	out := make([][]byte, len(results))
 	for i, r := range results {
@@ -185,17 +186,6 @@ func (s *suite) run(t *testing.T, d device.Device, f body, wants []want) [][]byt
 		w.compare(t, results[i].values())
 	}
 	return out
-}
-
-// refused ends a case that has failed. It skips a case that a GPU may refuse.
-func (s *suite) refused(t *testing.T, d device.Device, err error) {
-	t.Helper()
-	if code := status.Of(err); s.unbuilt && d.Info().Place != tensor.Host && (code == status.Unsupported || code == status.InvalidArgument) {
-		t.Skipf("SKIPPED: %s does not have this option: %v", d.Info().Name, err)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 // bench is the memory and the stream of one run of a case.

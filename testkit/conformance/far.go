@@ -71,12 +71,10 @@ func testFar(s *suite) {
 			s.deltaCase(d, fmt.Sprint("gated delta ", i, suffix), c, deltaLayouts{l, l, l})
 			x := newAttentionInput(d, g, seeded(30))
 			s.check(fmt.Sprint("attention ", i, suffix), attentionWant("far"+suffix, g, x), func(b *bench) ([]*array, error) { return b.attention(g, x, l, l) })
-			c := *s
-			c.unbuilt = true
 			all := *g
-			c.withOptions(&all, 92, "sinks slopes cap dropout heads", 2, 1)
+			s.withOptions(&all, 92, "sinks slopes cap dropout heads", 2, 1)
 			x.out, x.lse, x.wide = normal(seeded(31), g.Tq()*g.Hq*g.Dv), normal(seeded(32), g.Tq()*g.Hq), true
-			c.check(fmt.Sprint("attention with options ", i, suffix), attentionWant("far with options"+suffix, &all, x), func(b *bench) ([]*array, error) { return b.attention(&all, x, l, l) })
+			s.check(fmt.Sprint("attention with options ", i, suffix), attentionWant("far with options"+suffix, &all, x), func(b *bench) ([]*array, error) { return b.attention(&all, x, l, l) })
 		})
 	}
 }

@@ -4,6 +4,9 @@
 // attention_backward.cu and attention_mma.cu. libraries/sdpa.cpp registers cuDNN.
 #include "attention.h"
 
+#include <float.h>
+#include <math.h>
+
 #include <atomic>
 
 #include "check.h"
@@ -30,22 +33,52 @@ int64_t attention_workspace(uly_device *d, const uly_attention *a, bool backward
 
 static bool given(const uly_tensor &t) { return t.dtype != 0; }
 
+// check_blocks requires a block mask of the shape that the lengths of a sequence and of the blocks
+// give, and documents that lie inside a sequence.
+static void check_blocks(Check &c, const AttentionArgs &a) {
+  if (a.query_seq < 1 || a.key_seq < 1 || a.block_rows < 1 || a.block_columns < 1 || a.query_at < 0 || a.key_at < 0)
+    return c.refuse(
+        "BlockMask with sequences of %lld queries and %lld keys, from %lld and %lld on, in blocks of %lld "
+        "by %lld; QuerySeq, KeySeq, BlockRows and BlockColumns must be at least 1, QueryAt and KeyAt at "
+        "least 0",
+        (long long)a.query_seq, (long long)a.key_seq, (long long)a.query_at, (long long)a.key_at,
+        (long long)a.block_rows, (long long)a.block_columns);
+  const int64_t heads = a.block_mask.ndim == 3 && a.block_mask.shape[0] == 1 ? 1 : a.q.shape[1];
+  c.dense("BlockMask", a.block_mask, ULY_U8,
+          {heads, ceil_div(a.query_seq, a.block_rows), ceil_div(a.key_seq, a.block_columns)});
+  auto inside = [&](const char *name, const uly_list &cu, int64_t at, int64_t seq) {
+    for (int64_t i = 0; !c.failed() && i < cu.documents(); i++)
+      if (cu[i + 1] > cu[i] && (at + cu[i]) % seq + cu[i + 1] - cu[i] > seq)
+        c.refuse(
+            "%s: rows %lld to %lld of document %lld cross the end of a sequence of %lld tokens; with BlockMask, "
+            "a document lies inside a sequence",
+            name, (long long)(at + cu[i]), (long long)(at + cu[i + 1] - 1), (long long)i, (long long)seq);
+  };
+  inside("CuQ", a.cu_q, a.query_at, a.query_seq);
+  inside("CuK", a.cu_k, a.key_at, a.key_seq);
+}
+
 // check_options checks the arguments that change or hide scores.
 static void check_options(Check &c, const AttentionArgs &a) {
   const int64_t hq = a.q.shape[1];
-  if (given(a.slopes) || given(a.block_mask) || a.softcap != 0 || a.dropout != 0)
-    c.refuse("slopes, block masks, soft caps and dropout are not built");
   if (given(a.sinks)) c.dense("sinks", a.sinks, ULY_F32, {hq});
+  if (given(a.slopes)) c.dense("slopes", a.slopes, ULY_F32, {hq});
   if (given(a.sinks) && a.carry && !a.backward)
     c.refuse("Sinks and Carry are set; the softmax that is carried has the sinks, set one of the two");
   if (given(a.dsinks)) c.dense("dsinks", a.dsinks, ULY_F32, {hq});
-  if (given(a.dsinks) && !given(a.sinks)) c.refuse("DSinks needs Sinks; give these, or no gradient of them");
+  if (given(a.dslopes)) c.dense("dslopes", a.dslopes, ULY_F32, {hq});
+  if ((given(a.dsinks) && !given(a.sinks)) || (given(a.dslopes) && !given(a.slopes)))
+    c.refuse("DSinks needs Sinks, and DSlopes needs Slopes; give these, or no gradient of them");
+  if (!(a.softcap >= 0 && a.softcap <= FLT_MAX))
+    c.refuse("Softcap is %g; it must be positive, or 0 for scores without a cap", a.softcap);
+  if (!(a.dropout >= 0 && a.dropout < 1)) c.refuse("Dropout is %g; it must be in [0, 1)", a.dropout);
   if (a.shift && a.shift.length != a.cu_q.documents())
     c.refuse("Shift has %lld entries for %lld documents; give one for each document", (long long)a.shift.length,
              (long long)a.cu_q.documents());
   for (int64_t i = 0; !c.failed() && i < a.shift.length; i++)
     if (a.shift[i] < -ATTENTION_SHIFT || a.shift[i] > ATTENTION_SHIFT)
       c.refuse("Shift[%lld] is %lld; it must be at most 2^50 in magnitude", (long long)i, (long long)a.shift[i]);
+  if (given(a.block_mask)) check_blocks(c, a);
 }
 
 int32_t attention_check(uly_device *d, const AttentionArgs &a) {
@@ -120,10 +153,23 @@ static AttentionCall call_of(const AttentionArgs &a, const AttentionLayout &l) {
   c.mask = attention_mask(a);
   c.scale = (float)a.scale;
   c.sinks = (const float *)a.sinks.data, c.carry = a.carry;
+  AttentionScores &o = c.scores;
+  o.cap = (float)a.softcap, o.per_cap = a.softcap != 0 ? (float)(1 / a.softcap) : 0;
+  o.slopes = (const float *)a.slopes.data;
+  o.drop = (uint32_t)nearbyint(a.dropout * (1 << 24)), o.kept = (float)(1 / (1 - a.dropout));
+  o.seed = (uint64_t)a.seed, o.head_at = a.head_at, o.query_at = a.query_at, o.key_at = a.key_at;
+  if (given(a.block_mask)) {
+    o.blocks = (const uint8_t *)a.block_mask.data;
+    o.blocks_row = a.block_mask.shape[2];
+    o.blocks_head = a.block_mask.shape[0] == 1 ? 0 : a.block_mask.shape[1] * o.blocks_row;
+    o.query_seq = a.query_seq, o.key_seq = a.key_seq;
+    o.block_rows = a.block_rows, o.block_columns = a.block_columns;
+  }
   if (a.backward) {
     c.dout = view(a.dout), c.dq = view(a.dq), c.dk = view(a.dk), c.dv = view(a.dv);
     c.delta = (float *)(w + l.delta), c.sums = (float *)(w + l.sums);
-    c.dsinks = (float *)a.dsinks.data;
+    c.dsinks = (float *)a.dsinks.data, c.dslopes = (float *)a.dslopes.data;
+    c.terms = c.dslopes ? (float *)(w + l.terms) : nullptr;
   }
   return c;
 }
@@ -137,11 +183,14 @@ struct Kernels {
   std::atomic<uint64_t> configured[ATTENTION_SIZES];
 };
 static Kernels forward_kernels[] = {{attention_forward_kernels, ATTENTION_THREADS, {}},
-                                    {attention_mma_forward_kernels, ATTENTION_MMA_THREADS, {}}};
+                                    {attention_mma_forward_kernels, ATTENTION_MMA_THREADS, {}},
+                                    {attention_scored_forward_kernels, ATTENTION_THREADS, {}}};
 static Kernels dq_kernels[] = {{attention_dq_kernels, ATTENTION_THREADS, {}},
-                               {attention_mma_dq_kernels, ATTENTION_MMA_THREADS, {}}};
+                               {attention_mma_dq_kernels, ATTENTION_MMA_THREADS, {}},
+                               {attention_scored_dq_kernels, ATTENTION_THREADS, {}}};
 static Kernels dkv_kernels[] = {{attention_dkv_kernels, ATTENTION_THREADS, {}},
-                                {attention_mma_dk_kernels, ATTENTION_MMA_THREADS, {}}};
+                                {attention_mma_dk_kernels, ATTENTION_MMA_THREADS, {}},
+                                {attention_scored_dkv_kernels, ATTENTION_THREADS, {}}};
 static Kernels dv_kernels = {attention_mma_dv_kernels, ATTENTION_MMA_THREADS, {}};
 
 // Tiles has the tile sizes of a call, their index in the table of the variant, and the bytes of
@@ -149,14 +198,21 @@ static Kernels dv_kernels = {attention_mma_dv_kernels, ATTENTION_MMA_THREADS, {}
 struct Tiles : AttentionSize {
   int64_t index, forward_shared, backward_shared;
 };
-static Tiles tiles_of(int64_t dim, int64_t dv, Variant variant) {
+static Tiles tiles_of(int64_t dim, int64_t dv, Variant variant, bool scored) {
   if (variant == MMA) {
     const AttentionSize &s = attention_mma_size(dim, dv);
     return {s, &s - attention_mma_sizes, attention_mma_shared(s, false), attention_mma_shared(s, true)};
   }
   const AttentionSize &s = attention_size(dim, dv, variant == SMALL);
-  return {s, &s - attention_sizes, attention_shared(s, false), attention_shared(s, true)};
+  return {s, &s - attention_sizes, attention_shared(s, false, scored), attention_shared(s, true, scored)};
 }
+
+// scored reports whether a call needs the scored kernels, and kernels_of returns the index of the
+// kernels of a variant in the tables above.
+static bool scored(const uly_attention &a) {
+  return given(a.slopes) || given(a.block_mask) || a.softcap != 0 || a.dropout != 0;
+}
+static int kernels_of(Variant variant, bool scored) { return variant == MMA ? 1 : scored ? 2 : 0; }
 
 // launch launches a kernel for `work` items.
 static int32_t launch(uly_device *d, uly_stream *s, const char *what, Kernels &kernels, int64_t index, int64_t shared,
@@ -178,26 +234,27 @@ static int32_t forward(uly_device *d, uly_stream *s, const void *args, Variant v
   const AttentionArgs a = attention_args(args, false);
   const char *op = "AttentionForward";
   TRY(attention_check(d, a));
-  const Tiles tiles = tiles_of(a.q.shape[2], a.v.shape[2], variant);
+  const Tiles tiles = tiles_of(a.q.shape[2], a.v.shape[2], variant, scored(a));
   const AttentionLayout l = attention_layout(a, false);
   AttentionCall c = call_of(a, l);
   c.count_q = attention_count(a.cu_q, a.cu_q.documents(), tiles.rows);
   if (c.heads * c.count_q == 0) return ULY_OK;
   TRY(attention_upload(d, s, &a, l, tiles.rows, tiles.columns));
-  return launch(d, s, op, forward_kernels[variant == MMA], tiles.index, tiles.forward_shared, c.heads * c.count_q, c);
+  return launch(d, s, op, forward_kernels[kernels_of(variant, scored(a))], tiles.index, tiles.forward_shared,
+                c.heads * c.count_q, c);
 }
 
 static int32_t backward(uly_device *d, uly_stream *s, const void *args, Variant variant) {
   const AttentionArgs a = attention_args(args, true);
   const char *op = "AttentionBackward";
   TRY(attention_check(d, a));
-  const Tiles tiles = tiles_of(a.q.shape[2], a.v.shape[2], variant);
+  const Tiles tiles = tiles_of(a.q.shape[2], a.v.shape[2], variant, scored(a));
   const AttentionLayout l = attention_layout(a, true);
   AttentionCall c = call_of(a, l);
   c.count_q = attention_count(a.cu_q, a.cu_q.documents(), tiles.back_rows);
   c.count_k = attention_count(a.cu_k, a.cu_k.documents(), tiles.back_rows);
   const int64_t shared = tiles.backward_shared, rows = c.heads * c.queries, keys = c.kv_heads * c.count_k;
-  const bool sums = c.heads > 0 && c.dsinks;
+  const bool sums = c.heads > 0 && (c.dsinks || c.dslopes);
   if (rows + c.kv_heads * c.keys == 0 && !sums) return ULY_OK;
   TRY(attention_upload(d, s, &a, l, tiles.back_rows, tiles.back_rows));
   if (rows > 0 && variant == MMA) {
@@ -209,15 +266,16 @@ static int32_t backward(uly_device *d, uly_stream *s, const void *args, Variant 
     LAUNCH(attention_delta, (unsigned)least(ceil_div(rows, ATTENTION_THREADS), GRID_LIMIT), ATTENTION_THREADS, 0, s, c);
     TRY(check_launch(d, op));
   }
-  if (sums) {
-    LAUNCH(attention_head_sums, (unsigned)least(c.heads, GRID_LIMIT), ATTENTION_THREADS,
+  TRY(launch(d, s, op, dkv_kernels[kernels_of(variant, scored(a))], tiles.index, shared, keys, c));
+  if (variant == MMA && attention_mma_dv_kernels[tiles.index])
+    TRY(launch(d, s, op, dv_kernels, tiles.index, shared, keys, c));
+  TRY(launch(d, s, op, dq_kernels[kernels_of(variant, scored(a))], tiles.index, shared, c.heads * c.count_q, c));
+  if (sums) { // after the terms of dslopes
+    LAUNCH(attention_head_sums, (unsigned)least(2 * c.heads, GRID_LIMIT), ATTENTION_THREADS,
            ATTENTION_THREADS * sizeof(double), s, c);
     TRY(check_launch(d, op));
   }
-  TRY(launch(d, s, op, dkv_kernels[variant == MMA], tiles.index, shared, keys, c));
-  if (variant == MMA && attention_mma_dv_kernels[tiles.index])
-    TRY(launch(d, s, op, dv_kernels, tiles.index, shared, keys, c));
-  return launch(d, s, op, dq_kernels[variant == MMA], tiles.index, shared, c.heads * c.count_q, c);
+  return ULY_OK;
 }
 
 static int32_t own_forward(uly_device *d, uly_stream *s, const void *a) { return forward(d, s, a, OWN); }
@@ -238,7 +296,7 @@ static bool fits_shared(uly_device *d, const uly_attention &a, Variant variant, 
          (long long)dv, (int)ATTENTION_HEAD);
     return false;
   }
-  const Tiles tiles = tiles_of(dim, dv, variant);
+  const Tiles tiles = tiles_of(dim, dv, variant, scored(a));
   const int64_t bytes = backward ? tiles.backward_shared : tiles.forward_shared;
   if (bytes <= d->shared_limit) return true;
   fail(d, ULY_UNSUPPORTED, "head sizes %lld and %lld need %lld bytes of shared memory, the GPU has %d", (long long)dim,

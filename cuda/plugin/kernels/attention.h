@@ -14,6 +14,19 @@ struct AttentionView {
   bool bf16, wide, vectors;
 };
 
+// AttentionScores has what changes or hides scores; the scored kernels read it.
+struct AttentionScores {
+  float cap, per_cap;  // cap 0 = off
+  const float *slopes; // [heads]; NULL = none
+  uint32_t drop;       // dropout's probability times 2^24; 0 = off
+  float kept;          // factor of the weights that dropout keeps
+  uint64_t seed;
+  int64_t head_at, query_at, key_at;                     // numbers of the first head, query and key
+  const uint8_t *blocks;                                 // [1 or heads][rows of blocks][block_columns]; NULL = none
+  int64_t blocks_head, blocks_row;                       // strides
+  int64_t query_seq, key_seq, block_rows, block_columns; // in tokens
+};
+
 // AttentionCall has the arguments of the kernels.
 struct AttentionCall {
   AttentionView q, k, v, out, dout, dq, dk, dv;
@@ -25,9 +38,11 @@ struct AttentionCall {
   AttentionMask mask;
   float scale;
   float *delta, *sums;
-  const float *sinks; // [heads]; NULL = none
-  float *dsinks;      // [heads]; NULL = not wanted
-  bool carry;         // out and lse are the result over other keys
+  const float *sinks;      // [heads]; NULL = none
+  float *dsinks, *dslopes; // [heads]; NULL = not wanted
+  float *terms;            // [heads][queries], terms of dslopes; NULL = not wanted
+  AttentionScores scores;
+  bool carry; // out and lse are the result over other keys
 };
 
 typedef void (*AttentionKernel)(AttentionCall);
@@ -35,8 +50,11 @@ typedef void (*AttentionKernel)(AttentionCall);
 // The kernels, by the index of their sizes in attention_sizes.
 extern const AttentionKernel attention_forward_kernels[ATTENTION_SIZES], attention_dq_kernels[ATTENTION_SIZES],
     attention_dkv_kernels[ATTENTION_SIZES];
+// The same with AttentionScores.
+extern const AttentionKernel attention_scored_forward_kernels[ATTENTION_SIZES],
+    attention_scored_dq_kernels[ATTENTION_SIZES], attention_scored_dkv_kernels[ATTENTION_SIZES];
 __global__ void attention_delta(AttentionCall a);
-// attention_head_sums writes dsinks. It needs delta.
+// attention_head_sums writes dsinks and dslopes. It needs delta and the terms.
 __global__ void attention_head_sums(AttentionCall a);
 
 // The kernels on tensor cores, by the index of their sizes in attention_mma_sizes. If the dv kernel

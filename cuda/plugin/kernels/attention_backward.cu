@@ -6,7 +6,7 @@
 // Blocks of the dq kernel have queries and loop over keys. Blocks of the dk and dv kernel have keys
 // and loop over queries. Each kernel computes the scores again. In return, no block adds to another
 // block's results, and every sum has a fixed order.
-#include "attention_tile.h"
+#include "attention_scored.h"
 
 // attention_delta writes delta [head][query]. It sums in one chain of additions, as dP is computed,
 // so that dS is exactly 0 for a query with a single key.
@@ -30,13 +30,20 @@ __global__ void __launch_bounds__(ATTENTION_THREADS) attention_delta(AttentionCa
   }
 }
 
-// attention_head_sums writes -Σ exp(sink - lse)·delta over the queries of a head: a block per head,
-// a fixed order of additions, in F64.
+// attention_head_sums writes the sums over the queries of a head, -Σ exp(sink - lse)·delta and the
+// sum of the terms of dslopes: a block per head, a fixed order of additions, in F64.
 __global__ void __launch_bounds__(ATTENTION_THREADS) attention_head_sums(AttentionCall a) {
   SHARED(double, part);
-  for (int64_t head = blockIdx.x; head < a.heads; head += gridDim.x) {
+  for (int64_t w = blockIdx.x; w < 2 * a.heads; w += gridDim.x) {
+    const int64_t head = w / 2;
+    const bool slopes = w % 2 == 1;
+    if (!(slopes ? a.dslopes : a.dsinks)) continue;
     double sum = 0;
     for (int64_t row = threadIdx.x; row < a.queries; row += ATTENTION_THREADS) {
+      if (slopes) {
+        sum += a.terms[head * a.queries + row];
+        continue;
+      }
       const float lse = a.lse[row * a.lse_token + head * a.lse_head];
       // a query without keys and sink has weight 0
       if (lse != -INFINITY) sum -= (double)expf(a.sinks[head] - lse) * a.delta[head * a.queries + row];
@@ -46,18 +53,20 @@ __global__ void __launch_bounds__(ATTENTION_THREADS) attention_head_sums(Attenti
       __syncthreads();
       if ((int)threadIdx.x < n) part[threadIdx.x] += part[threadIdx.x + n];
     }
-    if (threadIdx.x == 0) a.dsinks[head] = (float)part[0];
+    if (threadIdx.x == 0) (slopes ? a.dslopes : a.dsinks)[head] = (float)part[0];
     __syncthreads(); // part has been read
   }
 }
 
 // Shared memory of the kernels below: two tiles that stay, two tiles that are streamed, a tile of
-// products, and for dk and dv the lse and delta of the streamed queries.
+// products, for dk and dv the lse and delta of the streamed queries, and the table of the rows if
+// the kernel is scored.
 template <int SIZE> struct Backward {
   static constexpr int HEAD = attention_sizes[SIZE].head, ROWS = attention_sizes[SIZE].back_rows,
                        COLUMNS = attention_sizes[SIZE].back_columns;
   static constexpr int RT = ROWS / 16, CT = COLUMNS / 16, W = HEAD + ATTENTION_GAP;
   float *resident, *resident2, *streamed, *streamed2, *product, *lse, *delta;
+  AttentionRow *rows;
   __device__ __forceinline__ explicit Backward(float *shared) {
     resident = shared;
     resident2 = resident + ROWS * W;
@@ -66,11 +75,13 @@ template <int SIZE> struct Backward {
     product = streamed2 + COLUMNS * W;
     lse = product + ROWS * (COLUMNS + ATTENTION_GAP);
     delta = lse + COLUMNS;
+    rows = reinterpret_cast<AttentionRow *>(delta + COLUMNS);
   }
 };
 
 // The dq kernel: a block has queries and their dout, and loops over keys and values.
-template <int SIZE> __global__ void __launch_bounds__(ATTENTION_THREADS, 1) attention_dq_kernel(AttentionCall a) {
+template <int SIZE, bool SCORED> __global__ void __launch_bounds__(ATTENTION_THREADS, 1)
+    attention_dq_kernel(AttentionCall a) {
   typedef Backward<SIZE> B;
   constexpr int HEAD = B::HEAD, ROWS = B::ROWS, COLUMNS = B::COLUMNS, RT = B::RT, CT = B::CT;
   SHARED(float, shared);
@@ -84,46 +95,70 @@ template <int SIZE> __global__ void __launch_bounds__(ATTENTION_THREADS, 1) atte
     const int64_t kv = a.kv_head[work.head];
     const AttentionRange see = attention_keys(a.mask, t.shift, t.sk, t.first, t.first + t.rows);
     const bool active = y / 2 * 2 < t.rows;
+    const Scores scored(a, work.head);
+    auto visible_from = [&](int64_t k) { // the first tile from key k on that the block mask does not hide
+      while (SCORED && k < see.hi && scored.hides(t.q + t.first, t.rows, t.k + k, (int)least(COLUMNS, see.hi - k)))
+        k += COLUMNS;
+      return k;
+    };
+    const int64_t begin = visible_from(see.lo);
 
     // Groups of copies, in order: queries, dout and first values; first keys; second values; ….
     __syncthreads();
     load_rows<HEAD, ROWS>(copies, tile.resident, a.q, t.q + t.first, work.head, t.rows);
     load_rows<HEAD, ROWS>(copies, tile.resident2, a.dout, t.q + t.first, work.head, t.rows);
-    if (see.lo < see.hi)
-      load_rows<HEAD, COLUMNS>(copies, tile.streamed2, a.v, t.k + see.lo, kv, (int)least(COLUMNS, see.hi - see.lo));
+    if (SCORED) query_rows(tile.rows, scored, t.q + t.first, t.rows);
+    if (begin < see.hi)
+      load_rows<HEAD, COLUMNS>(copies, tile.streamed2, a.v, t.k + begin, kv, (int)least(COLUMNS, see.hi - begin));
     copies.close();
-    if (see.lo < see.hi)
-      load_rows<HEAD, COLUMNS>(copies, tile.streamed, a.k, t.k + see.lo, kv, (int)least(COLUMNS, see.hi - see.lo));
+    if (begin < see.hi)
+      load_rows<HEAD, COLUMNS>(copies, tile.streamed, a.k, t.k + begin, kv, (int)least(COLUMNS, see.hi - begin));
     copies.close();
 
-    float dq[RT][HEAD / 16], lse[RT], delta[RT];
+    float dq[RT][HEAD / 16], lse[RT], delta[RT], terms[RT]; // terms of dslopes, if SCORED
     clear(dq);
 #pragma unroll
     for (int i = 0; i < RT; i++) {
       const int64_t r = t.q + t.first + least(y + 16 * i, t.rows - 1);
       lse[i] = a.lse[r * a.lse_token + work.head * a.lse_head];
       delta[i] = a.delta[work.head * a.queries + r];
+      terms[i] = 0;
     }
-    for (int64_t k0 = see.lo; k0 < see.hi; k0 += COLUMNS) {
-      const int n = (int)least(COLUMNS, see.hi - k0), next = (int)least(COLUMNS, see.hi - k0 - COLUMNS);
+    for (int64_t k0 = begin, after; k0 < see.hi; k0 = after) {
+      after = visible_from(k0 + COLUMNS);
+      const int n = (int)least(COLUMNS, see.hi - k0), next = (int)least(COLUMNS, see.hi - after);
       float ds[RT][CT];
       copies.wait<1>();
       __syncthreads();
       float dp[RT][CT];
       if (active) scores<HEAD>(dp, tile.resident2, tile.streamed2, depth_v);
       __syncthreads();
-      if (next > 0) load_rows<HEAD, COLUMNS>(copies, tile.streamed2, a.v, t.k + k0 + COLUMNS, kv, next);
+      if (next > 0) load_rows<HEAD, COLUMNS>(copies, tile.streamed2, a.v, t.k + after, kv, next);
       copies.close();
       copies.wait<1>();
       __syncthreads();
       if (active) {
         scores<HEAD>(ds, tile.resident, tile.streamed, depth);
         const AttentionBand band = attention_band(a.mask, t.first + t.shift - k0);
+        const KeyColumns<SCORED ? CT : 1> columns(scored, t.k + k0);
+        const float far = (float)(k0 - t.first - t.shift); // distance of the tile's first pair
 #pragma unroll
         for (int i = 0; i < RT; i++)
 #pragma unroll
           for (int j = 0; j < CT; j++) {
             const int c = x + 16 * j, apart = c - (y + 16 * i);
+            if constexpr (SCORED) {
+              bool sees = c < n && band.below <= apart && apart <= band.above;
+              if (scored.blocks && sees) sees = scored.blocks[tile.rows[y + 16 * i].at + columns.at[j]] != 0;
+              float slope, d = 0;
+              const float score = scored.capped(ds[i][j], a.scale, slope);
+              if (sees)
+                d = scored.exponential(score, far + apart, lse[i]) *
+                    (dp[i][j] * scored.factor(tile.rows[y + 16 * i].bits, columns.bits[j]) - delta[i]);
+              terms[i] = madd(d, far + apart, terms[i]);
+              ds[i][j] = sees ? d * slope : 0;
+              continue;
+            }
             const float p = expf(madd(ds[i][j], a.scale, -lse[i]));
             ds[i][j] = c < n && band.below <= apart && apart <= band.above ? p * (dp[i][j] - delta[i]) : 0;
           }
@@ -131,12 +166,16 @@ template <int SIZE> __global__ void __launch_bounds__(ATTENTION_THREADS, 1) atte
         add_tile<HEAD, RT, CT>(dq, tile.product, tile.streamed, n, a.q.width);
       }
       __syncthreads();
-      if (next > 0) load_rows<HEAD, COLUMNS>(copies, tile.streamed, a.k, t.k + k0 + COLUMNS, kv, next);
+      if (next > 0) load_rows<HEAD, COLUMNS>(copies, tile.streamed, a.k, t.k + after, kv, next);
       copies.close();
     }
     copies.wait<0>();
 #pragma unroll
     for (int i = 0; i < RT; i++) {
+      if (SCORED && a.terms) {
+        const float sum = row_sum(terms[i]);
+        if (x == 0 && y + 16 * i < t.rows) a.terms[work.head * a.queries + t.q + t.first + y + 16 * i] = sum;
+      }
       if (y + 16 * i >= t.rows) continue;
 #pragma unroll
       for (int g = 0; g < HEAD / 64; g++) {
@@ -171,7 +210,8 @@ __device__ __forceinline__ void finish(const AttentionCall &a, const AttentionVi
 
 // The dk and dv kernel: a block has keys and values, and loops over queries and their dout.
 // Products are transposed: their rows are keys.
-template <int SIZE> __global__ void __launch_bounds__(ATTENTION_THREADS, 1) attention_dkv_kernel(AttentionCall a) {
+template <int SIZE, bool SCORED> __global__ void __launch_bounds__(ATTENTION_THREADS, 1)
+    attention_dkv_kernel(AttentionCall a) {
   typedef Backward<SIZE> B;
   constexpr int HEAD = B::HEAD, ROWS = B::ROWS, COLUMNS = B::COLUMNS, RT = B::RT, CT = B::CT;
   SHARED(float, shared);
@@ -203,12 +243,28 @@ template <int SIZE> __global__ void __launch_bounds__(ATTENTION_THREADS, 1) atte
         copies.copy<1>(tile.delta + threadIdx.x, there ? a.delta + (first + head) * a.queries + r : a.delta, there);
       }
     };
+    // hidden reports whether the block mask hides the tile of a pass. advance goes to the next pass
+    // that it does not hide, of the same head or a later one.
+    auto hidden = [&](int64_t head, int64_t pass) {
+      const int64_t q0 = seen.lo + pass * COLUMNS;
+      return SCORED &&
+             Scores(a, first + head).hides(t.q + q0, (int)least(COLUMNS, seen.hi - q0), t.k + t.first, t.rows);
+    };
+    auto advance = [&](int64_t &head, int64_t &pass) {
+      do {
+        pass = pass + 1 < passes ? pass + 1 : 0;
+        head += pass == 0;
+      } while (SCORED && head < heads && hidden(head, pass));
+    };
+    int64_t at_head = passes > 0 ? 0 : heads, at_pass = 0;
+    if (SCORED && at_head < heads && hidden(at_head, at_pass)) advance(at_head, at_pass);
     __syncthreads();
     load_rows<HEAD, ROWS>(copies, tile.resident, a.k, t.k + t.first, kv, t.rows);
     load_rows<HEAD, ROWS>(copies, tile.resident2, a.v, t.k + t.first, kv, t.rows);
-    if (heads > 0 && passes > 0) load_dout(0, 0);
+    if (SCORED) key_rows(tile.rows, a.scores, t.k + t.first, t.rows);
+    if (at_head < heads) load_dout(at_head, at_pass);
     copies.close();
-    if (heads > 0 && passes > 0) load_q(0, 0);
+    if (at_head < heads) load_q(at_head, at_pass);
     copies.close();
 
     float dk[RT][HEAD / 16], dv[RT][HEAD / 16];
@@ -216,9 +272,9 @@ template <int SIZE> __global__ void __launch_bounds__(ATTENTION_THREADS, 1) atte
     for (int64_t head = 0; head < most(heads, 1); head++) {
       clear(dk);
       clear(dv);
-      for (int64_t pass = 0; pass < (heads > 0 ? passes : 0); pass++) {
-        const int64_t q0 = seen.lo + pass * COLUMNS, next_pass = pass + 1 < passes ? pass + 1 : 0,
-                      next_head = head + (next_pass == 0);
+      while (at_head == head && head < heads) {
+        const int64_t q0 = seen.lo + at_pass * COLUMNS;
+        advance(at_head, at_pass);
         const int n = (int)least(COLUMNS, seen.hi - q0);
         float s[RT][CT], dp[RT][CT];
         copies.wait<1>();
@@ -229,13 +285,29 @@ template <int SIZE> __global__ void __launch_bounds__(ATTENTION_THREADS, 1) atte
         if (active) {
           scores<HEAD>(s, tile.resident, tile.streamed, depth);
           const AttentionBand band = attention_band(a.mask, q0 + t.shift - t.first);
+          const Scores scored(a, first + head);
+          const float far = (float)(t.first - q0 - t.shift); // distance of the tile's first pair
 #pragma unroll
           for (int j = 0; j < CT; j++) {
             const int c = x + 16 * j;
             const float lse = tile.lse[c], delta = tile.delta[c];
+            const QueryColumn column(scored, t.q + q0, c); // if SCORED
 #pragma unroll
             for (int i = 0; i < RT; i++) {
               const int apart = y + 16 * i - c;
+              if constexpr (SCORED) {
+                bool sees = c < n && band.below <= apart && apart <= band.above;
+                if (scored.blocks && sees) sees = scored.blocks[column.at + tile.rows[y + 16 * i].at] != 0;
+                float slope, p = 0, factor = 0;
+                const float score = scored.capped(s[i][j], a.scale, slope);
+                if (sees) {
+                  p = scored.exponential(score, far + apart, lse);
+                  factor = scored.factor(column.bits, (uint32_t)tile.rows[y + 16 * i].bits);
+                }
+                s[i][j] = p * factor;
+                dp[i][j] = sees ? p * (dp[i][j] * factor - delta) * slope : 0;
+                continue;
+              }
               const bool sees = c < n && band.below <= apart && apart <= band.above;
               s[i][j] = sees ? expf(madd(s[i][j], a.scale, -lse)) : 0;
               dp[i][j] = sees ? s[i][j] * (dp[i][j] - delta) : 0;
@@ -245,14 +317,14 @@ template <int SIZE> __global__ void __launch_bounds__(ATTENTION_THREADS, 1) atte
           add_tile<HEAD, RT, CT>(dv, tile.product, tile.streamed2, n, a.v.width);
         }
         __syncthreads();
-        if (next_head < heads) load_dout(next_head, next_pass);
+        if (at_head < heads) load_dout(at_head, at_pass);
         copies.close();
         if (active) {
           weights(tile.product, dp);
           add_tile<HEAD, RT, CT>(dk, tile.product, tile.streamed, n, a.q.width);
         }
         __syncthreads();
-        if (next_head < heads) load_q(next_head, next_pass);
+        if (at_head < heads) load_q(at_head, at_pass);
         copies.close();
       }
 #pragma unroll
@@ -270,7 +342,15 @@ template <int SIZE> __global__ void __launch_bounds__(ATTENTION_THREADS, 1) atte
   }
 }
 
-const AttentionKernel attention_dq_kernels[ATTENTION_SIZES] = {attention_dq_kernel<0>, attention_dq_kernel<1>,
-                                                               attention_dq_kernel<2>, attention_dq_kernel<3>};
-const AttentionKernel attention_dkv_kernels[ATTENTION_SIZES] = {attention_dkv_kernel<0>, attention_dkv_kernel<1>,
-                                                                attention_dkv_kernel<2>, attention_dkv_kernel<3>};
+const AttentionKernel attention_dq_kernels[ATTENTION_SIZES] = {
+    attention_dq_kernel<0, false>, attention_dq_kernel<1, false>, attention_dq_kernel<2, false>,
+    attention_dq_kernel<3, false>};
+const AttentionKernel attention_dkv_kernels[ATTENTION_SIZES] = {
+    attention_dkv_kernel<0, false>, attention_dkv_kernel<1, false>, attention_dkv_kernel<2, false>,
+    attention_dkv_kernel<3, false>};
+const AttentionKernel attention_scored_dq_kernels[ATTENTION_SIZES] = {
+    attention_dq_kernel<0, true>, attention_dq_kernel<1, true>, attention_dq_kernel<2, true>,
+    attention_dq_kernel<3, true>};
+const AttentionKernel attention_scored_dkv_kernels[ATTENTION_SIZES] = {
+    attention_dkv_kernel<0, true>, attention_dkv_kernel<1, true>, attention_dkv_kernel<2, true>,
+    attention_dkv_kernel<3, true>};

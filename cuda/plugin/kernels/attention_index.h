@@ -100,14 +100,18 @@ inline const AttentionSize &attention_size(int64_t d, int64_t dv, bool small) {
 
 // attention_shared returns the bytes of shared memory. Rows of tiles are padded, so that lanes that
 // read one column of neighbouring rows use different banks.
-constexpr int64_t attention_shared(const AttentionSize &s, bool backward) {
-  return 4 * (backward ? (s.head + ATTENTION_GAP) * 2 * (s.back_rows + s.back_columns) +
+//
+// Scored kernels, for scores that are capped, biased, dropped or hidden by a block mask, have an
+// AttentionRow for each row as well.
+constexpr int64_t attention_shared(const AttentionSize &s, bool backward, bool scored) {
+  return (scored ? 16 * (backward ? s.back_rows : s.rows) : 0) +
+         4 * (backward ? (s.head + ATTENTION_GAP) * 2 * (s.back_rows + s.back_columns) +
                              s.back_rows * (s.back_columns + ATTENTION_GAP) + 2 * s.back_columns
                        : (s.head + ATTENTION_GAP) * (s.rows + 2 * s.columns) + s.rows * (s.columns + ATTENTION_GAP));
 }
 
-// The same for the kernels on tensor cores, in BF16. Streamed tiles have two buffers. Rows are
-// padded by 16 bytes.
+// The same for the kernels on tensor cores, in BF16, none of which is scored. Streamed tiles have
+// two buffers. Rows are padded by 16 bytes.
 enum { ATTENTION_MMA_SIZES = 3, ATTENTION_MMA_THREADS = 128, ATTENTION_MMA_GAP = 8 };
 constexpr AttentionSize attention_mma_sizes[ATTENTION_MMA_SIZES] = {
     {64, 128, 64, 64, 64}, {128, 128, 32, 64, 32}, {256, 64, 32, 64, 16}};
@@ -133,6 +137,7 @@ struct AttentionLayout {
   int64_t first;            // [key heads + 1] first query head of each key head
   int64_t tables;           // end of the tables; the rest depends on the kernel
   int64_t delta;            // [query heads][queries] F32, backward
+  int64_t terms;            // [query heads][queries] F32, backward with slopes: terms of dslopes
   // [key heads][keys][d + dv] F32, backward: sums over query heads if dk and dv are not F32
   int64_t sums;
   int64_t bytes;
@@ -159,6 +164,7 @@ inline AttentionLayout attention_layout(const uly_attention &a, bool backward) {
   l.tables = l.bytes;
   if (!backward) return l;
   l.delta = take(hq * tq, 4);
+  l.terms = take(a.slopes.dtype ? hq * tq : 0, 4);
   l.sums = take(a.k.dtype == ULY_F32 || (!a.kv_head && hq <= hkv) ? 0 : hkv * tk * (a.k.shape[2] + a.v.shape[2]), 4);
   return l;
 }
@@ -236,4 +242,49 @@ struct AttentionWork {
 };
 ULY_BOTH AttentionWork attention_work(int64_t w, int64_t tiles, bool keys) {
   return {w / tiles, keys ? w % tiles : tiles - 1 - w % tiles};
+}
+
+// AttentionBlocks are the blocks of a block mask along one axis, for rows that lie in one sequence:
+// the first row is row `rest` of block `first`. A row c is less than ATTENTION_BLOCK after it.
+enum { ATTENTION_BLOCK = 256 };
+struct AttentionBlocks {
+  int64_t first, rest, size;
+  ULY_BOTH int64_t of(int c) const {
+    if (size >= ATTENTION_BLOCK) return first + (rest + c >= size);
+    return first + ((int)rest + c) / (int)size;
+  }
+};
+// row is a number in the whole batch, whose sequences have `seq` rows and blocks of `size` rows.
+ULY_BOTH AttentionBlocks attention_blocks(int64_t row, int64_t seq, int64_t size) {
+  const int64_t at = row % seq;
+  return {at / size, at % size, size};
+}
+
+// attention_mix is the function of SplitMix64 (Steele et al. 2014), a bijection.
+ULY_BOTH uint64_t attention_mix(uint64_t x) {
+  x += 0x9e3779b97f4a7c15;
+  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
+  x = (x ^ x >> 27) * 0x94d049bb133111eb;
+  return x ^ x >> 31;
+}
+
+// Dropout, the function Keeps of testkit/ref: a query of a head has 64 random bits, a key 32.
+// attention_keeps reports whether it keeps their weight; drop is the probability times 2^24.
+ULY_BOTH uint64_t attention_head_bits(uint64_t seed, int64_t head) {
+  return attention_mix(seed ^ (uint64_t)head * 0x9e3779b97f4a7c15);
+}
+ULY_BOTH uint64_t attention_query_bits(uint64_t head_bits, int64_t query) {
+  return attention_mix(head_bits + (uint64_t)query);
+}
+ULY_BOTH uint32_t attention_key_bits(uint64_t seed, int64_t key) {
+  return (uint32_t)attention_mix(~seed + (uint64_t)key);
+}
+ULY_BOTH bool attention_keeps(uint64_t query_bits, uint32_t key_bits, uint32_t drop) {
+  uint32_t x = ((uint32_t)query_bits ^ key_bits) * ((uint32_t)(query_bits >> 32) | 1);
+  x ^= x >> 16;
+  x *= 0x7feb352d;
+  x ^= x >> 15;
+  x *= 0x846ca68b;
+  x ^= x >> 16;
+  return x >> 8 >= drop;
 }

@@ -222,6 +222,8 @@ static void test_layout() {
                   documents = 1 + random_below(150);
     AttentionArgs a = question(tq, hq, tk, hkv, n % 2 ? ULY_F32 : ULY_BF16);
     const List cu_q = bounds(tq, documents), cu_k = bounds(tk, documents);
+    const bool slopes = random_below(2);
+    if (slopes) a.slopes.dtype = ULY_F32;
     for (bool backward : {false, true}) {
       a.cu_q = a.cu_k = {};
       const AttentionLayout most_of = attention_layout(a, backward);
@@ -235,7 +237,8 @@ static void test_layout() {
                    l.shift,   l.shift + 8 * l.documents, l.kv_head, l.kv_head + 8 * hq,
                    l.first,   l.first + 8 * (hkv + 1),   l.tables};
       if (backward) {
-        ends.insert(ends.end(), {l.delta, l.delta + 4 * hq * tq, l.sums});
+        ends.insert(ends.end(),
+                    {l.delta, l.delta + 4 * hq * tq, l.terms, l.terms + (slopes ? 4 * hq * tq : 0), l.sums});
         if (a.k.dtype == ULY_BF16 && hq > hkv) ends.push_back(l.sums + 4 * hkv * tk * 14);
       }
       ends.push_back(l.bytes);
@@ -245,6 +248,32 @@ static void test_layout() {
   }
 }
 
+// The blocks of a block mask in which rows lie, for sequences and blocks that are longer and
+// shorter than a tile.
+static void test_blocks() {
+  for (int n = 0; n < 20000; n++) {
+    const int64_t sizes[] = {1, 2, 16, 33, 64, 255, 256, 257, 1000, (int64_t)1 << 40};
+    const int64_t size = sizes[random_below(10)], seq = 1 + random_below(n % 2 ? 700 : (int64_t)1 << 41),
+                  row = random_below((int64_t)1 << 45);
+    const AttentionBlocks b = attention_blocks(row, seq, size);
+    for (int64_t c = 0; c < ATTENTION_BLOCK && row % seq + c < seq; c++)
+      CHECK(b.of((int)c) == (row + c) % seq / size, "block of row %lld + %lld in sequences of %lld, blocks of %lld",
+            (ll)row, (ll)c, (ll)seq, (ll)size);
+  }
+}
+
+// Dropout keeps what the function Keeps of testkit/ref keeps: the hash of a few numbers, and the
+// share of many.
+static void test_dropout() {
+  int64_t kept = 0;
+  const int64_t n = 300;
+  for (int64_t q = 0; q < n; q++)
+    for (int64_t k = 0; k < n; k++)
+      kept += attention_keeps(attention_query_bits(attention_head_bits(7, 3), q), attention_key_bits(7, k), 3 << 22);
+  CHECK(kept > n * n / 4 - 900 && kept < n * n / 4 + 900, "dropout of 3/4 keeps %lld of %lld", (ll)kept, (ll)(n * n));
+  CHECK(attention_mix(0) == 0xe220a8397b1dcdafull, "SplitMix64");
+}
+
 // The shared memory of a block is available: 227 KiB on Hopper, and 99 KiB on the GPUs with the
 // least (sm_86, sm_89, sm_120).
 static void test_sizes() {
@@ -252,8 +281,8 @@ static void test_sizes() {
     for (bool small : {false, true})
       for (bool backward : {false, true}) {
         const AttentionSize &s = attention_size(d, 1, small);
-        CHECK(s.head >= d && attention_shared(s, backward) <= (small ? 99 : 227) * 1024, "head size %lld: %lld bytes",
-              (ll)d, (ll)attention_shared(s, backward));
+        CHECK(s.head >= d && attention_shared(s, backward, true) <= (small ? 99 : 227) * 1024,
+              "head size %lld: %lld bytes", (ll)d, (ll)attention_shared(s, backward, true));
         CHECK(&s == &attention_size(1, d, small), "head sizes %lld and 1", (ll)d);
         const AttentionSize &m = attention_mma_size(d, 1);
         CHECK(m.head >= d && attention_mma_shared(m, backward) <= (d <= 128 ? 99 : 227) * 1024,
@@ -276,6 +305,8 @@ int main() {
     test_tables(random_below((int64_t)1 << 40), random_below((int64_t)1 << 40), 1 + random_below(40), false);
   test_work();
   test_layout();
+  test_blocks();
+  test_dropout();
   test_sizes();
   return test_status();
 }
