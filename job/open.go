@@ -14,6 +14,7 @@ import (
 	"ulysses/internal/clock"
 	"ulysses/internal/proc"
 	"ulysses/job/file"
+	"ulysses/job/plan"
 	"ulysses/slurm"
 	"ulysses/tensor"
 )
@@ -53,6 +54,10 @@ func (e *Env) open(world comm.Comm, ranksOnNode int, o Options) error {
 		e.opener = defaultOpener
 	}
 	if err := e.openDevice(world, ranksOnNode); err != nil {
+		return err
+	}
+	if err := e.chooseMesh(world); err != nil {
+		e.Device.Close()
 		return err
 	}
 	if err := e.openMesh(world); err != nil {
@@ -95,6 +100,30 @@ func (e *Env) openDevice(world comm.Comm, ranksOnNode int) error {
 	}
 	e.Log.Info().Msg(text)
 	return nil
+}
+
+// chooseMesh chooses the mesh of a job that leaves it open. Rank 0 chooses, because the memory of
+// ranks differs. Collective.
+func (e *Env) chooseMesh(world comm.Comm) error {
+	if !plan.LeavesMeshOpen(e.Job, world.Size()) {
+		return nil
+	}
+	degrees := make([]int64, 4) // Ulysses, Ring, Replicas, Gather; 0 = not chosen
+	if world.Rank() == 0 {
+		// Checks of the run report a faulty configuration.
+		if c, err := plan.ChooseHere(e.Job, world.Size(), e.Device, e.Compute, e.perNode, e.freeHost); err == nil {
+			e.Log.Info().Msg(c.Text)
+			degrees[0], degrees[1], degrees[2] = c.Mesh.Ulysses, c.Mesh.Ring, c.Mesh.Replicas
+			if c.Mesh.Gather {
+				degrees[3] = 1
+			}
+		}
+	}
+	if err := world.Broadcast(nil, tensor.OfInt64(degrees, 4), 0); err != nil || degrees[0] == 0 {
+		return err
+	}
+	e.Job.Choose(file.Mesh{World: int64(world.Size()), Ulysses: degrees[0], Ring: degrees[1], Replicas: degrees[2], Gather: degrees[3] == 1})
+	return comm.Agree(world, e.Job.Resolve(world.Size()))
 }
 
 // openMesh makes the mesh of the job, with the communicator for the device's tensors.

@@ -35,7 +35,7 @@ func TestResolvedJob(t *testing.T) {
 		}
 	}
 	resolved = strings.NewReplacer(`<pre id="resolved">`, "", "</pre>", "", "&#34;", `"`).Replace(resolved)
-	for _, want := range []string{"lr = 0.002  # by --set", "ulysses = 4  # chosen by the program: --set has 0", "accumulate = 4  # chosen by the program", "warmup = 2\n", "[model.new]"} {
+	for _, want := range []string{"lr = 0.002  # by --set", "ulysses = 1  # chosen by the program: --set has 0", "accumulate = 1  # chosen by the program", "warmup = 2\n", "[model.new]"} {
 		if !strings.Contains(resolved, want) {
 			t.Errorf("no %q in\n%s", want, resolved)
 		}
@@ -46,7 +46,7 @@ func TestResolvedJob(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v\n%s", err, resolved)
 	}
-	if j.Optimizer.LR != 2e-3 || j.Parallel.Ulysses != 4 || j.Train.Steps < 2 || j.Data.Sequence != 48 || j.Seed != 5 || !reflect.DeepEqual(j.Model.New["rope_parameters"],
+	if j.Optimizer.LR != 2e-3 || j.Parallel.Ulysses != 1 || j.Train.Steps < 2 || j.Data.Sequence != 48 || j.Seed != 5 || !reflect.DeepEqual(j.Model.New["rope_parameters"],
 		map[string]any{"rope_theta": 5e4, "rope_type": "default"}) || j.Model.New["hidden_size"] != int64(24) {
 		t.Errorf("%+v", j)
 	}

@@ -417,3 +417,31 @@ func ExampleParse() {
 	// job.toml:2: data.sequnce: unknown key; did you mean data.sequence?
 	// job.toml:4: parallel.zero = 4: must be at most 3
 }
+
+// A chosen mesh is for its number of ranks, keeps the sequences of a step, and is in the resolved
+// job.
+func TestChosenMesh(t *testing.T) {
+	j, err := parse(base, "data.accumulate=4")
+	if err != nil {
+		t.Fatal(err)
+	}
+	j.Choose(Mesh{World: 8, Ulysses: 2, Ring: 2, Replicas: 2, Gather: true})
+	for range 2 {
+		want := Mesh{World: 8, Ulysses: 2, Ring: 2, Replicas: 2, GlobalBatch: 4, Gather: true}
+		if err := j.Resolve(8); err != nil || j.Mesh != want || j.Data.Accumulate != 2 {
+			t.Errorf("%+v, accumulate %d, %v", j.Mesh, j.Data.Accumulate, err)
+		}
+		text := j.Resolved(1)
+		for _, line := range []string{"ulysses = 2 ", "ring = 2 ", "accumulate = 2 "} {
+			if !strings.Contains(text, line+" # chosen by the program") {
+				t.Errorf("no %q in\n%s", line, text)
+			}
+		}
+		if err := j.Resolve(2); err != nil || j.Mesh != (Mesh{World: 2, Ulysses: 2, Ring: 1, Replicas: 1, GlobalBatch: 4}) || j.Data.Accumulate != 4 {
+			t.Errorf("%+v, accumulate %d, %v", j.Mesh, j.Data.Accumulate, err)
+		}
+	}
+	if s := (Mesh{Ulysses: 4, Ring: 2, Replicas: 3}).String(); s != "ulysses 4 x ring 2 x data 3" {
+		t.Error(s)
+	}
+}

@@ -37,6 +37,7 @@ func clusterMachine(c *file.Cluster, j *file.Job, x *subject) (m *Machine, err e
 	if err != nil {
 		return nil, err
 	}
+	m.cluster = c
 	applyRates(c, m)
 	return m, nil
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"ulysses/gdn"
+	"ulysses/internal/units"
 	"ulysses/job/file"
 	"ulysses/model"
 )
@@ -20,7 +21,7 @@ type idleRanks struct {
 // every rank has one. linear is the plan of the linear layers.
 func findIdleRanks(j *file.Job, c *model.Config, linear *gdn.Plan) (found *idleRanks) {
 	look := func(heads int64, what, which string) {
-		if idle := (j.Mesh.Ulysses - heads) * j.Mesh.Replicas; idle > 0 && (found == nil || idle > found.idle) {
+		if idle := (j.Mesh.Ulysses - heads) * j.Mesh.Ring * j.Mesh.Replicas; idle > 0 && (found == nil || idle > found.idle) {
 			found = &idleRanks{idle, heads, what, which}
 		}
 	}
@@ -33,16 +34,17 @@ func findIdleRanks(j *file.Job, c *model.Config, linear *gdn.Plan) (found *idleR
 	return found
 }
 
-// onUlysses returns the job on the same ranks with another Ulysses degree.
-func onUlysses(j *file.Job, degree int64) (*file.Job, error) {
+// onMesh returns the job on the same ranks with other degrees.
+func onMesh(j *file.Job, ulysses, ring int64) (*file.Job, error) {
 	other := *j
-	other.Parallel.Ulysses = degree
+	other.Parallel.Ulysses, other.Parallel.Ring = ulysses, ring
 	return &other, other.Resolve(int(j.Mesh.World))
 }
 
 // better returns, of the meshes that give every rank a head, the one with the most planned tokens a
-// second, and its speed relative to this job's mesh. The degree is 0 if no mesh is faster and fits.
-func better(j *file.Job, m *Machine, x *subject, heads int64) (degree int64, times float64, err error) {
+// second, and its speed relative to this job's mesh: with a ring and as many replicas, or without a
+// ring. It is nil if no mesh is faster and fits.
+func better(j *file.Job, m *Machine, x *subject, heads int64) (mesh *file.Mesh, times float64, err error) {
 	rate := func(j *file.Job) (float64, error) {
 		f, err := Predict(j, m, x, true)
 		if err != nil {
@@ -53,23 +55,39 @@ func better(j *file.Job, m *Machine, x *subject, heads int64) (degree int64, tim
 	}
 	now, err := rate(j)
 	if err != nil {
-		return 0, 0, err
+		return nil, 0, err
 	}
-	const most = 3 // meshes to plan, the nearest ones
-	for u, tried := min(heads, j.Mesh.Ulysses-1), 0; u >= 1 && tried < most; u-- {
-		if j.Mesh.World%u != 0 {
-			continue
+	const most = 3 // meshes of each kind to plan, the nearest ones
+	for _, withRing := range []bool{true, false} {
+		of := j.Mesh.World
+		if withRing {
+			if of = j.Mesh.Ulysses * j.Mesh.Ring; !ringRuns(m, x.config) {
+				continue
+			}
 		}
-		tried++
-		other, err := onUlysses(j, u)
-		if err != nil {
-			continue // such as a global batch that these replicas cannot share
-		}
-		if r, err := rate(other); err == nil && r/now > max(times, 1) {
-			degree, times = u, r/now
+		for u, tried := min(heads, j.Mesh.Ulysses-1), 0; u >= 1 && tried < most; u-- {
+			if of%u != 0 {
+				continue
+			}
+			tried++
+			ring := int64(1)
+			if withRing {
+				ring = of / u
+			}
+			other, err := onMesh(j, u, ring)
+			if err != nil {
+				continue // such as a global batch that these replicas cannot share
+			}
+			least := max(times, 1) // a ring keeps the sequences of a step, so replicas must be faster
+			if mesh != nil && mesh.Ring > 1 && !withRing {
+				least = nearlyBest * times
+			}
+			if r, err := rate(other); err == nil && r/now > least {
+				mesh, times = &other.Mesh, r/now
+			}
 		}
 	}
-	return degree, times, nil
+	return mesh, times, nil
 }
 
 // warning returns the line on idle ranks with the better mesh. It looks for a mesh only if the
@@ -78,8 +96,13 @@ func (i *idleRanks) warning(j *file.Job, m *Machine, x *subject) string {
 	fix := fmt.Sprintf("no other mesh of %d ranks that fits is expected to be faster: start %d ranks", j.Mesh.World, i.heads)
 	if m == nil {
 		fix = fmt.Sprintf("set parallel.ulysses = %d or less", i.heads)
-	} else if degree, times, err := better(j, m, x, i.heads); err == nil && degree > 0 {
-		fix = fmt.Sprintf("set parallel.ulysses = %d (%d replicas), which is expected to process %.1f times the tokens a second", degree, j.Mesh.World/degree, times)
+	} else if mesh, times, err := better(j, m, x, i.heads); err == nil && mesh != nil {
+		ring := ""
+		if mesh.Ring > 1 {
+			ring = fmt.Sprintf(" and parallel.ring = %d", mesh.Ring)
+		}
+		fix = fmt.Sprintf("set parallel.ulysses = %d%s (%s), which is expected to process %.1f times the tokens a second",
+			mesh.Ulysses, ring, units.Count(mesh.Replicas, "replica"), times)
 	}
 	return fmt.Sprintf("%v: parallel.ulysses = %d: %d of %d ranks compute no %s, because the model has %d %s; %s",
 		j.Origin("parallel.ulysses"), j.Parallel.Ulysses, i.idle, j.Mesh.World, i.what, i.heads, i.which, fix)

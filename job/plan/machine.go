@@ -27,6 +27,9 @@ type Machine struct {
 	Share float64 // threads of ranks for each core, at least 1
 	Host  int64   // bytes of host memory that a rank may allocate; 0 = unknown
 	close func()
+
+	nominal bool          // the rates are typical ones; only their ratios have a meaning
+	cluster *file.Cluster // whose rates replace others; nil = none
 }
 
 // thisMachine returns a rank's share of this machine with perNode ranks. The rates of a CPU are

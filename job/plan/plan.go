@@ -70,6 +70,13 @@ func Run(o Options) error {
 	if o.Search {
 		return search(o.Stdout, parse, ranks, m, x)
 	}
+	if LeavesMeshOpen(j, ranks) {
+		choice := Choose(j, ranks, m.ForChoice(m.Rates.PerNode), x)
+		j.Choose(choice.Mesh)
+		if _, err := fmt.Fprintln(o.Stdout, choice.Text); err != nil {
+			return err
+		}
+	}
 	if err := j.Resolve(ranks); err != nil {
 		return err
 	}
@@ -139,6 +146,7 @@ func (f *Forecast) print(out io.Writer, m *Machine) error {
 	if err := w.Flush(); err != nil {
 		return err
 	}
+	f.printRing(out)
 	rate := units.Short(float64(f.tokens) / f.Seconds)
 	if f.Operator != nil {
 		fmt.Fprintf(out, "\nspeed            %s tokens/s, without reading and writing\n", rate)
@@ -152,6 +160,26 @@ func (f *Forecast) print(out io.Writer, m *Machine) error {
 	}
 	_, err = fmt.Fprintf(out, "fits             %s of a rank's memory are planned%s\n", units.Bytes(model.Bytes(f.Memory)), f.limit())
 	return err
+}
+
+// printRing prints the form of a ring of a model, and the formula of what it sends.
+func (f *Forecast) printRing(out io.Writer) {
+	x := f.Job.Mesh
+	if x.Ring == 1 || f.Model == nil {
+		return
+	}
+	form := "the keys of one group are sent while attention with the previous keys computes"
+	if x.Gather {
+		form = "the keys of all groups are sent at once"
+	}
+	c := f.Config
+	heads := (c.NumAttentionHeads + x.Ulysses - 1) / x.Ulysses
+	keys := (heads*c.NumKeyValueHeads + c.NumAttentionHeads - 1) / c.NumAttentionHeads
+	elements := f.Job.Data.Batch * f.Job.Data.Sequence * (x.Ring - 1) / x.Ring * keys * 2 * c.HeadDim
+	fmt.Fprintf(out, "\nring             %d groups of %d ranks; %s\n", x.Ring, x.Ulysses, form)
+	fmt.Fprintf(out, "                 for each layer a rank receives at most %d tokens x %d/%d x %s x 2 x %d = %d elements\n",
+		f.Job.Data.Batch*f.Job.Data.Sequence, x.Ring-1, x.Ring, units.Count(keys, "key head"), c.HeadDim, elements)
+	fmt.Fprintf(out, "                 in forward and again in backward, and returns as many gradients in F32\n")
 }
 
 // printWork prints ranks, machine and memory. It returns the name of the work whose time is

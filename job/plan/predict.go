@@ -74,7 +74,11 @@ func Predict(j *file.Job, m *Machine, x *subject, timing bool) (*Forecast, error
 		lengths = []int64{j.Data.Batch * j.Data.Sequence}
 	}
 	var most *Forecast
-	for _, rank := range Heaviest(lengths, x.Heads, j.Mesh.Ulysses, j.Mesh.Ring) {
+	ranks := Heaviest(lengths, x.Heads, j.Mesh.Ulysses, j.Mesh.Ring)
+	if last := int((j.Mesh.Ring - 1) * j.Mesh.Ulysses); timing && last > 0 {
+		ranks = append(ranks, last) // without a zigzag, the last group of a ring sees the most keys
+	}
+	for _, rank := range ranks {
 		f, err := PredictRank(j, m, x, rank, timing)
 		if err != nil {
 			if most != nil {

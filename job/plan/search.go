@@ -31,8 +31,8 @@ type candidate struct {
 	job func(sets ...string) (*file.Job, error) // on this mesh
 }
 
-// search plans every mesh of the ranks with every ZeRO stage, or with the stage that the job sets,
-// and prints them, the fastest first.
+// search plans every mesh of the ranks with the job's ring and every ZeRO stage, or with the stage
+// that the job sets, and prints them, the fastest first.
 func search(w io.Writer, parse func(sets ...string) (*file.Job, error), ranks int, m *Machine, x *subject) error {
 	given, err := parse()
 	if err != nil {
@@ -48,8 +48,9 @@ func search(w io.Writer, parse func(sets ...string) (*file.Job, error), ranks in
 		stages = []int64{0, 3}
 	}
 	var all []candidate
-	for u := int64(1); u <= int64(ranks); u++ {
-		if int64(ranks)%u != 0 {
+	ring := max(1, given.Parallel.Ring)
+	for u := int64(1); u <= int64(ranks)/ring; u++ {
+		if int64(ranks)%(u*ring) != 0 {
 			continue
 		}
 		for _, zero := range stages {
@@ -60,8 +61,11 @@ func search(w io.Writer, parse func(sets ...string) (*file.Job, error), ranks in
 				}
 				return j, err
 			}
-			all = append(all, candidate{ulysses: u, data: int64(ranks) / u, zero: zero, job: job})
+			all = append(all, candidate{ulysses: u, data: int64(ranks) / (u * ring), zero: zero, job: job})
 		}
+	}
+	if len(all) == 0 {
+		return given.Resolve(ranks) // the ring does not divide the ranks
 	}
 	if err := planAll(all, m, x); err != nil {
 		return err

@@ -1,0 +1,351 @@
+package plan
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"runtime"
+	"slices"
+	"sync"
+
+	"ulysses/device"
+	"ulysses/dryrun"
+	"ulysses/internal/units"
+	"ulysses/job/file"
+	"ulysses/model"
+	"ulysses/tensor"
+)
+
+// The choice of the mesh. The candidates are the meshes that the job allows, each with both forms
+// of a ring. A formula estimates their times, and the best ones are dry-run. The choice is
+// a function of the job, the ranks, the memory and a table of rates: rates that are measured would
+// change it from run to run. Rank 0 chooses, because memory and devices may differ between ranks.
+
+// nearlyBest is the time, relative to the shortest, up to which a candidate with a smaller ring, or
+// without Gather, is preferred. The errors of a plan are not smaller.
+const nearlyBest = 1.05
+
+// Choice is a mesh for a job that leaves it open.
+type Choice struct {
+	Mesh    file.Mesh
+	Seconds float64 // of a step; 0 = no mesh fits
+	Text    string  // one line: the mesh and the reason
+}
+
+// meshOption is a candidate of the choice.
+type meshOption struct {
+	mesh file.Mesh
+
+	estimate float64 // seconds of a step
+	seconds  float64 // by the dry run; +Inf = it does not fit or is not possible
+}
+
+// LeavesMeshOpen reports whether Choose has something to choose for a job on some ranks.
+func LeavesMeshOpen(j *file.Job, world int) bool {
+	return j.IsModelJob() && world > 1 && (j.Parallel.Ulysses == 0 || j.Parallel.Ring > 1)
+}
+
+// Choose returns the mesh for a job that leaves degrees, or the form of its ring, open. The
+// sequences of a step do not change: replicas divide data.accumulate. If no mesh fits, it returns
+// the mesh of all ranks in one sequence, and the caller's checks name the reason.
+func Choose(j *file.Job, world int, m *Machine, x *subject) *Choice {
+	options := meshOptions(j, int64(world), m, x)
+	for i := range options {
+		options[i].estimate = estimate(j, &options[i].mesh, m, x)
+	}
+	// Estimates within 3 % are alike: smaller rings come first, then more ranks for each sequence,
+	// which need less memory.
+	alike := func(o *meshOption) float64 { return math.Floor(math.Log(o.estimate) / math.Log(1.03)) }
+	slices.SortStableFunc(options, func(a, b meshOption) int {
+		return cmp.Or(cmp.Compare(alike(&a), alike(&b)), cmp.Compare(a.mesh.Ring, b.mesh.Ring), cmp.Compare(b.mesh.Ulysses, a.mesh.Ulysses))
+	})
+	tried := dryRun(j, options, m, x)
+	best := math.Inf(1)
+	for i := range tried {
+		best = min(best, tried[i].seconds)
+	}
+	if math.IsInf(best, 1) {
+		ring := max(1, j.Parallel.Ring)
+		whole := file.Mesh{World: int64(world), Ulysses: max(1, int64(world)/ring), Ring: ring, Replicas: 1}
+		return &Choice{Mesh: whole, Text: fmt.Sprintf("mesh: %v: no mesh of %d ranks fits", whole, world)}
+	}
+	chosen := slices.MinFunc(tried, func(a, b meshOption) int {
+		return cmp.Or(compareTrue(b.seconds <= nearlyBest*best, a.seconds <= nearlyBest*best), cmp.Compare(a.mesh.Ring, b.mesh.Ring),
+			compareTrue(a.mesh.Gather, b.mesh.Gather), cmp.Compare(a.seconds, b.seconds), cmp.Compare(a.mesh.Replicas, b.mesh.Replicas))
+	})
+	return &Choice{chosen.mesh, chosen.seconds, reason(j, chosen, tried, m, x)}
+}
+
+// compareTrue orders false before true.
+func compareTrue(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case b:
+		return -1
+	}
+	return 1
+}
+
+// meshOptions returns the meshes that a job allows on some ranks.
+func meshOptions(j *file.Job, world int64, m *Machine, x *subject) (all []meshOption) {
+	rings := ringRuns(m, x.config)
+	open := j.Parallel.Ulysses == 0
+	for u := int64(1); u <= world; u++ {
+		if world%u != 0 || !open && u != j.Parallel.Ulysses {
+			continue
+		}
+		for r := int64(1); u*r <= world; r++ {
+			if world/u%r != 0 || j.Parallel.Ring > 0 && r != j.Parallel.Ring {
+				continue
+			}
+			if given := j.Parallel.Ring > 0; r > 1 && !given && (!rings || 2*u*r > j.Data.Sequence) {
+				continue // a rank has less than a token in each chunk of a zigzag
+			}
+			data := world / (u * r)
+			switch {
+			case !open:
+			case j.Kind == "eval" && data > 1: // the sequences to evaluate may be few
+				continue
+			case j.Kind == "train" && j.SequencesOfStep()%(data*j.Data.Batch) != 0:
+				continue
+			}
+			mesh := file.Mesh{World: world, Ulysses: u, Ring: r, Replicas: data}
+			all = append(all, meshOption{mesh: mesh})
+			if r > 2 { // two groups send the same in both forms
+				mesh.Gather = true
+				all = append(all, meshOption{mesh: mesh})
+			}
+		}
+	}
+	return all
+}
+
+// ringRuns reports whether a device has kernels that continue a softmax, which a ring needs.
+func ringRuns(m *Machine, c *model.Config) bool {
+	d, ok := m.Sizes.(device.AttentionKernels)
+	if !ok {
+		return true
+	}
+	const rows = 128
+	of := func(t tensor.DType, heads int64) tensor.Tensor {
+		x := tensor.Of(nil, t, rows, heads, c.HeadDim)
+		x.Where = m.Info.Place
+		return x
+	}
+	compute := m.Info.Compute[0]
+	lse := tensor.Of(nil, tensor.F32, rows, c.NumAttentionHeads)
+	lse.Where = m.Info.Place
+	a := device.Attention{Q: of(compute, c.NumAttentionHeads), K: of(compute, c.NumKeyValueHeads), V: of(compute, c.NumKeyValueHeads),
+		Out: of(tensor.F32, c.NumAttentionHeads), LSE: lse, Causal: true, Carry: true}
+	_, err := d.AttentionKernel(&a, false)
+	if err == nil {
+		a.Out.DType = compute
+		_, err = d.AttentionKernel(&a, true)
+	}
+	return err == nil
+}
+
+// estimate returns about the time of a step: matrix products, attention, the all-to-alls between
+// tokens and heads, the keys that a ring sends while attention computes, and gathered weights. The
+// dry run has the rest, such as recomputation.
+func estimate(j *file.Job, mesh *file.Mesh, m *Machine, x *subject) float64 {
+	c, r, d := x.config, &m.Rates, &j.Data
+	u, ring, ranks, perNode := float64(mesh.Ulysses), float64(mesh.Ring), float64(mesh.Ulysses*mesh.Ring), float64(r.PerNode)
+	bytes := 2.0 // of an element
+	if m.Info.Place == tensor.Host {
+		bytes = 4
+	}
+	// the time of bytes to n consecutive ranks, or groups of near ranks
+	sent := func(bytes, n, near float64) float64 {
+		far := max(0, n-max(1, near)) / n
+		return max(bytes*far/r.Network, bytes*((n-1)/n-far)/r.Node)
+	}
+	latency := r.Latency * math.Log2(2*ranks)
+	layers, dim, tokens := float64(c.NumHiddenLayers-c.LinearLayers()), float64(c.HeadDim), float64(d.Sequence*d.Batch)
+	heads := float64((c.NumAttentionHeads + mesh.Ulysses - 1) / mesh.Ulysses)
+	keys := math.Ceil(heads * float64(c.NumKeyValueHeads) / float64(c.NumAttentionHeads))
+
+	attention := float64(d.Batch) * c.Pairs(d.Sequence) * 4 * heads * dim / ring / r.Attention
+	back := 2.5 * attention * r.Attention / r.Gradient
+	exchange := 0.0
+	if u > 1 {
+		exchange = sent(tokens/ranks*2*dim*(float64(c.NumAttentionHeads)+u*keys)*bytes, u, perNode) + 2*latency
+	}
+	if ring > 1 {
+		key := tokens * keys * 2 * dim // elements of all groups
+		attention = inRing(mesh, attention, sent(key*bytes, ring, perNode/u), latency)
+		back = inRing(mesh, back, sent(key*(bytes+4), ring, perNode/u), 2*latency)
+	}
+	products := c.Flops(d.Sequence*d.Batch, 0) / 3 / ranks / r.Products
+	if j.Kind != "train" {
+		return layers*(attention+exchange) + products
+	}
+	micro := layers*(attention+back+2*exchange) + 3*products
+	if j.Parallel.Zero == 3 {
+		weights := c.Flops(1, 0) / 6 * (2*bytes + 4)
+		micro = max(micro, sent(weights/min(perNode, float64(mesh.World)), float64(mesh.World), perNode), weights/r.Node)
+	}
+	return micro * float64(j.SequencesOfStep()) / float64(mesh.Replicas*d.Batch)
+}
+
+// inRing returns the time of attention in a ring, where keys are sent while it computes. With
+// Gather, only attention of the group's own keys overlaps with the one all-to-all.
+func inRing(mesh *file.Mesh, attention, keys, latency float64) float64 {
+	n := float64(mesh.Ring)
+	if mesh.Gather {
+		return max(attention/n, keys+latency) + attention*(1-1/n)
+	}
+	return max(attention, keys, (n-1)*latency)
+}
+
+// dryRun dry-runs the options with the shortest estimates, until the next estimate is worse than
+// the best time by more than the error of estimates. They are run in groups of fixed size, so the
+// choice does not depend on the number of cores.
+func dryRun(j *file.Job, options []meshOption, m *Machine, x *subject) (tried []meshOption) {
+	const group, slack, most = 4, 1.1, 12
+	shared, best := *m, math.Inf(1)
+	shared.Sizes = &lockedSizes{sizes: m.Sizes}
+	for at := 0; at < len(options); at += group {
+		if options[at].estimate > slack*best || at >= most && !math.IsInf(best, 1) {
+			break
+		}
+		next := options[at:min(at+group, len(options))]
+		var wait sync.WaitGroup
+		slots := make(chan struct{}, runtime.GOMAXPROCS(0))
+		for i := range next {
+			wait.Go(func() {
+				slots <- struct{}{}
+				defer func() { <-slots }()
+				next[i].seconds = secondsOn(j, &next[i].mesh, &shared, x)
+			})
+		}
+		wait.Wait()
+		for i := range next {
+			best = min(best, next[i].seconds)
+		}
+		tried = options[:at+len(next)]
+	}
+	return tried
+}
+
+// secondsOn returns the time of a step on a mesh by the dry run; +Inf if it is not possible.
+func secondsOn(j *file.Job, mesh *file.Mesh, m *Machine, x *subject) (seconds float64) {
+	defer func() {
+		if recover() != nil { // the run finds the fault again, and reports it
+			seconds = math.Inf(1)
+		}
+	}()
+	other := *j
+	other.Choose(*mesh)
+	if err := other.Resolve(int(mesh.World)); err != nil {
+		return math.Inf(1)
+	}
+	f, err := Predict(&other, m, x, true)
+	if err != nil {
+		return math.Inf(1)
+	}
+	defer f.Close()
+	return f.Seconds
+}
+
+// idleHeads returns how many ranks of a mesh have no head of softmax attention.
+func idleHeads(mesh *file.Mesh, c *model.Config) int64 {
+	if c.LinearLayers() == c.NumHiddenLayers {
+		return 0
+	}
+	return max(0, mesh.Ulysses-c.NumAttentionHeads) * mesh.Ring * mesh.Replicas
+}
+
+// reason returns the line that explains a choice: the numbers that decide, and a comparison with
+// all ranks in one sequence by heads, or with the best other mesh.
+func reason(j *file.Job, chosen meshOption, tried []meshOption, m *Machine, x *subject) string {
+	mesh, c := chosen.mesh, x.config
+	text := fmt.Sprintf("mesh: %v: %d ranks, %d a node, %s", mesh, mesh.World, m.Rates.PerNode, units.Count(c.NumAttentionHeads, "query head"))
+	if j.Kind == "train" {
+		text += ", " + units.Count(j.SequencesOfStep(), "sequence") + " a step"
+	}
+	text += fmt.Sprintf(" of %s tokens", units.Grouped(j.Data.Sequence))
+	if mesh.Gather {
+		text += "; keys are sent at once"
+	}
+	if !m.nominal {
+		text += fmt.Sprintf("; expected %.3g s a step", chosen.seconds)
+	}
+	other := meshOption{mesh: file.Mesh{World: mesh.World, Ulysses: mesh.World, Ring: 1, Replicas: 1}, seconds: math.Inf(1)}
+	known := false
+	for _, o := range tried {
+		if o.mesh == other.mesh {
+			other, known = o, true
+		}
+	}
+	switch {
+	case j.Parallel.Ulysses > 0 || j.Parallel.Ring > 1:
+		return text
+	case other.mesh == mesh:
+		others := slices.DeleteFunc(slices.Clone(tried), func(o meshOption) bool { return o.mesh == mesh || math.IsInf(o.seconds, 1) })
+		if len(others) == 0 {
+			return text + "; no other mesh is possible"
+		}
+		other = slices.MinFunc(others, func(a, b meshOption) int { return cmp.Compare(a.seconds, b.seconds) })
+	case !known:
+		other.seconds = secondsOn(j, &other.mesh, m, x)
+	}
+	name := other.mesh.String()
+	if other.mesh.Ulysses == mesh.World {
+		name = fmt.Sprintf("ulysses %d", mesh.World)
+	}
+	switch {
+	case math.IsInf(other.seconds, 1):
+		text += fmt.Sprintf("; %s does not fit", name)
+	case m.nominal:
+		text += fmt.Sprintf("; %s would take %.2f times as long", name, other.seconds/chosen.seconds)
+	default:
+		text += fmt.Sprintf(", %s would take %.3g s", name, other.seconds)
+	}
+	if idle := idleHeads(&other.mesh, c); idle > 0 && !math.IsInf(other.seconds, 1) {
+		text += fmt.Sprintf(" with %d ranks idle", idle)
+	}
+	return text
+}
+
+// nominalCPU has typical rates of a thread, and of links of 10 Gb/s. Only ratios matter for the
+// choice of a mesh.
+var nominalCPU = dryrun.Rates{Products: 60e9, Attention: 25e9, Gradient: 20e9, Delta: 10e9, Stencil: 2e9, Memory: 8e9, Copies: 8e9, Node: 4e9,
+	Network: 1e9, Launch: 2e-6, Latency: 10e-6}
+
+// ForChoice returns the machine with the rates by which a mesh is chosen, which are the same in a
+// plan and in a run: the published ones of a GPU (unknown GPUs: an H100's), and typical ones of a
+// CPU. The rates of a --cluster file replace them.
+func (m *Machine) ForChoice(perNode int) *Machine {
+	o := *m
+	switch {
+	case m.Info.Place == tensor.Host:
+		o.nominal, o.Rates = true, nominalCPU
+		_, o.Share = sharedBy(perNode, m.Info.Workers)
+		for _, rate := range []*float64{&o.Rates.Products, &o.Rates.Attention, &o.Rates.Gradient, &o.Rates.Delta, &o.Rates.Stencil} {
+			*rate *= float64(max(1, m.Info.Workers))
+		}
+		o.Rates = o.Rates.Shared(o.Share)
+	case m.Rates.Check() != nil:
+		o.Rates, o.nominal = gpuByName["h100"].rates[tensor.BF16], true
+	}
+	o.Rates.PerNode = max(1, perNode)
+	if m.cluster != nil {
+		applyRates(m.cluster, &o)
+	}
+	return &o
+}
+
+// ChooseHere is Choose for this rank's device in a run.
+func ChooseHere(j *file.Job, world int, d device.Device, compute tensor.DType, perNode int, freeHost int64) (*Choice, error) {
+	c, err := j.ReadConfig()
+	if err != nil {
+		return nil, err
+	}
+	m := &Machine{Info: d.Info(), Sizes: d, Host: freeHost, close: func() {}}
+	if m.Info.Place != tensor.Host {
+		m.recognize(compute, perNode)
+	}
+	return Choose(j, world, m.ForChoice(perNode), SubjectOfModel(c)), nil
+}

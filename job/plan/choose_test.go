@@ -1,0 +1,186 @@
+package plan
+
+import (
+	"flag"
+	"fmt"
+	"math"
+	"os"
+	"strings"
+	"testing"
+
+	"ulysses/device"
+	"ulysses/job/file"
+	"ulysses/tensor"
+)
+
+var update = flag.Bool("update", false, "write the table of docs/plan.md")
+
+// h200s returns a machine of H200s.
+func h200s(perNode int) *Machine {
+	m := &Machine{Info: device.Info{Kind: "cuda", Name: "H200", Align: 256, Place: tensor.CUDA, Memory: 139 << 30, Compute: []tensor.DType{tensor.BF16}, TokenMajor: true},
+		Sizes: noSizes{}, Rates: gpuByName["h200"].rates[tensor.BF16]}
+	m.Rates.PerNode = perNode
+	return m
+}
+
+// parsed returns a job with a model and its subject.
+func parsed(t *testing.T, text string, sets ...string) (*file.Job, *subject) {
+	t.Helper()
+	j, err := file.Parse([]byte(text), "job.toml", sets, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := j.ReadConfig()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return j, SubjectOfModel(c)
+}
+
+const hybridModel = `
+[parallel]
+zero = 3
+[model.new]
+model_type = "qwen3_5_text"
+vocab_size = 32000
+hidden_size = 2048
+intermediate_size = 6144
+num_hidden_layers = 8
+num_attention_heads = 8
+num_key_value_heads = 2
+head_dim = 256
+linear_num_key_heads = 16
+linear_num_value_heads = 16
+linear_key_head_dim = 128
+linear_value_head_dim = 128
+[data]
+path = ["a.txt"]
+`
+
+// The chosen mesh takes at most 10 % longer than the best of all meshes by the dry run, over
+// models, ranks, lengths, nodes and global batches.
+func TestChoiceIsNearTheBest(t *testing.T) {
+	small := strings.NewReplacer("num_hidden_layers = 32", "num_hidden_layers = 4", "num_attention_heads = 32", "num_attention_heads = 6\nhead_dim = 128", "num_key_value_heads = 8", "num_key_value_heads = 3").Replace(llama8B)
+	for _, c := range []struct {
+		name, model       string
+		world, perNode    int
+		sequence, batches int64
+	}{
+		{"llama", llama8B, 8, 8, 1 << 15, 1}, {"llama", llama8B, 16, 8, 1 << 17, 16}, {"llama", llama8B, 64, 8, 1 << 15, 1}, {"llama", llama8B, 64, 8, 1 << 20, 1},
+		{"llama", llama8B, 16, 2, 1 << 15, 1}, {"llama", llama8B, 48, 8, 1 << 17, 6},
+		{"six heads", small, 12, 4, 1 << 14, 1}, {"six heads", small, 32, 8, 1 << 17, 2}, {"six heads", small, 7, 8, 1 << 12, 7}, {"six heads", small, 20, 1, 1 << 16, 1},
+		{"hybrid", hybridModel, 8, 8, 1 << 16, 1}, {"hybrid", hybridModel, 32, 8, 1 << 17, 4}, {"hybrid", hybridModel, 16, 4, 1 << 12, 16},
+	} {
+		name := fmt.Sprintf("%s on %d ranks, %d a node, %d x %d tokens", c.name, c.world, c.perNode, c.batches, c.sequence)
+		j, x := parsed(t, c.model, fmt.Sprintf("data.sequence=%d", c.sequence), fmt.Sprintf("data.global_batch=%d", c.batches))
+		m := h200s(c.perNode)
+		choice := Choose(j, c.world, m, x)
+		best, of := math.Inf(1), file.Mesh{}
+		for _, o := range meshOptions(j, int64(c.world), m, x) {
+			if s := secondsOn(j, &o.mesh, m, x); s < best {
+				best, of = s, o.mesh
+			}
+		}
+		if !(choice.Seconds > 0 && choice.Seconds <= 1.1*best) {
+			t.Errorf("%s: %v takes %v s, and %v %v s", name, choice.Mesh, choice.Seconds, of, best)
+		}
+		other := *j
+		other.Choose(choice.Mesh)
+		if err := other.Resolve(c.world); err != nil || other.Mesh.GlobalBatch != c.batches || other.Mesh.Ulysses*other.Mesh.Ring*other.Mesh.Replicas != int64(c.world) {
+			t.Errorf("%s: %+v, %v", name, other.Mesh, err)
+		}
+	}
+}
+
+// Llama-8B at a million tokens on 64 GPUs: no rank is idle, the line has the numbers, and a second
+// call makes the same choice.
+func TestChoiceLeavesNoRankIdle(t *testing.T) {
+	j, x := parsed(t, llama8B, "data.sequence=1048576")
+	c := Choose(j, 64, h200s(8), x)
+	if idleHeads(&c.Mesh, x.config) != 0 || c.Mesh.Ring < 2 || c.Mesh.Replicas != 1 {
+		t.Errorf("%+v", c)
+	}
+	for _, want := range []string{"mesh: ulysses 32 x ring 2 x data 1", "64 ranks", "32 query heads", "ulysses 64 would take", "with 32 ranks idle"} {
+		if !strings.Contains(c.Text, want) {
+			t.Errorf("%q is not in %q", want, c.Text)
+		}
+	}
+	if again := Choose(j, 64, h200s(8), x); *again != *c {
+		t.Errorf("%+v, then %+v", c, again)
+	}
+}
+
+// A job's own degrees are kept, and replicas divide the micro-batches of a step.
+func TestChoiceKeepsTheJob(t *testing.T) {
+	for _, c := range []struct {
+		sets string
+		ok   func(m *file.Mesh) bool
+	}{
+		{"parallel.ring=1", func(m *file.Mesh) bool { return m.Ring == 1 && m.Replicas == 1 }},
+		{"parallel.ring=4", func(m *file.Mesh) bool { return m.Ring == 4 && m.Replicas == 1 }},
+		{"parallel.ulysses=4 parallel.ring=2", func(m *file.Mesh) bool { return m.Ulysses == 4 && m.Ring == 2 && m.Replicas == 2 }},
+		{"data.accumulate=3", func(m *file.Mesh) bool { return m.Replicas == 1 && m.GlobalBatch == 3 }},
+		{"data.accumulate=4 data.batch=2", func(m *file.Mesh) bool { return m.Replicas > 1 && m.GlobalBatch == 8 }},
+		{"kind=eval", func(m *file.Mesh) bool { return m.Replicas == 1 }},
+	} {
+		j, x := parsed(t, llama8B, append(strings.Fields(c.sets), "data.sequence=16384")...)
+		m := h200s(8)
+		m.Info.Memory = 0
+		choice := Choose(j, 16, m, x)
+		j.Choose(choice.Mesh)
+		for range 2 {
+			if err := j.Resolve(16); err != nil || !c.ok(&j.Mesh) {
+				t.Errorf("%s: %+v, %v: %s", c.sets, j.Mesh, err, choice.Text)
+			}
+		}
+	}
+	if j, _ := parsed(t, llama8B, "parallel.ulysses=4"); LeavesMeshOpen(j, 16) {
+		t.Error("parallel.ulysses = 4 leaves the mesh open")
+	}
+}
+
+// If no mesh fits, the whole sequence is on all ranks, and the line says so.
+func TestNoMeshFits(t *testing.T) {
+	j, x := parsed(t, llama8B, "data.sequence=1048576")
+	m := h200s(8)
+	m.Info.Memory = 1 << 30
+	if c := Choose(j, 4, m, x); c.Mesh.Ulysses != 4 || c.Mesh.Ring != 1 || c.Seconds != 0 || !strings.Contains(c.Text, "no mesh of 4 ranks fits") {
+		t.Errorf("%+v", c)
+	}
+}
+
+// The table of docs/plan.md has the choices of this program.
+func TestTableOfChoices(t *testing.T) {
+	const begin, end, path = "<!-- choices: begin -->\n", "<!-- choices: end -->", "../../docs/plan.md"
+	var text strings.Builder
+	text.WriteString("| tokens of a sequence | sequences of a step | 8 GPUs, 8 a node | 16, 8 a node | 64, 8 a node | 16, 1 a node |\n|---|---|---|---|---|---|\n")
+	for _, row := range []struct {
+		tokens, step int64
+	}{{1 << 15, 1}, {1 << 17, 1}, {1 << 20, 1}, {1 << 15, 64}, {1 << 17, 64}} {
+		fmt.Fprintf(&text, "| %d | %d |", row.tokens, row.step)
+		for _, on := range [][2]int{{8, 8}, {16, 8}, {64, 8}, {16, 1}} {
+			j, x := parsed(t, llama8B, fmt.Sprintf("data.sequence=%d", row.tokens), fmt.Sprintf("data.global_batch=%d", row.step))
+			c := Choose(j, on[0], h200s(on[1]), x)
+			fmt.Fprintf(&text, " %d × %d × %d, %.3g s |", c.Mesh.Ulysses, c.Mesh.Ring, c.Mesh.Replicas, c.Seconds)
+		}
+		text.WriteString("\n")
+	}
+	page, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before, rest, ok := strings.Cut(string(page), begin)
+	shown, after, also := strings.Cut(rest, end)
+	if !ok || !also {
+		t.Fatal("docs/plan.md has no table of choices")
+	}
+	if shown == text.String() {
+		return
+	}
+	if !*update {
+		t.Fatalf("the table of docs/plan.md is\n%swant\n%srun go test ./job/plan -run TestTableOfChoices -update", shown, text.String())
+	}
+	if err := os.WriteFile(path, []byte(before+begin+text.String()+end+after), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}
