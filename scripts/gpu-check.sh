@@ -86,7 +86,7 @@ wanted processes && tests processes cmd/ulysses-mpi 600 "$bundle/tests/ulysses-m
 # seem to be on different machines.
 nccl() {
   local ranks=$1 job=testdata/goldens/llama-sgd-packed/job.toml out=$bundle/out/nccl-$1
-  local set=(--set "output.dir=$out" --set device.backend=cuda --set device.dtype=f32 --set device.comm=nccl --set parallel.ulysses=0 --set output.model=false --set output.overwrite=true)
+  local set=(--set "output.dir=$out" --set device.backend=cuda --set device.dtype=f32 --set device.comm=nccl --set parallel.ulysses=0 --set parallel.ring=1 --set output.model=false --set output.overwrite=true)
   local apps=() common=(-x ULYSSES_CUDA_PLUGIN -x ULYSSES_NVIDIA_ROOT -x ULYSSES_TIMEOUT=60s)
   for ((r = 0; r < ranks; r++)); do
     apps+=(-n 1 "${common[@]}" -x "NCCL_HOSTID=ulysses-$r" -x NCCL_SOCKET_IFNAME=lo -x NCCL_NET=Socket -x NCCL_IB_DISABLE=1 -x NCCL_NET_PLUGIN=none
