@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"ulysses/comm"
+	"ulysses/cpu"
 	"ulysses/data"
 	"ulysses/internal/clock"
 	"ulysses/model"
@@ -83,7 +84,12 @@ func TestBudgetTokens(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			s := &Setup{Mesh: mesh, Data: Data{Train: set, Config: &d}, Model: &model.Model{Config: &model.Config{}}}
+			m, err := newTinyModel(mesh.Seq)
+			if err != nil {
+				return err
+			}
+			defer m.Close()
+			s := &Setup{Mesh: mesh, Data: Data{Train: set, Config: &d}, Model: m}
 			if c.eval {
 				s.Data.Eval = set
 			}
@@ -96,4 +102,17 @@ func TestBudgetTokens(t *testing.T) {
 			t.Error(err)
 		}
 	}
+}
+
+// newTinyModel returns a model on the ranks of a sequence, without weights.
+func newTinyModel(c comm.Comm) (*model.Model, error) {
+	dev, err := cpu.New(cpu.Options{Workers: 1})
+	if err != nil {
+		return nil, err
+	}
+	cfg, err := model.ConfigFromMap(tiny["llama"])
+	if err != nil {
+		return nil, err
+	}
+	return model.New(dev, c, cfg, model.Options{})
 }
