@@ -83,7 +83,8 @@ func newer(a, b string) bool {
 // spilling has the kernels that may use local memory, by a part of their symbol, each with the
 // reason.
 var spilling = map[string]string{
-	"attention_dkv_kernelILi2ELb1E": "dk and dv of the widest heads take 128 registers; with the options of scores, 24 bytes spill",
+	"attention_dkv_kernelILi2ELb1E":         "dk and dv of the widest heads take 128 registers; with the options of scores, 24 bytes spill",
+	"attention_mma_forward_kernelILi1ELb1E": "heads of 128 on tensor cores take all registers; to begin with a given softmax, 16 bytes spill",
 }
 
 var (

@@ -108,9 +108,6 @@ func (d *Device) GatedDeltaSizes(a *device.GatedDelta) device.DeltaSizes {
 // AttentionKernel returns the name of the kernel that would run the call or its gradient (see
 // device.AttentionKernels).
 func (d *Device) AttentionKernel(a *device.Attention, backward bool) (string, error) {
-	if what := unbuiltOption(a); what != "" {
-		return "", status.Errorf(status.Unsupported, "cuda.AttentionKernel: %s in attention is not built for this device; leave it out, or set device.backend = \"cpu\"", what)
-	}
 	g := device.AttentionGrad{Attention: *a}
 	op := device.OpAttentionForward
 	if backward {
@@ -126,25 +123,6 @@ func (d *Device) AttentionKernel(a *device.Attention, backward bool) (string, er
 		return "", err
 	}
 	return C.GoString(kernel), nil
-}
-
-// unbuiltOption returns the first option of a call for which the plug-in has no kernel.
-func unbuiltOption(a *device.Attention) string {
-	switch {
-	case a.Carry || a.Shift != nil:
-		return "a ring"
-	case !a.Sinks.IsNil():
-		return "an attention sink"
-	case !a.Slopes.IsNil():
-		return "ALiBi"
-	case !a.BlockMask.IsNil():
-		return "a block mask"
-	case a.Softcap != 0:
-		return "a soft cap"
-	case a.Dropout != 0:
-		return "dropout"
-	}
-	return ""
 }
 
 var _ device.AttentionKernels = (*Device)(nil)

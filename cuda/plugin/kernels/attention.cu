@@ -184,7 +184,8 @@ struct Kernels {
 };
 static Kernels forward_kernels[] = {{attention_forward_kernels, ATTENTION_THREADS, {}},
                                     {attention_mma_forward_kernels, ATTENTION_MMA_THREADS, {}},
-                                    {attention_scored_forward_kernels, ATTENTION_THREADS, {}}};
+                                    {attention_scored_forward_kernels, ATTENTION_THREADS, {}},
+                                    {attention_mma_begun_kernels, ATTENTION_MMA_THREADS, {}}};
 static Kernels dq_kernels[] = {{attention_dq_kernels, ATTENTION_THREADS, {}},
                                {attention_mma_dq_kernels, ATTENTION_MMA_THREADS, {}},
                                {attention_scored_dq_kernels, ATTENTION_THREADS, {}}};
@@ -240,8 +241,9 @@ static int32_t forward(uly_device *d, uly_stream *s, const void *args, Variant v
   c.count_q = attention_count(a.cu_q, a.cu_q.documents(), tiles.rows);
   if (c.heads * c.count_q == 0) return ULY_OK;
   TRY(attention_upload(d, s, &a, l, tiles.rows, tiles.columns));
-  return launch(d, s, op, forward_kernels[kernels_of(variant, scored(a))], tiles.index, tiles.forward_shared,
-                c.heads * c.count_q, c);
+  return launch(d, s, op,
+                forward_kernels[variant == MMA && (a.carry || given(a.sinks)) ? 3 : kernels_of(variant, scored(a))],
+                tiles.index, tiles.forward_shared, c.heads * c.count_q, c);
 }
 
 static int32_t backward(uly_device *d, uly_stream *s, const void *args, Variant variant) {
@@ -257,7 +259,7 @@ static int32_t backward(uly_device *d, uly_stream *s, const void *args, Variant 
   const bool sums = c.heads > 0 && (c.dsinks || c.dslopes);
   if (rows + c.kv_heads * c.keys == 0 && !sums) return ULY_OK;
   TRY(attention_upload(d, s, &a, l, tiles.back_rows, tiles.back_rows));
-  if (rows > 0 && variant == MMA) {
+  if (rows > 0 && variant == MMA && c.out.bf16) {
     const int64_t strips = c.heads * ceil_div(c.queries, 16);
     LAUNCH(attention_mma_delta, (unsigned)least(ceil_div(strips, ATTENTION_MMA_THREADS / 32), GRID_LIMIT),
            ATTENTION_MMA_THREADS, 0, s, c);
@@ -325,10 +327,7 @@ static bool mma_fits(uly_device *d, const AttentionArgs &a) {
   if (a.q.ndim != 3 || a.v.ndim != 3 || a.q.dtype != ULY_BF16) why = "a type is not BF16";
   else if (dim % 16 != 0 || dv % 16 != 0) why = "a head size is not a multiple of 16";
   else if (!((float)a.scale >= 1e-30f && (float)a.scale <= 1e30f)) why = "the scale is not positive, or out of range";
-  else if (a.sinks.dtype || a.slopes.dtype || a.block_mask.dtype || a.softcap != 0 || a.dropout != 0)
-    why = "sinks, slopes, block masks, soft caps and dropout are left to other kernels";
-  else if (a.carry || a.out.dtype == ULY_F32) why = "a softmax that is carried is left to other kernels";
-  else if (a.dq.dtype == ULY_F32) why = "gradients in F32 are left to other kernels";
+  else if (scored(a)) why = "slopes, block masks, soft caps and dropout are left to other kernels";
   if (!why) return fits_shared(d, a, MMA, a.backward);
   fail(d, ULY_UNSUPPORTED, "kernels on tensor cores: %s", why);
   return false;

@@ -59,8 +59,9 @@ __global__ void attention_head_sums(AttentionCall a);
 
 // The kernels on tensor cores, by the index of their sizes in attention_mma_sizes. If the dv kernel
 // is NULL, the dk kernel also computes dv.
+// attention_mma_begun_kernels are forward kernels for a softmax that has begun.
 extern const AttentionKernel attention_mma_forward_kernels[ATTENTION_MMA_SIZES],
-    attention_mma_dq_kernels[ATTENTION_MMA_SIZES];
+    attention_mma_begun_kernels[ATTENTION_MMA_SIZES], attention_mma_dq_kernels[ATTENTION_MMA_SIZES];
 extern const AttentionKernel attention_mma_dk_kernels[ATTENTION_MMA_SIZES],
     attention_mma_dv_kernels[ATTENTION_MMA_SIZES];
 __global__ void attention_mma_delta(AttentionCall a);

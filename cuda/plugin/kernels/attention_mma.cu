@@ -9,8 +9,9 @@
 #include "attention_mma.h"
 
 // The forward kernel: a block has queries and loops over keys and values. The next tile is copied
-// while one is computed.
-template <int SIZE> __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2)
+// while one is computed. BEGUN: a softmax may have begun (attention_forward.cu), with sinks or keys
+// of earlier calls. The other instantiation is for calls without them, and needs fewer registers.
+template <int SIZE, bool BEGUN> __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2)
     attention_mma_forward_kernel(AttentionCall a) {
   constexpr int HEAD = attention_mma_sizes[SIZE].head, ROWS = attention_mma_sizes[SIZE].rows,
                 COLUMNS = attention_mma_sizes[SIZE].columns;
@@ -45,6 +46,29 @@ template <int SIZE> __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2)
     for (int i = 0; i < MT; i++) {
       zero(o[i]);
       top[i][0] = top[i][1] = -INFINITY, sum[i][0] = sum[i][1] = 0;
+    }
+    // One lane of a row reads lse, and writes it below. The maximum is before scaling.
+    if (BEGUN && strip < t.rows) {
+      if (a.carry) read_wide<HEAD>(o, a.out, t.q + t.first + strip, work.head, t.rows - strip);
+#pragma unroll
+      for (int i = 0; i < MT; i++)
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+          const int row = strip + 16 * i + 8 * h + at.row;
+          float begun = a.sinks ? a.sinks[work.head] : -INFINITY;
+          if (a.carry) {
+            if (at.column == 0 && row < t.rows)
+              begun = a.lse[(t.q + t.first + row) * a.lse_token + work.head * a.lse_head];
+            begun = __shfl_sync(0xffffffffu, begun, 0, 4);
+          }
+          top[i][h] = begun / a.scale;
+          if (begun != -INFINITY) {
+            if (at.column == 0) sum[i][h] = 1;
+            continue;
+          }
+#pragma unroll
+          for (int n = 0; n < HEAD / 8; n++) o[i][n][2 * h] = o[i][n][2 * h + 1] = 0;
+        }
     }
     unsigned without_keys = 0; // bits of this lane's rows that have no key
 #pragma unroll
@@ -82,7 +106,9 @@ template <int SIZE> __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2)
           m = fmaxf(m, __shfl_xor_sync(0xffffffffu, m, 2));
           // The base of all exponents of a row is rounded once. If the largest exponential is
           // therefore not exactly 1, the sum has the same relative error.
-          const float base = m == -INFINITY ? 0 : m * scale, keep = exp2_approx(top[i][h] * scale - base);
+          const float base = m == -INFINITY ? 0 : m * scale;
+          float keep = exp2_approx(top[i][h] * scale - base);
+          if (BEGUN && top[i][h] == m) keep = 1; // exactly, so that a query without keys keeps its bits
           top[i][h] = m;
           sum[i][h] *= keep;
 #pragma unroll
@@ -105,18 +131,21 @@ template <int SIZE> __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2)
         float l = sum[i][h];
         l += __shfl_xor_sync(0xffffffffu, l, 1);
         l += __shfl_xor_sync(0xffffffffu, l, 2);
-        const bool none = without_keys >> (2 * i + h) & 1;
+        const bool alone = without_keys >> (2 * i + h) & 1, none = alone && !(BEGUN && top[i][h] != -INFINITY);
         const float f = none ? 0 : 1 / l;
         const int row = strip + 16 * i + 8 * h + at.row;
-        if (at.column == 0 && row < t.rows)
-          a.lse[(row0 + row) * a.lse_token + work.head * a.lse_head] =
-              none ? -INFINITY : (top[i][h] * scale + log2f(l)) * LN2;
+        float lse = (top[i][h] * scale + log2f(l)) * LN2;
+        if (BEGUN && alone && a.sinks) lse = a.sinks[work.head];
+        // a softmax to which no key was added keeps the bits of its lse
+        if (at.column == 0 && row < t.rows && !(BEGUN && alone && a.carry && !none))
+          a.lse[(row0 + row) * a.lse_token + work.head * a.lse_head] = none ? -INFINITY : lse;
 #pragma unroll
         for (int n = 0; n < HEAD / 8; n++)
 #pragma unroll
           for (int e = 2 * h; e < 2 * h + 2; e++) o[i][n][e] = none ? 0 : o[i][n][e] * f;
       }
-    write_rows<HEAD>(qs + strip * W, o, a.out, row0 + strip, work.head, t.rows - strip);
+    if (BEGUN && !a.out.bf16) write_wide<HEAD>(o, a.out, row0 + strip, work.head, t.rows - strip);
+    else write_rows<HEAD>(qs + strip * W, o, a.out, row0 + strip, work.head, t.rows - strip);
   }
 }
 
@@ -248,7 +277,7 @@ template <int SIZE> __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2)
     }
     if (strip >= t.rows) continue;
     multiply(dq, a.scale);
-    write_rows<HEAD>(tile.resident + strip * B::W, dq, a.dq, t.q + t.first + strip, work.head, t.rows - strip);
+    write_gradients<HEAD>(tile.resident + strip * B::W, dq, a.dq, t.q + t.first + strip, work.head, t.rows - strip);
   }
 }
 
@@ -353,19 +382,24 @@ template <int SIZE, bool DK, bool DV> __global__ void __launch_bounds__(ATTENTIO
       if (DK) {
         multiply(dk, a.scale);
         add_before<HEAD>(dk, sums, a.k.width + a.v.width, a.k.width, rows, first_head, last_head);
-        if (last_head && rows > 0) write_rows<HEAD>(tile.resident + strip * B::W, dk, a.dk, row0 + strip, kv, rows);
+        if (last_head && rows > 0)
+          write_gradients<HEAD>(tile.resident + strip * B::W, dk, a.dk, row0 + strip, kv, rows);
       }
       if (DV) {
         add_before<HEAD>(dv, sums + a.k.width, a.k.width + a.v.width, a.v.width, rows, first_head, last_head);
         if (last_head && rows > 0)
-          write_rows<HEAD>((DK ? tile.resident2 : tile.resident) + strip * B::W, dv, a.dv, row0 + strip, kv, rows);
+          write_gradients<HEAD>((DK ? tile.resident2 : tile.resident) + strip * B::W, dv, a.dv, row0 + strip, kv, rows);
       }
     }
   }
 }
 
-const AttentionKernel attention_mma_forward_kernels[ATTENTION_MMA_SIZES] = {
-    attention_mma_forward_kernel<0>, attention_mma_forward_kernel<1>, attention_mma_forward_kernel<2>};
+const AttentionKernel attention_mma_forward_kernels[ATTENTION_MMA_SIZES] = {attention_mma_forward_kernel<0, false>,
+                                                                            attention_mma_forward_kernel<1, false>,
+                                                                            attention_mma_forward_kernel<2, false>};
+const AttentionKernel attention_mma_begun_kernels[ATTENTION_MMA_SIZES] = {attention_mma_forward_kernel<0, true>,
+                                                                          attention_mma_forward_kernel<1, true>,
+                                                                          attention_mma_forward_kernel<2, true>};
 const AttentionKernel attention_mma_dq_kernels[ATTENTION_MMA_SIZES] = {
     attention_mma_dq_kernel<0>, attention_mma_dq_kernel<1>, attention_mma_dq_kernel<2>};
 // With the widest heads, a warp has registers for one of the two sums only. dk and dv then have a

@@ -110,6 +110,48 @@ template <int MT, int NT> __device__ __forceinline__ void multiply(float (&x)[MT
       for (int e = 0; e < 4; e++) x[i][n][e] *= f;
 }
 
+// at_pairs calls f(p, x, y) for every pair x, y of neighbours in a warp's rows, which is at p in a
+// tensor of F32.
+template <int HEAD, int MT, class F> __device__ __forceinline__ void at_pairs(float (&o)[MT][HEAD / 8][4],
+                                                                              const AttentionView &of, int64_t row,
+                                                                              int64_t head, int rows, F f) {
+  const Lane at;
+#pragma unroll
+  for (int i = 0; i < MT; i++)
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      const int r = 16 * i + 8 * h + at.row;
+      if (r >= rows) continue;
+      float *p = (float *)of.data + (row + r) * of.token + head * of.head + at.column;
+#pragma unroll
+      for (int n = 0; n < HEAD / 8; n++)
+        if (8 * n < of.width) f(p + 8 * n, o[i][n][2 * h], o[i][n][2 * h + 1]);
+    }
+}
+
+// read_wide and write_wide read and write a warp's rows in F32. A lane has the same elements in
+// both.
+template <int HEAD, int MT> __device__ __forceinline__ void read_wide(float (&o)[MT][HEAD / 8][4],
+                                                                      const AttentionView &from, int64_t row,
+                                                                      int64_t head, int rows) {
+  at_pairs<HEAD>(o, from, row, head, rows, [&](const float *p, float &x, float &y) {
+    if (from.wide) {
+      const float2 two = *reinterpret_cast<const float2 *>(p);
+      x = two.x, y = two.y;
+    } else {
+      x = p[0], y = p[1];
+    }
+  });
+}
+template <int HEAD, int MT> __device__ __forceinline__ void write_wide(float (&o)[MT][HEAD / 8][4],
+                                                                       const AttentionView &to, int64_t row,
+                                                                       int64_t head, int rows) {
+  at_pairs<HEAD>(o, to, row, head, rows, [&](float *p, float x, float y) {
+    if (to.wide) *reinterpret_cast<float2 *>(p) = make_float2(x, y);
+    else p[0] = x, p[1] = y;
+  });
+}
+
 // write_rows rounds a warp's results to BF16 and writes the first `rows` rows to row row, row + 1,
 // … of a head. It goes through `strip`, rows of a tile that only this warp still uses, so that the
 // stores are vectors of 16 bytes.
@@ -141,6 +183,14 @@ template <int HEAD, int MT> __device__ __forceinline__ void write_rows(bf16 *str
       for (int e = 0; e < 8; e++) p[e] = from[e];
     }
   }
+}
+
+// write_gradients is write_rows for a tensor of BF16 or F32.
+template <int HEAD, int MT> __device__ __forceinline__ void write_gradients(bf16 *strip, float (&o)[MT][HEAD / 8][4],
+                                                                            const AttentionView &to, int64_t row,
+                                                                            int64_t head, int rows) {
+  if (to.bf16) write_rows<HEAD>(strip, o, to, row, head, rows);
+  else write_wide<HEAD>(o, to, row, head, rows);
 }
 
 // add_before adds the sums of the preceding query heads to a warp's rows d, and stores the result
