@@ -4,6 +4,7 @@ package cpu
 import "C"
 
 import (
+	"math"
 	"runtime"
 
 	"ulysses/device"
@@ -26,6 +27,9 @@ func (d *Device) CrossEntropy(_ device.Stream, a *device.CrossEntropy) error {
 		t, bf16 = c.compute("dlogits", a.DLogits)
 		c.typed("dlogits", a.DLogits, t, rows, vocab)
 	}
+	if !(a.Softcap >= 0) || math.IsInf(a.Softcap, 0) {
+		c.fail("softcap is %v; it must be finite and not negative", a.Softcap)
+	}
 	if c.err != nil {
 		return c.err
 	}
@@ -38,6 +42,6 @@ func (d *Device) CrossEntropy(_ device.Stream, a *device.CrossEntropy) error {
 	perTask := max(1, grain/4/max(1, vocab))
 	*(*C.cross_args)(d.args) = C.cross_args{logits: floatsOf(a.Logits), targets: (*C.int32_t)(a.Targets.Data), nll: floatsOf(a.NLL),
 		dlogits: a.DLogits.Data, bf16: bf16, rows: C.int64_t(rows), vocab: C.int64_t(vocab), logits_row: C.int64_t(a.Logits.Stride[0]),
-		dlogits_row: C.int64_t(a.DLogits.Stride[0]), per_task: C.int64_t(perTask), scale: C.double(a.GradScale)}
+		dlogits_row: C.int64_t(a.DLogits.Stride[0]), per_task: C.int64_t(perTask), scale: C.double(a.GradScale), softcap: C.double(a.Softcap)}
 	return d.run(C.K_cross_entropy, ceilDiv(rows, perTask))
 }

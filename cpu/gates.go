@@ -9,7 +9,7 @@ import (
 	"ulysses/device"
 )
 
-// SwiGLUForward writes y = silu(gate)·up. All operands are [T, N].
+// SwiGLUForward writes y = silu(gate)·up, or gelu(gate)·up. All operands are [T, N].
 func (d *Device) SwiGLUForward(_ device.Stream, a *device.SwiGLU) error {
 	defer runtime.KeepAlive(a)
 	c := check{op: "SwiGLUForward"}
@@ -20,6 +20,9 @@ func (d *Device) SwiGLUForward(_ device.Stream, a *device.SwiGLU) error {
 	p := merge(a.Y, a.Gate, a.Up)
 	k := (*C.swiglu_args)(d.args)
 	k.y, k.gate, k.up, k.bf16 = a.Y.Data, a.Gate.Data, a.Up.Data, bf16
+	if k.gelu = 0; a.GELU {
+		k.gelu = 1
+	}
 	return d.run(C.K_swiglu_forward, p.divide(&k.axes, true, grain/2, 2))
 }
 
@@ -36,6 +39,9 @@ func (d *Device) SwiGLUBackward(_ device.Stream, a *device.SwiGLUGrad) error {
 	k.dgate, k.dup, k.gate, k.up, k.dy, k.bf16 = a.DGate.Data, a.DUp.Data, a.Gate.Data, a.Up.Data, a.DY.Data, bf16
 	if k.restore = 0; a.Restore {
 		k.restore = 1
+	}
+	if k.gelu = 0; a.GELU {
+		k.gelu = 1
 	}
 	return d.run(C.K_swiglu_backward, p.divide(&k.axes, true, grain/2, 2))
 }

@@ -107,8 +107,9 @@ typedef struct {
   uly_tensor nll;
   uly_tensor dlogits;
   double grad_scale;
+  double softcap;
 } uly_cross_entropy;
-ULY_SIZE(uly_cross_entropy, 584)
+ULY_SIZE(uly_cross_entropy, 592)
 
 typedef struct {
   uly_tensor m;
@@ -352,6 +353,7 @@ typedef struct {
   uly_tensor dgate;
   uly_tensor dup;
   bool restore;
+  bool gelu;
 } uly_swiglu_grad;
 ULY_SIZE(uly_swiglu_grad, 728)
 
@@ -359,8 +361,9 @@ typedef struct {
   uly_tensor gate;
   uly_tensor up;
   uly_tensor y;
+  bool gelu;
 } uly_swiglu;
-ULY_SIZE(uly_swiglu, 432)
+ULY_SIZE(uly_swiglu, 440)
 
 // X(ENUMERATOR, name, arguments) for each operation, in the order of their numbers.
 #define ULY_OPERATIONS(X) \
@@ -400,4 +403,4 @@ ULY_SIZE(uly_swiglu, 432)
   X(SWIGLU_FORWARD, swiglu_forward, uly_swiglu)
 
 // A checksum of the above: program and plug-in must have the same operations.
-#define ULY_OPERATIONS_SUM 0x024645e1u
+#define ULY_OPERATIONS_SUM 0x0b4e9a5fu

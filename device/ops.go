@@ -151,10 +151,13 @@ type Rope struct {
 	Centre float64
 }
 
-// SwiGLU is y = silu(gate)·up (Shazeer 2020). Rows may be strided; the last axis is dense.
+// SwiGLU is y = silu(gate)·up (Shazeer 2020). Rows may be strided; the last axis is dense. With
+// GELU, it is gelu(gate)·up in the approximation by tanh (Hendrycks & Gimpel 2016), g·σ(2u) with
+// u = √(2/π)·(g + 0.044715·g³).
 type SwiGLU struct {
 	Gate, Up tensor.Tensor `op:"in"`  // [T, F]
 	Y        tensor.Tensor `op:"out"` // [T, F]
+	GELU     bool
 }
 
 // SwiGLUGrad is the derivative of SwiGLU. DGate may be Gate, and DUp may be Up.
@@ -164,6 +167,7 @@ type SwiGLUGrad struct {
 	DGate, DUp tensor.Tensor `op:"out"`
 	// Restore overwrites DY with y. A layer that did not keep y needs it for a gradient of weights.
 	Restore bool
+	GELU    bool // as SwiGLU's
 }
 
 // Embedding is y[t] = table[ids[t]]. The data reader checks the ids. An id out of range is an error
@@ -182,7 +186,7 @@ type EmbeddingGrad struct {
 
 // CrossEntropy is nll = logsumexp(logits) - logits[target] for each row, in F32, and its gradient
 // (softmax - onehot)·GradScale. A target of -100 has nll 0 and gradient 0. Without DLogits, no
-// gradient is computed.
+// gradient is computed. With Softcap c > 0, a logit x is first replaced by c·tanh(x/c).
 type CrossEntropy struct {
 	Logits  tensor.Tensor `op:"in"`  // [T, V] F32, last axis dense
 	Targets tensor.Tensor `op:"in"`  // [T] I32
@@ -190,6 +194,7 @@ type CrossEntropy struct {
 	// [T, V] of the compute type; may be Logits if F32
 	DLogits   tensor.Tensor `op:"out,optional"`
 	GradScale float64
+	Softcap   float64 // 0 = off
 }
 
 // Attention is softmax(bias + cap(scale·q·kᵀ))·v for packed documents, without an S×S matrix (Dao

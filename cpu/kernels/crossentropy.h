@@ -13,5 +13,5 @@ typedef struct {
   void *dlogits; // NULL = not wanted
   // logits_row and dlogits_row are strides of a row; per_task: rows; bf16: type of dlogits
   int64_t rows, vocab, logits_row, dlogits_row, per_task, bf16;
-  double scale;
+  double scale, softcap; // softcap c > 0: logits are first replaced by c·tanh(x/c)
 } cross_args;

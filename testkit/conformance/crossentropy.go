@@ -18,14 +18,17 @@ func testCrossEntropy(s *suite) {
 		{0, 5, 1}, {5, 5000, 4}, {3, 33333, 0.01},
 	} {
 		s.typed(func(d tensor.DType, suffix string) {
-			s.crossEntropyCase(d, suffix, c.rows, c.vocab, c.spread, false, dense, padded)
+			for _, softcap := range []float64{0, 30} {
+				s.crossEntropyCase(d, suffix, c.rows, c.vocab, c.spread, softcap, false, dense, padded)
+			}
 		})
 	}
-	s.typed(func(d tensor.DType, suffix string) { s.crossEntropyCase(d, suffix, 3, 100, 2, true, dense, padded) })
+	s.typed(func(d tensor.DType, suffix string) { s.crossEntropyCase(d, suffix, 3, 100, 2, 0, true, dense, padded) })
+	s.typed(func(d tensor.DType, suffix string) { s.crossEntropyCase(d, suffix, 3, 100, 2, 5, true, dense, padded) })
 }
 
 // crossEntropyCase tests logits in F32 with gradients of type d.
-func (s *suite) crossEntropyCase(d tensor.DType, suffix string, rows, vocab int64, spread float64, nan bool, layouts ...layout) {
+func (s *suite) crossEntropyCase(d tensor.DType, suffix string, rows, vocab int64, spread, softcap float64, nan bool, layouts ...layout) {
 	const scale = 1.0 / 7
 	r := seeded(14, rows, vocab)
 	logits, targets := normal(r, rows*vocab), integers(r, rows, vocab)
@@ -43,12 +46,17 @@ func (s *suite) crossEntropyCase(d tensor.DType, suffix string, rows, vocab int6
 	f := ref.Convert[float32, float64]
 	nll, g := ref.CrossEntropy(vocab, logits, targets, scale)
 	nll32, g32 := ref.CrossEntropy(vocab, f(logits), targets, scale)
+	if softcap > 0 {
+		suffix += fmt.Sprintf(" softcap %v", softcap)
+		nll, g = ref.CappedCrossEntropy(vocab, logits, targets, scale, softcap)
+		nll32, g32 = ref.CappedCrossEntropy(vocab, f(logits), targets, scale, softcap)
+	}
 	wants := []want{both("nll", nll, nll32), both("dlogits", g, g32).as(d)}
 	for _, l := range layouts {
 		name := fmt.Sprintf("%dx%d %v%s", rows, vocab, l, suffix)
 		args := func(b *bench, x *array) (*device.CrossEntropy, *array) {
 			out := b.out("nll", tensor.F32, shifted, rows)
-			return &device.CrossEntropy{Logits: x.Tensor, NLL: out.Tensor, GradScale: scale,
+			return &device.CrossEntropy{Logits: x.Tensor, NLL: out.Tensor, GradScale: scale, Softcap: softcap,
 				Targets: b.in("targets", tensor.I32, shifted, floats(targets), rows).Tensor}, out
 		}
 		s.check(name, wants, func(b *bench) ([]*array, error) {

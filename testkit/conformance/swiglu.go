@@ -12,12 +12,15 @@ import (
 func testSwiGLU(s *suite) {
 	for _, shape := range [][]int64{{1, 1}, {2, 3}, {7, 17}, {63, 64}, {100, 65}, {3, 257}, {0, 9}, {257, 100}, {1, 90000}} {
 		for _, l := range []layout{dense, padded} {
-			s.typed(func(d tensor.DType, suffix string) { s.swigluCase(d, suffix, shape[0], shape[1], l) })
+			s.typed(func(d tensor.DType, suffix string) {
+				s.swigluCase(d, suffix, shape[0], shape[1], l, false)
+				s.swigluCase(d, suffix, shape[0], shape[1], l, true)
+			})
 		}
 	}
 }
 
-func (s *suite) swigluCase(d tensor.DType, suffix string, t, n int64, l layout) {
+func (s *suite) swigluCase(d tensor.DType, suffix string, t, n int64, l layout, gelu bool) {
 	r := seeded(12, t, n)
 	gate, up, dy := normal(r, t*n), normal(r, t*n), normal(r, t*n)
 	up, dy = rounded(d, up), rounded(d, dy)
@@ -31,28 +34,35 @@ func (s *suite) swigluCase(d tensor.DType, suffix string, t, n int64, l layout) 
 	f := ref.Convert[float32, float64]
 	dgate, dup := ref.SwiGLUGrad(gate, up, dy)
 	dgate32, dup32 := ref.SwiGLUGrad(f(gate), f(up), f(dy))
-	forward := []want{both("y", ref.SwiGLU(gate, up), ref.SwiGLU(f(gate), f(up))).as(d)}
+	y, y32 := ref.SwiGLU(gate, up), ref.SwiGLU(f(gate), f(up))
+	if gelu {
+		suffix += " gelu"
+		dgate, dup = ref.GELUGateGrad(gate, up, dy)
+		dgate32, dup32 = ref.GELUGateGrad(f(gate), f(up), f(dy))
+		y, y32 = ref.GELUGate(gate, up), ref.GELUGate(f(gate), f(up))
+	}
+	forward := []want{both("y", y, y32).as(d)}
 	backward := []want{both("dgate", dgate, dgate32).as(d), both("dup", dup, dup32).as(d)}
 	name := fmt.Sprintf("%dx%d %v%s", t, n, l, suffix)
 	s.check(name, forward, func(b *bench) ([]*array, error) {
 		y := b.out("y", d, padded, t, n)
 		return []*array{y}, b.dev.SwiGLUForward(b.stream, &device.SwiGLU{
-			Gate: b.in("gate", d, l, gate, t, n).Tensor, Up: b.in("up", d, l, up, t, n).Tensor, Y: y.Tensor})
+			Gate: b.in("gate", d, l, gate, t, n).Tensor, Up: b.in("up", d, l, up, t, n).Tensor, Y: y.Tensor, GELU: gelu})
 	})
 	s.check(name+" backward", backward, func(b *bench) ([]*array, error) {
 		dg, du := b.out("dgate", d, dense, t, n), b.out("dup", d, l, t, n)
 		return []*array{dg, du}, b.dev.SwiGLUBackward(b.stream, &device.SwiGLUGrad{
 			Gate: b.in("gate", d, l, gate, t, n).Tensor, Up: b.in("up", d, l, up, t, n).Tensor,
-			DY: b.in("dy", d, shifted, dy, t, n).Tensor, DGate: dg.Tensor, DUp: du.Tensor})
+			DY: b.in("dy", d, shifted, dy, t, n).Tensor, DGate: dg.Tensor, DUp: du.Tensor, GELU: gelu})
 	})
 	s.check(name+" backward in place", backward, func(b *bench) ([]*array, error) {
 		dg, du := b.inout("gate", d, l, gate, t, n), b.inout("up", d, l, up, t, n)
 		return []*array{dg, du}, b.dev.SwiGLUBackward(b.stream, &device.SwiGLUGrad{
-			Gate: dg.Tensor, Up: du.Tensor, DY: b.in("dy", d, l, dy, t, n).Tensor, DGate: dg.Tensor, DUp: du.Tensor})
+			Gate: dg.Tensor, Up: du.Tensor, DY: b.in("dy", d, l, dy, t, n).Tensor, DGate: dg.Tensor, DUp: du.Tensor, GELU: gelu})
 	})
 	s.check(name+" backward, restored", append(backward, forward...), func(b *bench) ([]*array, error) {
 		dg, du, y := b.inout("gate", d, l, gate, t, n), b.inout("up", d, l, up, t, n), b.inout("dy", d, l, dy, t, n)
 		return []*array{dg, du, y}, b.dev.SwiGLUBackward(b.stream, &device.SwiGLUGrad{
-			Gate: dg.Tensor, Up: du.Tensor, DY: y.Tensor, DGate: dg.Tensor, DUp: du.Tensor, Restore: true})
+			Gate: dg.Tensor, Up: du.Tensor, DY: y.Tensor, DGate: dg.Tensor, DUp: du.Tensor, Restore: true, GELU: gelu})
 	})
 }

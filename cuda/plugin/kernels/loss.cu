@@ -2,7 +2,8 @@
 // gradient dlogits = (softmax - onehot) · grad_scale. A block computes a row. The first pass over
 // the row finds the maximum and the sum of exponentials together (online softmax, Milakov and
 // Gimelshein 2018, arXiv:1805.02867); the second pass writes the gradient. Target -100 gives a loss
-// and gradients of 0. Other targets outside of [0, V) are reported (faults.h).
+// and gradients of 0. Other targets outside of [0, V) are reported (faults.h). With a softcap c, x
+// is first replaced by c·tanh(x/c).
 #include "check.h"
 #include "faults.h"
 #include "values.h"
@@ -25,17 +26,21 @@ __device__ __forceinline__ Tail joined(Tail a, Tail b) {
 // base) is 0.
 __device__ __forceinline__ float base_of(float top) { return top == -INFINITY ? 0.0f : top; }
 
+// capped is cap·tanh(x/cap), rounded: the compiler cannot fuse the product with a subtraction that
+// follows, so a logit minus itself is 0.
+__device__ static inline float capped(float x, float cap) { return fmaf(cap, tanhf(x / cap), 0.0f); }
+
 template <typename D> struct Loss {
   const float *logits;
   const int32_t *targets;
   float *nll;
   D *dlogits; // may be logits; NULL = none
   int64_t rows, n, logits_row, dlogits_row;
-  float scale;
+  float scale, cap; // cap c: a logit x is first replaced by c·tanh(x/c)
   uly_fault *fault;
 };
 
-template <typename D, bool ALIGNED> __global__ void __launch_bounds__(BLOCK) cross_entropy(Loss<D> a) {
+template <typename D, bool ALIGNED, bool CAPPED> __global__ void __launch_bounds__(BLOCK) cross_entropy(Loss<D> a) {
   __shared__ float tops[BLOCK / 32], sums[BLOCK / 32];
   for (int64_t r = blockIdx.x; r < a.rows; r += gridDim.x) {
     const float *x = a.logits + r * a.logits_row;
@@ -54,12 +59,17 @@ template <typename D, bool ALIGNED> __global__ void __launch_bounds__(BLOCK) cro
       if (threadIdx.x == 0) report(a.fault, ULY_OP_CROSS_ENTROPY, (int32_t)target, r);
       continue;
     }
-    const float own = x[target]; // read before dlogits, which may be the same memory, is written
+    const float raw = x[target]; // read before dlogits, which may be the same memory, is written
+    const float own = CAPPED ? capped(raw, a.cap) : raw;
 
     Tail all = {-INFINITY, 0};
 #pragma unroll 2
     for (int64_t c = threadIdx.x * K; c < a.n; c += BLOCK * K) {
       load_some<ALIGNED, K>(x + c, a.n - c, v);
+      if (CAPPED) {
+#pragma unroll
+        for (int i = 0; i < K; i++) v[i] = capped(v[i], a.cap);
+      }
       if (!ALIGNED) {
 #pragma unroll
         for (int i = 0; i < K; i++)
@@ -90,8 +100,13 @@ template <typename D, bool ALIGNED> __global__ void __launch_bounds__(BLOCK) cro
       load_some<ALIGNED, K>(x + c, a.n - c, v);
 #pragma unroll
       for (int i = 0; i < K; i++) {
+        float slope = 1.0f;
+        if (CAPPED) {
+          const float h = coshf(v[i] / a.cap); // 1 - tanh² would lose its digits at the cap
+          v[i] = capped(v[i], a.cap), slope = 1.0f / (h * h);
+        }
         const float e = expf(v[i] - base);
-        v[i] = c + i == target ? (e / all.sum - 1.0f) * a.scale : e * f;
+        v[i] = (c + i == target ? (e / all.sum - 1.0f) * a.scale : e * f) * slope;
       }
       store_some<ALIGNED, K>(d + c, a.n - c, v);
     }
@@ -111,11 +126,15 @@ template <typename D> void start_loss(uly_stream *s, const uly_cross_entropy *p)
                      step,
                      dstep,
                      (float)p->grad_scale,
+                     (float)p->softcap,
                      s->fault};
   const bool aligned =
       a.n % K == 0 && aligned16(a.logits, 4, step) && (uintptr_t)a.dlogits % (K * sizeof(D)) == 0 && dstep % K == 0;
-  if (aligned) LAUNCH((cross_entropy<D, true>), blocks_for(rows, 1), BLOCK, 0, s, a);
-  else LAUNCH((cross_entropy<D, false>), blocks_for(rows, 1), BLOCK, 0, s, a);
+  const bool capped = p->softcap > 0;
+  if (aligned && capped) LAUNCH((cross_entropy<D, true, true>), blocks_for(rows, 1), BLOCK, 0, s, a);
+  else if (aligned) LAUNCH((cross_entropy<D, true, false>), blocks_for(rows, 1), BLOCK, 0, s, a);
+  else if (capped) LAUNCH((cross_entropy<D, false, true>), blocks_for(rows, 1), BLOCK, 0, s, a);
+  else LAUNCH((cross_entropy<D, false, false>), blocks_for(rows, 1), BLOCK, 0, s, a);
 }
 
 int32_t loss(uly_device *d, uly_stream *s, const void *args) {
@@ -125,6 +144,8 @@ int32_t loss(uly_device *d, uly_stream *s, const void *args) {
   c.dense("targets", a->targets, ULY_I32, {a->logits.shape[0]});
   c.dense("nll", a->nll, ULY_F32, {a->logits.shape[0]});
   if (a->dlogits.dtype) c.rows("dlogits", a->dlogits, c.compute("dlogits", a->dlogits), Shape(a->logits));
+  if (!(a->softcap >= 0) || std::isinf(a->softcap))
+    c.refuse("softcap is %g; it must be finite and not negative", a->softcap);
   if (c.failed() || a->logits.shape[0] == 0) return c.code;
   if (a->dlogits.dtype == ULY_BF16) start_loss<bf16>(s, a);
   else start_loss<float>(s, a);

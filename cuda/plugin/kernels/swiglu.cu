@@ -1,5 +1,7 @@
 // SwiGLU (Shazeer 2020, arXiv:2002.05202): y = silu(gate) · up, elementwise, where silu(g) = g ·
-// sigmoid(g). gate, up, y and the gradients are [T, N], F32 or BF16, with dense last axes.
+// sigmoid(g). With gelu, g · sigmoid(z) instead, which equals GELU's approximation by tanh, g/2 ·
+// (1 + tanh(z/2)) (Hendrycks & Gimpel 2016, arXiv:1606.08415). gate, up, y and the gradients are
+// [T, N], F32 or BF16, with dense last axes.
 #include "check.h"
 #include "elementwise.h"
 
@@ -31,6 +33,32 @@ template <typename T> struct SwiGLUBackwardRestore {
   }
 };
 
+__device__ __forceinline__ float gelu_z(float g) { return g * fmaf(0.0713548163f, g * g, 1.59576912f); }
+__device__ __forceinline__ float gelu_slope(float g) { return fmaf(0.214064449f, g * g, 1.59576912f); }
+
+template <typename T> struct GELUForward {
+  enum { OPERANDS = 3, READ = 0b110, WRITTEN = 0b001 };
+  __device__ static void apply(float (&x)[3]) { x[0] = x[1] * sigmoid<T>(gelu_z(x[1])) * x[2]; }
+};
+
+template <typename T> struct GELUBackward {
+  enum { OPERANDS = 5, READ = 0b11100, WRITTEN = 0b00011 };
+  __device__ static void apply(float (&x)[5]) {
+    const float g = x[2], u = x[3], s = sigmoid<T>(gelu_z(g)), ds = x[4] * s;
+    x[0] = ds * u * (1.0f + g * gelu_slope(g) * (1.0f - s));
+    x[1] = ds * g;
+  }
+};
+
+template <typename T> struct GELUBackwardRestore {
+  enum { OPERANDS = 5, READ = 0b11100, WRITTEN = 0b10011 };
+  __device__ static void apply(float (&x)[5]) {
+    const float g = x[2], u = x[3], s = sigmoid<T>(gelu_z(g));
+    GELUBackward<T>::apply(x);
+    x[4] = g * s * u;
+  }
+};
+
 int32_t forward(uly_device *d, uly_stream *s, const void *args) {
   const uly_swiglu &a = *(const uly_swiglu *)args;
   Check c(d, "SwiGLUForward");
@@ -39,7 +67,8 @@ int32_t forward(uly_device *d, uly_stream *s, const void *args) {
   c.rows("up", a.up, type, Shape(a.gate));
   c.rows("y", a.y, type, Shape(a.gate));
   if (c.failed() || elements(a.gate) == 0) return c.code;
-  launch_elementwise<SwiGLUForward>(s, type, {&a.y, &a.gate, &a.up});
+  if (a.gelu) launch_elementwise<GELUForward>(s, type, {&a.y, &a.gate, &a.up});
+  else launch_elementwise<SwiGLUForward>(s, type, {&a.y, &a.gate, &a.up});
   return check_launch(d, "cuda.SwiGLUForward");
 }
 
@@ -53,7 +82,9 @@ int32_t backward(uly_device *d, uly_stream *s, const void *args) {
   c.rows("dgate", a.dgate, type, Shape(a.gate));
   c.rows("dup", a.dup, type, Shape(a.gate));
   if (c.failed() || elements(a.gate) == 0) return c.code;
-  if (a.restore) launch_elementwise<SwiGLUBackwardRestore>(s, type, {&a.dgate, &a.dup, &a.gate, &a.up, &a.dy});
+  if (a.gelu && a.restore) launch_elementwise<GELUBackwardRestore>(s, type, {&a.dgate, &a.dup, &a.gate, &a.up, &a.dy});
+  else if (a.gelu) launch_elementwise<GELUBackward>(s, type, {&a.dgate, &a.dup, &a.gate, &a.up, &a.dy});
+  else if (a.restore) launch_elementwise<SwiGLUBackwardRestore>(s, type, {&a.dgate, &a.dup, &a.gate, &a.up, &a.dy});
   else launch_elementwise<SwiGLUBackward>(s, type, {&a.dgate, &a.dup, &a.gate, &a.up, &a.dy});
   return check_launch(d, "cuda.SwiGLUBackward");
 }
