@@ -151,7 +151,7 @@ def suites(a) -> dict:
         if isa != "avx512bf16":  # its F32 kernels equal the kernels of avx512
             add("attention", "f32")
             made[f"masks-{isa}"] = Suite(
-                "masks", bench("masks", ULYSSES_ISA=isa), torch("flex.py"), lambda: peak(a.threads, isa, "f32")
+                "masks", bench("masks", ULYSSES_ISA=isa), torch("flex.py"), lambda isa=isa: peak(a.threads, isa, "f32")
             )
             add("gdn", "f32")
             add("gemm", "f32")

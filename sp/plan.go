@@ -354,7 +354,7 @@ func (p *Plan) String() string {
 	// Of a token's elements, the share of one rank stays on it.
 	s += fmt.Sprintf(", forward sends %.0f bytes a token", float64(sent*l.DType.Size())*float64(ulysses-1)/float64(ulysses))
 	if p.ring > 1 {
-		s += fmt.Sprintf(", and keys and values to the groups whose queries see them")
+		s += ", and keys and values to the groups whose queries see them"
 	}
 	return s
 }
