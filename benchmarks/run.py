@@ -151,7 +151,10 @@ def suites(a) -> dict:
         if isa != "avx512bf16":  # its F32 kernels equal the kernels of avx512
             add("attention", "f32")
             made[f"masks-{isa}"] = Suite(
-                "masks", bench("masks", ULYSSES_ISA=isa), torch("flex.py"), lambda isa=isa: peak(a.threads, isa, "f32")
+                "masks",
+                bench("masks", ULYSSES_ISA=isa),
+                torch("flex.py"),
+                lambda isa=isa: peak(a.threads, isa, "f32"),
             )
             add("gdn", "f32")
             add("gemm", "f32")
@@ -165,7 +168,9 @@ def suites(a) -> dict:
             peers = torch("ring_gloo.py", "--ranks", n)
             peers["Ulysses on gloo"] = torch("ulysses_gloo.py", "--ranks", n)["PyTorch"]
             peers["our Ulysses"] = under_mpi(n, "ulysses")
-            made[f"ring-{n // r}x{r}"] = Suite("ulysses", under_mpi(n, "ulysses", "--ring", r), peers)
+            made[f"ring-{n // r}x{r}"] = Suite(
+                "ulysses", under_mpi(n, "ulysses", "--ring", r), peers
+            )
     for n in (2, 4):
         made[f"a2a-{n}"] = Suite(
             "a2a",
