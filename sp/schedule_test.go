@@ -160,3 +160,25 @@ func TestZigzagBalances(t *testing.T) {
 		}
 	}
 }
+
+// In a causal zigzag, a group sends both chunks of its keys to the groups below it, and one to the
+// groups above it: 3/4 of all keys on average (docs/attention.md).
+func TestZigzagSendsWhatIsSeen(t *testing.T) {
+	d, err := cpu.New(cpu.Options{Workers: 1})
+	must(err)
+	defer d.Close()
+	for _, ring := range []int64{2, 4, 8} {
+		l, chunk, all := Layer{Causal: true, Heads: 1, KVHeads: 1, Dim: 4, VDim: 4, Ring: ring}, int64(16), int64(0)
+		for rank := range ring {
+			p, b := ringSketch(t, d, rank, ring, l, BatchSpec{Batch: 1, Seq: 2 * ring * chunk, Zigzag: true})
+			sent, _ := p.scheduleOf(b).rowsMoved()
+			if want := chunk*(ring-1-rank) + 2*chunk*rank; sent != want {
+				t.Errorf("group %d of %d sends %d rows, want %d", rank, ring, sent, want)
+			}
+			all += sent
+		}
+		if want := ring * (ring - 1) * 2 * chunk * 3 / 4; all != want {
+			t.Errorf("%d groups send %d rows, want %d", ring, all, want)
+		}
+	}
+}
