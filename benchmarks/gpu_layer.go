@@ -44,7 +44,7 @@ func (o *options) layered(d device.Device, stream device.Stream, c comm.Comm, s 
 	if err != nil {
 		return nil, err
 	}
-	if l.Model, err = model.New(d, c, l.cfg, model.Options{Compute: o.compute}); err != nil {
+	if l.Model, err = model.New(d, c, l.cfg, model.Options{Compute: o.compute, Overlap: o.overlapped}); err != nil {
 		return nil, err
 	}
 	l.free = append(l.free, l.Model.Close)

@@ -73,6 +73,7 @@ type options struct {
 	threads, repeat, ranks int
 	nodes                  int
 	ring                   int64
+	overlapped             bool // projections overlap with all-to-alls
 	words, device, comm    string
 	warm                   time.Duration
 	compute                tensor.DType // F32 or BF16
@@ -90,7 +91,7 @@ func main() {
 }
 
 func run(args []string) error {
-	benches := map[string]func(*options) error{"peak": peak, "attention": attention, "masks": masks, "gemm": gemm, "gdn": gdn, "gdn_ranks": gdnRanks, "ulysses": ulysses, "a2a": allToAll, "overlap": overlap, "levels": levels,
+	benches := map[string]func(*options) error{"peak": peak, "attention": attention, "masks": masks, "gemm": gemm, "gdn": gdn, "gdn_ranks": gdnRanks, "ulysses": ulysses, "a2a": allToAll, "overlap": overlap, "layer_overlap": layerOverlap, "levels": levels,
 		"gpu_attention": gpuAttention, "gpu_layer": gpuLayer, "gpu_ops": gpuOps, "gpu_host": gpuHost}
 	if len(args) == 0 || benches[args[0]] == nil {
 		return status.Errorf(status.InvalidArgument, "usage: ulysses-bench %s [flags]", strings.Join(slices.Sorted(maps.Keys(benches)), "|"))
@@ -129,7 +130,7 @@ func run(args []string) error {
 		return err
 	}
 	bench := benches[args[0]]
-	if !slices.Contains([]string{"gdn_ranks", "ulysses", "a2a", "overlap", "levels", "gpu_layer"}, args[0]) {
+	if !slices.Contains([]string{"gdn_ranks", "ulysses", "a2a", "overlap", "layer_overlap", "levels", "gpu_layer"}, args[0]) {
 		return bench(o)
 	}
 	onRank := func(c comm.Comm) (err error) {

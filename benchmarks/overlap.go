@@ -101,6 +101,48 @@ func (o *options) overlapWay(name string, bytes int64, run func() error) error {
 	return nil
 }
 
+// layerOverlap times a pass of a decoder layer on the CPU, forward and backward, plain and with
+// projections that overlap with all-to-alls. The two take turns.
+func layerOverlap(o *options) error {
+	d, stream, err := opened(cpu.New(cpu.Options{Workers: max(1, o.threads/o.world.Size())}))
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	s := shape{Tokens: 2048, Hidden: 512, FFN: 1024, Heads: 8, KVHeads: 8, HeadDim: 64}
+	var layers [2]*layered
+	for i := range layers {
+		own := *o
+		own.overlapped = i == 1
+		if layers[i], err = own.layered(d, stream, o.world, s, 1); err != nil {
+			return err
+		}
+		defer layers[i].close()
+	}
+	names, times := [2]string{"plain", "overlapped"}, [2][]float64{}
+	for range o.repeat + 1 { // the first is not timed
+		for i, l := range layers {
+			_ = o.world.Barrier()
+			t, err := seconds(l.pass)
+			if err != nil {
+				return err
+			}
+			times[i] = append(times[i], t)
+		}
+	}
+	for i := range names {
+		each := times[i][1:]
+		if err := slowest(o.world, each); err != nil {
+			return err
+		}
+		if o.world.Rank() == 0 {
+			emit(names[i], each, "tokens/ns", float64(s.Tokens), map[string]any{"ranks": o.world.Size(), "threads": o.threads,
+				"latency_s": o.links.Latency.Seconds(), "bandwidth": o.links.Bandwidth})
+		}
+	}
+	return nil
+}
+
 // checkLinks returns an error unless both flags of the links are given, or none.
 func (o *options) checkLinks() error {
 	if o.nodes < 1 || o.ranks%o.nodes != 0 || o.nodes > 1 && o.links.Bandwidth <= 0 {

@@ -12,21 +12,16 @@ import (
 // The suite overlap runs over slow links and prints all four ways. Links without a latency or a
 // bandwidth are refused.
 func TestOverlap(t *testing.T) {
-	read, write, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	stdout := os.Stdout
-	os.Stdout = write
-	err = run([]string{"overlap", "--ranks", "2", "--cases", "65536", "--repeat", "2", "--threads", "1", "--link-latency", "10us", "--link-bandwidth", "1e9"})
-	os.Stdout = stdout
-	write.Close()
-	text, _ := io.ReadAll(read)
-	if err != nil {
-		t.Fatal(err)
-	}
+	links := []string{"--ranks", "2", "--threads", "1", "--link-latency", "10us", "--link-bandwidth", "1e9"}
+	text := printed(t, append([]string{"overlap", "--cases", "65536", "--repeat", "2"}, links...)...)
 	for _, way := range []string{"computation", "communication", "in turn", "overlapped"} {
-		if strings.Count(string(text), `"case":"`+way+`"`) != 1 {
+		if strings.Count(text, `"case":"`+way+`"`) != 1 {
+			t.Errorf("no line of %q in:\n%s", way, text)
+		}
+	}
+	text = printed(t, append([]string{"layer_overlap", "--repeat", "1"}, links...)...)
+	for _, way := range []string{"plain", "overlapped"} {
+		if strings.Count(text, `"case":"`+way+`"`) != 1 {
 			t.Errorf("no line of %q in:\n%s", way, text)
 		}
 	}
@@ -37,23 +32,30 @@ func TestOverlap(t *testing.T) {
 	}
 }
 
-// The suite levels runs on virtual nodes and prints both ways, with the time of the model.
-func TestLevels(t *testing.T) {
+// printed runs a suite and returns what it prints.
+func printed(t *testing.T, args ...string) string {
+	t.Helper()
 	read, write, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
 	}
 	stdout := os.Stdout
 	os.Stdout = write
-	err = run([]string{"levels", "--ranks", "4", "--nodes", "2", "--cases", "65536", "--repeat", "2", "--link-latency", "10us", "--link-bandwidth", "1e9"})
+	err = run(args)
 	os.Stdout = stdout
 	write.Close()
 	text, _ := io.ReadAll(read)
 	if err != nil {
 		t.Fatal(err)
 	}
+	return string(text)
+}
+
+// The suite levels runs on virtual nodes and prints both ways, with the time of the model.
+func TestLevels(t *testing.T) {
+	text := printed(t, "levels", "--ranks", "4", "--nodes", "2", "--cases", "65536", "--repeat", "2", "--link-latency", "10us", "--link-bandwidth", "1e9")
 	for _, part := range []string{`"between_messages":2`, `"case":"direct"`, `"between_messages":1`, `"case":"two levels"`} {
-		if strings.Count(string(text), part) != 1 {
+		if strings.Count(text, part) != 1 {
 			t.Errorf("not one %s in:\n%s", part, text)
 		}
 	}
