@@ -140,7 +140,7 @@ var onTensorCores = []string{"delta_prepare_kernel", "delta_scan_kernel", "delta
 // minimum of products of a warp in each. Fewer would mean that some products do not use tensor
 // cores.
 var inTiles = map[string]struct{ builds, products int }{
-	"attention_mma_forward_kernel": {3, 128}, "attention_mma_dq_kernel": {3, 96}, "attention_mma_dkv_kernel": {4, 64}, "attention_mma_delta": {1, 2},
+	"attention_mma_forward_kernel": {6, 128}, "attention_mma_dq_kernel": {3, 96}, "attention_mma_dkv_kernel": {4, 64}, "attention_mma_delta": {1, 2},
 }
 
 // instruction is an instruction of the GPU. The lowest 12 bits of low are the operation.

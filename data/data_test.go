@@ -43,7 +43,10 @@ func whole(t testing.TB, s *Set) []MicroBatch {
 		if err != nil {
 			t.Fatal(err)
 		}
-		m.scratch = [3][]int64{}
+		if m.First != r {
+			t.Errorf("sequence %d has the number %d", r, m.First)
+		}
+		m.scratch, m.First = [3][]int64{}, 0
 		all = append(all, *m)
 	}
 	return all

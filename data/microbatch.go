@@ -14,6 +14,7 @@ type MicroBatch struct {
 	Positions []int32 // [tokens]; position ids, for RoPE
 	CuSeqlens []int64 // [documents+1]; first token of each document, then the number of tokens
 	Valid     int64   // targets that are not Ignore
+	First     int64   // number of the first sequence: in the training order, or of the files
 
 	scratch [3][]int64 // input_ids, labels and position_ids of one sequence of a .safetensors file
 }

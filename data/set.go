@@ -104,7 +104,11 @@ func (s *Set) Length(number int64) (int64, error) {
 // Gather reads the sequences with the given numbers of the training order into buf, or into a new
 // MicroBatch if buf is nil.
 func (s *Set) Gather(numbers []int64, buf *MicroBatch) (*MicroBatch, error) {
-	return s.read(0, int64(len(numbers)), func(i int64) int64 { return s.sequence(numbers[i]) }, buf)
+	m, err := s.read(0, int64(len(numbers)), func(i int64) int64 { return s.sequence(numbers[i]) }, buf)
+	if err == nil && len(numbers) > 0 {
+		m.First = numbers[0]
+	}
+	return m, err
 }
 
 // Range reads sequences [lo, hi) in the order of the files into buf, or into a new MicroBatch if
@@ -122,6 +126,7 @@ func (s *Set) read(lo, hi int64, sequence func(int64) int64, m *MicroBatch) (*Mi
 		m = &MicroBatch{}
 	}
 	m.reset()
+	m.First = lo
 	for g := lo; g < hi; g++ {
 		src, i := s.locate(sequence(g))
 		if err := src.appendSequence(m, i); err != nil {

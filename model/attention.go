@@ -27,6 +27,7 @@ type Mixer interface {
 // sequence-parallel by its plan. In Qwen3.5, q's projection also computes a gate for each feature,
 // and the output is multiplied by its sigmoid (Qiu et al. 2025, arXiv:2505.06708).
 type softmaxAttention struct {
+	layer        int64
 	hq, hkv, d   int64
 	dq           int64 // columns of a head in q's projection: D, or 2D with a gate [q|gate]
 	mask         mask
@@ -44,7 +45,7 @@ type softmaxAttention struct {
 }
 
 func newAttention(cfg *Config, layer int64) *softmaxAttention {
-	a := &softmaxAttention{hq: cfg.NumAttentionHeads, hkv: cfg.NumKeyValueHeads, d: cfg.HeadDim, dq: cfg.HeadDim, mask: cfg.maskOf(layer), eps: cfg.RMSNormEps}
+	a := &softmaxAttention{layer: layer, hq: cfg.NumAttentionHeads, hkv: cfg.NumKeyValueHeads, d: cfg.HeadDim, dq: cfg.HeadDim, mask: cfg.maskOf(layer), eps: cfg.RMSNormEps}
 	name := func(suffix string) string { return fmt.Sprintf("model.layers.%d.self_attn.%s", layer, suffix) }
 	heads := func(kind string) []string { return []string{"num_" + kind + "_heads · head_dim", "hidden_size"} }
 	qAxes := heads("attention")
@@ -154,6 +155,10 @@ func (a *softmaxAttention) setGroup(p *pass, g int64, all, mixed, saved tensor.T
 	}
 	a.args.Q, a.args.K, a.args.V, a.args.Out = batched(q), batched(k), batched(a.values(all)), batched(mixed.Split(1, a.hq))
 	a.args.Cos, a.args.Sin = p.cos, p.sin
+	if !p.dry {
+		a.args.Seed = int64(mix(mix(mix(uint64(p.batch.Seed))+uint64(p.batch.Number)) + uint64(a.layer)))
+		a.args.HeadAt, a.args.NoDropout = g*a.hq/n, !p.backward
+	}
 	a.args.Saved, a.args.SavedLSE = saved, tensor.Tensor{}
 	if !a.lse.IsNil() {
 		a.args.SavedLSE = a.lse.Slice(0, g*size.lse, (g+1)*size.lse)

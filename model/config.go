@@ -43,7 +43,9 @@ type Config struct {
 	SlidingWindow int64
 	// of each layer: full_attention | sliding_attention | linear_attention; nil = full_attention
 	LayerTypes []string
-	Hybrid     // Qwen3.5 only
+	// probability that a softmax weight becomes 0 in training; an evaluation has no dropout
+	AttentionDropout float64
+	Hybrid           // Qwen3.5 only
 
 	raw map[string]any // config.json as read, for Save and Override
 	// DType was overridden: Save writes it instead of the types of the source's files
@@ -261,8 +263,8 @@ func (c *Config) readRefused(r *reader) {
 			r.fault(status.Unsupported, "%s = %v is not built: %s", name, x, notbuilt.SoftCaps.Instead)
 		}
 	}
-	if p := r.number("attention_dropout", 0); p != 0 {
-		r.fault(status.Unsupported, "attention_dropout = %v is not built: %s", p, notbuilt.Dropout.Instead)
+	if c.AttentionDropout = r.number("attention_dropout", 0); !(c.AttentionDropout >= 0 && c.AttentionDropout < 1) {
+		r.fault(status.InvalidConfig, "attention_dropout = %v; set a probability of at least 0 and below 1", c.AttentionDropout)
 	}
 	if n := r.number("num_experts", 0) + r.number("num_local_experts", 0); n > 0 {
 		r.fault(status.Unsupported, "num_experts = %v: %s", n, notbuilt.Experts.Text(notbuilt.Experts.Instead))

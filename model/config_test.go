@@ -144,7 +144,7 @@ func TestConfigFaults(t *testing.T) {
 		{qwen3, `"layer_types": ["full_attention", "sliding_attention"]`, bad, []string{`layer_types[1] = "sliding_attention", but there is no window; set use_sliding_window = true`}},
 		{qwen3, `"layer_types": ["full_attention"]`, bad, []string{"layer_types has 1 entries"}},
 		{llama31, `"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0`, no, []string{"attn_logit_softcapping = 50", "final_logit_softcapping = 30"}},
-		{llama31, `"attention_dropout": 0.1`, no, []string{"attention_dropout = 0.1"}},
+		{llama31, `"attention_dropout": 1`, bad, []string{"attention_dropout = 1; set a probability"}},
 		{llama31, `"quantization_config": {"bits": 4}`, no, []string{"quantization_config"}},
 		{llama31, `"model_type": "gpt2"`, no, []string{`"gpt2" (learned positions) is not built`}},
 		{llama31, `"model_type": "qwen3_moe"`, no, []string{"mixture of experts"}},
@@ -300,7 +300,7 @@ func TestWindows(t *testing.T) {
 func TestOverrideBeforeRefusal(t *testing.T) {
 	for fields, override := range map[string]map[string]any{
 		`"use_sliding_window": 3`:                 {"use_sliding_window": false},
-		`"attention_dropout": 0.1`:                {"attention_dropout": int64(0)},
+		`"attention_dropout": 3`:                  {"attention_dropout": int64(0)},
 		`"hidden_act": "gelu"`:                    {"hidden_act": "silu"},
 		`"rope_scaling": {"rope_type": "yarn"}`:   {"rope_scaling": map[string]any{"rope_type": "linear", "factor": 2.0}},
 		`"model_type": "gpt2"`:                    {"model_type": "qwen2"},

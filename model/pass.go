@@ -35,6 +35,9 @@ type Batch struct {
 	// if Config.Switches.
 	Length    int64
 	GradScale float64 // factor of the gradient of the sum: 1 / targets of the global batch
+	// The dropout of attention is a function of the run's seed, of the sequence's number in the
+	// run, and of layer, head, query and key: the same on every mesh.
+	Seed, Number int64
 }
 
 // Loss is the loss of this rank's shard as a sum and a count, which can be added over ranks.

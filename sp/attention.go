@@ -36,6 +36,10 @@ type Args struct {
 	// Seed chooses the dropout, together with head, query and key. Use another one in each layer
 	// and step. Forward and Backward of a call need the same.
 	Seed int64
+	// HeadAt is the number of the first head for the dropout, if several plans share the heads of
+	// a layer. NoDropout is for a call without dropout, such as an evaluation.
+	HeadAt    int64
+	NoDropout bool
 
 	// Saved is U8, Sizes.Saved bytes, aligned to Info.Align; nil = Backward is not called
 	Saved tensor.Tensor
@@ -279,7 +283,10 @@ func (p *Plan) options(b *Batch, a *Args) device.Attention {
 		}
 		return c
 	}
-	c.Seed = a.Seed
+	c.Seed, c.HeadAt = a.Seed, a.HeadAt+h.lo
+	if a.NoDropout {
+		c.Dropout = 0
+	}
 	if l.ALiBi {
 		c.Slopes = p.ofHeads(a.Slopes)
 	}

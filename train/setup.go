@@ -18,6 +18,7 @@ type Setup struct {
 	Data        Data
 	Memory      Memory
 	Loop        Loop
+	Seed        uint64       // of dropout
 	Checkpoints *Checkpoints // nil = the run cannot be stopped and resumed
 	Clock       *clock.Clock
 	Trace       *Trace // the steps to record; nil = none

@@ -40,8 +40,8 @@ func TestExitCodes(t *testing.T) {
 	if err := os.WriteFile(bad, []byte("kind = 3\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	ring := filepath.Join(t.TempDir(), "job.toml")
-	if err := os.WriteFile(ring, []byte("model.new = { a = 1 }\ndata.path = \"x.txt\"\nparallel.ring = 2\n"), 0o600); err != nil {
+	unbuilt := filepath.Join(t.TempDir(), "job.toml")
+	if err := os.WriteFile(unbuilt, []byte("model.new = { a = 1 }\ndata.path = \"x.txt\"\nlora.r = 2\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range []struct {
@@ -50,8 +50,8 @@ func TestExitCodes(t *testing.T) {
 		says string
 	}{
 		{[]string{"version"}, 0, "ulysses-mpi"}, {[]string{"--help"}, 0, "usage"}, {[]string{"doctor"}, 0, "kernels"},
-		{nil, 1, "--help"}, {[]string{"--nope"}, 1, "-nope"}, {[]string{bad}, 2, "job.toml:1: kind = 3"}, {[]string{ring}, 3, "job.toml:3: parallel.ring = 2"},
-		{[]string{ring, "--set", "kind=trian"}, 2, `--set kind=trian: kind = "trian"`}, {[]string{bad + "x"}, 7, "no such file"},
+		{nil, 1, "--help"}, {[]string{"--nope"}, 1, "-nope"}, {[]string{bad}, 2, "job.toml:1: kind = 3"}, {[]string{unbuilt}, 3, "job.toml:3: lora: LoRA"},
+		{[]string{unbuilt, "--set", "kind=trian"}, 2, `--set kind=trian: kind = "trian"`}, {[]string{bad + "x"}, 7, "no such file"},
 	} {
 		cmd := exec.Command(os.Args[0], c.args...)
 		cmd.Env = append(os.Environ(), "ULYSSES_TEST_AS_PROGRAM=1")

@@ -33,7 +33,7 @@ type Area struct {
 // Areas are all features, in the order of the page.
 var Areas = []Area{
 	{"Parallelism", []*Feature{ModelParallelism}},
-	{"Attention", []*Feature{SoftCaps, Dropout}},
+	{"Attention", []*Feature{SoftCaps}},
 	{"Models", []*Feature{ModelTypes, Experts, Multimodal, LayerTypes, HybridLayerTypes, WindowLayerTypes, Activations, OutputGates, PartialRotary, RoPETypes, StorageTypes}},
 	{"Training", []*Feature{Adapters, Preferences, ChatData, LowPrecision, Float16, Extras}},
 	{"Tokenizers", []*Feature{TokenizerModels, MergeDropout, Normalizers, EmptyReplacements, PreTokenizers, SplitBehaviors, PrependSchemes, LateMetaspace, Patterns, Decoders, ManyAddedTokens}},
@@ -46,7 +46,6 @@ var (
 
 	SoftCaps = &Feature{Name: "soft caps of scores and logits", Where: "`attn_logit_softcapping` and `final_logit_softcapping` of a config.json", Many: true,
 		Instead: "set it to 0 with model.override if the model was trained without it"}
-	Dropout = &Feature{Name: "dropout", Where: "`attention_dropout` of a config.json", Instead: "set it to 0 with model.override"}
 
 	ModelTypes       = &Feature{Name: "other model types", Where: "`model_type` of a config.json or of [model.new]", Instead: "llama, mistral, ministral, qwen2, qwen3 and qwen3_5_text are", Many: true}
 	Experts          = &Feature{Name: "mixture of experts", Where: "`num_experts` and `num_local_experts` of a config.json; keys of other trainers such as `moe`", Instead: "use a dense model"}

@@ -1,0 +1,50 @@
+package job
+
+import (
+	"fmt"
+	"math"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// Dropout of attention drops the same weights on every mesh, with every policy for activations and
+// in groups of heads: losses are the losses of one rank within the rounding of F32. It changes with
+// the seed and from step to step.
+func TestDropoutIsTheSameOnEveryMesh(t *testing.T) {
+	for _, name := range []string{"llama-sgd-packed", "qwen3-sgd-packed", "qwen3_5-sgd-packed"} {
+		path := filepath.Join(goldens, name, "job.toml")
+		with := "model.override={attention_dropout=0.3}"
+		want, _ := trained(t, path, 1, with, "parallel.ulysses=1", "data.global_batch=4")
+		again, _ := trained(t, path, 1, with, "parallel.ulysses=1", "data.global_batch=4")
+		none, _ := trained(t, path, 1, "parallel.ulysses=1", "data.global_batch=4")
+		other, _ := trained(t, path, 1, with, "parallel.ulysses=1", "data.global_batch=4", "seed=99")
+		if !slices.Equal(want, again) {
+			t.Errorf("%s: losses %v, and when repeated %v", name, want, again)
+		}
+		for i := range want {
+			if want[i] == none[i] || want[i] == other[i] {
+				t.Errorf("%s: step %d: loss %v, without dropout %v, with another seed %v", name, i+1, want[i], none[i], other[i])
+			}
+		}
+		for _, m := range []struct {
+			ranks, ulysses, ring int
+			sets                 string
+		}{
+			{2, 2, 1, ""}, {4, 2, 2, "parallel.zero=3"}, {3, 1, 3, ""}, {4, 2, 1, ""}, {2, 1, 1, "parallel.zero=1"}, {2, 2, 1, "memory.attention=recompute"},
+			{2, 2, 1, "memory.head_groups=2"}, {4, 2, 2, "parallel.overlap=on"},
+		} {
+			if strings.Contains(m.sets, "groups") && name != "llama-sgd-packed" { // others have one key head
+				continue
+			}
+			sets := append([]string{with, fmt.Sprintf("parallel.ulysses=%d", m.ulysses), fmt.Sprintf("parallel.ring=%d", m.ring), "data.global_batch=4"}, strings.Fields(m.sets)...)
+			got, _ := trained(t, path, m.ranks, sets...)
+			for i := range want {
+				if d := math.Abs(got[i] - want[i]); !(d <= 2e-6*want[i]) {
+					t.Errorf("%s on %v: step %d: loss %v, on one rank %v", name, sets, i+1, got[i], want[i])
+				}
+			}
+		}
+	}
+}
