@@ -97,9 +97,12 @@ type host struct {
 }
 
 // newHostOf returns a host with attention over [b, s, heads, d].
-func newHostOf(t testing.TB, b, s, hq, hkv, d int64, flags int32) *host {
+func newHostOf(t testing.TB, b, s, hq, hkv, d int64, flags int32, more ...func(*cAttentionDesc)) *host {
 	t.Helper()
 	h := &host{desc: cAttentionDesc{dtype: typeF32, flags: flags, heads: hq, kv_heads: hkv, head_dim: d}, lengths: cBatchDesc{batch: b, seq: s}}
+	for _, f := range more {
+		f(&h.desc)
+	}
 	h.desc.struct_size, h.lengths.struct_size = uint32(unsafe.Sizeof(h.desc)), uint32(unsafe.Sizeof(h.lengths))
 	h.sizes.struct_size = uint32(unsafe.Sizeof(h.sizes))
 	o := cOptions{struct_size: uint32(unsafe.Sizeof(cOptions{})), threads: 1}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"math"
+	"slices"
 	"testing"
 	"unsafe"
 
@@ -22,10 +23,19 @@ func newFloats(shape []int64, seed int) ([]float32, *cTensor) {
 }
 
 // The gradients of a whole layer with biases, norms and rotation agree with finite differences of
-// the loss, for x and for every weight.
+// the loss, for x and for every weight, and for sinks and slopes if the layer has options.
 func TestLayerGradients(t *testing.T) {
+	t.Run("plain", func(t *testing.T) { testLayerGradients(t, flagCausal) })
+	t.Run("options", func(t *testing.T) {
+		testLayerGradients(t, flagCausal|flagSinks|flagAlibi|flagBlockMask, func(d *cAttentionDesc) {
+			d.softcap, d.dropout, d.block_q, d.block_k = 1.5, 0.2, 2, 2
+		})
+	})
+}
+
+func testLayerGradients(t *testing.T, flags int32, more ...func(*cAttentionDesc)) {
 	const b, s, hq, hkv, d, hidden = 2, 5, 4, 2, 8, 12
-	h := newHostOf(t, b, s, hq, hkv, d, flagCausal)
+	h := newHostOf(t, b, s, hq, hkv, d, flags, more...)
 	names := []string{"x", "wq", "wk", "wv", "wo", "bq", "bk", "bv", "bo", "q_norm", "k_norm", "cos", "sin", "y", "dy", "dx"}
 	shapes := [][]int64{{b, s, hidden}, {hq * d, hidden}, {hkv * d, hidden}, {hkv * d, hidden}, {hidden, hq * d}, {hq * d}, {hkv * d}, {hkv * d}, {hidden}, {d}, {d},
 		{b * s, d / 2}, {b * s, d / 2}, {b, s, hidden}, {b, s, hidden}, {b, s, hidden}}
@@ -39,6 +49,13 @@ func TestLayerGradients(t *testing.T) {
 	}
 	a := cAttentionLayerArgs{struct_size: uint32(unsafe.Sizeof(cAttentionLayerArgs{})), hidden: hidden, x: ts[0], wq: ts[1], wk: ts[2], wv: ts[3], wo: ts[4], bq: ts[5], bk: ts[6], bv: ts[7],
 		bo: ts[8], q_norm: ts[9], k_norm: ts[10], cos: ts[11], sin: ts[12], y: ts[13]}
+	sinks, sinksT := newFloats([]int64{hq}, 20)
+	slopes, slopesT := newFloats([]int64{hq}, 21)
+	mask := []uint8{1, 0, 0, 0, 1, 1, 1, 0, 1} // the second row hides the first keys, the third the middle
+	if flags&flagSinks != 0 {
+		a.sinks, a.alibi, a.dropout_seed = sinksT, slopesT, 7
+		a.block_mask = &cTensor{data: p(&mask[0]), device: onCPU, ndim: 3, code: 1, bits: 8, lanes: 1, shape: &[]int64{1, 3, 3}[0]}
+	}
 	size := cSizes{struct_size: uint32(unsafe.Sizeof(cSizes{}))}
 	must(t, attentionLayerSizes(h.plan, h.batch, p(&a), p(&size)))
 	a.workspace, a.workspace_bytes = aligned(size.workspace), size.workspace
@@ -62,9 +79,23 @@ func TestLayerGradients(t *testing.T) {
 	grads[0] = data[15]
 	g := cAttentionLayerGrads{struct_size: uint32(unsafe.Sizeof(cAttentionLayerGrads{})), dy: ts[14], dx: ts[15], dwq: gt[1], dwk: gt[2], dwv: gt[3], dwo: gt[4], dbq: gt[5], dbk: gt[6],
 		dbv: gt[7], dbo: gt[8], dq_norm: gt[9], dk_norm: gt[10]}
+	dsinks, dsinksT := newFloats([]int64{hq}, 0)
+	dslopes, dslopesT := newFloats([]int64{hq}, 0)
+	clear(dsinks)
+	clear(dslopes)
+	if flags&flagSinks != 0 {
+		g.dsinks, g.dalibi = dsinksT, dslopesT
+	}
 	must(t, attentionLayerBackward(h.plan, h.batch, p(&a), p(&g)))
 	for i := range 11 {
 		checkSlope(t, names[i], data[i], grads[i], i, loss)
+	}
+	if flags&flagSinks != 0 {
+		checkSlope(t, "sinks", sinks, dsinks, 11, loss)
+		checkSlope(t, "slopes", slopes, dslopes, 12, loss)
+		if slices.Max(dsinks) == 0 && slices.Min(dsinks) == 0 || slices.Max(dslopes) == 0 && slices.Min(dslopes) == 0 {
+			t.Errorf("the gradients of sinks are %v, of slopes %v", dsinks, dslopes)
+		}
 	}
 	// The pass adds to the gradients of weights. A gradient that is not wanted may be NULL.
 	first := grads[1][3]
