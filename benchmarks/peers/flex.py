@@ -32,7 +32,8 @@ def case(c: dict):
 
     size = block or 128
     mask = create_block_mask(keep, None, None, c["tokens"], c["tokens"], "cpu", BLOCK_SIZE=size)
-    attend = torch.compile(flex_attention)
+    torch._dynamo.reset()  # otherwise it makes numbers of the cases into variables
+    attend = torch.compile(flex_attention, dynamic=False)
 
     def forward():
         with torch.no_grad():
