@@ -126,10 +126,12 @@ func newBatch(rank, size int64, s BatchSpec) (*Batch, error) {
 		s.Ring = 1
 	}
 	if s.Ring < 1 || size%s.Ring != 0 {
-		return nil, status.Errorf(status.InvalidArgument, "sp.NewBatch: ring is %d with %d ranks; set it to a divisor of the number of ranks", s.Ring, size)
+		return nil, status.Errorf(status.InvalidArgument,
+			"sp.NewBatch: ring is %d with %d ranks; set it to a divisor of the number of ranks", s.Ring, size)
 	}
 	if s.Zigzag && (s.Rows != nil || s.KVRows != nil) {
-		return nil, status.Errorf(status.InvalidArgument, "sp.NewBatch: rows are given for a zigzag batch, which divides sequences evenly; leave them out, or set zigzag to false")
+		return nil, status.Errorf(status.InvalidArgument,
+			"sp.NewBatch: rows are given for a zigzag batch, which divides sequences evenly; leave them out, or set zigzag to false")
 	}
 	if s.Batch < 1 || s.Seq < 1 || s.KVSeq < 1 {
 		return nil, status.Errorf(status.InvalidArgument,

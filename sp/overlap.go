@@ -69,7 +69,8 @@ const (
 func (p *Plan) step(op string, before, after overlapState) error {
 	if p.over.state != before {
 		p.over.state = idle
-		return status.Errorf(status.InvalidArgument, "%s: it is called out of order; call the functions of an overlapped pass one after the other, as sp/overlap.go lists them", op)
+		return status.Errorf(status.InvalidArgument,
+			"%s: it is called out of order; call the functions of an overlapped pass one after the other, as sp/overlap.go lists them", op)
 	}
 	p.over.state = after
 	return nil

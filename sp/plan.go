@@ -223,7 +223,8 @@ func (l Layer) check(info device.Info, ranks int64) error {
 			"sp.NewPlan: %d query heads, %d key heads; set heads to a multiple of kv_heads", l.Heads, l.KVHeads)
 	}
 	if l.Ring < 0 || l.Ring > 0 && ranks%l.Ring != 0 {
-		return status.Errorf(status.InvalidArgument, "sp.NewPlan: ring is %d with %d ranks; set it to a divisor of the number of ranks", l.Ring, ranks)
+		return status.Errorf(status.InvalidArgument,
+			"sp.NewPlan: ring is %d with %d ranks; set it to a divisor of the number of ranks", l.Ring, ranks)
 	}
 	if !(l.Softcap >= 0) || math.IsInf(l.Softcap, 0) {
 		return status.Errorf(status.InvalidArgument, "sp.NewPlan: softcap is %v; set a positive number, or 0 for none", l.Softcap)
@@ -232,7 +233,8 @@ func (l Layer) check(info device.Info, ranks int64) error {
 		return status.Errorf(status.InvalidArgument, "sp.NewPlan: dropout is %v; set a probability of at least 0 and below 1", l.Dropout)
 	}
 	if l.BlockRows < 0 || l.BlockColumns < 0 || (l.BlockRows == 0) != (l.BlockColumns == 0) {
-		return status.Errorf(status.InvalidArgument, "sp.NewPlan: blocks of the mask have %d rows and %d columns; set both to 1 or more, or both to 0 for no mask", l.BlockRows, l.BlockColumns)
+		return status.Errorf(status.InvalidArgument,
+			"sp.NewPlan: blocks of the mask have %d rows and %d columns; set both to 1 or more, or both to 0 for no mask", l.BlockRows, l.BlockColumns)
 	}
 	if math.IsNaN(l.Scale) || math.IsInf(l.Scale, 0) {
 		return status.Errorf(status.InvalidArgument, "sp.NewPlan: scale is %v; set a finite number, or 0 for 1/sqrt(%d)", l.Scale, l.Dim)
