@@ -261,7 +261,7 @@ func (d *Device) attentionArgs(a *device.Attention, l *attentionLayout) *C.atten
 		p.slope_sums = (*C.double)(sums)
 		clear(unsafe.Slice((*float64)(sums), a.Q.Shape[1]*C.ATT_MAX_SPLITS))
 	}
-	left, right := sides(a)
+	left, right := a.Window.Sides(a.Causal)
 	p.left, p.right = C.int64_t(left), C.int64_t(right)
 	p.q_t, p.q_h = strides(a.Q)
 	p.k_t, p.k_h = strides(a.K)

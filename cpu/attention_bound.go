@@ -14,7 +14,7 @@ import "ulysses/device"
 func (d *Device) attentionBound(a *device.Attention, backward bool) int64 {
 	dim, dv, kvHeads := a.Q.Shape[2], a.V.Shape[2], a.K.Shape[1]
 	tq, tk := a.Q.Shape[0], a.K.Shape[0]
-	left, right := sides(a)
+	left, right := a.Window.Sides(a.Causal)
 	l := attentionLayout{blocks: blocksOf(tq, tk) + tq + tk} // as many documents as tokens
 	d.planTables(a, &l, backward)
 	bytes := l.partialOffset

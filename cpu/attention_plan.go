@@ -89,22 +89,6 @@ func blockRows(n int64) int64 {
 	return ceilDiv(ceilDiv(n, ceilDiv(n, C.ATT_MQ)), 16) * 16
 }
 
-// sides returns the number of visible keys before and after the key that is aligned with a query.
-// With a causal mask there is none after it.
-func sides(a *device.Attention) (left, right int64) {
-	left, right = C.ATT_UNBOUNDED, C.ATT_UNBOUNDED
-	if w := a.Window; w != nil && w.Left >= 0 {
-		left = min(left, w.Left)
-	}
-	if w := a.Window; w != nil && w.Right >= 0 {
-		right = min(right, w.Right)
-	}
-	if a.Causal {
-		right = 0
-	}
-	return left, right
-}
-
 // visible returns the number of visible query-key pairs of a block.
 func visible(b *C.attention_block, left, right int64) int64 {
 	n, keys := int64(b.q1-b.q0), int64(b.k1-b.k0)
@@ -112,10 +96,10 @@ func visible(b *C.attention_block, left, right int64) int64 {
 	// queries of numbers of keys, each clamped to [0, keys]
 	at := int64(b.q0 + b.shift - b.k0)
 	upTo, before := n*keys, int64(0)
-	if right < C.ATT_UNBOUNDED {
+	if right < device.Unbounded {
 		upTo = ramp(at+right+1+n, keys) - ramp(at+right+1, keys)
 	}
-	if left < C.ATT_UNBOUNDED {
+	if left < device.Unbounded {
 		before = ramp(at-left+n, keys) - ramp(at-left, keys)
 	}
 	return upTo - before
@@ -145,7 +129,7 @@ func endKey(b *C.attention_block, right int64) int64 {
 func (d *Device) planAttention(a *device.Attention, backward bool, memory unsafe.Pointer) attentionLayout {
 	var l attentionLayout
 	dim, dv, kvHeads := a.Q.Shape[2], a.V.Shape[2], a.K.Shape[1]
-	left, right := sides(a)
+	left, right := a.Window.Sides(a.Causal)
 	for c := (blockCursor{a: a}); c.next(); {
 		if memory != nil {
 			*index[C.attention_block](memory, l.blocks) = c.block
@@ -214,7 +198,7 @@ func waveOf(kvHeads, workers, splits int64) int64 { return min(kvHeads, ceilDiv(
 
 // planSplits divides the blocks into splits of about equal work.
 func (d *Device) planSplits(a *device.Attention, l *attentionLayout, memory unsafe.Pointer) {
-	left, right := sides(a)
+	left, right := a.Window.Sides(a.Causal)
 	want := splitsFor(float64(l.pairs), a.Q.Shape[2], a.V.Shape[2])
 	bf16 := isBF16(a.Q.DType) != 0
 	if bf16 {

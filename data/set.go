@@ -6,6 +6,7 @@ import (
 	"math/bits"
 	"sort"
 
+	"ulysses/internal/splitmix"
 	"ulysses/internal/status"
 )
 
@@ -170,18 +171,10 @@ func permute(i, n int64, seed, epoch uint64) int64 {
 	for {
 		l, r := x>>half, x&mask
 		for round := range uint64(6) {
-			l, r = r, l^(mix(mix(seed^mix(epoch<<3|round))^r)&mask)
+			l, r = r, l^(splitmix.Mix(splitmix.Mix(seed^splitmix.Mix(epoch<<3|round))^r)&mask)
 		}
 		if x = l<<half | r; x < uint64(n) {
 			return int64(x)
 		}
 	}
-}
-
-// mix is the finalizer of SplitMix64 (Steele, Lea & Flood 2014).
-func mix(x uint64) uint64 {
-	x += 0x9e3779b97f4a7c15
-	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
-	x = (x ^ x>>27) * 0x94d049bb133111eb
-	return x ^ x>>31
 }

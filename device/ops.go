@@ -269,6 +269,25 @@ type AttentionKernels interface {
 // Window limits the keys of a query. A negative side is unlimited.
 type Window struct{ Left, Right int64 }
 
+// Unbounded is a side of a window without a bound. Sums with it do not overflow.
+const Unbounded = int64(1) << 60
+
+// Sides returns how many keys before and after the aligned one a query sees. With a causal mask
+// there is none after it.
+func (w *Window) Sides(causal bool) (left, right int64) {
+	left, right = Unbounded, Unbounded
+	if w != nil && w.Left >= 0 {
+		left = min(left, w.Left)
+	}
+	if w != nil && w.Right >= 0 {
+		right = min(right, w.Right)
+	}
+	if causal {
+		right = 0
+	}
+	return left, right
+}
+
 // AttentionGrad is the derivative of Attention, with Out and LSE of the forward pass. DK and DV of
 // a key head are summed over its query heads in index order; they are zero for a key head without
 // query heads. If a softmax was carried through several calls, each gradient call has Out and LSE

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"ulysses/device"
+	"ulysses/internal/splitmix"
 	"ulysses/sp"
 	"ulysses/tensor"
 )
@@ -156,7 +157,7 @@ func (a *softmaxAttention) setGroup(p *pass, g int64, all, mixed, saved tensor.T
 	a.args.Q, a.args.K, a.args.V, a.args.Out = batched(q), batched(k), batched(a.values(all)), batched(mixed.Split(1, a.hq))
 	a.args.Cos, a.args.Sin = p.cos, p.sin
 	if !p.dry {
-		a.args.Seed = int64(mix(mix(mix(uint64(p.batch.Seed))+uint64(p.batch.Number)) + uint64(a.layer)))
+		a.args.Seed = int64(splitmix.Mix(splitmix.Mix(splitmix.Mix(uint64(p.batch.Seed))+uint64(p.batch.Number)) + uint64(a.layer)))
 		a.args.HeadAt, a.args.NoDropout = g*a.hq/n, !p.backward
 	}
 	a.args.Saved, a.args.SavedLSE = saved, tensor.Tensor{}

@@ -6,6 +6,7 @@ import (
 	"math"
 
 	"ulysses/device"
+	"ulysses/internal/splitmix"
 	"ulysses/internal/status"
 	"ulysses/tensor"
 )
@@ -197,7 +198,7 @@ func (m *Model) initParam(s device.Stream, p *Param, seed uint64) error {
 	}
 	h := fnv.New64a()
 	h.Write([]byte(p.Name))
-	key := mix(mix(seed) ^ h.Sum64())
+	key := splitmix.Mix(splitmix.Mix(seed) ^ h.Sum64())
 	buffer := make([]float32, min(p.Numel(), 1<<16))
 	return m.upload(s, p, buffer, func(at int64, dst []float32) error {
 		for i := range dst {
@@ -237,20 +238,12 @@ func (m *Model) upload(s device.Stream, p *Param, buffer []float32, read func(at
 	return s.Sync()
 }
 
-// mix is the finalizer of splitmix64 (Steele et al. 2014).
-func mix(x uint64) uint64 {
-	x += 0x9e3779b97f4a7c15
-	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
-	x = (x ^ x>>27) * 0x94d049bb133111eb
-	return x ^ x>>31
-}
-
 // gauss returns the i-th normal deviate of a key (Box & Muller 1958). It has no state, so every
 // rank can compute the elements that it owns.
 func gauss(key, i uint64) float64 {
-	u := float64(mix(key+2*i)>>11+1) / (1 << 53) // in (0, 1]
+	u := float64(splitmix.Mix(key+2*i)>>11+1) / (1 << 53) // in (0, 1]
 	return math.Sqrt(-2*math.Log(u)) * math.Cos(2*math.Pi*uniform(key, 2*i+1))
 }
 
 // uniform returns the i-th number in [0, 1) of a key.
-func uniform(key, i uint64) float64 { return float64(mix(key+i)>>11) / (1 << 53) }
+func uniform(key, i uint64) float64 { return float64(splitmix.Mix(key+i)>>11) / (1 << 53) }

@@ -240,10 +240,8 @@ func (p *Plan) ringBackward(s device.Stream, b *Batch, a *Args, g *Grads, x, d *
 	p.ringBuffers(b, x, &device.Allocator{Mem: scratch, Align: p.align}, true)
 	r := &p.ringPass
 	for _, t := range [...]tensor.Tensor{r.dq, r.dk, r.dv} {
-		if t.Numel() > 0 {
-			if err := p.dev.Fill(s, t, 0); err != nil {
-				return err
-			}
+		if err := p.fillZero(s, t); err != nil {
+			return err
 		}
 	}
 	if err := p.backSinks(s, b, a, g, x, d); err != nil {

@@ -197,24 +197,6 @@ func documentAt(cu []int64, token int64) int {
 	return sort.Search(len(cu), func(i int) bool { return cu[i] > token }) - 1
 }
 
-// unbounded is a side of a window without a bound. Sums with it do not overflow.
-const unbounded = int64(1) << 60
-
-// window returns how many keys before and after the aligned one a query sees.
-func (l *Layer) window() (left, right int64) {
-	left, right = unbounded, unbounded
-	if w := l.Window; w != nil && w.Left >= 0 {
-		left = min(left, w.Left)
-	}
-	if w := l.Window; w != nil && w.Right >= 0 {
-		right = min(right, w.Right)
-	}
-	if l.Causal {
-		right = 0
-	}
-	return left, right
-}
-
 // sees returns the range of keys of a sequence that queries [q.lo, q.hi) of it see, from the first
 // key of the first query to the last key of the last query.
 func (p *Plan) sees(b *Batch, sequence int64, q span) span {
@@ -232,7 +214,7 @@ func (l *Layer) seenBy(b *Batch, sequence, i int64) (lo, hi int64) {
 	d := documentAt(b.queries.cu, q0+i)
 	lo, hi = b.keys.cu[d]-k0, b.keys.cu[d+1]-k0
 	aligned := i + hi - (b.queries.cu[d+1] - q0)
-	left, right := l.window()
+	left, right := l.Window.Sides(l.Causal)
 	lo, hi = max(lo, min(hi, aligned-left)), min(hi, max(lo, aligned+right+1))
 	return lo, max(lo, hi)
 }
@@ -258,7 +240,7 @@ func (p *Plan) prefersZigzag(b *Batch) bool {
 // pairs returns how many pairs of a query in q and a key are visible.
 func (l *Layer) pairs(b *Batch, sequence int64, q span) (pairs float64) {
 	q0 := sequence * b.queries.n
-	left, right := l.window()
+	left, right := l.Window.Sides(l.Causal)
 	for d := documentAt(b.queries.cu, q0+q.lo); d+1 < len(b.queries.cu) && b.queries.cu[d] < q0+q.hi; d++ {
 		part := q.and(span{b.queries.cu[d] - q0, b.queries.cu[d+1] - q0})
 		keys := b.keys.cu[d+1] - b.keys.cu[d]

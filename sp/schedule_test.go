@@ -95,7 +95,7 @@ func coverPairs(t *testing.T, d device.Device, ring int64, l Layer, s BatchSpec,
 
 // countPairs counts the pairs that a call computes, as device.Attention defines them.
 func countPairs(l *Layer, c *ringCall, seen map[[3]int64]int) {
-	left, right := l.window()
+	left, right := l.Window.Sides(l.Causal)
 	for d := range c.shift {
 		for i := c.cuQ[d]; i < c.cuQ[d+1]; i++ {
 			for j := c.cuK[d]; j < c.cuK[d+1]; j++ {

@@ -13,6 +13,7 @@ import (
 	"math/bits"
 	"slices"
 
+	"ulysses/internal/splitmix"
 	"ulysses/internal/status"
 )
 
@@ -270,16 +271,8 @@ func (p *Pattern) random(m matrix, h int64) {
 func draw(n int64, keys ...int64) int64 {
 	x := uint64(0)
 	for _, k := range keys {
-		x = mix(x ^ mix(uint64(k)))
+		x = splitmix.Mix(x ^ splitmix.Mix(uint64(k)))
 	}
 	hi, _ := bits.Mul64(x, uint64(n))
 	return int64(hi)
-}
-
-// mix is the function of SplitMix64 (Steele et al. 2014).
-func mix(x uint64) uint64 {
-	x += 0x9e3779b97f4a7c15
-	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
-	x = (x ^ x>>27) * 0x94d049bb133111eb
-	return x ^ x>>31
 }
