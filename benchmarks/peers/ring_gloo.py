@@ -9,13 +9,9 @@ arXiv:2310.01889).
 Before timing, the program compares a small case with one process.
 """
 
-import os
-import socket
-
 import common
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 import ulysses_gloo
 
 flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -144,29 +140,13 @@ def check() -> None:
 
 
 def case(c: dict, repeat: int) -> list[float]:
-    """Returns the seconds of each call of a case, on the slowest process. Collective."""
-    q, k, v, dout = (zigzag(x).clone() for x in ulysses_gloo.tensors(c))
-    for x in (q, k, v):
-        x.requires_grad_()
-
-    def before():
-        q.grad = k.grad = v.grad = None
-        dist.barrier()
-
-    def both():
-        ring(q, k, v).backward(dout)
-        dist.barrier()
-
-    times = common.seconds(both, repeat + 1, before)[1:]  # the first call is a warm-up
-    slowest = torch.tensor(times, dtype=torch.float64)
-    dist.all_reduce(slowest, dist.ReduceOp.MAX)
-    return slowest.tolist()
+    """Returns the seconds of each call of a case. Collective."""
+    whole = ulysses_gloo.tensors(c)
+    return ulysses_gloo.timed(ring, *(zigzag(x).clone() for x in whole), repeat)
 
 
 def process(rank: int, a, port: int) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
-    torch.set_num_threads(max(1, a.threads // a.ranks))
-    dist.init_process_group("gloo", rank=rank, world_size=a.ranks)
+    ulysses_gloo.join(rank, a, port)
     check()
     for name, c in common.cases("ulysses", a.cases).items():
         times = case(c, a.repeat)
@@ -182,15 +162,5 @@ def process(rank: int, a, port: int) -> None:
     dist.destroy_process_group()
 
 
-def main() -> None:
-    p = common.parser(__doc__)
-    p.add_argument("--ranks", type=int, default=2, help="processes, which share --threads threads")
-    a = p.parse_args()
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    mp.spawn(process, args=(a, port), nprocs=a.ranks)
-
-
 if __name__ == "__main__":
-    main()
+    ulysses_gloo.start(__doc__, process)

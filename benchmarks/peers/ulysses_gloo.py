@@ -10,6 +10,7 @@ Before timing, the program compares a small case with one process.
 
 import os
 import socket
+from typing import Callable
 
 import common
 import torch
@@ -96,9 +97,11 @@ def check() -> None:
         assert error < 1e-5, f"ulysses differs from one process: error {error}"
 
 
-def case(c: dict, repeat: int) -> list[float]:
-    """Returns the seconds of each call of a case, on the slowest process. Collective."""
-    q, k, v, dout = (shard(x) for x in tensors(c))
+def timed(attend: Callable, q, k, v, dout, repeat: int) -> list[float]:
+    """Returns the seconds of each call of attend, forward and backward, on the slowest process.
+
+    Collective.
+    """
     for x in (q, k, v):
         x.requires_grad_()
 
@@ -107,7 +110,7 @@ def case(c: dict, repeat: int) -> list[float]:
         dist.barrier()
 
     def both():
-        ulysses(q, k, v, c["causal"]).backward(dout)
+        attend(q, k, v).backward(dout)
         dist.barrier()
 
     times = common.seconds(both, repeat + 1, before)[1:]  # the first call is a warm-up
@@ -116,10 +119,15 @@ def case(c: dict, repeat: int) -> list[float]:
     return slowest.tolist()
 
 
+def case(c: dict, repeat: int) -> list[float]:
+    """Returns the seconds of each call of a case. Collective."""
+    return timed(
+        lambda q, k, v: ulysses(q, k, v, c["causal"]), *(shard(x) for x in tensors(c)), repeat
+    )
+
+
 def process(rank: int, a, port: int) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
-    torch.set_num_threads(max(1, a.threads // a.ranks))
-    dist.init_process_group("gloo", rank=rank, world_size=a.ranks)
+    join(rank, a, port)
     check()
     for name, c in common.cases("ulysses", a.cases).items():
         times = case(c, a.repeat)
@@ -144,8 +152,9 @@ def process(rank: int, a, port: int) -> None:
     dist.destroy_process_group()
 
 
-def main() -> None:
-    p = common.parser(__doc__)
+def start(doc: str, process: Callable) -> None:
+    """Runs process(rank, arguments, port) in --ranks processes."""
+    p = common.parser(doc)
     p.add_argument("--ranks", type=int, default=2, help="processes, which share --threads threads")
     a = p.parse_args()
     with socket.socket() as s:
@@ -154,5 +163,12 @@ def main() -> None:
     mp.spawn(process, args=(a, port), nprocs=a.ranks)
 
 
+def join(rank: int, a, port: int) -> None:
+    """Makes the process group."""
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
+    torch.set_num_threads(max(1, a.threads // a.ranks))
+    dist.init_process_group("gloo", rank=rank, world_size=a.ranks)
+
+
 if __name__ == "__main__":
-    main()
+    start(__doc__, process)
