@@ -80,21 +80,27 @@ func (t *traffic) add(c *Comm, rank int, bytes int64) {
 	}
 }
 
-// communicate charges one communication to a stream, or to the host if s is nil. All links work at
-// the same time, in both directions: the time is that of the slowest. The latency grows with the
-// logarithm of the number of ranks. Only the traffic of streams is added to the account.
+// communicate charges one communication to a stream, or to the host if s is nil. Both kinds of links
+// work at the same time, in both directions: the time is that of the slowest. The latency grows
+// with the logarithm of the number of ranks. Communications of streams queue for the links that
+// they use, in the order of the calls. Only their traffic is added to the account.
 func (c *Comm) communicate(s device.Stream, sent, received traffic) error {
 	if c.Size() == 1 {
 		return nil
 	}
 	c.d.spent.Waits[c.d.clock.Current()]++ // every communication waits for other ranks
-	if s != nil {
-		c.d.spent.Node += sent.node
-		c.d.spent.Network += sent.network
-	}
 	r := &c.d.rates
-	node, network := float64(max(sent.node, received.node)), float64(max(sent.network, received.network))
-	return c.d.charge(s, max(r.Latency*float64(bits.Len(uint(c.Size()-1))), node/r.Node, network/r.Network))
+	node, network := float64(max(sent.node, received.node))/r.Node, float64(max(sent.network, received.network))/r.Network
+	seconds := max(r.Latency*float64(bits.Len(uint(c.Size()-1))), node, network)
+	if s == nil {
+		return c.d.charge(s, seconds)
+	}
+	c.d.spent.Node += sent.node
+	c.d.spent.Network += sent.network
+	if x, ok := s.(*stream); ok {
+		x.queue(node, network)
+	}
+	return c.d.charge(s, seconds)
 }
 
 // ring charges a ring algorithm over the group in which each rank sends and receives bytes. Ranks
@@ -137,20 +143,18 @@ func (r request) Wait() error {
 }
 
 // AllToAllStart starts an all-to-all after the operations of its stream so far. On a device whose
-// operations are asynchronous, later operations of the stream overlap with it, and all-to-alls that
-// were started before delay it, because a rank has one link. On a CPU, the call takes the time of
-// the whole all-to-all: the processor moves the bytes.
+// operations are asynchronous, later operations of the stream overlap with it. On a CPU, the call
+// takes the time of the whole all-to-all: the processor moves the bytes.
 func (c *Comm) AllToAllStart(s device.Stream, dst, src tensor.Tensor, recvRows, sendRows []int64) (comm.Request, error) {
 	x, ok := s.(*stream)
 	if c.Size() == 1 || !ok || x.d != c.d || !c.d.asynchronous() {
 		return request{}, c.AllToAll(s, dst, src, recvRows, sendRows)
 	}
-	link := stream{d: c.d, at: max(c.d.link, x.at)}
-	if err := c.AllToAll(&link, dst, src, recvRows, sendRows); err != nil {
+	started := *x
+	if err := c.AllToAll(&started, dst, src, recvRows, sendRows); err != nil {
 		return nil, err
 	}
-	c.d.link = link.at
-	return request{x, link.at}, nil
+	return request{x, started.at}, nil
 }
 
 func (c *Comm) AllReduce(s device.Stream, t tensor.Tensor, _ comm.Op) error {

@@ -28,7 +28,9 @@ type Device struct {
 	clock *clock.Clock
 	now   float64 // seconds on the host's clock
 	ends  float64 // seconds on the same clock at which the last enqueued operation ends
-	link  float64 // seconds on the same clock at which the last started all-to-all ends
+	// seconds on the same clock at which the link inside the node, and the link to other nodes, are
+	// free
+	nodeFree, networkFree float64
 	spent Account
 }
 
@@ -102,6 +104,26 @@ func (d *Device) charge(s device.Stream, seconds float64) error {
 type stream struct {
 	d  *Device
 	at float64 // seconds on the host's clock at which its operations end
+}
+
+// queue makes the stream wait until the links of its next communication are free, and then occupies
+// them: the link inside the node for node seconds, the link to other nodes for network seconds.
+func (s *stream) queue(node, network float64) {
+	d := s.d
+	if !d.asynchronous() { // operations follow one another anyway
+		return
+	}
+	s.at = max(s.at, d.now)
+	if node > 0 {
+		s.at = max(s.at, d.nodeFree)
+	}
+	if network > 0 {
+		s.at = max(s.at, d.networkFree)
+		d.networkFree = s.at + network
+	}
+	if node > 0 {
+		d.nodeFree = s.at + node
+	}
 }
 
 type event struct {

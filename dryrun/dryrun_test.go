@@ -122,6 +122,34 @@ func TestStartedAllToAll(t *testing.T) {
 	}
 }
 
+// A gather of weights on another stream delays a blocking all-to-all over the same link, which a
+// gather to other nodes does not delay. Host calls and CPUs have no queue.
+func TestLinksHaveQueues(t *testing.T) {
+	for _, c := range []struct {
+		place   tensor.Place
+		perNode int // 4: gather and all-to-all inside a node; 2: the gather also sends to other nodes
+		want    float64
+	}{{tensor.CUDA, 4, 4 * (30 + 2 + 20)}, {tensor.CUDA, 2, 4 * (15 + 2 + 20)}, {tensor.Host, 4, 4 * (30 + 2 + 20)}} {
+		rates := slow
+		rates.PerNode, rates.Network = c.perNode, 0.5
+		d := open(t, c.place, rates, nil)
+		m := NewMesh(d, 0, 4, 2, 1, comm.NewLedger(), nil)
+		weights, _ := d.NewStream()
+		s, _ := d.NewStream()
+		whole, x := of(c.place, 40), of(c.place, 2)
+		if err := m.World.AllGather(weights, whole, whole.Slice(0, 0, 10), []int64{10, 10, 10, 10}); err != nil {
+			t.Fatal(err)
+		}
+		if err := m.Seq.AllToAll(s, x, x, []int64{0, 2}, []int64{0, 2}); err != nil {
+			t.Fatal(err)
+		}
+		_ = d.Fill(s, of(c.place, 20), 0)
+		if got := d.Spent().Seconds; got != c.want {
+			t.Errorf("place %v, %d ranks a node: %v s, want %v", c.place, c.perNode, got, c.want)
+		}
+	}
+}
+
 // An operation takes the longest of its arithmetic, its memory traffic and the minimum time.
 func TestWork(t *testing.T) {
 	spent := func(rates Rates, call func(d *Device, s device.Stream) error) float64 {

@@ -9,9 +9,11 @@
 // The model: an operation takes the longest of its arithmetic, its memory traffic and a minimum
 // time. Operations of a stream run one after the other, and streams wait for each other by events
 // alone, as device.Device specifies. A started all-to-all overlaps with the operations of its
-// stream until Wait, and started all-to-alls follow each other: a step of a ring takes as long as
-// its computation or its all-to-all, whichever is longer. All ranks are assumed to have the same
-// speed: no rank waits for a late peer. WaitCost adds such waits afterwards.
+// stream until Wait: a step of a ring takes as long as its computation or its all-to-all, whichever
+// is longer. A rank has one link to its node and one to other nodes, and communications of all
+// streams queue for them: a gather of weights delays the all-to-all that is called after it. All
+// ranks are assumed to have the same speed: no rank waits for a late peer. WaitCost adds such waits
+// afterwards.
 package dryrun
 
 import "ulysses/internal/status"

@@ -168,14 +168,15 @@ func estimate(j *file.Job, mesh *file.Mesh, m *Machine, x *subject) float64 {
 
 	attention := float64(d.Batch) * c.Pairs(d.Sequence) * 4 * heads * dim / ring / r.Attention
 	back := 2.5 * attention * r.Attention / r.Gradient
-	exchange := 0.0
+	exchange, link := 0.0, 0.0 // link: seconds in which keys and weights occupy it
 	if u > 1 {
 		exchange = sent(tokens/ranks*2*dim*(float64(c.NumAttentionHeads)+u*keys)*bytes, u, perNode) + 2*latency
 	}
 	if ring > 1 {
 		key := tokens * keys * 2 * dim // elements of all groups
-		attention = inRing(mesh, attention, sent(key*bytes, ring, perNode/u), latency)
-		back = inRing(mesh, back, sent(key*(bytes+4), ring, perNode/u), 2*latency)
+		keys, grads := sent(key*bytes, ring, perNode/u), sent(key*(bytes+4), ring, perNode/u)
+		attention, back = inRing(mesh, attention, keys, latency), inRing(mesh, back, grads, 2*latency)
+		link = layers * (keys + grads)
 	}
 	products := c.Flops(d.Sequence*d.Batch, 0) / 3 / ranks / r.Products
 	if j.Kind != "train" {
@@ -184,8 +185,9 @@ func estimate(j *file.Job, mesh *file.Mesh, m *Machine, x *subject) float64 {
 	micro := layers*(attention+back+2*exchange) + 3*products
 	if j.Parallel.Zero == 3 {
 		weights := c.Flops(1, 0) / 6 * (2*bytes + 4)
-		micro = max(micro, sent(weights/min(perNode, float64(mesh.World)), float64(mesh.World), perNode), weights/r.Node)
+		link += max(sent(weights/min(perNode, float64(mesh.World)), float64(mesh.World), perNode), weights/r.Node)
 	}
+	micro = max(micro, link+2*layers*exchange)
 	return micro * float64(j.SequencesOfStep()) / float64(mesh.Replicas*d.Batch)
 }
 
