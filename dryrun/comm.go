@@ -80,10 +80,10 @@ func (t *traffic) add(c *Comm, rank int, bytes int64) {
 	}
 }
 
-// communicate charges one communication to a stream, or to the host if s is nil. Both kinds of links
-// work at the same time, in both directions: the time is that of the slowest. The latency grows
-// with the logarithm of the number of ranks. Communications of streams queue for the links that
-// they use, in the order of the calls. Only their traffic is added to the account.
+// communicate charges one communication to a stream, or to the host if s is nil. Both links work at
+// the same time, in both directions: the time is that of the slowest. The latency grows with the
+// logarithm of the number of ranks. Communications of streams queue for the links that they use, in
+// the order of the calls. Only their traffic is added to the account.
 func (c *Comm) communicate(s device.Stream, sent, received traffic) error {
 	if c.Size() == 1 {
 		return nil

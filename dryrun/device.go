@@ -31,7 +31,7 @@ type Device struct {
 	// seconds on the same clock at which the link inside the node, and the link to other nodes, are
 	// free
 	nodeFree, networkFree float64
-	spent Account
+	spent                 Account
 }
 
 // Account is the time and the traffic of the operations so far.

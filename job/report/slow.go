@@ -22,9 +22,12 @@ type slowStep struct {
 	planned *plan.Expected
 }
 
-// betweenRanks reports whether a phase includes waiting for other ranks: "exchange" is all-to-all
-// and send-receive, "reduce" every other collective.
+// betweenRanks reports whether a phase is communication, which includes waiting for other ranks:
+// "exchange" is all-to-all and send-receive, "reduce" every other collective.
 func betweenRanks(phase string) bool { return phase == "exchange" || phase == "reduce" }
+
+// computes reports whether a phase is work of this rank alone.
+func computes(phase string) bool { return !betweenRanks(phase) }
 
 // of returns a rank's seconds in a step, summed over the phases that the filter selects.
 func (s *slowStep) of(rank int, in func(phase string) bool) (sum float64) {
@@ -36,18 +39,34 @@ func (s *slowStep) of(rank int, in func(phase string) bool) (sum float64) {
 	return sum
 }
 
-// mean returns the mean of s.of over all ranks.
-func (s *slowStep) mean(in func(phase string) bool) (sum float64) {
-	for r := range s.facts {
-		sum += s.of(r, in) / float64(len(s.facts))
+// waiting returns a rank's seconds in a step in which it waited for other ranks.
+func (s *slowStep) waiting(rank int) (sum float64) {
+	for _, p := range s.facts[rank].Phases {
+		sum += p.Waiting / s.steps
 	}
 	return sum
 }
 
+// mean returns the mean of a rank's value over all ranks.
+func (s *slowStep) mean(of func(rank int) float64) (sum float64) {
+	for r := range s.facts {
+		sum += of(r) / float64(len(s.facts))
+	}
+	return sum
+}
+
+// meanOf returns the mean of s.of over all ranks.
+func (s *slowStep) meanOf(in func(phase string) bool) float64 {
+	return s.mean(func(rank int) float64 { return s.of(rank, in) })
+}
+
+// measured reports whether the communicators measure waiting: those for GPU memory do not.
+func (s *slowStep) measured() bool { return s.mean(s.waiting) > 0 }
+
 // because returns a warning with cause and fix if a step took at least slowFrom times its plan,
-// otherwise "". The cause is one that explains at least half of the excess: a rank that computes
-// longer than the others, ranks that share cores, or cores that other processes use; otherwise the
-// phase with the largest excess.
+// otherwise "". The cause is one that explains at least half of the excess: a rank for which the
+// others waited because it computes or sends slowly, ranks that share cores, or cores that other
+// processes use; otherwise the phase with the largest excess.
 func (s *slowStep) because() string {
 	if s.planned == nil || !(s.seconds >= slowFrom*s.planned.Seconds) {
 		return ""
@@ -66,24 +85,49 @@ func (s *slowStep) because() string {
 	return fmt.Sprintf("a step took %.1f times its plan (%.3g s, %.3g s planned): %s; %s", s.seconds/s.planned.Seconds, s.seconds, s.planned.Seconds, cause, fix)
 }
 
-// slowRank finds a rank for which the others wait.
+// slowRank finds a rank for which the others wait. Where waiting is measured, it is the rank that
+// waits least; it computes longer than the others, or its bytes take longer. Otherwise only a rank
+// that computes longer can be found.
 func (s *slowStep) slowRank(excess float64) (cause, fix string) {
-	busy := func(phase string) bool { return !betweenRanks(phase) }
-	slowest, fastest := 0, 0
-	for r := range s.facts {
-		if s.of(r, busy) > s.of(slowest, busy) {
-			slowest = r
+	computed := func(rank int) float64 { return s.of(rank, computes) }
+	if !s.measured() {
+		slowest, fastest := s.extremes(computed)
+		if computed(slowest)-computed(fastest) < excess/2 {
+			return "", ""
 		}
-		if s.of(r, busy) < s.of(fastest, busy) {
-			fastest = r
-		}
+		return s.lateRank(slowest, fastest, "computed", computed), "look for other processes on that host"
 	}
-	most, least := s.of(slowest, busy), s.of(fastest, busy)
-	if most-least < excess/2 {
+	moved := func(rank int) float64 { return s.of(rank, betweenRanks) - s.waiting(rank) }
+	longest, slowest := s.extremes(s.waiting)
+	if s.waiting(longest)-s.waiting(slowest) < excess/2 {
 		return "", ""
 	}
-	return fmt.Sprintf("the others waited for rank %d on %s, which worked %.3g s of a step, rank %d %.3g s", slowest, s.facts[slowest].Host, most, fastest, least),
-		"look for other processes on that host"
+	if computed(slowest)-computed(longest) >= moved(slowest)-moved(longest) {
+		return s.lateRank(slowest, longest, "computed", computed), "look for other processes on that host"
+	}
+	return s.lateRank(slowest, longest, "moved bytes for", moved), "measure the network of that host"
+}
+
+// lateRank describes a rank for which another one waited.
+func (s *slowStep) lateRank(late, other int, did string, seconds func(rank int) float64) string {
+	text := fmt.Sprintf("the others waited for rank %d on %s, which %s %.3g s of a step, rank %d %.3g s", late, s.facts[late].Host, did, seconds(late), other, seconds(other))
+	if s.measured() {
+		text += fmt.Sprintf("; rank %d waited %.3g s, rank %d %.3g s", late, s.waiting(late), other, s.waiting(other))
+	}
+	return text
+}
+
+// extremes returns the ranks with the largest and with the smallest value.
+func (s *slowStep) extremes(of func(rank int) float64) (most, least int) {
+	for r := range s.facts {
+		if of(r) > of(most) {
+			most = r
+		}
+		if of(r) < of(least) {
+			least = r
+		}
+	}
+	return most, least
 }
 
 // sharedCores finds a host whose ranks have more threads than the host has cores.
@@ -104,9 +148,18 @@ func (s *slowStep) sharedCores() (cause, fix string) {
 			fix = fmt.Sprintf("set device.threads = %d", f.Cores/ranks)
 		}
 		return fmt.Sprintf("%d ranks of %s share %s on %s, and waited for one another %.0f %% of the time", ranks, units.Count(threads, "thread"), units.Count(f.Cores, "core"), f.Host,
-			100*s.mean(betweenRanks)/s.seconds), fix
+			100*s.waited()/s.seconds), fix
 	}
 	return "", ""
+}
+
+// waited returns the mean seconds in a step in which a rank waited for others, or, where waiting is
+// not measured, in which it communicated.
+func (s *slowStep) waited() float64 {
+	if s.measured() {
+		return s.mean(s.waiting)
+	}
+	return s.meanOf(betweenRanks)
 }
 
 // takenCores finds a host whose cores other processes use: threads were ready to run and had no
@@ -131,17 +184,24 @@ func (s *slowStep) slowPhase() (cause, fix string) {
 				continue
 			}
 			seen[p.Name] = true
-			over := s.mean(func(phase string) bool { return phase == p.Name }) - s.planned.Phases[p.Name]
+			over := s.meanOf(func(phase string) bool { return phase == p.Name }) - s.planned.Phases[p.Name]
 			if over > most {
 				name, most = p.Name, over
 			}
 		}
 	}
-	took := s.mean(func(phase string) bool { return phase == name })
+	took := s.meanOf(func(phase string) bool { return phase == name })
 	text := fmt.Sprintf("%s took %.3g s of a step, %.3g s planned", clock.Label(name), took, s.planned.Phases[name])
 	switch {
-	case betweenRanks(name):
+	case betweenRanks(name) && !s.measured():
 		return "ranks waited for one another or for the network: " + text, "measure the network between the hosts"
+	case betweenRanks(name):
+		waited := s.waited()
+		text += fmt.Sprintf("; of all communication, ranks waited for one another %.3g s and moved bytes %.3g s", waited, s.meanOf(betweenRanks)-waited)
+		if 2*waited > s.meanOf(betweenRanks) {
+			return text, "look for other processes on the hosts: no rank is always the last"
+		}
+		return text, "measure the network between the hosts"
 	case name == "data":
 		return text, "move the data to faster storage"
 	case name == "checkpoint":
