@@ -14,6 +14,8 @@ try:
     from torch.nn.functional import scaled_dot_product_attention as sdpa
 except ImportError:
     torch = None
+else:
+    from exact import attend, expanded, kept_by_dropout, visible
 
 
 class Halo(unittest.TestCase):
@@ -179,15 +181,21 @@ class Halo(unittest.TestCase):
 
 @need_torch
 class Layer(unittest.TestCase):
-    def test_against_torch(self):
-        """A layer with biases, norms, rotary embeddings and key heads that ranks share.
+    """A layer with biases, norms, rotary embeddings and key heads that ranks share.
 
-        The output and all gradients are compared with PyTorch in float64.
-        """
-        b, s, h, hkv, d, n = 2, 13, 6, 2, 8, 20
+    Outputs and all gradients are compared with PyTorch in float64.
+    """
+
+    B, S, H, HKV, D, N = 2, 13, 6, 2, 8, 20
+    CU = (0, 4, 5, 13, 22, 26)  # documents of both sequences
+    BLOCK = 4
+
+    def setUp(self):
         torch.manual_seed(0)
-        x, up = torch.randn(b, s, n), torch.randn(b, s, n)
-        weights = {
+        torch.set_num_threads(1)
+        b, s, h, hkv, d, n = self.B, self.S, self.H, self.HKV, self.D, self.N
+        self.x, self.up = torch.randn(b, s, n), torch.randn(b, s, n)
+        self.weights = {
             "wq": torch.randn(h * d, n) / 4,
             "wk": torch.randn(hkv * d, n) / 4,
             "wv": torch.randn(hkv * d, n) / 4,
@@ -200,66 +208,129 @@ class Layer(unittest.TestCase):
             "k_norm": 1 + torch.randn(d) / 8,
         }
         angle = torch.arange(s)[None, :, None] / 50 ** (torch.arange(d // 2) / (d // 2))
-        angle = angle.expand(b, s, d // 2)
-
-        def layer(x, w, cos, sin):
-            def heads(name, k):
-                return (x @ w["w" + name].T + w["b" + name]).unflatten(-1, (k, d))
-
-            def rope(y):
-                a, c = y[..., : d // 2], y[..., d // 2 :]
-                return torch.cat([a * cos - c * sin, c * cos + a * sin], -1)
-
-            def norm(y, g):
-                return y * torch.rsqrt((y * y).mean(-1, keepdim=True) + 1e-6) * g
-
-            q, k, v = (
-                rope(norm(heads("q", h), w["q_norm"])),
-                rope(norm(heads("k", hkv), w["k_norm"])),
-                heads("v", hkv),
-            )
-            y = sdpa(
-                *(t.transpose(1, 2) for t in (q, k, v)), is_causal=True, enable_gqa=True
-            ).transpose(1, 2)
-            return y.flatten(2) @ w["wo"].T + w["bo"]
-
-        exact = {name: t.double().requires_grad_() for name, t in {"x": x, **weights}.items()}
-        want = layer(
-            exact["x"], exact, angle.cos().double()[:, :, None], angle.sin().double()[:, :, None]
+        self.angle = angle.expand(b, s, d // 2)
+        mask = ulysses.patterns.bigbird(
+            h, -(-s // self.BLOCK), different_layout_per_head=True, seed=3
         )
-        (want * up).sum().backward()
+        self.mask = torch.tensor(mask)
+
+    def layer(self, x, w, **options):
+        """The layer in the dtype of x. options are the ones of `attend`."""
+        d, angle = self.D, self.angle[:, :, None].to(x.dtype)
+        cos, sin = angle.cos(), angle.sin()
+
+        def heads(name, k):
+            return (x @ w["w" + name].T + w["b" + name]).unflatten(-1, (k, d))
+
+        def rope(y):
+            a, c = y[..., : d // 2], y[..., d // 2 :]
+            return torch.cat([a * cos - c * sin, c * cos + a * sin], -1)
+
+        def norm(y, g):
+            return y * torch.rsqrt((y * y).mean(-1, keepdim=True) + 1e-6) * g
+
+        q, k = rope(norm(heads("q", self.H), w["q_norm"])), norm(heads("k", self.HKV), w["k_norm"])
+        y = attend(q, rope(k), heads("v", self.HKV), **options)
+        return y.flatten(2) @ w["wo"].T + w["bo"]
+
+    def compare(self, parameters, exactly, options, meshes):
+        """Compares layers on several meshes with the reference.
+
+        exactly are the options of the reference, options the ones of `attention_layer`.
+        """
+        named = {"x": self.x, **parameters}
+        exact = {name: t.double().requires_grad_() for name, t in named.items()}
+        vectors = {name: exact.get(name) for name in ("sinks", "alibi")}
+        want = self.layer(exact["x"], exact, **vectors, **exactly)
+        (want * self.up).sum().backward()
 
         def body(ctx):
-            inputs = {
-                "x": local(x, ctx).clone().requires_grad_(),
-                **{name: t.clone().requires_grad_() for name, t in weights.items()},
-            }
+            inputs = {name: t.clone().requires_grad_() for name, t in named.items()}
+            inputs["x"] = local(self.x, ctx).clone().requires_grad_()
             rotary = {
                 name: local(t, ctx).flatten(0, 1).contiguous()
-                for name, t in (("cos", angle.cos()), ("sin", angle.sin()))
+                for name, t in (("cos", self.angle.cos()), ("sin", self.angle.sin()))
             }
-            options = dict(heads=h, kv_heads=hkv, causal=True, seq=s, context=ctx)
-            y = ulysses.attention_layer(**inputs, **rotary, **options)
-            (y * local(up, ctx)).sum().backward()
+            given = dict(heads=self.H, kv_heads=self.HKV, seq=self.S, context=ctx, **options)
+            y = ulysses.attention_layer(**inputs, **rotary, **given)
+            (y * local(self.up, ctx)).sum().backward()
             with torch.no_grad():
-                torch.testing.assert_close(
-                    ulysses.attention_layer(**inputs, **rotary, **options),
-                    y.detach(),
-                    rtol=0,
-                    atol=0,
-                )
+                again = ulysses.attention_layer(**inputs, **rotary, **given)
+                torch.testing.assert_close(again, y.detach(), rtol=0, atol=0)
             return y.detach(), {name: t.grad for name, t in inputs.items()}
 
-        for size in (1, 2, 4):
-            found = contexts(size, body)
-            self.assertLess(error(torch.cat([y for y, _ in found], 1), want.detach()), TOLERANCE)
-            self.assertLess(
-                error(torch.cat([g["x"] for _, g in found], 1), exact["x"].grad), TOLERANCE
-            )
-            for name in weights:
-                self.assertLess(
-                    error(sum(g[name] for _, g in found), exact[name].grad), TOLERANCE, (name, size)
+        for size, ring in meshes:
+            found = contexts(size, body, ring=ring)
+            y, dx = (torch.cat(x, 1) for x in zip(*((y, g["x"]) for y, g in found)))
+            self.assertLess(error(y, want.detach()), TOLERANCE, (size, ring))
+            self.assertLess(error(dx, exact["x"].grad), TOLERANCE, (size, ring))
+            for name in parameters:
+                got = sum(g[name] for _, g in found)
+                self.assertLess(error(got, exact[name].grad), TOLERANCE, (name, size, ring))
+
+    def test_against_torch(self):
+        see = visible(self.S, causal=True, b=self.B)
+        meshes = ((1, 1), (2, 1), (4, 1))
+        self.compare(self.weights, {"see": see}, {"causal": True}, meshes)
+
+    def test_options(self):
+        """Sinks, slopes, soft caps, block masks, windows and dropout, packed or not."""
+        vectors = {
+            "sinks": torch.tensor([0.5, -1.0, 2.0, 0.0, 1.0, -0.5]),
+            "alibi": 0.5 ** torch.arange(1.0, 7.0),
+        }
+        dropped = dict(dropout=0.3, seed=11)
+        kept = kept_by_dropout(self.B, self.S, self.H, **dropped)
+        blocks = dict(block_mask=self.mask, block=self.BLOCK)
+        for names, see, exactly, options in (
+            ("sinks", dict(causal=True, cu=self.CU), dict(softcap=1.5), dict(softcap=1.5)),
+            ("alibi", dict(causal=True, window=(5, -1)), dict(kept=kept, p=0.3), dropped),
+            ("sinks alibi", {}, dict(mask=expanded(self.mask, self.BLOCK, self.S)), blocks),
+        ):
+            given = {"cu_seqlens" if name == "cu" else name: x for name, x in see.items()}
+            with self.subTest(names, see=see):
+                self.compare(
+                    {**self.weights, **{name: vectors[name] for name in names.split()}},
+                    {"see": visible(self.S, b=self.B, **see), **exactly},
+                    {**given, **options},
+                    ((1, 1), (2, 1), (2, 2), (4, 1), (4, 2)),
                 )
+
+    def test_numpy(self):
+        """NumPy arrays have the results of PyTorch's tensors, and gradients of sinks in float32."""
+        arrays = {name: t.numpy() for name, t in {"x": self.x, **self.weights}.items()}
+        options = dict(heads=self.H, kv_heads=self.HKV, causal=True)
+        sinks = np.linspace(-1, 1, self.H, dtype=np.float32)
+        blocks = dict(block_mask=self.mask.numpy().astype(bool), block=self.BLOCK)
+        with ulysses.Context(threads=1) as ctx:
+            y, call = ulysses.attention_layer_forward(
+                **arrays, **options, **blocks, sinks=sinks, context=ctx
+            )
+            grads = ulysses.attention_layer_backward(call, self.up.numpy())
+            tensors = {name: torch.tensor(a).requires_grad_() for name, a in arrays.items()}
+            tensors["sinks"] = torch.tensor(sinks).requires_grad_()
+            blocks["block_mask"] = self.mask
+            want = ulysses.attention_layer(**tensors, **options, **blocks, context=ctx)
+            (want * self.up).sum().backward()
+        np.testing.assert_array_equal(y, want.detach())
+        self.assertEqual(set(grads), set(tensors))
+        for name, t in tensors.items():
+            np.testing.assert_array_equal(grads[name], t.grad)
+
+    def test_faults(self):
+        arguments = {"x": self.x, **{name: self.weights[name] for name in ("wq", "wk", "wv", "wo")}}
+        with ulysses.Context(threads=1) as ctx:
+            for words, options in (
+                ("sinks has shape", dict(sinks=torch.zeros(3))),
+                ("block_mask and block", dict(block=4)),
+                ("dropout", dict(dropout=1.5)),
+                ("left, right", dict(window=5)),
+                ("another library", dict(sinks=np.zeros(self.H, np.float32))),
+            ):
+                with self.assertRaisesRegex(ulysses.InvalidArgument, words):
+                    ulysses.attention_layer(
+                        **arguments, heads=self.H, kv_heads=self.HKV, context=ctx, **options
+                    )
 
 
 class Local(unittest.TestCase):

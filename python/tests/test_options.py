@@ -12,32 +12,10 @@ try:
     import torch
 except ImportError:
     torch = None
+else:
+    from exact import attend, expanded, visible
 
 B, S, H, HKV, D = 2, 26, 4, 2, 8
-
-
-def attend(q, k, v, *, causal, window, softcap, sinks, alibi, mask):
-    """Attention of whole sequences [B, S, H, D] in float64, in PyTorch."""
-    k, v = (x.repeat_interleave(H // HKV, 2) for x in (k, v))
-    scores = torch.einsum("bihd,bjhd->bhij", q, k) / D**0.5
-    if softcap:
-        scores = softcap * torch.tanh(scores / softcap)
-    i, j = torch.arange(S)[:, None], torch.arange(S)[None]
-    if alibi is not None:
-        scores = scores + alibi[:, None, None] * (j - i)
-    seen = torch.ones(S, S, dtype=torch.bool)
-    if causal:
-        seen &= j <= i
-    if window is not None:
-        seen &= j >= i - window[0]
-    seen = seen[None].expand(H, S, S)
-    if mask is not None:
-        seen = seen & mask
-    scores = scores.masked_fill(~seen, -1e30)
-    if sinks is not None:
-        scores = torch.cat((scores, sinks[:, None, None].expand(B, H, S, 1)), -1)
-    weights = torch.softmax(scores, -1)[..., :S] * seen
-    return torch.einsum("bhij,bjhd->bihd", weights, v)
 
 
 @need_torch
@@ -52,7 +30,6 @@ class Options(unittest.TestCase):
         mask = torch.tensor(
             ulysses.patterns.bigbird(H, -(-S // block), different_layout_per_head=True, seed=3)
         )
-        expanded = mask.repeat_interleave(block, 1).repeat_interleave(block, 2)[:, :S, :S].bool()
         for case in (
             dict(causal=True, softcap=1.5, sinks=True),
             dict(causal=True, window=(5, -1), alibi=True),
@@ -72,12 +49,11 @@ class Options(unittest.TestCase):
             ]
             want = attend(
                 *exact[:3],
-                causal=causal,
-                window=window,
+                see=visible(S, causal=causal, window=window, b=B),
                 softcap=softcap,
                 sinks=exact[3],
                 alibi=exact[4],
-                mask=expanded if case.get("mask") else None,
+                mask=expanded(mask, block, S) if case.get("mask") else None,
             )
             (want * self.w).sum().backward()
 

@@ -18,8 +18,8 @@ Backward = Callable[..., tuple]
 
 
 def wants_gradient(*tensors: Any) -> bool:
-    """Reports whether a tensor needs a gradient. Tensors may be None."""
-    return torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
+    """Reports whether a tensor needs a gradient. Other arguments may be None, or wrong."""
+    return torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in tensors)
 
 
 class _Differentiable(torch.autograd.Function):

@@ -16,23 +16,20 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
-
 from . import _struct
 from .agreement import describe
 from .context import Context, current
 from .errors import InvalidArgument
+from .options import OptionTensors, draw_seed, plan_options, same_options
 from .plan import Batch, Lengths, Plan
 from .tensors import (
     NAMES,
     View,
-    dense,
     dtype_of,
     empty,
     is_torch,
     one_library,
     stream_of,
-    torch_or_none,
     view,
     without_zero_strides,
 )
@@ -54,7 +51,7 @@ class Call:
         saved: saved activations as plain bytes. The caller may move or offload them before
             backward; None if the forward pass had save=False
         shapes: the shapes of q, k and v
-        sinks, alibi, block_mask, seed: as the forward pass has used them
+        options: sinks, slopes, block mask and seed
     """
 
     plan: Plan
@@ -62,10 +59,7 @@ class Call:
     layout: str
     saved: Any
     shapes: tuple[tuple[int, ...], ...]
-    sinks: Any = None
-    alibi: Any = None
-    block_mask: Any = None
-    seed: int = 0
+    options: OptionTensors = OptionTensors()
 
 
 def _with_defaults(options: Mapping[str, Any]) -> SimpleNamespace:
@@ -77,7 +71,7 @@ def _with_defaults(options: Mapping[str, Any]) -> SimpleNamespace:
 
 def plan_and_batch(
     operation: str, q: Any, k: Any, v: Any, *, save: bool, options: Mapping[str, Any]
-) -> tuple[Plan, Batch, int]:
+) -> tuple[Plan, Batch, OptionTensors]:
     """Checks the arguments of a call. Collective.
 
     Args:
@@ -86,7 +80,7 @@ def plan_and_batch(
         options: keyword arguments of `attention`
 
     Returns:
-        (plan, batch, seed): the seed is rank 0's, on every rank
+        (plan, batch, options): the seed of options is rank 0's, on every rank
     """
     o = _with_defaults(options)
     ctx, layout = current(o.context), o.layout
@@ -103,11 +97,6 @@ def plan_and_batch(
                     "PyTorch tensors"
                 )
         one_library(q=q, k=k, v=v)
-        window = o.window
-        if window is not None and (not isinstance(window, (tuple, list)) or len(window) != 2):
-            raise InvalidArgument(
-                f"{operation}: window {window!r}; give (left, right) in keys, -1 = unbounded"
-            )
         shapes = [tuple(x.shape) for x in (q, k, v)]
         if any(len(s) != len(layout) for s in shapes):
             raise InvalidArgument(
@@ -126,41 +115,13 @@ def plan_and_batch(
         lengths = Lengths.of(
             ctx, batch, rows, kv_rows, o.seq, o.kv_seq, o.cu_seqlens, o.kv_cu_seqlens
         )
-        drawn = o.seed
-        if drawn is None:
-            drawn = _draw(q) if o.dropout else 0
-        for name in ("sinks", "alibi"):
-            x = getattr(o, name)
-            if x is not None and (
-                tuple(getattr(x, "shape", ())) != (shapes[0][axis["H"]],)
-                or dtype_of(x) not in (_struct.F32, dtype_of(q))
-            ):
-                raise InvalidArgument(
-                    f"{operation}: {name} has shape {tuple(getattr(x, 'shape', ()))} and dtype "
-                    f"{getattr(x, 'dtype', type(x).__name__)}; give [{shapes[0][axis['H']]}] of "
-                    "float32 or the dtype of q"
-                )
-        one_library(q=q, sinks=o.sinks, alibi=o.alibi, block_mask=o.block_mask)
-        if (o.block_mask is None) != (o.block is None):
-            raise InvalidArgument(
-                f"{operation}: one of block_mask and block is None; give a mask and (queries, keys) "
-                "of a block, or neither"
-            )
+        heads = shapes[0][axis["H"]]
         planned = dict(
-            heads=shapes[0][axis["H"]],
+            heads=heads,
             kv_heads=shapes[1][axis["H"]],
             head_dim=shapes[0][-1],
             v_dim=shapes[2][-1],
-            dtype=dtype_of(q),
-            causal=bool(o.causal),
-            window=None if window is None else tuple(int(n) for n in window),
-            scale=None if o.scale is None else float(o.scale),
-            deterministic=bool(o.deterministic),
-            softcap=float(o.softcap or 0),
-            dropout=float(o.dropout or 0),
-            sinks=o.sinks is not None,
-            alibi=o.alibi is not None,
-            block=_pair(operation, o.block),
+            **plan_options(operation, o, heads, q),
         )
         same = {
             **planned,
@@ -168,59 +129,14 @@ def plan_and_batch(
             "layout": layout,
             **{name: describe(x, free=(rows_axis,)) for name, x in (("q", q), ("k", k), ("v", v))},
             "save": save,
-            "sinks": describe(o.sinks),
-            "alibi": describe(o.alibi),
-            "block_mask": describe(o.block_mask),
-            "seed": o.seed,
+            **same_options(o),
         }
-        return same, (*lengths.counts(), int(drawn)), (planned, lengths)
+        return same, (*lengths.counts(), draw_seed(o, q)), (planned, lengths)
 
     (planned, lengths), counts = ctx.agree(operation, prepare)
     sequences = lengths.sequences(operation, counts)
     plan = ctx._plan(**planned, cross=sequences.kv_seq is not None)
-    return plan, ctx._batch(sequences), counts[0][2]
-
-
-def _draw(q: Any) -> int:
-    """Draws a seed of dropout. Gradient checkpointing restores the generator, and so the seed."""
-    torch = torch_or_none()
-    if is_torch(q):
-        return int(torch.randint(1 << 48, (1,)))
-    return int(np.random.randint(1 << 48, dtype=np.int64))
-
-
-def _pair(operation: str, block: Any) -> tuple[int, int] | None:
-    """Returns the queries and keys of a block. A whole number stands for both."""
-    if block is None:
-        return None
-    both = (block, block) if isinstance(block, int) else tuple(block)
-    if len(both) != 2 or any(int(n) < 1 for n in both):
-        raise InvalidArgument(
-            f"{operation}: block {block!r}; give (queries, keys) of a block, 1 or more"
-        )
-    return int(both[0]), int(both[1])
-
-
-def _set_options(args: Any, call: Call) -> list[View]:
-    """Sets sinks, slopes, mask and seed of a call, and returns the views that must stay alive."""
-    views = []
-    for name in ("sinks", "alibi", "block_mask"):
-        x = getattr(call, name)
-        if x is not None:
-            views.append(view(x))
-            setattr(args, name, views[-1].pointer())
-    args.dropout_seed = call.seed
-    return views
-
-
-def _bytes(mask: Any) -> Any:
-    """Returns a dense mask of uint8 for one of uint8 or bool."""
-    if mask is None:
-        return None
-    mask = dense(mask)
-    if str(mask.dtype).removeprefix("torch.") == "bool":
-        mask = mask.view(torch_or_none().uint8 if is_torch(mask) else np.uint8)
-    return mask
+    return plan, ctx._batch(sequences), OptionTensors.of(o, counts[0][2])
 
 
 def check_gradient(operation: str, call: Any, dout: Any, shape: tuple[int, ...]) -> None:
@@ -277,7 +193,7 @@ def attention_forward(
     Raises:
         InvalidArgument, Unsupported, CommError: as in `attention`
     """
-    plan, batch, seed = plan_and_batch(
+    plan, batch, tensors = plan_and_batch(
         "ulysses.attention", q, k, v, save=bool(save), options={**options, "layout": layout}
     )
     ctx = plan.context
@@ -303,19 +219,9 @@ def attention_forward(
         args.lse = lse_view.pointer()
     if save:
         args.saved, args.saved_bytes = view(saved).data, saved_bytes
-    sinks, alibi = (None if x is None else dense(x) for x in map(options.get, ("sinks", "alibi")))
-    call = Call(
-        plan,
-        batch,
-        layout,
-        saved,
-        tuple(tuple(x.shape) for x in (q, k, v)),
-        sinks,
-        alibi,
-        _bytes(options.get("block_mask")),
-        seed,
-    )
-    kept = _set_options(args, call)
+    shapes = tuple(tuple(x.shape) for x in (q, k, v))
+    call = Call(plan, batch, layout, saved, shapes, tensors)
+    kept = tensors.set(args)
     ctx._call("ulysses_attention_forward", plan.handle, batch.handle, ctypes.byref(args))
     del kept
     return out, sums, call
@@ -350,10 +256,9 @@ def attention_backward(call: Call, dout: Any) -> tuple[Any, ...]:
     g = _struct.AttentionGrads(
         dout=views[0].pointer(), dq=views[1].pointer(), dk=views[2].pointer(), dv=views[3].pointer()
     )
-    kept = _set_options(args, call)
-    shares: list[Any] = [
-        None if x is None else empty(x, tuple(x.shape)) for x in (call.sinks, call.alibi)
-    ]
+    sinks, alibi = call.options.sinks, call.options.alibi
+    kept = call.options.set(args)
+    shares: list[Any] = [None if x is None else empty(x, tuple(x.shape)) for x in (sinks, alibi)]
     for name, x in zip(("dsinks", "dalibi"), shares):
         if x is not None:
             kept.append(view(x))
@@ -362,7 +267,7 @@ def attention_backward(call: Call, dout: Any) -> tuple[Any, ...]:
         "ulysses_attention_backward", plan.handle, batch.handle, ctypes.byref(args), ctypes.byref(g)
     )
     del kept
-    if call.sinks is None and call.alibi is None:
+    if sinks is None and alibi is None:
         return grads[0], grads[1], grads[2]
     return grads[0], grads[1], grads[2], shares[0], shares[1]
 
@@ -457,11 +362,13 @@ def attention(
             out, _, call = attention_forward(
                 q, k, v, save=True, **{**options, "sinks": sinks, "alibi": alibi}
             )
-            saved = (call.saved, call.sinks, call.alibi)
-            kept = replace(call, saved=None, sinks=None, alibi=None)
+            saved = (call.saved, call.options.sinks, call.options.alibi)
+            rest = replace(call.options, sinks=None, alibi=None)
+            kept = replace(call, saved=None, options=rest)
 
             def back(s: Any, dout: Any) -> tuple[Any, ...]:
-                call = replace(kept, saved=s[0], sinks=s[1], alibi=s[2])
+                vectors = replace(rest, sinks=s[1], alibi=s[2])
+                call = replace(kept, saved=s[0], options=vectors)
                 return (*attention_backward(call, dout), None, None)[:5]
 
             return out, saved, back

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any, Callable
 
 import numpy as np
@@ -14,11 +15,13 @@ from .agreement import describe
 from .attention import LAYOUTS, Call, check_gradient, plan_and_batch
 from .context import Context, current
 from .errors import InvalidArgument, Unsupported
+from .options import OptionTensors, draw_seed, plan_options, same_options
 from .plan import Batch, Lengths, Plan
 from .tensors import (
-    block,
+    block as memory,
+)
+from .tensors import (
     dense,
-    dtype_of,
     empty,
     is_torch,
     one_library,
@@ -29,7 +32,8 @@ from .tensors import (
 )
 
 WEIGHTS = ("wq", "wk", "wv", "wo", "bq", "bk", "bv", "bo", "q_norm", "k_norm")
-INPUTS = ("x", *WEIGHTS, "cos", "sin")
+PARAMETERS = (*WEIGHTS, "sinks", "alibi")  # what has a gradient besides x
+INPUTS = ("x", *PARAMETERS, "cos", "sin", "block_mask")
 
 
 @dataclass
@@ -39,8 +43,9 @@ class LayerCall:
     Attributes:
         plan, batch: the plan and the batch of the call
         saved: saved activations as plain bytes; None if the forward pass had save=False
-        inputs: x, the weights, cos and sin by name
+        inputs: x, the parameters, cos, sin and the block mask by name
         eps: the constant of the RMS norms
+        seed: of dropout, equal on all ranks
     """
 
     plan: Plan
@@ -48,24 +53,25 @@ class LayerCall:
     saved: Any
     inputs: dict[str, Any]
     eps: float
+    seed: int = 0
 
 
-def _args(
-    plan: Plan, batch: Batch, inputs: dict[str, Any], eps: float
-) -> tuple[_struct.AttentionLayerArgs, _struct.Sizes, list[Any]]:
+def _args(call: LayerCall) -> tuple[_struct.AttentionLayerArgs, _struct.Sizes, list[Any]]:
     """Returns the arguments of a call, the sizes of its memory, and the views to keep alive."""
+    inputs = call.inputs
     views = {name: view(x) for name, x in inputs.items() if x is not None}
     args = _struct.AttentionLayerArgs(
         hidden=inputs["x"].shape[2],
-        eps=eps,
+        eps=call.eps,
         stream=stream_of(inputs["x"]),
+        dropout_seed=call.seed,
         **{name: v.pointer() for name, v in views.items()},
     )
     sizes = _struct.Sizes()
-    plan.context._call(
+    call.plan.context._call(
         "ulysses_attention_layer_sizes",
-        plan.handle,
-        batch.handle,
+        call.plan.handle,
+        call.batch.handle,
         ctypes.byref(args),
         ctypes.byref(sizes),
     )
@@ -96,6 +102,13 @@ def attention_layer_forward(
     seq: int | None = None,
     cu_seqlens: Sequence[int] | None = None,
     deterministic: bool = False,
+    softcap: float = 0.0,
+    sinks: Any = None,
+    alibi: Any = None,
+    block_mask: Any = None,
+    block: int | tuple[int, int] | None = None,
+    dropout: float = 0.0,
+    seed: int | None = None,
     save: bool = True,
     context: Context | None = None,
 ) -> tuple[Any, LayerCall]:
@@ -112,22 +125,9 @@ def attention_layer_forward(
     Raises:
         InvalidArgument, Unsupported, CommError: as in `attention_layer`
     """
+    o = SimpleNamespace(**locals())
     ctx, operation = current(context), "ulysses.attention_layer"
-    given = dict(
-        x=x,
-        wq=wq,
-        wk=wk,
-        wv=wv,
-        wo=wo,
-        bq=bq,
-        bk=bk,
-        bv=bv,
-        bo=bo,
-        q_norm=q_norm,
-        k_norm=k_norm,
-        cos=cos,
-        sin=sin,
-    )
+    given = {name: getattr(o, name) for name in INPUTS}
 
     def prepare() -> tuple[dict[str, Any], tuple[int, ...], tuple[dict[str, Any], Lengths]]:
         for name in ("x", *WEIGHTS[:4]):
@@ -165,35 +165,35 @@ def attention_layer_forward(
             kv_heads=kv,
             head_dim=wq.shape[0] // heads,
             v_dim=wv.shape[0] // kv,
-            dtype=dtype_of(x),
-            causal=bool(causal),
-            window=window,
-            scale=None if scale is None else float(scale),
-            deterministic=bool(deterministic),
+            **plan_options(operation, o, heads, x),
         )
         free = {"x": (1,), "cos": (0,), "sin": (0,)}
         same = {
             **planned,
             **lengths.same(),
             **{name: describe(t, free=free.get(name, ())) for name, t in given.items()},
+            **same_options(o),
             "eps": float(eps),
             "save": bool(save),
         }
-        return same, lengths.counts(), (planned, lengths)
+        return same, (*lengths.counts(), draw_seed(o, x)), (planned, lengths)
 
     (planned, lengths), counts = ctx.agree(operation, prepare)
     plan, batch = ctx._plan(**planned), ctx._batch(lengths.sequences(operation, counts))
+    options = OptionTensors.of(o, counts[0][2])
     inputs = {name: None if t is None else dense(t) for name, t in given.items()}
+    inputs["block_mask"] = options.block_mask
+    call = LayerCall(plan, batch, None, inputs, eps, options.seed)
     y = empty(x, x.shape)
-    args, sizes, keep = _args(plan, batch, inputs, eps)
+    args, sizes, keep = _args(call)
     out = view(y)
     args.y = out.pointer()
-    saved, workspace = block(x, max(sizes.saved, 64)) if save else None, block(x, sizes.workspace)
+    saved, workspace = memory(x, max(sizes.saved, 64)) if save else None, memory(x, sizes.workspace)
     args.workspace, args.workspace_bytes = view(workspace).data, sizes.workspace
     if save:
         args.saved, args.saved_bytes = view(saved).data, max(sizes.saved, 64)
     ctx._call("ulysses_attention_layer_forward", plan.handle, batch.handle, ctypes.byref(args))
-    return y, LayerCall(plan, batch, saved, inputs, eps)
+    return y, replace(call, saved=saved)
 
 
 def attention_layer_backward(call: LayerCall, dy: Any) -> dict[str, Any]:
@@ -205,8 +205,8 @@ def attention_layer_backward(call: LayerCall, dy: Any) -> dict[str, Any]:
 
     Returns:
         A dictionary: "x" [B, rows, hidden] with the dtype of x, and a float32 gradient for each
-        weight, bias and norm that was given. The latter are this rank's share: their sum over the
-        ranks is the gradient.
+        weight, bias, norm, sinks and alibi that was given. The latter are this rank's share: their
+        sum over the ranks is the gradient.
 
     Raises:
         InvalidArgument: the forward pass had save=False, or dy has another shape or dtype than y
@@ -216,12 +216,12 @@ def attention_layer_backward(call: LayerCall, dy: Any) -> dict[str, Any]:
     plan, batch, ctx = call.plan, call.batch, call.plan.context
     dy = dense(dy)
     grads = {"x": empty(dy, call.inputs["x"].shape)}
-    for name in WEIGHTS:
+    for name in PARAMETERS:
         if call.inputs[name] is not None:
             grads[name] = empty(dy, call.inputs[name].shape, _struct.F32)
             grads[name][...] = 0
-    args, sizes, keep = _args(plan, batch, call.inputs, call.eps)
-    workspace = block(dy, sizes.workspace)
+    args, sizes, keep = _args(call)
+    workspace = memory(dy, sizes.workspace)
     args.workspace, args.workspace_bytes = view(workspace).data, sizes.workspace
     args.saved, args.saved_bytes = view(call.saved).data, call.saved.shape[0]
     views = {name: view(t) for name, t in grads.items()}
@@ -258,20 +258,23 @@ def attention_layer(x: Any, wq: Any, wk: Any, wv: Any, wo: Any, **options: Any) 
         cos, sin (optional): [B*rows, rotary/2], float32, for the positions of this rank's tokens;
             feature i is rotated with feature i + rotary/2; both or neither. Default: None
         eps (float): constant of the RMS norms; 0 = 1e-6. Default: 0
-        causal, window, scale, seq, cu_seqlens, deterministic, context: as in `attention`
+        sinks, alibi (optional): [H], float32 or the dtype of x, as in `attention`. Default: None
+        block_mask, block (optional): as in `attention`. Default: None
+        causal, window, scale, softcap, dropout, seed, seq, cu_seqlens, deterministic, context: as
+            in `attention`
 
     Returns:
         y [B, rows, hidden], with the dtype of x.
 
-        The gradients of weights, biases and norms are this rank's share: their sum over the ranks
-        is the gradient.
+        The gradients of weights, biases, norms, sinks and slopes are this rank's share: their sum
+        over the ranks is the gradient.
 
     Raises:
         InvalidArgument: a shape, dtype or value is wrong, or arguments differ between ranks
         Unsupported: no kernel of the device has these sizes or options
         CommError: the communicator failed
     """
-    names = [n for n in (*WEIGHTS[4:], "cos", "sin") if options.get(n) is not None]
+    names = [n for n in INPUTS[5:] if options.get(n) is not None]
     tensors = dict(zip(INPUTS, (x, wq, wk, wv, wo))) | {n: options.pop(n) for n in names}
     if is_torch(x):
         from ._torch import differentiable, wants_gradient
@@ -446,7 +449,7 @@ def local_attention_forward(
     q, k, v = (without_zero_strides(x) for x in (q, k, v))
     out, sizes = empty(q, tuple(q.shape[:-1]) + (plan.v_dim,)), _struct.Sizes()
     plan.context._call("ulysses_local_sizes", plan.handle, batch.handle, ctypes.byref(sizes))
-    saved, workspace = block(q, max(sizes.saved, 64)) if save else None, block(q, sizes.workspace)
+    saved, workspace = memory(q, max(sizes.saved, 64)) if save else None, memory(q, sizes.workspace)
     views = [view(x).permute(*axes) for x in (q, k, v, out)]
     args = _struct.AttentionArgs(
         **{name: x.pointer() for name, x in zip(("q", "k", "v", "out"), views)},
@@ -487,7 +490,7 @@ def local_attention_backward(
     plan, batch, axes = call.plan, call.batch, LAYOUTS[call.layout]
     dout, sizes = without_zero_strides(dout), _struct.Sizes()
     plan.context._call("ulysses_local_sizes", plan.handle, batch.handle, ctypes.byref(sizes))
-    grads, workspace = [empty(dout, shape) for shape in call.shapes], block(dout, sizes.workspace)
+    grads, workspace = [empty(dout, shape) for shape in call.shapes], memory(dout, sizes.workspace)
     views = [view(x).permute(*axes) for x in (dout, *grads)]
     args = _struct.AttentionArgs(
         saved=view(call.saved).data,

@@ -1,0 +1,138 @@
+"""Options of attention that `attention` and `attention_layer` have in common.
+
+They are sinks, slopes, block masks, soft caps, dropout and the mask of positions. The functions
+take an object whose attributes are the keyword arguments of `attention`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from . import _struct
+from .agreement import describe
+from .errors import InvalidArgument
+from .tensors import View, dense, dtype_of, is_torch, one_library, torch_or_none, view
+
+
+def plan_options(operation: str, o: Any, heads: int, like: Any) -> dict[str, Any]:
+    """Checks the options of a call, and returns the options of its plan. Not collective.
+
+    Args:
+        operation: the name of the call, for messages
+        o: the options
+        heads: query heads
+        like: q or x; sinks and slopes may have its dtype
+    """
+    window = o.window
+    if window is not None and (not isinstance(window, (tuple, list)) or len(window) != 2):
+        raise InvalidArgument(
+            f"{operation}: window {window!r}; give (left, right) in keys, -1 = unbounded"
+        )
+    for name in ("sinks", "alibi"):
+        _check_vector(operation, name, getattr(o, name), heads, like)
+    one_library(input=like, sinks=o.sinks, alibi=o.alibi, block_mask=o.block_mask)
+    if (o.block_mask is None) != (o.block is None):
+        raise InvalidArgument(
+            f"{operation}: one of block_mask and block is None; give a mask and (queries, keys) "
+            "of a block, or neither"
+        )
+    return dict(
+        dtype=dtype_of(like),
+        causal=bool(o.causal),
+        window=None if window is None else tuple(int(n) for n in window),
+        scale=None if o.scale is None else float(o.scale),
+        deterministic=bool(o.deterministic),
+        softcap=float(o.softcap or 0),
+        dropout=float(o.dropout or 0),
+        sinks=o.sinks is not None,
+        alibi=o.alibi is not None,
+        block=_pair(operation, o.block),
+    )
+
+
+def _check_vector(operation: str, name: str, x: Any, heads: int, like: Any) -> None:
+    """Raises InvalidArgument unless x is None or [heads] of float32 or the dtype of `like`."""
+    if x is None:
+        return
+    shape = tuple(getattr(x, "shape", ()))
+    if shape != (heads,) or dtype_of(x) not in (_struct.F32, dtype_of(like)):
+        raise InvalidArgument(
+            f"{operation}: {name} has shape {shape} and dtype "
+            f"{getattr(x, 'dtype', type(x).__name__)}; give [{heads}] of float32 or {like.dtype}"
+        )
+
+
+def _pair(operation: str, block: Any) -> tuple[int, int] | None:
+    """Returns the queries and keys of a block. A whole number stands for both."""
+    if block is None:
+        return None
+    both = (block, block) if isinstance(block, int) else tuple(block)
+    if len(both) != 2 or any(int(n) < 1 for n in both):
+        raise InvalidArgument(
+            f"{operation}: block {block!r}; give (queries, keys) of a block, 1 or more"
+        )
+    return int(both[0]), int(both[1])
+
+
+def same_options(o: Any) -> dict[str, Any]:
+    """Returns the options by name that must be equal on all ranks and are not in the plan."""
+    arrays = {name: describe(getattr(o, name)) for name in ("sinks", "alibi", "block_mask")}
+    return {**arrays, "seed": o.seed}
+
+
+def draw_seed(o: Any, like: Any) -> int:
+    """Returns the seed of a call, or draws it. Only rank 0's is used.
+
+    Gradient checkpointing restores PyTorch's generator, and so the seed.
+    """
+    if o.seed is not None or not o.dropout:
+        return int(o.seed or 0)
+    if is_torch(like):
+        return int(torch_or_none().randint(1 << 48, (1,)))
+    return int(np.random.randint(1 << 48, dtype=np.int64))
+
+
+@dataclass(frozen=True)
+class OptionTensors:
+    """Sinks, slopes, block mask and seed of a call, as the library takes them.
+
+    Attributes:
+        sinks, alibi: [H], or None
+        block_mask: uint8 [H or 1, blocks of queries, blocks of keys], or None
+        seed: of dropout, equal on all ranks
+    """
+
+    sinks: Any = None
+    alibi: Any = None
+    block_mask: Any = None
+    seed: int = 0
+
+    @classmethod
+    def of(cls, o: Any, seed: int) -> OptionTensors:
+        """Returns dense tensors of the options of a call."""
+        sinks, alibi = (None if x is None else dense(x) for x in (o.sinks, o.alibi))
+        return cls(sinks, alibi, _bytes(o.block_mask), seed)
+
+    def set(self, args: Any) -> list[View]:
+        """Sets the fields of a C struct, and returns the views that must stay alive."""
+        views = []
+        for name in ("sinks", "alibi", "block_mask"):
+            x = getattr(self, name)
+            if x is not None:
+                views.append(view(x))
+                setattr(args, name, views[-1].pointer())
+        args.dropout_seed = self.seed
+        return views
+
+
+def _bytes(mask: Any) -> Any:
+    """Returns a dense mask of uint8 for one of uint8 or bool."""
+    if mask is None:
+        return None
+    mask = dense(mask)
+    if str(mask.dtype).removeprefix("torch.") == "bool":
+        mask = mask.view(torch_or_none().uint8 if is_torch(mask) else np.uint8)
+    return mask
