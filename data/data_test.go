@@ -43,10 +43,10 @@ func whole(t testing.TB, s *Set) []MicroBatch {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if m.First != r {
-			t.Errorf("sequence %d has the number %d", r, m.First)
+		if want := []Sequence{{Number: r}}; m.First != r || !slices.Equal(m.Sequences, want) {
+			t.Errorf("sequence %d has the number %d, and the micro-batch %v", r, m.First, m.Sequences)
 		}
-		m.scratch, m.First = [3][]int64{}, 0
+		m.scratch, m.First, m.Sequences = [3][]int64{}, 0, nil
 		all = append(all, *m)
 	}
 	return all

@@ -15,13 +15,21 @@ type MicroBatch struct {
 	CuSeqlens []int64 // [documents+1]; first token of each document, then the number of tokens
 	Valid     int64   // targets that are not Ignore
 	First     int64   // number of the first sequence: in the training order, or of the files
+	Sequences []Sequence
 
 	scratch [3][]int64 // input_ids, labels and position_ids of one sequence of a .safetensors file
+}
+
+// Sequence is a sequence of a micro-batch.
+type Sequence struct {
+	Number int64 // in the training order, or of the files
+	At     int64 // its first token in the micro-batch
 }
 
 // reset makes the micro-batch empty. It keeps the memory.
 func (m *MicroBatch) reset() {
 	m.IDs, m.Targets, m.Positions, m.CuSeqlens, m.Valid = m.IDs[:0], m.Targets[:0], m.Positions[:0], append(m.CuSeqlens[:0], 0), 0
+	m.Sequences = m.Sequences[:0]
 }
 
 // grow makes the micro-batch n tokens longer and returns the new elements, whose content is

@@ -106,10 +106,14 @@ func (s *Set) Length(number int64) (int64, error) {
 // MicroBatch if buf is nil.
 func (s *Set) Gather(numbers []int64, buf *MicroBatch) (*MicroBatch, error) {
 	m, err := s.read(0, int64(len(numbers)), func(i int64) int64 { return s.sequence(numbers[i]) }, buf)
-	if err == nil && len(numbers) > 0 {
-		m.First = numbers[0]
+	if err != nil || len(numbers) == 0 {
+		return m, err
 	}
-	return m, err
+	m.First = numbers[0]
+	for i, number := range numbers {
+		m.Sequences[i].Number = number
+	}
+	return m, nil
 }
 
 // Range reads sequences [lo, hi) in the order of the files into buf, or into a new MicroBatch if
@@ -130,6 +134,7 @@ func (s *Set) read(lo, hi int64, sequence func(int64) int64, m *MicroBatch) (*Mi
 	m.First = lo
 	for g := lo; g < hi; g++ {
 		src, i := s.locate(sequence(g))
+		m.Sequences = append(m.Sequences, Sequence{Number: g, At: int64(len(m.IDs))})
 		if err := src.appendSequence(m, i); err != nil {
 			return nil, err
 		}

@@ -55,9 +55,11 @@ ulysses-mpi plan job.toml --cluster examples/clusters/h200.toml --search`,
 			short: "compare the job on one rank with the job on all ranks, tensor by tensor",
 			long: `Runs the first step of the job (or the whole operator job) on all ranks and on one rank, and
 compares loss, gradients and outputs. The first line is the verdict: bitwise, within tolerance, or
-FAIL with the tensors that differ by more than the tolerance.`,
+FAIL with the tensors that differ by more than the tolerance. With --tensors, a file gets the
+tensors of all ranks, so that another program can compare them.`,
 			example: `mpirun -n 4 ulysses-mpi verify job.toml
-ulysses-mpi verify job.toml --ranks 4 --all`,
+ulysses-mpi verify job.toml --ranks 4 --all
+ulysses-mpi verify job.toml --tensors step1.safetensors`,
 			codes: []status.Code{status.OK, status.InvalidConfig, status.Unsupported, status.OutOfMemory, status.IO, status.Numeric}},
 		{name: "export", words: []string{"checkpoint", "folder"}, run: func(o Options) error { return onFirstRank(func() error { return export(o) }) },
 			short: "write a Hugging Face folder from a checkpoint, or from the newest of several",
@@ -109,7 +111,7 @@ func verbOf(name string) *verb {
 // flagVerbs maps a flag to the verbs that accept it. Every command defines every flag, so that a
 // flag may be in front of the verb, and a flag of another verb is refused by name.
 var flagVerbs = map[string][]string{
-	"set": {"run", "plan", "verify"}, "ranks": {"run", "plan", "verify"}, "search": {"plan"}, "cluster": {"plan"}, "json": {"verify"}, "all": {"verify"}, "force": {"run", "export"},
+	"set": {"run", "plan", "verify"}, "ranks": {"run", "plan", "verify"}, "search": {"plan"}, "cluster": {"plan"}, "json": {"verify"}, "all": {"verify"}, "tensors": {"verify"}, "force": {"run", "export"},
 	"log": {"run", "plan", "verify"}, "verbose": {"run"}, "quiet": {"run", "verify"}, "output": {"init"},
 }
 
@@ -121,6 +123,7 @@ func addFlags(f *pflag.FlagSet, o *Options) {
 	f.StringVar(&o.cluster, "cluster", "", "plan for the machine that `file.toml` describes (docs/plan.md)")
 	f.BoolVar(&o.json, "json", false, "print the findings as one JSON object")
 	f.BoolVar(&o.all, "all", false, "print every tensor")
+	f.StringVar(&o.tensors, "tensors", "", "write the tensors of all ranks to `file.safetensors`, with the logits and the loss of each token")
 	f.BoolVar(&o.force, "force", false, "overwrite results of another run or an older model (output.overwrite)")
 	f.StringVarP(&o.output, "output", "o", "job.toml", "write `file.toml`")
 	f.StringVar(&o.log, "log", "auto", "`form` of the log: auto (= console), console (text) or json")
@@ -231,6 +234,8 @@ func (o *Options) choose(v *verb, cmd *cobra.Command, words []string) error {
 		return fmt.Errorf("%s %s: %[1]s has no arguments; remove it", v.name, words[0])
 	case len(words) < len(want):
 		return fmt.Errorf("%s: %s is missing; name one", v.name, want[len(words)])
+	case cmd.Flags().Changed("tensors") && o.tensors == "":
+		return errors.New("verify: --tensors: empty; name a file")
 	case cmd.Flags().Changed("output") && o.output == "":
 		return errors.New("init: --output: empty; name a file")
 	case v.option != "" && len(words) > len(want)+1:

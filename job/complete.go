@@ -60,6 +60,7 @@ func completeFlags(cmd *cobra.Command) {
 	}
 	must(cmd.RegisterFlagCompletionFunc("set", completeSet))
 	must(cmd.RegisterFlagCompletionFunc("cluster", cobra.FixedCompletions([]cobra.Completion{"toml"}, cobra.ShellCompDirectiveFilterFileExt)))
+	must(cmd.RegisterFlagCompletionFunc("tensors", cobra.FixedCompletions([]cobra.Completion{"safetensors"}, cobra.ShellCompDirectiveFilterFileExt)))
 	must(cmd.RegisterFlagCompletionFunc("log", cobra.FixedCompletions(logForms, cobra.ShellCompDirectiveNoFileComp)))
 	must(cmd.RegisterFlagCompletionFunc("ranks", cobra.NoFileCompletions))
 }

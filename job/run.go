@@ -42,6 +42,7 @@ type Options struct {
 
 	search  bool   // of a plan: every mesh
 	cluster string // of a plan: a file that describes another machine
+	tensors string // of verify: the file that gets the tensors of all ranks
 	json    bool   // of verify: print its findings as JSON
 	all     bool   // of verify: print every tensor
 	output  string // of init: the file to write

@@ -26,16 +26,21 @@ var verifyLimits = map[tensor.DType]float64{tensor.F32: 2e-5, tensor.BF16: 2e-2}
 func Verify(o Options) error {
 	o.verb = "verify"
 	return onRanks(o, func(e *Env) error {
-		compute := trainTensors
+		compute := func(e *Env) ([]named, error) { return trainTensors(e, o.tensors != "") }
 		if !e.Job.IsModelJob() {
 			compute = operatorTensors
+		}
+		if err := comm.Agree(e.Mesh.World, o.checkTensorsFile()); err != nil {
+			return err
 		}
 		all, err := compute(e)
 		if err != nil {
 			return err
 		}
 		if e.Mesh.World.Rank() == 0 {
-			err = verifyAgainstOne(e, all, compute, &o)
+			if err = writeNamed(o.tensors, all); err == nil {
+				err = verifyAgainstOne(e, all, compute, &o)
+			}
 		}
 		// e.world is not watched: the other ranks wait until rank 0 has finished
 		return comm.Agree(e.world, err)
@@ -48,6 +53,12 @@ type named struct {
 	shape  []int64
 	data   []float32
 	judged bool
+	whole  bool // the values are whole numbers
+}
+
+// scalar returns a judged number.
+func scalar(name string, x float64) named {
+	return named{name: name, data: []float32{float32(x)}, judged: true}
 }
 
 // verifyAgainstOne computes the job on rank 0 alone and prints the comparison with all.
@@ -121,8 +132,9 @@ func compare(a, ref named) (difference, error) {
 }
 
 // trainTensors returns the loss, the gradients and the updated weights of the first step, or the
-// loss of an evaluation. Collective.
-func trainTensors(e *Env) (out []named, err error) {
+// loss of an evaluation. With tokens it also returns the logits and the loss of each token of the
+// step. Collective.
+func trainTensors(e *Env, tokens bool) (out []named, err error) {
 	s, err := prepare(e, false)
 	if err != nil {
 		return nil, err
@@ -134,13 +146,24 @@ func trainTensors(e *Env) (out []named, err error) {
 		if err != nil {
 			return nil, err
 		}
-		return []named{{"eval_loss", nil, []float32{float32(r.EvalLoss)}, true}}, nil
+		return []named{scalar("eval_loss", float64(r.EvalLoss))}, nil
+	}
+	var own []train.TokenResult
+	if tokens {
+		s.trainer.Hooks.Tokens = func(results []train.TokenResult) error { own = append(own, results...); return nil }
 	}
 	r, err := s.trainer.Step(0)
 	if err != nil {
 		return nil, err
 	}
-	out = []named{{"loss", nil, []float32{float32(r.Loss)}, true}, {"gradient norm", nil, []float32{float32(r.GradNorm)}, true}}
+	out = []named{scalar("loss", float64(r.Loss)), scalar("gradient norm", float64(r.GradNorm))}
+	if tokens {
+		all, err := tokenTensors(e.Mesh.World, own, s.parts.Config.VocabSize)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, all...)
+	}
 	stream, err := e.Device.NewStream()
 	if err != nil {
 		return nil, err
@@ -163,12 +186,12 @@ func trainTensors(e *Env) (out []named, err error) {
 				}
 				at += p.Numel()
 				if grads {
-					out = append(out, named{p.Name + " gradient", p.Shape, x, true})
+					out = append(out, named{name: p.Name + " gradient", shape: p.Shape, data: x, judged: true})
 					continue
 				}
 				// AdamW's first update is lr·sign(g) if |g| is large compared with eps. Rounding
 				// may change the sign of a gradient near zero, so these weights are not judged.
-				out = append(out, named{p.Name + " updated", p.Shape, x, e.Job.Optimizer.Name == "sgd"})
+				out = append(out, named{name: p.Name + " updated", shape: p.Shape, data: x, judged: e.Job.Optimizer.Name == "sgd"})
 			}
 		}
 	}
@@ -205,7 +228,7 @@ func operatorTensors(e *Env) ([]named, error) {
 	defer f.Close()
 	var out []named
 	for _, t := range f.Entries() {
-		n := named{t.Name, t.Shape, make([]float32, t.Numel()), true}
+		n := named{name: t.Name, shape: t.Shape, data: make([]float32, t.Numel()), judged: true}
 		if err := f.ReadFloat32(t, 0, n.data); err != nil {
 			return nil, err
 		}

@@ -83,14 +83,16 @@ func (h *head) run(p *pass, x, sum tensor.Tensor) tensor.Tensor {
 
 // Forward computes both halves of a tile.
 func (h *head) Forward(t *tile.Tile) error {
-	if t.Rows() == 0 {
-		return nil
-	}
 	p, act, logits, dlogits := h.p, t.In[0], h.logits.Slice(0, 0, t.Rows()), tensor.Tensor{}
+	if t.Rows() == 0 {
+		p.inspect("logits", "", logits) // every rank inspects every tile
+		return p.err
+	}
 	if p.backward {
 		dlogits = h.dlogits.Slice(0, 0, t.Rows())
 	}
 	h.matrix.forward(p, logits, act)
+	p.inspect("logits", "", logits)
 	p.CrossEntropy(t.Out[0], logits, dlogits, t.In[1], p.batch.GradScale)
 	if p.backward {
 		h.matrix.addWeights(p, dlogits, act)

@@ -23,6 +23,12 @@ type Ctx struct {
 	Inspect func(at string, t tensor.Tensor) error
 }
 
+// Names of tensors that Ctx.Inspect gets once for each tile of the loss, and once in a pass.
+const (
+	LogitsName    = "head: logits"             // [tile, V] F32
+	TokenLossName = "head: loss of each token" // [T] F32, 0 without a target
+)
+
 // Batch is this rank's shard of a micro-batch: one sequence with the documents of SP.
 type Batch struct {
 	SP  *sp.Batch     // with Batch 1

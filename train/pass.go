@@ -51,7 +51,10 @@ func (t *Trainer) pass(m *data.MicroBatch, valid int64, backward, alone bool) (m
 	if valid > 0 {
 		b.GradScale = 1 / float64(valid)
 	}
-	return t.Model.ForwardBackward(c, &b)
+	if t.Hooks.Tokens == nil || c.Inspect != nil {
+		return t.Model.ForwardBackward(c, &b)
+	}
+	return t.passWithTokens(m, batch.Ranges(group.Rank()), c, &b)
 }
 
 // update clips the gradient and runs the optimizer.

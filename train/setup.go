@@ -58,6 +58,9 @@ type Hooks struct {
 	Skipped func(why string)
 	// Stop is called after each step and returns whether this rank must stop.
 	Stop func() bool
+	// Tokens is called after each training pass with the results of this rank's tokens. They are
+	// copied to the host, which takes 4 bytes for each token and id of the vocabulary.
+	Tokens func([]TokenResult) error
 	// Probe is called between the passes and the reduction of each step, counted from 1. Tests use
 	// it to let a rank fail.
 	Probe func(step int64) error

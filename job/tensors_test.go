@@ -1,0 +1,73 @@
+package job
+
+import (
+	"math"
+	"path/filepath"
+	"testing"
+
+	"ulysses/internal/status"
+	"ulysses/tensor"
+	"ulysses/testkit/near"
+)
+
+// verify --tensors writes the same tokens, in order, on every mesh. Their losses follow from the
+// logits, and their sum is the loss of the step.
+func TestVerifyWritesTensors(t *testing.T) {
+	job := filepath.Join(goldens, "llama-sgd-dp2", "job.toml")
+	for _, m := range []struct{ ranks, ulysses, ring, accumulate string }{{"1", "1", "1", "4"}, {"4", "2", "1", "2"}, {"4", "2", "2", "4"}} {
+		path := filepath.Join(t.TempDir(), "tensors.safetensors")
+		args := []string{"verify", job, "-n", m.ranks, "--set", "parallel.ulysses=" + m.ulysses, "--set", "parallel.ring=" + m.ring, "--set", "data.accumulate=" + m.accumulate, "--set", "tile.loss=7", "--set", "output.dir=" + t.TempDir(), "--tensors", path}
+		if code, out, errs := call(args...); code != status.OK {
+			t.Fatalf("%v %v\n%s%s", m, code, out, errs)
+		}
+		if code, _, errs := call(args...); code != status.IO {
+			t.Errorf("an existing file was overwritten: %v %s", code, errs)
+		}
+		checkTokens(t, path)
+	}
+}
+
+func checkTokens(t *testing.T, path string) {
+	f, err := tensor.OpenSafetensors(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	floats := func(name string) []float32 {
+		e, ok := f.Entry(name)
+		x := make([]float32, e.Numel())
+		if err := f.ReadFloat32(e, 0, x); err != nil || !ok {
+			t.Fatal(name, err)
+		}
+		return x
+	}
+	ids := func(name string) []int64 {
+		e, ok := f.Entry(name)
+		x := make([]int64, e.Numel())
+		if err := f.ReadInt64(e, 0, x); err != nil || !ok {
+			t.Fatal(name, err)
+		}
+		return x
+	}
+	sequence, index, targets, losses, logits := ids("sequence"), ids("index"), ids("targets"), floats("token loss"), floats("logits")
+	if n := len(sequence); n != 4*64 || len(ids("input_ids")) != n || len(logits)%n != 0 {
+		t.Fatalf("%d tokens, %d logits", n, len(logits))
+	}
+	vocabulary := len(logits) / len(sequence)
+	sum, valid := 0.0, 0.0
+	for i, target := range targets {
+		if sequence[i] != int64(i/64) || index[i] != int64(i%64) {
+			t.Fatalf("token %d is token %d of sequence %d", i, index[i], sequence[i])
+		}
+		if target < 0 {
+			continue
+		}
+		all := 0.0
+		for _, x := range logits[i*vocabulary : (i+1)*vocabulary] {
+			all += math.Exp(float64(x))
+		}
+		near.Value(t, "loss of a token", float64(losses[i]), math.Log(all)-float64(logits[i*vocabulary+int(target)]), 2e-5)
+		sum, valid = sum+float64(losses[i]), valid+1
+	}
+	near.Value(t, "loss", float64(floats("loss")[0]), sum/valid, 1e-6)
+}
