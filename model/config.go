@@ -19,7 +19,7 @@ import (
 // Config describes a decoder. The fields have the names and the defaults of Hugging Face's
 // config.json.
 type Config struct {
-	ModelType             string // llama | mistral | ministral | qwen2 | qwen3 | qwen3_5_text
+	ModelType             string // one of ModelTypes
 	VocabSize             int64
 	HiddenSize            int64
 	IntermediateSize      int64
@@ -35,10 +35,9 @@ type Config struct {
 	// partial_rotary_factor
 	RotaryDim         int64
 	TieWordEmbeddings bool
-	// biases of q, k, v and o; Qwen2 always has biases of q, k, v and never of o
-	AttentionBias bool
-	MLPBias       bool         // biases of gate, up and down (Llama only)
-	DType         tensor.DType // of stored weights; they are trained in F32
+	AttentionBias     bool         // biases of q, k, v and o, in families where they are optional
+	MLPBias           bool         // biases of gate, up and down (Llama only)
+	DType             tensor.DType // of stored weights; they are trained in F32
 	// keys that a query sees in layers with a sliding window, its own included; 0 = no such layer
 	SlidingWindow int64
 	// of each layer: full_attention | sliding_attention | linear_attention; nil = full_attention
@@ -47,39 +46,27 @@ type Config struct {
 	AttentionDropout float64
 	Hybrid           // Qwen3.5 only
 
-	raw map[string]any // config.json as read, for Save and Override
+	family *family
+	raw    map[string]any // config.json as read, for Save and Override
 	// DType was overridden: Save writes it instead of the types of the source's files
 	forced bool
 }
 
 // QKVBias reports whether q, k and v have biases.
-func (c *Config) QKVBias() bool { return c.AttentionBias || c.ModelType == "qwen2" }
+func (c *Config) QKVBias() bool { return c.AttentionBias || c.family.biases == qkvBiases }
 
 // OutBias reports whether the output of attention has a bias.
-func (c *Config) OutBias() bool { return c.AttentionBias && c.ModelType != "qwen2" }
+func (c *Config) OutBias() bool { return c.AttentionBias }
 
 // QKNorm reports whether the heads of q and k have norms.
-func (c *Config) QKNorm() bool { return c.ModelType == "qwen3" || c.hybrid() }
+func (c *Config) QKNorm() bool { return c.family.qkNorm }
 
 // OutputGate reports whether the output of attention has a gate.
-func (c *Config) OutputGate() bool { return c.hybrid() }
+func (c *Config) OutputGate() bool { return c.family.outputGate }
 
 // NormCentre returns what is added to the weights of norms: 1 if they are stored as their distance
 // from 1, otherwise 0.
-func (c *Config) NormCentre() float64 {
-	if c.hybrid() {
-		return 1
-	}
-	return 0
-}
-
-// architectures are the supported model types, with the classes of transformers that load them.
-var architectures = map[string]string{
-	"llama": "LlamaForCausalLM", mistralType: "MistralForCausalLM", "ministral": "MinistralForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM", hybridType: "Qwen3_5ForCausalLM",
-}
-
-// mistralType and ministral have Llama's layers, with sliding windows.
-const mistralType = "mistral"
+func (c *Config) NormCentre() float64 { return c.family.normCentre }
 
 // ParseConfig reads the text of a config.json. The error lists every fault with its field, its
 // value and what to do.
@@ -190,14 +177,16 @@ const (
 func readFields(r *reader) *Config {
 	c := &Config{raw: r.raw}
 	c.ModelType = r.text("model_type", "")
-	if c.ModelType == "" {
+	if c.family = families[c.ModelType]; c.ModelType == "" {
 		r.fault(status.InvalidConfig, "model_type is missing: %s built", notbuilt.ModelTypes.Instead)
-	} else if _, ok := architectures[c.ModelType]; !ok {
+	} else if c.family == nil {
 		why := notbuilt.ModelTypeReasons[c.ModelType]
 		if why != "" {
 			why = " (" + why + ")"
 		}
 		r.fault(status.Unsupported, "model_type = %q%s is not built: %s", c.ModelType, why, notbuilt.ModelTypes.Instead)
+	}
+	if c.family == nil {
 		r.unknownType = true
 		return c // the other fields may have a different meaning
 	}
@@ -208,29 +197,34 @@ func readFields(r *reader) *Config {
 	c.NumAttentionHeads = r.extent("num_attention_heads", 0, 1<<16)
 	c.NumKeyValueHeads = r.extent("num_key_value_heads", max(c.NumAttentionHeads, 1), 1<<16)
 	c.readHeads(r)
-	if c.hybrid() {
-		c.readHybrid(r)
+	if c.family.read != nil {
+		c.family.read(c, r)
 	}
 	c.MaxPositionEmbeddings = r.extent("max_position_embeddings", 2048, maxPositions)
-	c.RMSNormEps = r.positive("rms_norm_eps", 1e-6)
+	c.RMSNormEps = r.positive("rms_norm_eps", c.family.eps)
 	c.InitializerRange = r.number("initializer_range", 0.02)
 	if !(c.InitializerRange >= 0) || math.IsInf(c.InitializerRange, 0) {
 		r.fault(status.InvalidConfig, "initializer_range = %v: give a number of at least 0", c.InitializerRange)
 	}
 	c.readLayers(r)
 	c.readRope(r)
-	c.TieWordEmbeddings = r.flag("tie_word_embeddings", false)
-	c.AttentionBias = r.flag("attention_bias", false)
-	c.MLPBias = r.flag("mlp_bias", false)
-	if c.MLPBias && c.ModelType != "llama" {
-		r.fault(status.InvalidConfig, "mlp_bias = true: %s has no biases there; remove it", c.ModelType)
-	}
-	if c.AttentionBias && c.ModelType == "qwen2" {
-		r.fault(status.InvalidConfig, "attention_bias = true: qwen2 always has biases on q, k, v and none on o; remove it")
-	}
+	c.TieWordEmbeddings = r.flag("tie_word_embeddings", c.family.tied)
+	c.readBiases(r)
 	c.readRefused(r)
 	c.readDType(r)
 	return c
+}
+
+func (c *Config) readBiases(r *reader) {
+	c.AttentionBias = r.flag("attention_bias", false)
+	c.MLPBias = r.flag("mlp_bias", false)
+	if c.MLPBias && !c.family.mlpBias {
+		r.fault(status.InvalidConfig, "mlp_bias = true: %s has no biases there; remove it", c.ModelType)
+	}
+	if c.AttentionBias && c.family.biases != optionalBiases {
+		has := map[biases]string{qkvBiases: "always has biases on q, k, v and none on o", noBiases: "has no biases there"}
+		r.fault(status.InvalidConfig, "attention_bias = true: %s %s; remove it", c.ModelType, has[c.family.biases])
+	}
 }
 
 func (c *Config) readHeads(r *reader) {
@@ -238,8 +232,8 @@ func (c *Config) readHeads(r *reader) {
 		r.fault(status.InvalidConfig, "num_key_value_heads = %d does not divide num_attention_heads = %d: give a divisor of it",
 			c.NumKeyValueHeads, c.NumAttentionHeads)
 	}
-	def, own := map[string]int64{"qwen3": 128, hybridType: 256}[c.ModelType]
-	if !own && c.NumAttentionHeads > 0 {
+	def := c.family.headDim
+	if def == 0 && c.NumAttentionHeads > 0 {
 		def = c.HiddenSize / c.NumAttentionHeads
 		if !r.has("head_dim") && c.HiddenSize%c.NumAttentionHeads != 0 {
 			r.fault(status.InvalidConfig, "hidden_size = %d is not a multiple of num_attention_heads = %d: change one, or give head_dim",

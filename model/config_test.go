@@ -3,10 +3,12 @@ package model
 import (
 	"encoding/json"
 	"reflect"
+	"regexp"
 	"strings"
 	"testing"
 
 	"ulysses/internal/input"
+	"ulysses/internal/notbuilt"
 	"ulysses/internal/status"
 	"ulysses/tensor"
 	"ulysses/testkit/near"
@@ -64,6 +66,18 @@ func TestParseConfig(t *testing.T) {
 	c = parse(t, input.BOM+qwen3) // as an editor of Windows saves it
 	if c.HeadDim != 128 || c.TieWordEmbeddings || c.Rope.Theta != 1e6 || c.DType != tensor.BF16 || c.QKVBias() || !c.QKNorm() {
 		t.Errorf("%+v", c)
+	}
+}
+
+// Refusals and documentation list all families.
+func TestModelTypes(t *testing.T) {
+	for _, name := range ModelTypes() {
+		if !regexp.MustCompile(`\b` + name + `\b`).MatchString(notbuilt.ModelTypes.Instead) {
+			t.Errorf("notbuilt.ModelTypes does not list %s", name)
+		}
+		if why := notbuilt.ModelTypeReasons[name]; why != "" {
+			t.Errorf("notbuilt.ModelTypeReasons lists %s", name)
+		}
 	}
 }
 
@@ -174,6 +188,7 @@ func TestConfigFaults(t *testing.T) {
 		{llama31, `"torch_dtype": "float8_e4m3fn"`, no, []string{"float8_e4m3fn"}},
 		{qwen2, `"attention_bias": true`, bad, []string{"attention_bias"}},
 		{qwen2, `"mlp_bias": true`, bad, []string{"mlp_bias"}},
+		{llama31, `"model_type": "mistral", "attention_bias": true`, bad, []string{"attention_bias = true: mistral has no biases there"}},
 	} {
 		_, err := ParseConfig(with(t, c.base, c.fields))
 		if status.Of(err) != c.code {

@@ -28,7 +28,7 @@ func (c *Config) fields() map[string]any {
 			f[name] = value
 		}
 	}
-	put("architectures", []string{architectures[c.ModelType]})
+	put("architectures", []string{c.family.class})
 	put("hidden_act", "silu")
 	put("num_key_value_heads", c.NumKeyValueHeads)
 	put("head_dim", c.HeadDim)
@@ -40,15 +40,15 @@ func (c *Config) fields() map[string]any {
 	if c.LayerTypes != nil {
 		put("layer_types", c.LayerTypes)
 	}
-	if c.windowed() && c.SlidingWindow > 0 {
+	if c.SlidingWindow > 0 {
 		put("sliding_window", c.SlidingWindow)
-	} else if c.ModelType == mistralType || c.ModelType == "ministral" {
-		f["sliding_window"] = nil // if it were missing, the window would be 4096
+	} else if c.family.window > 0 && !c.family.windowFlag {
+		f["sliding_window"] = nil // if it were missing, the window would be the family's default
 	}
-	if c.hybrid() {
-		c.Hybrid.put(put)
+	if c.family.write != nil {
+		c.family.write(c, put)
 	}
-	if c.ModelType != "qwen2" && c.ModelType != mistralType && c.ModelType != "ministral" {
+	if c.family.biases == optionalBiases {
 		put("attention_bias", c.AttentionBias)
 	}
 	if f["dtype"] == nil && f["torch_dtype"] == nil {

@@ -13,14 +13,11 @@ type Dropped struct {
 	Bytes   int64 // in the files
 }
 
-// droppedPrefixes are the prefixes that transformers also leaves out when it loads only Qwen3.5's
-// language model: vision, and heads that predict further tokens.
-var droppedPrefixes = []string{"model.visual.", "mtp."}
-
-// Dropped lists the tensors that Load leaves out, except buffers that are computed from the
-// configuration.
+// Dropped lists the tensors that Load leaves out, as transformers does when it loads only the
+// language model: vision, and heads that predict further tokens. Buffers that are computed from the
+// configuration are not listed.
 func (f *Folder) Dropped() (all []Dropped) {
-	for _, prefix := range droppedPrefixes {
+	for _, prefix := range f.Config.family.files.dropped {
 		d := Dropped{Prefix: prefix}
 		for _, name := range slices.Sorted(maps.Keys(f.where)) {
 			if strings.HasPrefix(name, prefix) && f.Config.ignored(name) {

@@ -45,9 +45,7 @@ func (m *Model) RecomputeFlops(tokens int64, pairs float64) float64 {
 	values := float64(c.linearValues())
 	full := mixerFlops{in: 2*n*h*(queries+2*keys) + gate, core: 4 * queries * pairs, out: 2 * n * h * queries, gate: gate}
 	linear := mixerFlops{core: n * c.deltaFlops(), out: 2 * n * h * values, gate: 2 * n * h * values}
-	if c.hybrid() {
-		linear.in = 2*n*c.linearWeights() - linear.out
-	}
+	linear.in = 2*n*c.linearWeights() - linear.out
 	mlpUp, mlp := 4*n*h*f, 6*n*h*f
 
 	replays := int64(len(m.visits) - len(m.blocks)) // forward halves that segments run again

@@ -122,7 +122,7 @@ func (f *Folder) openWeights() error {
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(index.WeightMap)) {
-		at, ok := f.where[f.textName(name)]
+		at, ok := f.where[f.Config.family.files.textName(name)]
 		if file := index.WeightMap[name]; !ok || filepath.Base(at.file.Path) != file {
 			return status.Errorf(status.InvalidConfig, "%s/%s: tensor %s is not in %s; the index does not match the files",
 				f.Dir, indexFile, input.Short(name), input.Short(file))
@@ -138,22 +138,13 @@ func (f *Folder) openFile(name string) error {
 	}
 	f.files = append(f.files, s)
 	for _, e := range s.Entries() {
-		if at, twice := f.where[f.textName(e.Name)]; twice {
+		if at, twice := f.where[f.Config.family.files.textName(e.Name)]; twice {
 			return status.Errorf(status.InvalidConfig, "%s: tensor %s is in %s and in %s: remove one", f.Dir, input.Short(e.Name),
 				filepath.Base(at.file.Path), name)
 		}
-		f.where[f.textName(e.Name)] = location{s, e}
+		f.where[f.Config.family.files.textName(e.Name)] = location{s, e}
 	}
 	return nil
-}
-
-// textName returns the name of a tensor in a model without vision: with vision, Qwen3.5 has
-// model.language_model.* instead of model.*.
-func (f *Folder) textName(name string) string {
-	if rest, ok := strings.CutPrefix(name, "model.language_model."); ok && f.Config.hybrid() {
-		return "model." + rest
-	}
-	return name
 }
 
 // Check compares the tensors in the files with the parameters of the model. The error lists all
@@ -187,10 +178,10 @@ func (f *Folder) Check(m *Model) error {
 const tiedName = "lm_head.weight"
 
 // ignored matches buffers that old versions of transformers saved and that are computed from the
-// configuration, and the dropped tensors of Qwen3.5.
+// configuration, and the dropped tensors of the family.
 func (c *Config) ignored(name string) bool {
 	return strings.HasSuffix(name, ".rotary_emb.inv_freq") ||
-		c.hybrid() && slices.ContainsFunc(droppedPrefixes, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
+		slices.ContainsFunc(c.family.files.dropped, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
 }
 
 // disagree returns the differences between a parameter and a tensor in a file.

@@ -1,8 +1,6 @@
 package model
 
 import (
-	"maps"
-
 	"ulysses/internal/notbuilt"
 	"ulysses/internal/status"
 )
@@ -19,23 +17,9 @@ type Hybrid struct {
 }
 
 const (
-	hybridType      = "qwen3_5_text"
 	fullAttention   = "full_attention"
 	linearAttention = "linear_attention"
 )
-
-func (c *Config) hybrid() bool { return c.ModelType == hybridType }
-
-// layerKinds returns the end of the error message for a kind of layer that is not built.
-func (c *Config) layerKinds() string {
-	switch {
-	case c.hybrid():
-		return notbuilt.HybridLayerTypes.Instead
-	case c.windowed():
-		return notbuilt.WindowLayerTypes.Instead
-	}
-	return notbuilt.LayerTypes.Instead
-}
 
 // Linear reports whether a layer is linear attention.
 func (c *Config) Linear(layer int64) bool {
@@ -61,7 +45,7 @@ func (c *Config) convChannels() int64 {
 // linearValues returns the number of features of v in a linear layer.
 func (c *Config) linearValues() int64 { return c.LinearNumValueHeads * c.LinearValueHeadDim }
 
-func (c *Config) readHybrid(r *reader) {
+func readHybrid(c *Config, r *reader) {
 	c.LinearNumKeyHeads = r.extent("linear_num_key_heads", 16, 1<<16)
 	c.LinearNumValueHeads = r.extent("linear_num_value_heads", 32, 1<<16)
 	c.LinearKeyHeadDim = r.extent("linear_key_head_dim", 128, 1<<16)
@@ -74,45 +58,12 @@ func (c *Config) readHybrid(r *reader) {
 	if !r.flag("attn_output_gate", true) {
 		r.fault(status.Unsupported, "attn_output_gate = false is not built for %s: %s", c.ModelType, notbuilt.OutputGates.Instead)
 	}
-	interval := r.extent("full_attention_interval", 4, maxLayers)
-	kinds := c.readLayerTypes(r)
-	for i := range c.NumHiddenLayers {
-		kind := linearAttention
-		if (i+1)%interval == 0 {
-			kind = fullAttention
-		}
-		if i < int64(len(kinds)) {
-			kind = kinds[i]
-		}
-		c.LayerTypes = append(c.LayerTypes, kind)
-	}
 }
 
-// textOf returns the fields of the language model in a config.json of Qwen3.5 with vision:
-// text_config, and fields that the file has for the whole model. It returns any other file
-// unchanged.
-func textOf(raw map[string]any) map[string]any {
-	text, ok := raw["text_config"].(map[string]any)
-	if raw["model_type"] != "qwen3_5" || !ok {
-		return raw
-	}
-	text = maps.Clone(text)
-	for _, name := range []string{"tie_word_embeddings", "quantization_config", "dtype", "torch_dtype"} {
-		if raw[name] != nil {
-			text[name] = raw[name]
-		}
-	}
-	if text["model_type"] == nil {
-		text["model_type"] = hybridType
-	}
-	return text
-}
-
-// put calls put for each field with its name in config.json.
-func (h *Hybrid) put(put func(name string, value any)) {
-	put("linear_num_key_heads", h.LinearNumKeyHeads)
-	put("linear_num_value_heads", h.LinearNumValueHeads)
-	put("linear_key_head_dim", h.LinearKeyHeadDim)
-	put("linear_value_head_dim", h.LinearValueHeadDim)
-	put("linear_conv_kernel_dim", h.LinearConvKernelDim)
+func writeHybrid(c *Config, put func(name string, value any)) {
+	put("linear_num_key_heads", c.LinearNumKeyHeads)
+	put("linear_num_value_heads", c.LinearNumValueHeads)
+	put("linear_key_head_dim", c.LinearKeyHeadDim)
+	put("linear_value_head_dim", c.LinearValueHeadDim)
+	put("linear_conv_kernel_dim", c.LinearConvKernelDim)
 }

@@ -47,12 +47,8 @@ func (c *Config) Switches() bool { return c.Rope.Switches() }
 // 4), and how many features of a head are rotated. The sections of multimodal positions are
 // ignored: in text, time, height and width are equal.
 func (c *Config) readRope(r *reader) {
-	share := 1.0
-	if c.hybrid() {
-		share = 0.25
-	}
-	share = r.number("partial_rotary_factor", share)
-	theta := r.positive("rope_theta", 10000)
+	share := r.number("partial_rotary_factor", c.rotaryShare())
+	theta := r.positive("rope_theta", c.family.theta)
 	name, t := ropeTable(r)
 	c.Rope = c.readRopeTable(r, name, t, theta, &share)
 	c.RotaryDim = int64(float64(c.HeadDim) * share)
@@ -62,7 +58,7 @@ func (c *Config) readRope(r *reader) {
 		if c.Rope.Share = share; !(share >= 0 && share <= 1) {
 			r.fault(status.InvalidConfig, "partial_rotary_factor = %v: give a number from 0 to 1", share)
 		}
-	case !c.hybrid():
+	case c.family.rotaryShare == 0:
 		if share != 1 {
 			r.fault(status.Unsupported, "partial_rotary_factor = %v is not built for %s: %s", share, c.ModelType, notbuilt.PartialRotary.Instead)
 		}
@@ -72,6 +68,14 @@ func (c *Config) readRope(r *reader) {
 			share, c.HeadDim, c.RotaryDim)
 	}
 	c.checkRope(r, name, &c.Rope)
+}
+
+// rotaryShare returns the default of partial_rotary_factor.
+func (c *Config) rotaryShare() float64 {
+	if c.family.rotaryShare == 0 {
+		return 1
+	}
+	return c.family.rotaryShare
 }
 
 // ropeTable returns the table with RoPE's parameters, and its name. As in transformers, a
@@ -360,7 +364,7 @@ func (c *Config) ropeFields(f map[string]any) {
 	}
 	delete(table, "type")
 	table["rope_type"] = c.Rope.Type
-	if c.hybrid() {
+	if c.family.rotaryShare > 0 {
 		share := asFloats(float64(c.RotaryDim) / float64(c.HeadDim))
 		if f["partial_rotary_factor"] != nil {
 			share = f["partial_rotary_factor"]
@@ -374,7 +378,7 @@ func (c *Config) ropeFields(f map[string]any) {
 		table["original_max_position_embeddings"] = int64(c.Rope.OriginalMaxPositionEmbeddings)
 	}
 	f["rope_parameters"], f["rope_theta"], f["rope_scaling"] = table, table["rope_theta"], nil
-	if c.hybrid() {
+	if c.family.rotaryShare > 0 {
 		f["partial_rotary_factor"] = table["partial_rotary_factor"]
 	}
 	if c.Rope.Type != "default" {

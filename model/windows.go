@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"ulysses/device"
+	"ulysses/internal/notbuilt"
 	"ulysses/internal/status"
 )
 
@@ -73,70 +74,56 @@ func (c *Config) Pairs(length int64) float64 {
 	return (full*all + sliding*seen) / (full + sliding)
 }
 
-// layerKindsOf has the kinds of layers that a config.json of each model type may list. Mistral's
-// list has no meaning: if there is a window, all layers have it.
-var layerKindsOf = map[string][]string{
-	"llama": {fullAttention}, hybridType: {fullAttention, linearAttention},
-	"ministral": {fullAttention, slidingAttention}, "qwen2": {fullAttention, slidingAttention}, "qwen3": {fullAttention, slidingAttention},
-}
-
 // readLayers reads the sliding window and the kinds of the layers. In a config.json, a window has
-// no effect in model types without one, or if use_sliding_window is false.
+// no effect in families without one, or if use_sliding_window is false.
 func (c *Config) readLayers(r *reader) {
-	value, given := r.raw["sliding_window"]
-	if n, ok := asInt(value); ok && n == 0 && r.strict {
-		// TOML has no null
-		r.raw["sliding_window"], value = nil, nil
-	}
-	window := int64(0)
-	if given && value == nil {
-		r.seen["sliding_window"] = true
-	} else if c.windowed() {
-		window = r.extent("sliding_window", 4096, maxPositions)
-	}
-	sliding := func(int64) bool { return window > 0 }
-	switch c.ModelType {
-	case "qwen2", "qwen3":
-		first := r.number("max_window_layers", 28)
-		if !r.flag("use_sliding_window", false) {
-			window = 0
-		}
-		sliding = func(layer int64) bool { return window > 0 && float64(layer) >= first }
-	default:
-		r.value("use_sliding_window")
-		r.value("max_window_layers")
-		r.value("sliding_window")
-	}
-	defer c.checkOwnWindow(r, value)
-	if c.hybrid() { // readHybrid reads them
-		return
+	given := r.raw["sliding_window"]
+	window := c.readWindow(r)
+	r.value("max_window_layers") // of Qwen; in files of other families it has no effect
+	kind := func(int64) string { return fullAttention }
+	if c.family.layers != nil {
+		kind = c.family.layers(r, window)
 	}
 	kinds := c.readLayerTypes(r)
-	if !c.windowed() {
-		return
-	}
 	for i := range c.NumHiddenLayers {
-		kind := fullAttention
-		if i < int64(len(kinds)) {
-			kind = kinds[i]
-		} else if sliding(i) {
-			kind = slidingAttention
+		if i >= int64(len(kinds)) {
+			kinds = append(kinds, kind(i))
 		}
-		if kind == slidingAttention && window == 0 {
+		if kinds[i] == slidingAttention && window == 0 {
 			fix := "set sliding_window"
-			if c.ModelType != "ministral" {
+			if c.family.windowFlag {
 				fix = "set use_sliding_window = true and sliding_window"
 			}
-			r.fault(status.InvalidConfig, "layer_types[%d] = %q, but there is no window; %s", i, kind, fix)
+			r.fault(status.InvalidConfig, "layer_types[%d] = %q, but there is no window; %s", i, kinds[i], fix)
 			return
 		}
-		c.LayerTypes = append(c.LayerTypes, kind)
 	}
-	if slices.Contains(c.LayerTypes, slidingAttention) {
+	if slices.ContainsFunc(kinds, func(kind string) bool { return kind != fullAttention }) {
+		c.LayerTypes = kinds
+	}
+	if slices.Contains(kinds, slidingAttention) {
 		c.SlidingWindow = window
-	} else {
-		c.LayerTypes = nil
 	}
+	c.checkOwnWindow(r, given)
+}
+
+// readWindow returns the keys that a query sees in a sliding window, 0 = there is none.
+func (c *Config) readWindow(r *reader) int64 {
+	value, given := r.raw["sliding_window"]
+	if n, ok := asInt(value); ok && n == 0 && r.strict { // TOML has no null
+		r.raw["sliding_window"], value = nil, nil
+	}
+	r.value("sliding_window")
+	window := int64(0)
+	if c.family.window > 0 && (!given || value != nil) {
+		window = r.extent("sliding_window", c.family.window, maxPositions)
+	}
+	if !c.family.windowFlag {
+		r.value("use_sliding_window")
+	} else if !r.flag("use_sliding_window", false) {
+		return 0
+	}
+	return window
 }
 
 // checkOwnWindow adds a fault if a job sets a window that has no effect.
@@ -145,19 +132,28 @@ func (c *Config) checkOwnWindow(r *reader, window any) {
 		return
 	}
 	fix := fmt.Sprintf("%s has no sliding window; remove it, or set model_type = \"mistral\"", c.ModelType)
-	if c.windowed() {
+	switch {
+	case c.family.windowFlag:
 		fix = "no layer has a window; set use_sliding_window = true and max_window_layers, the number of layers without a window"
+	case c.family.window > 0:
+		fix = "no layer has a window; remove it, or name the layers with a window in layer_types"
 	}
 	r.fault(status.InvalidConfig, "sliding_window = %v: %s", window, fix)
 }
 
-// windowed reports whether the model type may have sliding windows.
-func (c *Config) windowed() bool {
-	return c.ModelType == mistralType || slices.Contains(layerKindsOf[c.ModelType], slidingAttention)
-}
-
 // oldKinds are names of kinds of layers in older files.
 var oldKinds = map[string]string{"attention": fullAttention, "mamba": linearAttention}
+
+// layerKinds returns the end of the error message for a kind of layer that a family does not have.
+func (f *family) layerKinds() string {
+	switch {
+	case slices.Contains(f.kinds, linearAttention):
+		return notbuilt.HybridLayerTypes.Instead
+	case slices.Contains(f.kinds, slidingAttention):
+		return notbuilt.WindowLayerTypes.Instead
+	}
+	return notbuilt.LayerTypes.Instead
+}
 
 // readLayerTypes reads layer_types, nil if there are none or they have no meaning.
 func (c *Config) readLayerTypes(r *reader) (kinds []string) {
@@ -165,7 +161,7 @@ func (c *Config) readLayerTypes(r *reader) (kinds []string) {
 	if !given && r.has("layer_types") {
 		r.fault(status.InvalidConfig, "layer_types = %v: give a list with the kind of each layer", r.raw["layer_types"])
 	}
-	if !given || c.ModelType == mistralType {
+	if !given || c.family.kinds == nil {
 		return nil
 	}
 	for i, value := range list {
@@ -173,8 +169,8 @@ func (c *Config) readLayerTypes(r *reader) (kinds []string) {
 		if name, old := oldKinds[kind]; old {
 			kind = name
 		}
-		if !slices.Contains(layerKindsOf[c.ModelType], kind) {
-			r.fault(status.Unsupported, "layer_types[%d] = %q is not built: %s", i, value, c.layerKinds())
+		if !slices.Contains(c.family.kinds, kind) {
+			r.fault(status.Unsupported, "layer_types[%d] = %q is not built: %s", i, value, c.family.layerKinds())
 			return nil
 		}
 		kinds = append(kinds, kind)

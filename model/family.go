@@ -1,0 +1,146 @@
+package model
+
+import (
+	"maps"
+	"slices"
+	"strings"
+)
+
+// family is a model type: everything in which the families of models differ. A field that is zero
+// stands for what Llama has.
+type family struct {
+	class string // of transformers, that loads a folder of the family
+
+	normCentre float64 // 1 if weights of norms are stored as their distance from 1
+	qkNorm     bool    // the heads of q and k have norms
+	outputGate bool    // the output of attention has a gate
+	biases     biases  // of the projections of attention
+	mlpBias    bool    // mlp_bias gives biases to gate, up and down
+
+	tied        bool    // default of tie_word_embeddings
+	eps         float64 // default of rms_norm_eps
+	headDim     int64   // default of head_dim; 0 = hidden_size / num_attention_heads
+	theta       float64 // default of rope_theta
+	rotaryShare float64 // default of partial_rotary_factor; 0 = all features are rotated
+
+	kinds      []string  // the kinds of layers that layer_types may list; nil: it has no meaning
+	window     int64     // default of sliding_window; 0: it is not read
+	windowFlag bool      // it has an effect only if use_sliding_window is true
+	layers     layerRule // of layers that layer_types does not list; nil = full attention
+
+	// read reads the fields that only this family has, and write puts them into a config.json. nil
+	// = there are none.
+	read  func(c *Config, r *reader)
+	write func(c *Config, put func(name string, value any))
+
+	files files
+}
+
+// files are the differences between a folder of the text model and one of the multimodal model
+// around it.
+type files struct {
+	outer   string      // model_type of the multimodal model, whose text_config is read
+	prefix  [][2]string // prefixes of the names of tensors there, and in the text model
+	dropped []string    // prefixes of tensors that the text model does not have
+}
+
+// biases says which projections of attention have biases.
+type biases uint8
+
+const (
+	optionalBiases biases = iota // q, k, v and o, if attention_bias is true
+	qkvBiases                    // always q, k and v, never o
+	noBiases
+)
+
+// layerRule returns the kind of each layer, by the fields that it reads and by the window, which is
+// 0 if there is none.
+type layerRule func(r *reader, window int64) (kind func(layer int64) string)
+
+// allSlide is the rule by which every layer slides if there is a window.
+func allSlide(_ *reader, window int64) func(int64) string {
+	return func(int64) string { return slidingIf(window > 0) }
+}
+
+// lastSlide is the rule by which the layers from max_window_layers on slide.
+func lastSlide(r *reader, window int64) func(int64) string {
+	first := r.number("max_window_layers", 28)
+	return func(layer int64) string { return slidingIf(window > 0 && float64(layer) >= first) }
+}
+
+// mostAreLinear is the rule of hybrid models: of every full_attention_interval layers, the last has
+// softmax attention.
+func mostAreLinear(r *reader, _ int64) func(int64) string {
+	interval := r.extent("full_attention_interval", 4, maxLayers)
+	return func(layer int64) string {
+		if (layer+1)%interval == 0 {
+			return fullAttention
+		}
+		return linearAttention
+	}
+}
+
+func slidingIf(slides bool) string {
+	if slides {
+		return slidingAttention
+	}
+	return fullAttention
+}
+
+// families are the supported model types.
+var families = map[string]*family{
+	"llama": {class: "LlamaForCausalLM", mlpBias: true, eps: 1e-6, theta: 10000, kinds: []string{fullAttention}},
+	"mistral": {class: "MistralForCausalLM", biases: noBiases, eps: 1e-6, theta: 10000,
+		window: 4096, layers: allSlide},
+	"ministral": {class: "MinistralForCausalLM", biases: noBiases, eps: 1e-6, theta: 10000,
+		kinds: softmaxKinds, window: 4096, layers: allSlide},
+	"qwen2": {class: "Qwen2ForCausalLM", biases: qkvBiases, eps: 1e-6, theta: 10000,
+		kinds: softmaxKinds, window: 4096, windowFlag: true, layers: lastSlide},
+	"qwen3": {class: "Qwen3ForCausalLM", qkNorm: true, eps: 1e-6, theta: 10000, headDim: 128,
+		kinds: softmaxKinds, window: 4096, windowFlag: true, layers: lastSlide},
+	"qwen3_5_text": {class: "Qwen3_5ForCausalLM", normCentre: 1, qkNorm: true, outputGate: true,
+		eps: 1e-6, theta: 10000, headDim: 256, rotaryShare: 0.25,
+		kinds: []string{fullAttention, linearAttention}, layers: mostAreLinear, read: readHybrid, write: writeHybrid,
+		files: files{outer: "qwen3_5", prefix: [][2]string{{"model.language_model.", "model."}}, dropped: []string{"model.visual.", "mtp."}}},
+}
+
+var softmaxKinds = []string{fullAttention, slidingAttention}
+
+// ModelTypes returns the supported model types.
+func ModelTypes() []string { return slices.Sorted(maps.Keys(families)) }
+
+// textOf returns the fields of the language model in the config.json of a multimodal model:
+// text_config, and fields that the file has for the whole model. It returns any other file
+// unchanged.
+func textOf(raw map[string]any) map[string]any {
+	text, ok := raw["text_config"].(map[string]any)
+	if !ok {
+		return raw
+	}
+	for modelType, f := range families {
+		if f.files.outer == "" || f.files.outer != raw["model_type"] {
+			continue
+		}
+		text = maps.Clone(text)
+		for _, name := range []string{"tie_word_embeddings", "quantization_config", "dtype", "torch_dtype"} {
+			if raw[name] != nil {
+				text[name] = raw[name]
+			}
+		}
+		if text["model_type"] == nil {
+			text["model_type"] = modelType
+		}
+		return text
+	}
+	return raw
+}
+
+// textName returns the name in the text model of a tensor of either folder.
+func (f *files) textName(name string) string {
+	for _, p := range f.prefix {
+		if rest, ok := strings.CutPrefix(name, p[0]); ok {
+			return p[1] + rest
+		}
+	}
+	return name
+}
