@@ -46,11 +46,14 @@ func TestRingGoldens(t *testing.T) {
 func TestRingLosses(t *testing.T) {
 	path := filepath.Join(goldens, "qwen3-sgd-packed", "job.toml")
 	want, _ := trained(t, path, 1, "parallel.ulysses=1")
-	for _, m := range [][2]int{{1, 2}, {2, 2}, {1, 3}, {1, 8}, {4, 2}} {
-		got, _ := trained(t, path, m[0]*m[1], fmt.Sprintf("parallel.ulysses=%d", m[0]), fmt.Sprintf("parallel.ring=%d", m[1]))
+	for _, m := range []struct {
+		ulysses, ring int
+		gather        string
+	}{{1, 2, "auto"}, {2, 2, "auto"}, {1, 3, "off"}, {1, 3, "on"}, {1, 8, "on"}, {4, 2, "on"}} {
+		got, _ := trained(t, path, m.ulysses*m.ring, fmt.Sprintf("parallel.ulysses=%d", m.ulysses), fmt.Sprintf("parallel.ring=%d", m.ring), "parallel.gather="+m.gather)
 		for i := range want {
 			if d := math.Abs(got[i] - want[i]); !(d <= 2e-6*want[i]) {
-				t.Errorf("ulysses %d x ring %d: step %d: loss %v, on one rank %v", m[0], m[1], i+1, got[i], want[i])
+				t.Errorf("%+v: step %d: loss %v, on one rank %v", m, i+1, got[i], want[i])
 			}
 		}
 	}

@@ -34,7 +34,7 @@ var may = map[string]string{
 	"job/plan":            "job/file job/operator job/assembly train data model gdn sp comm device tensor backends dryrun",
 	"job/assembly":        "job/file train model gdn comm device tensor",
 	"job/doctor":          "backends comm",
-	"job/operator":        "job/file sp gdn comm device tensor",
+	"job/operator":        "job/file sp gdn comm device tensor internal/blockmask",
 	"job/file":            "data train model device tensor",
 	"cmd/ulysses-mpi":     "job",
 	"capi":                "gdn sp tile cuda comm device tensor backends internal/blockmask",

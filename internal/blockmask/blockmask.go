@@ -75,7 +75,7 @@ func (p *Pattern) Fill(mask []uint8, heads, n int64) error {
 	if heads < 1 || n < 1 || int64(len(mask)) != heads*n*n {
 		return fault("%d heads and %d blocks of a sequence, and a mask of %d elements; give 1 or more of each, and a mask [heads, blocks, blocks]", heads, n, len(mask))
 	}
-	if err := p.check(n); err != nil {
+	if err := p.Check(n); err != nil {
 		return err
 	}
 	clear(mask)
@@ -99,8 +99,9 @@ func fault(format string, args ...any) error {
 	return status.Errorf(status.InvalidArgument, "blockmask: "+format, args...)
 }
 
-// check returns an error for parameters that contradict each other or the number of blocks.
-func (p *Pattern) check(n int64) error {
+// Check returns an error, InvalidArgument, for parameters that contradict each other or the number
+// of blocks of a sequence.
+func (p *Pattern) Check(n int64) error {
 	k := p.Kind
 	if k < Dense || k > LocalSlidingWindow {
 		return fault("kind %d is unknown; the kinds are 0 (dense) to %d (%v)", int(k), int(LocalSlidingWindow), LocalSlidingWindow)

@@ -51,6 +51,10 @@ var conflicts = []rule{
 		"set together with [model.new]; remove one (--set model.new={} removes the table)"},
 	{"parallel.ring", func(j *Job) bool { return j.Parallel.Ring > 1 && j.Kind == "gdn" },
 		"the gated delta rule has no ring; set parallel.ring = 1, and gdn.strategy chooses how ranks share a sequence"},
+	{"attention.pattern.kind", func(j *Job) bool {
+		return j.Kind == "attention" && j.Attention.Pattern.Kind != "off" && j.Attention.Block[0] != j.Attention.Block[1]
+	},
+		"a pattern has square blocks; set attention.block to [n, n]"},
 	{"data.text_field", func(j *Job) bool { return j.Data.TextField == "" }, "empty; name the field of a .jsonl line that has the text"},
 	{"data.budget", func(j *Job) bool { return j.Data.Budget > 0 && j.Data.Pack },
 		"data.budget needs whole documents, and data.pack splits them; set data.pack = false"},
@@ -97,7 +101,8 @@ func badTimeLimit(s string) bool {
 
 // onlyOperators lists keys that change the result of an operator job. They would silently have no
 // effect in a training job, where the model's config.json has these values.
-var onlyOperators = []string{"attention.causal", "attention.window", "attention.scale", "attention.softcap", "attention.dropout", "gdn.qk_l2norm", "gdn.scale", "gdn.chunk"}
+var onlyOperators = []string{"attention.causal", "attention.window", "attention.scale", "attention.softcap", "attention.dropout", "attention.seed",
+	"attention.pattern.kind", "gdn.qk_l2norm", "gdn.scale", "gdn.chunk"}
 
 // onlyModels lists keys that would silently have no effect in an operator job.
 var onlyModels = []string{"tile.mlp", "tile.loss", "memory.block_input", "memory.attention", "memory.qkv", "memory.mlp", "memory.segment", "memory.head_groups",

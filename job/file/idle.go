@@ -34,12 +34,17 @@ var idleKeys = []idle{
 		"memory.mlp", "memory.segment", "memory.head_groups", "memory.host", "output.model", "output.trace"},
 		onJob(func(j *Job) bool { return j.Kind == "eval" }), `kind = "eval" does not train`},
 	{[]string{"data.path"}, onJob(func(j *Job) bool { return j.Kind == "eval" && len(j.Eval.Path) > 0 }), "the evaluation reads eval.path"},
-	{[]string{"seed"}, onJob(func(j *Job) bool { return !j.IsModelJob() && (j.Kind != "attention" || j.Attention.Dropout == 0) }), "an operator job without dropout draws nothing"},
+	{[]string{"seed"}, onJob(func(j *Job) bool { return !j.IsModelJob() && (!j.draws() || j.Attention.Seed > 0) }), "an operator job draws only dropout and random blocks of a pattern, with attention.seed if it is set"},
+	{[]string{"attention.seed"}, onJob(func(j *Job) bool { return j.Kind == "attention" && !j.draws() }), "there is no dropout and no pattern with random blocks"},
+	{patternKeys, onJob(func(j *Job) bool { return j.Kind == "attention" && j.Attention.Pattern.Kind == "off" }), `attention.pattern.kind is "off"`},
+	{[]string{"parallel.gather"}, onJob(func(j *Job) bool {
+		return j.Kind == "gdn" || j.Parallel.Ring <= 1 && (j.Parallel.Ulysses > 0 || j.Parallel.Ring == 1)
+	}), "there is no ring"},
 	{[]string{"model.", "data.", "eval.", "optimizer.", "train.", "checkpoint.", "output.", "parallel.zero"},
 		onJob(func(j *Job) bool { return !j.IsModelJob() }), "an operator job has no model"},
 	{[]string{"gdn."}, onJob(func(j *Job) bool { return j.Kind == "attention" }), `kind = "attention" does not read it`},
 	{[]string{"attention."}, onJob(func(j *Job) bool { return j.Kind == "gdn" }), `kind = "gdn" does not read it`},
-	{[]string{"gdn.input", "gdn.output", "attention.input", "attention.output", "attention.block"}, onJob((*Job).IsModelJob), "it is a key of operator jobs"},
+	{[]string{"gdn.input", "gdn.output", "attention.input", "attention.output", "attention.block", "attention.pattern."}, onJob((*Job).IsModelJob), "it is a key of operator jobs"},
 	{[]string{"gdn.strategy"}, onConfig(func(j *Job, c *model.Config) bool { return c.LinearLayers() == 0 }), "the model has no layers of linear attention"},
 	{[]string{"memory.head_groups"}, onConfig(func(j *Job, c *model.Config) bool { return c.LinearLayers() == c.NumHiddenLayers }),
 		"the model has no layers of softmax attention"},
@@ -54,6 +59,17 @@ var idleKeys = []idle{
 	{[]string{"data.text_field"}, onJob(func(j *Job) bool { return j.IsModelJob() && j.noFiles(".jsonl") }), "no .jsonl file is read"},
 	{[]string{"data.tokenizer", "data.add_eos"}, onJob(func(j *Job) bool { return j.IsModelJob() && j.noFiles(".jsonl", ".txt") }), "the files have tokens, not text"},
 	{[]string{"data.pack"}, onJob(func(j *Job) bool { return j.IsModelJob() && j.noFiles(".jsonl", ".txt", ".bin", ".idx") }), "the files have whole sequences"},
+}
+
+// patternKeys are the parameters of a pattern of blocks.
+var patternKeys = []string{"attention.pattern.per_head", "attention.pattern.horizontal", "attention.pattern.local", "attention.pattern.global", "attention.pattern.global_patterns",
+	"attention.pattern.window", "attention.pattern.random", "attention.pattern.windows", "attention.pattern.globals", "attention.pattern.global_ends"}
+
+// draws reports whether an operator job has random numbers.
+func (j *Job) draws() bool {
+	p := &j.Attention.Pattern
+	random := p.Kind == "bigbird" && p.Random >= 0 || p.Kind == "variable" && p.Random > 0
+	return j.Kind == "attention" && (j.Attention.Dropout > 0 || random)
 }
 
 // files returns the patterns of the data that the job reads.

@@ -57,6 +57,8 @@ type ParallelTable struct {
 	Zero    int64 `toml:"zero" min:"0" max:"3"`
 	// projections of attention overlap with its all-to-alls
 	Overlap string `toml:"overlap" enum:"auto on off"`
+	// the groups of a ring get all keys in one all-to-all; auto = chosen (plan.Choose)
+	Gather string `toml:"gather" enum:"auto on off"`
 }
 
 // DeviceTable is [device].
@@ -123,6 +125,25 @@ type AttentionTable struct {
 	Softcap float64  `toml:"softcap" min:"0"`
 	Dropout float64  `toml:"dropout" min:"0" below:"1"`
 	Block   [2]int64 `toml:"block" min:"1"`
+	// of dropout and of random blocks; 0 = the job's seed
+	Seed    int64        `toml:"seed" min:"0"`
+	Pattern PatternTable `toml:"pattern"`
+}
+
+// PatternTable is [attention.pattern]: the pattern of a block mask (internal/blockmask). Numbers
+// are in blocks, and a 0 is the default of the kind.
+type PatternTable struct {
+	Kind           string  `toml:"kind" enum:"off fixed variable bigbird longformer sliding"`
+	PerHead        bool    `toml:"per_head"`
+	Horizontal     bool    `toml:"horizontal"`
+	Local          int64   `toml:"local" min:"0"`
+	Global         int64   `toml:"global" min:"-1"` // -1 = none
+	GlobalPatterns int64   `toml:"global_patterns" min:"0"`
+	Window         int64   `toml:"window" min:"0"`
+	Random         int64   `toml:"random" min:"-1"` // -1 = none
+	Windows        []int64 `toml:"windows" min:"1"`
+	Globals        []int64 `toml:"globals" min:"0"`
+	GlobalEnds     []int64 `toml:"global_ends" min:"1"`
 }
 
 // GDNTable is [gdn].
@@ -139,7 +160,7 @@ type GDNTable struct {
 func Default() Job {
 	return Job{
 		Kind: "train", Seed: 1,
-		Parallel: ParallelTable{Overlap: "auto"},
+		Parallel: ParallelTable{Overlap: "auto", Gather: "auto"},
 		Device:   DeviceTable{Backend: "auto", DType: "auto", Comm: "auto"},
 		Data: data.Config{Tokenizer: "auto", AddEOS: true, TextField: "text", Sequence: 4096, Batch: 1, Accumulate: 1,
 			Pack: true, Shuffle: true},
@@ -150,7 +171,7 @@ func Default() Job {
 		Memory:     train.MemoryConfig{BlockInput: "auto", Attention: "auto", QKV: "auto", MLP: "auto"},
 		Checkpoint: CheckpointTable{Keep: 2, Dir: "checkpoints", Resume: "auto"},
 		Output:     OutputTable{Dir: "out", Model: true},
-		Attention:  AttentionTable{Causal: true, Window: [2]int64{-1, -1}, Block: [2]int64{64, 64}},
+		Attention:  AttentionTable{Causal: true, Window: [2]int64{-1, -1}, Block: [2]int64{64, 64}, Pattern: PatternTable{Kind: "off"}},
 		GDN:        GDNTable{Strategy: "auto", QKL2Norm: true, Chunk: 64},
 	}
 }
@@ -185,6 +206,9 @@ func (j *Job) SequencesOfStep() int64 {
 	return j.Data.Batch * max(j.accumulate, j.Data.Accumulate)
 }
 
+// OperatorSeed returns the seed of dropout and of random blocks in a job of kind "attention".
+func (j *Job) OperatorSeed() int64 { return cmp.Or(j.Attention.Seed, j.Seed) }
+
 // maxGlobalBatch keeps the numbers of sequences (step · global batch) far below 2^63.
 const maxGlobalBatch = 1_000_000_000
 
@@ -212,6 +236,7 @@ func (j *Job) Resolve(world int) error {
 		return status.Errorf(status.InvalidArgument, "job: %d ranks; at least 1 is needed", world)
 	}
 	m := Mesh{World: w, Ulysses: j.Parallel.Ulysses}
+	m.Gather = j.Parallel.Gather == "on"
 	if c := &j.chosen; c.World == w {
 		m.Gather = c.Gather
 		if open {
@@ -220,6 +245,7 @@ func (j *Job) Resolve(world int) error {
 	}
 	ring = max(1, ring)
 	m.Ulysses, m.Ring = cmp.Or(m.Ulysses, max(1, w/ring)), ring
+	m.Gather = m.Gather && ring > 1
 	// Division, because the product of two large degrees may overflow.
 	if p := m.Ulysses; p > w || w%p != 0 || (w/p)%ring != 0 {
 		key := "parallel.ulysses"

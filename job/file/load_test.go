@@ -46,6 +46,7 @@ ulysses = 0
 ring = 0
 zero = 0
 overlap = "auto"
+gather = "auto"
 [device]
 backend = "auto"
 dtype = "auto"
@@ -116,6 +117,19 @@ scale = 0.0
 softcap = 0.0
 dropout = 0.0
 block = [64, 64]
+seed = 0
+[attention.pattern]
+kind = "off"
+per_head = false
+horizontal = false
+local = 0
+global = 0
+global_patterns = 0
+window = 0
+random = 0
+windows = []
+globals = []
+global_ends = []
 [gdn]
 strategy = "auto"
 qk_l2norm = true
@@ -256,7 +270,7 @@ func TestFaults(t *testing.T) {
 		{name: "clash", code: status.InvalidConfig, src: "output.dir = \"x\"\noutput = 3\n" + base, want: []string{":2: output: already defined on line 1"}},
 		{name: "double table", code: status.InvalidConfig, src: base + "[data]\nsequnce = 1\n", want: []string{":5: Key 'data' has already been defined"}},
 		{name: "missing", code: status.InvalidConfig, src: whole, want: []string{":1: model.path: missing", ":1: data.path: missing"}},
-		{name: "missing in a table", code: status.InvalidConfig, src: "\n\n[model]\npath = \"m\"\n[data]\nseed = 1\n[optimizer]\n", want: []string{":5: data.path: missing", ":6: data.seed: unknown key; did you mean seed?", ":7: optimizer.lr: missing"}},
+		{name: "missing in a table", code: status.InvalidConfig, src: "\n\n[model]\npath = \"m\"\n[data]\nseed = 1\n[optimizer]\n", want: []string{":5: data.path: missing", ":6: data.seed: unknown key; did you mean seed or attention.seed?", ":7: optimizer.lr: missing"}},
 		{name: "attention", code: status.InvalidConfig, src: "kind = \"attention\"\n[attention]\nwindow = [4, 0]\n", want: []string{":2: attention.input: missing", ":2: attention.output: missing"}},
 		{name: "conflicts", code: status.InvalidConfig, src: base + "[eval]\nsplit = 0.5\npath = [\"e.txt\"]\n[train]\nsteps = 3\nepochs = 1\ntime_limit = \"soon\"\n[checkpoint]\ndir = \"../x\"\n[output]\ntrace = [4, 2]\n[optimizer]\nlr = 0\nmin_lr = 1e-4\n",
 			want: []string{":6: eval.split = 0.5: set together with eval.path", ":10: train.epochs = 1.0: set together with train.steps", `:11: train.time_limit = "soon": not a time limit`,

@@ -21,6 +21,9 @@ func (j *Job) Resolved(steps int64) string {
 	if m.Ring > 1 && j.Parallel.Ring != m.Ring {
 		chosen["parallel.ring"] = m.Ring
 	}
+	if m.Ring > 2 && j.Parallel.Gather == "auto" {
+		chosen["parallel.gather"] = map[bool]string{false: "off", true: "on"}[m.Gather]
+	}
 	if j.Data.GlobalBatch > 0 || j.accumulate > j.Data.Accumulate {
 		chosen["data.accumulate"] = j.Data.Accumulate
 	}

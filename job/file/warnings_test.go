@@ -68,7 +68,7 @@ func TestWarnings(t *testing.T) {
 		{train, "kind=eval", nil},
 		{"kind = \"attention\"\n[attention]\ninput = \"a\"\noutput = \"b\"\nblock = [32, 32]\n[gdn]\nstrategy = \"state\"\n[data]\nsequence = 7\n[parallel]\nzero = 1\n", "",
 			[]string{"jobs/job.toml:11: parallel.zero, data.sequence: no effect, because an operator job has no model", "gdn.strategy: no effect"}},
-		{"kind = \"attention\"\nseed = 3\n[attention]\ninput = \"a\"\noutput = \"b\"\n", "", []string{"seed: no effect, because an operator job without dropout"}},
+		{"kind = \"attention\"\nseed = 3\n[attention]\ninput = \"a\"\noutput = \"b\"\n", "", []string{"seed: no effect, because an operator job draws only dropout and random blocks"}},
 		{"kind = \"attention\"\nseed = 3\n[attention]\ninput = \"a\"\noutput = \"b\"\ndropout = 0.5\n", "", nil},
 		{"kind = \"gdn\"\n[gdn]\ninput = \"a\"\noutput = \"b\"\nstrategy = \"state\"\nchunk = 16\n", "", nil},
 		{train, "train.steps=5", []string{"jobs/job.toml:1: optimizer.warmup = 10: the run has 5 steps and ends at a learning rate of 0.0005, never at optimizer.lr = 0.001; set optimizer.warmup below 5"}},

@@ -22,7 +22,7 @@ type attentionRun struct {
 
 func (in *attentionInput) plan(r run, j *file.Job, compute tensor.DType) (operation, error) {
 	layer := in.layer(&j.Attention)
-	layer.DType, layer.Ring = compute, r.ring
+	layer.DType, layer.Ring, layer.Gather = compute, r.ring, r.gather
 	plan, err := sp.NewPlan(r.dev, r.comm, layer)
 	if err != nil {
 		return nil, in.fault(err)
@@ -33,10 +33,13 @@ func (in *attentionInput) plan(r run, j *file.Job, compute tensor.DType) (operat
 	}
 	forward, backward := plan.BytesSent(r.batch)
 	r.report.Plan, r.report.Formula = plan.String(), forward+plan.LSEBytesSent(r.batch)
+	if layer.Gather {
+		r.report.Plan += ", all keys at once"
+	}
 	if in.backward() {
 		r.report.Formula += backward
 	}
-	return &attentionRun{run: r, in: in, plan: plan, seed: j.Seed}, nil
+	return &attentionRun{run: r, in: in, plan: plan, seed: j.OperatorSeed()}, nil
 }
 
 func (r *attentionRun) layout(arena *device.Arena) error {
@@ -57,8 +60,8 @@ func (r *attentionRun) layout(arena *device.Arena) error {
 		return x
 	}
 	r.args.Sinks, r.args.Slopes, r.args.Seed = heads(in.sinks), heads(in.alibi), r.seed
-	if m := in.mask; m.Name != "" {
-		r.args.BlockMask = a.tensor(tensor.U8, m.Shape...)
+	if in.maskShape != nil {
+		r.args.BlockMask = a.tensor(tensor.U8, in.maskShape...)
 	}
 	if in.backward() {
 		r.args.Saved = a.tensor(tensor.U8, size.Saved)
@@ -98,11 +101,11 @@ func (r *attentionRun) read() error {
 			return err
 		}
 	}
-	if in.mask.Name == "" {
+	if in.maskShape == nil {
 		return nil
 	}
-	bits := make([]byte, in.mask.Numel())
-	if err := in.file.ReadAt(in.mask, 0, bits); err != nil {
+	bits := make([]byte, r.args.BlockMask.Numel())
+	if err := in.fillMask(bits); err != nil {
 		return err
 	}
 	in.maskBits = bits
@@ -162,14 +165,14 @@ func (r *attentionRun) seesKey(token, head int64) bool {
 	in := r.in
 	cuQ, cuK := r.batch.Documents()
 	lo, hi := visibleKeys(token, cuQ, cuK, r.plan.Layer())
-	if in.mask.Name == "" || lo >= hi {
+	if in.maskShape == nil || lo >= hi {
 		return lo < hi
 	}
-	if in.mask.Shape[0] == 1 {
+	if in.maskShape[0] == 1 {
 		head = 0
 	}
-	columns := in.mask.Shape[2]
-	row := in.maskBits[(head*in.mask.Shape[1]+token/in.block[0])*columns:][:columns]
+	columns := in.maskShape[2]
+	row := in.maskBits[(head*in.maskShape[1]+token/in.block[0])*columns:][:columns]
 	for c := lo / in.block[1]; c*in.block[1] < hi; c++ {
 		if row[c] != 0 {
 			return true

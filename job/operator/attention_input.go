@@ -5,6 +5,7 @@ import (
 	"math"
 
 	"ulysses/device"
+	"ulysses/internal/blockmask"
 	"ulysses/internal/status"
 	"ulysses/job/file"
 	"ulysses/sp"
@@ -24,7 +25,10 @@ type attentionInput struct {
 	// columns of its blocks
 	sinks, alibi, mask tensor.Entry
 	block              [2]int64
-	maskBits           []byte // the elements of mask, after they were read
+	pattern            *blockmask.Pattern // of the mask, instead of a tensor; nil = none
+	patternName        string
+	maskShape          []int64 // of the mask, a tensor's or a pattern's; nil = no mask
+	maskBits           []byte  // its elements, after read
 }
 
 var (
@@ -44,13 +48,16 @@ func (in *attentionInput) String() string {
 			s += fmt.Sprintf(", %v", e)
 		}
 	}
+	if in.pattern != nil {
+		s += fmt.Sprintf(", block mask %s %v", in.patternName, in.maskShape)
+	}
 	return s
 }
 
 func (in *attentionInput) layer(t *file.AttentionTable) sp.Layer {
 	l := sp.Layer{Heads: in.hq, KVHeads: in.hkv, Dim: in.d, VDim: in.dv, Causal: t.Causal, Scale: t.Scale, NoBackward: !in.backward(),
 		Softcap: t.Softcap, Dropout: t.Dropout, Sinks: in.sinks.Name != "", ALiBi: in.alibi.Name != ""}
-	if in.mask.Name != "" {
+	if in.maskShape != nil {
 		l.BlockRows, l.BlockColumns = t.Block[0], t.Block[1]
 	}
 	if t.Window != noWindow {
@@ -67,11 +74,11 @@ func (in *attentionInput) spec() sp.BatchSpec {
 }
 
 // openAttention opens the input and checks the table and the header. It returns an input also with
-// an error. writer says that this rank will write the output.
-func openAttention(t *file.AttentionTable, writer bool) (*attentionInput, error) {
+// an error. seed is that of random blocks. writer says that this rank will write the output.
+func openAttention(t *file.AttentionTable, seed int64, writer bool) (*attentionInput, error) {
 	var f faultList
 	checkAttentionTable(t, &f)
-	in := &attentionInput{inputFile: openInput(&f, "attention", t.Input, t.Output, writer), block: t.Block}
+	in := &attentionInput{inputFile: openInput(&f, "attention", t.Input, t.Output, writer), block: t.Block, pattern: blockPattern(t, seed), patternName: t.Pattern.Kind}
 	if in.file != nil {
 		in.checkHeader(&f)
 	}
@@ -114,7 +121,11 @@ func (in *attentionInput) checkHeader(f *faultList) {
 			in.checkShape(f, e, "one number for each head of q", in.hq)
 		}
 	}
-	in.checkMask(f)
+	if in.pattern != nil {
+		in.checkPattern(f)
+	} else {
+		in.checkMask(f)
+	}
 	most := max(in.sq, in.sk) + 1
 	in.cuQ = in.integers(f, "cu_seqlens", 0, most)
 	in.cuK = in.integers(f, "cu_seqlens_k", 0, most)
@@ -130,11 +141,11 @@ func (in *attentionInput) checkMask(f *faultList) {
 	rows, columns := in.block[0], in.block[1]
 	if !ok {
 		if in.block != defaultBlock {
-			f.add(status.InvalidConfig, "attention.block = [%d, %d]: %s has no tensor block_mask; save one, or remove the key", rows, columns, in.file.Path)
+			f.add(status.InvalidConfig, "attention.block = [%d, %d]: %s has no tensor block_mask; save one, set attention.pattern.kind, or remove the key", rows, columns, in.file.Path)
 		}
 		return
 	}
-	in.mask = e
+	in.mask, in.maskShape = e, e.Shape
 	want := []int64{in.hq, (in.sq + rows - 1) / rows, (in.sk + columns - 1) / columns}
 	if e.DType != tensor.U8 {
 		f.add(status.InvalidConfig, "attention.input: tensor %v: the type is not supported; save it as U8, 0 where a block is hidden", e)

@@ -44,7 +44,7 @@ func Open(j *file.Job, d device.Device, m *comm.Mesh, clk *clock.Clock, compute 
 	}
 	var op operation
 	if err == nil {
-		op, err = newOperation(j, in, run{in: in.base(), dev: d, comm: m.Seq, ring: int64(m.Ring), clock: clk}, compute)
+		op, err = newOperation(j, in, run{in: in.base(), dev: d, comm: m.Seq, ring: int64(m.Ring), gather: j.Mesh.Gather, clock: clk}, compute)
 	}
 	if err != nil {
 		in.base().close()
@@ -59,7 +59,7 @@ func openHeader(j *file.Job, writer bool) (header, error) {
 	if j.Kind == "gdn" {
 		return openGDN(&j.GDN, writer)
 	}
-	return openAttention(&j.Attention, writer)
+	return openAttention(&j.Attention, j.OperatorSeed(), writer)
 }
 
 func newOperation(j *file.Job, in header, r run, compute tensor.DType) (op operation, err error) {

@@ -29,6 +29,7 @@ type run struct {
 	dev    device.Device
 	comm   comm.Comm // for tensors in host memory and in device memory
 	ring   int64     // groups of the ring; only attention has one
+	gather bool      // the ring gets all keys in one all-to-all
 	clock  *clock.Clock
 	batch  *sp.Batch
 	stream device.Stream

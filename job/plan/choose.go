@@ -42,7 +42,7 @@ type meshOption struct {
 
 // LeavesMeshOpen reports whether Choose has something to choose for a job on some ranks.
 func LeavesMeshOpen(j *file.Job, world int) bool {
-	return j.IsModelJob() && world > 1 && (j.Parallel.Ulysses == 0 || j.Parallel.Ring > 1)
+	return j.IsModelJob() && world > 1 && (j.Parallel.Ulysses == 0 || j.Parallel.Ring > 1 && j.Parallel.Gather == "auto")
 }
 
 // Choose returns the mesh for a job that leaves degrees, or the form of its ring, open. The
@@ -111,14 +111,23 @@ func meshOptions(j *file.Job, world int64, m *Machine, x *subject) (all []meshOp
 				continue
 			}
 			mesh := file.Mesh{World: world, Ulysses: u, Ring: r, Replicas: data}
-			all = append(all, meshOption{mesh: mesh})
-			if r > 2 { // two groups send the same in both forms
-				mesh.Gather = true
+			for _, mesh.Gather = range ringForms(j, r) {
 				all = append(all, meshOption{mesh: mesh})
 			}
 		}
 	}
 	return all
+}
+
+// ringForms returns the forms of a ring of r groups that a job allows, as values of Mesh.Gather.
+func ringForms(j *file.Job, r int64) []bool {
+	switch g := j.Parallel.Gather; {
+	case g != "auto":
+		return []bool{g == "on" && r > 1}
+	case r > 2:
+		return []bool{false, true}
+	}
+	return []bool{false} // two groups send the same in both forms
 }
 
 // ringRuns reports whether a device has kernels that continue a softmax, which a ring needs.
