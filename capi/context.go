@@ -36,6 +36,7 @@ type context struct {
 	closed        bool
 	log           func(level int32, line string)
 	savedIDs      map[identity]bool // on a GPU: what forward passes have saved, see saved.go
+	recent        recentPasses      // on a GPU
 	ownWorkspaces bool              // ULYSSES_OWN_WORKSPACES: reserve nothing
 	noAgreement   bool              // ULYSSES_NO_AGREEMENT
 

@@ -53,15 +53,13 @@ func TestHostOnGPUWithMPI(t *testing.T) {
 	}
 }
 
-// Calls on a GPU allocate no Go memory.
-func TestCallsOnGPUAllocateNothing(t *testing.T) {
-	cudatest.Use(t)
-	// for shapes and arguments; the tensors get memory of the GPU
-	h := newHostOf(t, 1, 6, 2, 1, 4, flagCausal)
+// moveToGPU gives the tensors, the saved memory and the workspace of a host memory of a GPU, and
+// returns a context, a plan and a batch there.
+func moveToGPU(t *testing.T, h *host) (ctx, plan, batch uintptr) {
+	t.Helper()
 	o := cOptions{struct_size: uint32(unsafe.Sizeof(cOptions{})), device: onCUDA}
-	var ctx, plan, batch uintptr
 	must(t, newLocal(p(&o), p(&ctx)))
-	defer contextDestroy(ctx)
+	t.Cleanup(func() { contextDestroy(ctx) })
 	must(t, newPlan(ctx, p(&h.desc), p(&plan)))
 	must(t, newBatch(ctx, p(&h.lengths), p(&batch)))
 	must(t, planSizes(plan, batch, p(&h.sizes)))
@@ -77,7 +75,39 @@ func TestCallsOnGPUAllocateNothing(t *testing.T) {
 		h.t[i].data, h.t[i].device = allocate(uint64(len(h.data[i]))*4), onCUDA
 	}
 	h.args.saved, h.args.saved_bytes, h.args.workspace, h.args.workspace_bytes = allocate(h.sizes.saved), h.sizes.saved, allocate(h.sizes.workspace), h.sizes.workspace
+	return ctx, plan, batch
+}
+
+// On a GPU, a backward pass refuses a seed that no recent forward pass had. Seeds of several passes
+// in flight are valid.
+func TestDropoutSeedOnGPU(t *testing.T) {
+	cudatest.Use(t)
+	h := newHostOf(t, 1, 6, 2, 1, 4, flagCausal, func(d *cAttentionDesc) { d.dropout = 0.5 })
+	_, plan, batch := moveToGPU(t, h)
+	for seed := range uint64(3) {
+		h.args.dropout_seed = seed
+		must(t, attentionForward(plan, batch, p(&h.args)))
+	}
+	h.args.dropout_seed = 3
+	err := attentionBackward(plan, batch, p(&h.args), p(&h.grads))
+	refused(t, "a seed of no forward pass", status.InvalidArgument, err)
+	if err != nil && !strings.Contains(err.Error(), "dropout_seed is 3") {
+		t.Error(err)
+	}
+	for seed := range uint64(3) {
+		h.args.dropout_seed = seed
+		must(t, attentionBackward(plan, batch, p(&h.args), p(&h.grads)))
+	}
+}
+
+// Calls on a GPU allocate no Go memory, with dropout neither.
+func TestCallsOnGPUAllocateNothing(t *testing.T) {
+	cudatest.Use(t)
+	// for shapes and arguments; the tensors get memory of the GPU
+	h := newHostOf(t, 1, 6, 2, 1, 4, flagCausal, func(d *cAttentionDesc) { d.dropout = 0.5 })
+	ctx, plan, batch := moveToGPU(t, h)
 	body := func() {
+		h.args.dropout_seed++
 		must(t, attentionForward(plan, batch, p(&h.args)))
 		must(t, attentionBackward(plan, batch, p(&h.args), p(&h.grads)))
 		must(t, contextError(ctx))

@@ -469,3 +469,64 @@ func TestOptionsInBF16(t *testing.T) {
 		near.Value(t, fmt.Sprintf("gradient %d", i), float64(grads[0][i]), float64(x), math.Abs(float64(x))/256)
 	}
 }
+
+// A backward pass with another seed than its forward pass is refused on all ranks, and the message
+// has both seeds. Without dropout, the seed has no meaning.
+func TestDropoutSeedOfBackward(t *testing.T) {
+	for _, mesh := range [][2]int{{1, 1}, {2, 1}, {4, 2}} {
+		onRanksWith(t, mesh[0], cOptions{ring: int32(mesh[1])}, func(rank int, ctx uintptr) {
+			r := newRankCalls(t, ctx)
+			r.desc.dropout = 0.5
+			var plan uintptr
+			must(t, newPlan(ctx, p(&r.desc), p(&plan)))
+			for _, pass := range []struct {
+				name              string
+				seed              *uint64
+				forward, backward func(plan uintptr) error
+			}{
+				{"attention", &r.attention.dropout_seed,
+					func(plan uintptr) error { return attentionForward(plan, r.batch, p(&r.attention)) },
+					func(plan uintptr) error {
+						return attentionBackward(plan, r.batch, p(&r.attention), p(&r.attentionGrads))
+					}},
+				{"layer", &r.layer.dropout_seed,
+					func(plan uintptr) error { return attentionLayerForward(plan, r.batch, p(&r.layer)) },
+					func(plan uintptr) error {
+						return attentionLayerBackward(plan, r.batch, p(&r.layer), p(&r.layerGrads))
+					}},
+			} {
+				*pass.seed = 1<<63 + 5
+				must(t, pass.forward(plan))
+				*pass.seed = 6
+				err := pass.backward(plan)
+				refused(t, pass.name+" with another seed", status.InvalidArgument, err)
+				if want := "dropout_seed is 6, and 9223372036854775813 in the forward call"; err == nil || !strings.Contains(err.Error(), want) {
+					t.Errorf("%s on rank %d: %v, want it to say %q", pass.name, rank, err, want)
+				}
+				*pass.seed = 1<<63 + 5
+				must(t, pass.backward(plan))
+				must(t, pass.forward(r.plan))
+				*pass.seed = 6
+				must(t, pass.backward(r.plan))
+			}
+		})
+	}
+}
+
+// recentPasses finds the last maxRecent passes and no older one.
+func TestRecentPasses(t *testing.T) {
+	r := recentPasses{ids: make([]identity, maxRecent)}
+	for i := range maxRecent + 3 {
+		r.add(identity(i))
+	}
+	for _, i := range []identity{3, 4, maxRecent, maxRecent + 2} {
+		if !r.has(i) {
+			t.Errorf("pass %d is not found", i)
+		}
+	}
+	for _, i := range []identity{0, 2, maxRecent + 3} {
+		if r.has(i) {
+			t.Errorf("pass %d is found", i)
+		}
+	}
+}

@@ -3,6 +3,7 @@ package main
 import (
 	"unsafe"
 
+	"ulysses/sp"
 	"ulysses/tensor"
 )
 
@@ -10,7 +11,8 @@ import (
 // plan and batch has written. On the CPU, saved memory begins with a tag of tagBytes, which the
 // sizes include. On a GPU, reading a tag would wait for the device. There, the context remembers
 // for which plans and batches a forward pass has saved anything, so only memory that no such pass
-// can have written is refused.
+// can have written is refused. It also remembers the seeds of the last passes with dropout, see
+// recentPasses.
 //
 // A tag stands for the properties of a plan and a batch, not for the objects. Saved memory may be
 // moved and offloaded, and a new plan or batch with the same properties can read it.
@@ -59,6 +61,8 @@ type savedMemory struct {
 	bytes int64                 // its size, with the tag
 	tag   *[tagBytes / 8]uint64 // nil on a GPU, and if the call has no saved memory
 	id    identity              // of the call, see identifySaved
+	seed  int64                 // of dropout; 0 without it
+	drops bool                  // the plan has dropout
 	// of attention or the gated delta rule, with its batch: see explainSaved
 	plan  *plan
 	batch *batch
@@ -99,6 +103,40 @@ func (c *context) identifySaved(kind savedKind, p *plan, b *batch, variant int64
 		c.saved.id = id.with(int64(b.crossID))
 	} else {
 		c.saved.id = id.with(int64(b.selfID))
+	}
+	if c.saved.drops = (kind == attentionSaved || kind == layerSaved) && p.sp.Layer().Dropout > 0; c.saved.drops {
+		c.saved.seed = c.args.Seed
+	}
+}
+
+// recentPasses remembers the forward passes with dropout on a GPU: their identities with their
+// seeds. A backward pass looks for its own, from the newest pass to the oldest one. The number of
+// passes whose saved memory is in use at a time must be below maxRecent.
+type recentPasses struct {
+	ids []identity // [maxRecent], allocated with the first plan that has dropout
+	n   int        // passes so far; pass i is at i mod maxRecent
+}
+
+const maxRecent = 1 << 16
+
+func (r *recentPasses) add(id identity) {
+	r.ids[r.n%maxRecent] = id
+	r.n++
+}
+
+func (r *recentPasses) has(id identity) bool {
+	for i := r.n - 1; i >= max(0, r.n-maxRecent); i-- {
+		if r.ids[i%maxRecent] == id {
+			return true
+		}
+	}
+	return false
+}
+
+// reserveRecent allocates recentPasses if a plan with dropout on a GPU needs it.
+func (c *context) reserveRecent(l *sp.Layer) {
+	if c.deviceType != onCPU && l.Dropout > 0 && c.recent.ids == nil {
+		c.recent.ids = make([]identity, maxRecent)
 	}
 }
 
@@ -141,23 +179,36 @@ func (c *context) writeTag(err error) error {
 		return err
 	}
 	if s.tag != nil {
-		*s.tag = [tagBytes / 8]uint64{tagMagic, uint64(s.id), ^uint64(s.id)}
-	} else if !c.savedIDs[s.id] {
+		*s.tag = [tagBytes / 8]uint64{tagMagic, uint64(s.id), ^uint64(s.id), uint64(s.seed)}
+		return nil
+	}
+	if !c.savedIDs[s.id] {
 		c.savedIDs[s.id] = true
+	}
+	if s.drops {
+		c.recent.add(s.id.with(s.seed))
 	}
 	return nil
 }
 
-// checkTag refuses saved memory that no forward pass with the call's identity has written.
+// checkTag refuses saved memory that no forward pass with the call's identity and seed has written.
 func (c *context) checkTag(op string) error {
 	s := &c.saved
+	const another = "%s: saved is of a forward call with another plan, batch or layer; give the plan and the batch of that call"
 	switch {
-	case !s.given:
-		return nil // missing memory is refused later
-	case s.tag == nil && c.savedIDs[s.id], s.tag != nil && s.tag[0] == tagMagic && s.tag[1] == uint64(s.id) && s.tag[2] == ^uint64(s.id):
-		return nil
-	case s.tag != nil && (s.tag[0] != tagMagic || s.tag[1] != ^s.tag[2]):
+	case !s.given: // missing memory is refused later
+	case s.tag == nil && !c.savedIDs[s.id]:
+		return invalid(another, op)
+	case s.tag == nil:
+		if s.drops && !c.recent.has(s.id.with(s.seed)) {
+			return invalid("%s: dropout_seed is %d, and no forward call with this plan and batch had it; give the seed of the forward call", op, uint64(s.seed))
+		}
+	case s.tag[0] != tagMagic || s.tag[1] != ^s.tag[2]:
 		return invalid("%s: saved has not been written by a forward call, or has been overwritten since; give the memory that the forward call got as saved", op)
+	case s.tag[1] != uint64(s.id):
+		return invalid(another, op)
+	case s.drops && s.tag[3] != uint64(s.seed):
+		return invalid("%s: dropout_seed is %d, and %d in the forward call that wrote saved; give the seed of the forward call", op, uint64(s.seed), s.tag[3])
 	}
-	return invalid("%s: saved is of a forward call with another plan, batch or layer; give the plan and the batch of that call", op)
+	return nil
 }

@@ -425,8 +425,9 @@ void ulysses_batch_destroy(ulysses_batch *);
  * Alignment is 64 bytes on the CPU and 256 bytes on CUDA. `saved` holds plain bytes and may be
  * moved or offloaded between forward and backward. On the CPU it begins with a tag of 64 bytes,
  * which the sizes include: backward refuses memory that no forward call has written, and memory of
- * another plan, batch or layer. On CUDA, where reading a tag would wait for the GPU, backward
- * refuses plans and batches for which no forward call has saved. */
+ * another plan, batch, layer or dropout_seed. On CUDA, where reading a tag would wait for the GPU,
+ * backward refuses plans and batches for which no forward call has saved, and a dropout_seed that
+ * none of the last 65536 such calls had. */
 typedef struct {
   uint32_t struct_size;
   int32_t reserved;
@@ -560,7 +561,8 @@ typedef struct {
    * NULL = not wanted, and then it is not sent. */
   ulysses_tensor *lse;
   /* With head, query and key, it chooses the dropout, whatever the number of ranks is. Equal on all
-   * ranks. Use another one for each layer and step. */
+   * ranks. Use another one for each layer and step, and the same one in the backward pass, which
+   * refuses others. */
   uint64_t dropout_seed;
   void *saved; /* NULL = no backward pass follows */
   uint64_t saved_bytes;
