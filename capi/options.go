@@ -36,11 +36,6 @@ func optionsOf(op string, d *cAttentionDesc, l *sp.Layer) error {
 	return nil
 }
 
-// hasOptions reports whether a layer has an option that a device may lack.
-func hasOptions(l sp.Layer) bool {
-	return l.Softcap != 0 || l.Dropout != 0 || l.Sinks || l.ALiBi || l.BlockRows > 0 || l.Ring > 1
-}
-
 // optionBytes returns the workspace of the options: sinks, slopes and their gradients in F32.
 func (p *plan) optionBytes() int64 {
 	a, l := device.Allocator{Align: p.ctx.dev.Info().Align}, p.sp.Layer()

@@ -156,7 +156,7 @@ func (c *context) createPlan(op string, desc, out unsafe.Pointer) error {
 	case err == nil:
 	case l.Deterministic:
 		err = status.Errorf(status.Of(err), "%s: ULYSSES_DETERMINISTIC: %w; leave the flag out, or use heads and a type that such a kernel supports", op, err)
-	case hasOptions(l):
+	case l.NeedsKernels():
 		err = status.Errorf(status.Of(err), "%s: %w; plan without the option, or use ULYSSES_CPU", op, err)
 	default:
 		err = nil

@@ -1,6 +1,7 @@
 package comm
 
 import (
+	"bytes"
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
@@ -36,7 +37,8 @@ func findBroadcaster(c Comm) byteBroadcaster {
 // Agree compares the errors of all ranks after a step that may have failed on some of them, so that
 // all ranks fail together and none waits for ever. It returns nil if err is nil on all ranks.
 // Otherwise it returns an error with the code of the lowest rank that failed. Its text is "rank R:"
-// and the error of this rank, if it failed, or of the lowest rank that failed. Collective over c.
+// and the error of this rank, if it failed, or of the lowest rank that failed. If all ranks failed
+// with the same error, the text is that error's. Collective over c.
 func Agree(c Comm, err error) error {
 	var mine []byte
 	if err != nil {
@@ -58,6 +60,9 @@ func Agree(c Comm, err error) error {
 	}
 	if failed == 0 {
 		return nil
+	}
+	if failed > 1 && failed == c.Size() && !slices.ContainsFunc(all, func(b []byte) bool { return !bytes.Equal(b, mine) }) {
+		return &status.Error{Code: status.Of(err), Text: err.Error(), Err: err}
 	}
 	e := &status.Error{Code: status.Code(binary.LittleEndian.Uint32(all[first])), Text: fmt.Sprintf("rank %d: %s", first, all[first][4:])}
 	if err != nil {

@@ -34,6 +34,13 @@ func suiteAgree(c Comm) error {
 	if err == nil || err.Error() != want || status.Of(err) != status.InvalidArgument {
 		return wrong("agree: %v (%v), want %q", err, status.Of(err), want)
 	}
+	want = "rank 0: no such layer"
+	if c.Size() > 1 {
+		want = "no such layer" // the same on all ranks
+	}
+	if err = Agree(c, status.Errorf(status.Unsupported, "no such layer")); err == nil || err.Error() != want || status.Of(err) != status.Unsupported {
+		return wrong("agree: %v (%v), want %q", err, status.Of(err), want)
+	}
 	return nil
 }
 

@@ -31,9 +31,39 @@ type gap struct{ outer, inner tensor.Tensor }
 func newBench() *bench {
 	d, err := cpu.New(cpu.Options{Workers: 1})
 	must(err)
+	return benchOn(d)
+}
+
+func benchOn(d device.Device) *bench {
 	s, err := d.NewStream()
 	must(err)
 	return &bench{dev: d, stream: s}
+}
+
+// moved returns a copy of a dense host tensor in the device's memory, or the tensor itself on the
+// CPU. nil gives nil.
+func (b *bench) moved(host tensor.Tensor) tensor.Tensor {
+	place := b.dev.Info().Place
+	if host.IsNil() || place == host.Where {
+		return host
+	}
+	buf, err := b.dev.Alloc(max(host.Bytes(), 1))
+	must(err)
+	b.bufs = append(b.bufs, buf)
+	t := tensor.Of(buf.Pointer(), host.DType, host.Dims()...)
+	t.Where = place
+	must(b.dev.Copy(b.stream, t, host))
+	must(b.stream.Sync())
+	return t
+}
+
+// fetch copies what moved has returned back to the host.
+func (b *bench) fetch(host, moved tensor.Tensor) {
+	if host.IsNil() || host.Where == moved.Where {
+		return
+	}
+	must(b.dev.Copy(b.stream, host, moved))
+	must(b.stream.Sync())
 }
 
 // free releases the memory of all tensors.
@@ -56,9 +86,9 @@ func must(err error) {
 	}
 }
 
-// bytes allocates memory that is filled with values that must not be read.
+// bytes allocates memory of the host that is filled with values that must not be read.
 func (b *bench) bytes(n int64) tensor.Tensor {
-	buf, err := b.dev.Alloc(max(n, 1))
+	buf, err := hostMemory.Alloc(max(n, 1))
 	must(err)
 	b.bufs = append(b.bufs, buf)
 	raw := unsafe.Slice((*byte)(buf.Pointer()), n)
@@ -67,6 +97,13 @@ func (b *bench) bytes(n int64) tensor.Tensor {
 	}
 	return tensor.Of(buf.Pointer(), tensor.U8, n)
 }
+
+// hostMemory allocates the host's memory of all benches.
+var hostMemory = func() device.Device {
+	d, err := cpu.New(cpu.Options{Workers: 1})
+	must(err)
+	return d
+}()
 
 func (b *bench) tensor(shape ...int64) tensor.Tensor {
 	t := tensor.Of(nil, tensor.F32, shape...)

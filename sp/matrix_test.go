@@ -6,11 +6,14 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"strings"
 	"testing"
 
 	"ulysses/comm"
 	"ulysses/device"
 	"ulysses/tensor"
+	"ulysses/testkit/devicetest"
+	"ulysses/testkit/mpitest"
 	"ulysses/testkit/ref"
 )
 
@@ -24,23 +27,38 @@ type matrixMask struct {
 	perHead bool // the block mask has a matrix for each head
 }
 
-var matrixMasks = []matrixMask{
-	{"full", Layer{}, false},
-	{"causal", Layer{Causal: true}, false},
-	{"window left", Layer{Causal: true, Window: &device.Window{Left: 9, Right: -1}}, false},
-	{"window of one key", Layer{Causal: true, Window: &device.Window{Left: 0, Right: 0}}, false},
-	{"window both ways", Layer{Window: &device.Window{Left: 21, Right: 5}}, false},
-	{"window right", Layer{Window: &device.Window{Left: -1, Right: 3}}, false},
-	{"softcap", Layer{Causal: true, Softcap: 1.5}, false},
-	{"sinks", Layer{Causal: true, Sinks: true}, false},
-	{"sinks, window", Layer{Sinks: true, Window: &device.Window{Left: 13, Right: 2}}, false},
-	{"alibi", Layer{Causal: true, ALiBi: true}, false},
-	{"alibi both ways", Layer{ALiBi: true, Softcap: 3}, false},
-	{"dropout", Layer{Causal: true, Dropout: 0.25}, false},
-	{"block mask", Layer{BlockRows: 16, BlockColumns: 8}, false},
-	{"block mask per head, causal", Layer{Causal: true, BlockRows: 8, BlockColumns: 16}, true},
-	{"block mask of one key", Layer{BlockRows: 1, BlockColumns: 1, Sinks: true}, true},
-	{"everything", Layer{Causal: true, Window: &device.Window{Left: 30, Right: -1}, Softcap: 2, Sinks: true, ALiBi: true, Dropout: 0.1, BlockRows: 5, BlockColumns: 7, Scale: 0.4}, true},
+// matrixMasks returns no option, each case of each option, alone and with a causal mask, each pair
+// of options, and all options. Every other block mask has a matrix for each head.
+func matrixMasks() (masks []matrixMask) {
+	add := func(name string, set ...func(l *Layer)) {
+		m := matrixMask{name: name, perHead: len(masks)%2 == 0}
+		for _, f := range set {
+			f(&m.layer)
+		}
+		masks = append(masks, m)
+	}
+	var all []func(l *Layer)
+	causal := optionCases[Options[0].Name][0]
+	add("no option")
+	for i, o := range Options {
+		cases := optionCases[o.Name]
+		for j, f := range cases {
+			add(fmt.Sprintf("%s %d", o.Name, j+1), f)
+			if i > 0 {
+				add(fmt.Sprintf("%s %d, causal", o.Name, j+1), f, causal)
+			}
+		}
+		for _, other := range Options[i+1:] {
+			if i > 0 && len(cases) > 0 && len(optionCases[other.Name]) > 0 {
+				add(o.Name+" and "+other.Name, cases[0], optionCases[other.Name][0], causal)
+			}
+		}
+		if len(cases) > 0 {
+			all = append(all, cases[len(cases)-1])
+		}
+	}
+	add("all options but a right window", append(all, func(l *Layer) { l.Window = &device.Window{Left: 30, Right: -1} })...)
+	return masks
 }
 
 // matrixShape is a shape of heads and lengths.
@@ -177,20 +195,18 @@ func (c *matrixCase) run(b *bench, cm comm.Comm, m matrixMesh, out *matrixResult
 		a.BlockMask = b.bytes(int64(len(mask))).View(shape[:]...)
 		copy(a.BlockMask.RawBytes(), mask)
 	}
-	forward, backward := p.BytesSent(x)
-	count.bytes = 0
-	if err := p.Forward(b.stream, x, &a); err != nil {
+	da, dg := a, g
+	tensors := []struct{ host, moved *tensor.Tensor }{{&a.Out, &da.Out}, {&a.LSE, &da.LSE}, {&g.DQ, &dg.DQ}, {&g.DK, &dg.DK}, {&g.DV, &dg.DV},
+		{&g.DSinks, &dg.DSinks}, {&g.DSlopes, &dg.DSlopes}, {&a.Q, &da.Q}, {&a.K, &da.K}, {&a.V, &da.V}, {&g.DOut, &dg.DOut}, {&a.Sinks, &da.Sinks},
+		{&a.Slopes, &da.Slopes}, {&a.BlockMask, &da.BlockMask}, {&a.Saved, &da.Saved}, {&a.Workspace, &da.Workspace}}
+	for _, t := range tensors {
+		*t.moved = b.moved(*t.host)
+	}
+	if err := c.passes(b, p, x, count, &da, &dg); err != nil {
 		return err
 	}
-	if want := forward + p.LSEBytesSent(x); count.bytes != want {
-		return fmt.Errorf("forward sent %d bytes, planned %d", count.bytes, want)
-	}
-	count.bytes = 0
-	if err := p.Backward(b.stream, x, &a, &g); err != nil {
-		return err
-	}
-	if count.bytes != backward {
-		return fmt.Errorf("backward sent %d bytes, planned %d", count.bytes, backward)
+	for _, t := range tensors {
+		b.fetch(*t.host, *t.moved)
 	}
 	for i, t := range []struct {
 		x      tensor.Tensor
@@ -213,6 +229,26 @@ func (c *matrixCase) run(b *bench, cm comm.Comm, m matrixMesh, out *matrixResult
 	return nil
 }
 
+// passes runs both passes. The bytes that they send must be those that the plan predicts.
+func (c *matrixCase) passes(b *bench, p *Plan, x *Batch, count *counted, a *Args, g *Grads) error {
+	forward, backward := p.BytesSent(x)
+	count.bytes = 0
+	if err := p.Forward(b.stream, x, a); err != nil {
+		return err
+	}
+	if want := forward + p.LSEBytesSent(x); count.bytes != want {
+		return fmt.Errorf("forward sent %d bytes, planned %d", count.bytes, want)
+	}
+	count.bytes = 0
+	if err := p.Backward(b.stream, x, a, g); err != nil {
+		return err
+	}
+	if count.bytes != backward {
+		return fmt.Errorf("backward sent %d bytes, planned %d", count.bytes, backward)
+	}
+	return b.stream.Sync()
+}
+
 // blocks returns the block mask of the case and its shape.
 func (c *matrixCase) blocks(x *Batch) (mask []uint8, shape [3]int64) {
 	l := c.mask.layer
@@ -233,14 +269,25 @@ func (c *matrixCase) blocks(x *Batch) (mask []uint8, shape [3]int64) {
 // on runs the case on P ranks and returns the results, with gradients of sinks and slopes summed
 // over ranks.
 func (c *matrixCase) on(benches []*bench, m matrixMesh) (r matrixResult, err error) {
-	ranks := m.ranks
+	r = c.empty(m.ranks)
+	err = comm.RunLocal(m.ranks, func(cm comm.Comm) error { return c.run(benches[cm.Rank()], cm, m, &r) })
+	c.sum(&r, m.ranks)
+	return r, err
+}
+
+// empty returns memory for the results. Each rank has its own gradients of sinks and slopes.
+func (c *matrixCase) empty(ranks int) (r matrixResult) {
 	for i, n := range c.sizes() {
 		if i >= 5 {
 			n *= int64(ranks)
 		}
 		r[i] = make([]float32, n)
 	}
-	err = comm.RunLocal(ranks, func(cm comm.Comm) error { return c.run(benches[cm.Rank()], cm, m, &r) })
+	return r
+}
+
+// sum adds the gradients of sinks and slopes over ranks.
+func (c *matrixCase) sum(r *matrixResult, ranks int) {
 	for i := 5; i < 7; i++ {
 		n := c.shape.heads
 		for rank := 1; rank < ranks; rank++ {
@@ -250,7 +297,6 @@ func (c *matrixCase) on(benches []*bench, m matrixMesh) (r matrixResult, err err
 		}
 		r[i] = r[i][:n]
 	}
-	return r, err
 }
 
 // exact returns the results in float64.
@@ -383,7 +429,7 @@ func TestMatrix(t *testing.T) {
 		benches[i] = newBench()
 		defer benches[i].close()
 	}
-	for i, mask := range matrixMasks {
+	for i, mask := range matrixMasks() {
 		for j, shape := range slices.Concat(matrixShapes, packedShapes) {
 			c := matrixCase{mask, shape}
 			exact, err := c.exact()
@@ -392,7 +438,7 @@ func TestMatrix(t *testing.T) {
 			}
 			var one matrixResult
 			for k, m := range meshes {
-				if (i+j+k)%3 != 0 && m.ranks > 1 { // every mask on every mesh, with a third of the shapes
+				if (i+j+k)%5 != 0 && m.ranks > 1 { // every mask on every mesh, with a fifth of the shapes
 					continue
 				}
 				cases++
@@ -432,4 +478,46 @@ func (c *matrixCase) sameAsOne(got, one matrixResult, ranks int) error {
 		}
 	}
 	return nil
+}
+
+// Every option has the results of float64 on the plug-in, on every path, with and without
+// documents.
+func TestOptionsOnThePlugin(t *testing.T) {
+	kind := devicetest.CUDA(t, "cuda", false)
+	meshes := []matrixMesh{{ranks: 1, ring: 1}, {ranks: 3, ring: 1}, {ranks: 2, ring: 2, zigzag: true}, {ranks: 3, ring: 3, gather: true}, {ranks: 4, ring: 2}}
+	shapes := []matrixShape{matrixShapes[1], packedShapes[0]}
+	for i, m := range meshes {
+		if !slices.Contains(mpitest.Sizes(), m.ranks) {
+			continue
+		}
+		t.Run(m.String(), func(t *testing.T) {
+			for j, mask := range matrixMasks() {
+				if strings.Contains(mask.name, " and ") { // pairs are tested on the CPU
+					continue
+				}
+				c := matrixCase{mask, shapes[(i+j)%2]}
+				exact, err := c.exact()
+				if err != nil {
+					t.Fatal(err)
+				}
+				got := c.empty(m.ranks)
+				mpitest.Ranks(t, m.ranks, func(host comm.Comm) error {
+					d, cm, done, err := kind.Open(host)
+					if err != nil {
+						return err
+					}
+					b := benchOn(d)
+					defer b.close() // closes the device, too
+					if err := c.run(b, cm, m, &got); err != nil {
+						return fmt.Errorf("%v: %w", &c, err)
+					}
+					return done()
+				})
+				c.sum(&got, m.ranks)
+				if err := c.compare(got, exact); err != nil {
+					t.Errorf("%v: %v", &c, err)
+				}
+			}
+		})
+	}
 }

@@ -21,7 +21,6 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"strconv"
 	"strings"
 
 	"ulysses/comm"
@@ -124,30 +123,13 @@ func NewPlan(d device.Device, c comm.Comm, l Layer) (*Plan, error) {
 	if l.DType == tensor.Invalid {
 		l.DType = tensor.F32
 	}
-	number := func(n int64) string { return strconv.FormatInt(n, 10) }
-	real := func(x float64) string { return strconv.FormatFloat(x, 'g', -1, 64) }
-	err := comm.Same(c, "sp.NewPlan",
-		comm.Field{Name: "heads", Value: number(l.Heads)},
-		comm.Field{Name: "kv_heads", Value: number(l.KVHeads)},
-		comm.Field{Name: "dim", Value: number(l.Dim)},
-		comm.Field{Name: "v_dim", Value: number(l.VDim)},
-		comm.Field{Name: "dtype", Value: l.DType.String()},
-		comm.Field{Name: "causal", Value: strconv.FormatBool(l.Causal)},
-		comm.Field{Name: "window", Value: windowText(l.Window)},
-		comm.Field{Name: "scale", Value: real(l.Scale)},
-		comm.Field{Name: "softcap", Value: real(l.Softcap)},
-		comm.Field{Name: "dropout", Value: real(l.Dropout)},
-		comm.Field{Name: "sinks", Value: strconv.FormatBool(l.Sinks)},
-		comm.Field{Name: "alibi", Value: strconv.FormatBool(l.ALiBi)},
-		comm.Field{Name: "block_rows", Value: number(l.BlockRows)},
-		comm.Field{Name: "block_columns", Value: number(l.BlockColumns)},
-		comm.Field{Name: "ring", Value: number(l.Ring)},
-		comm.Field{Name: "gather", Value: strconv.FormatBool(l.Gather)},
-		comm.Field{Name: "no_backward", Value: strconv.FormatBool(l.NoBackward)},
-		comm.Field{Name: "deterministic", Value: strconv.FormatBool(l.Deterministic)},
-		comm.Field{Name: "device", Value: info.Kind},
-		comm.Field{Name: "tokens before heads", Value: strconv.FormatBool(info.TokenMajor)},
-		comm.Field{Name: "kernels", Value: info.KernelsIn(l.DType)})
+	fields := []comm.Field{number("heads", l.Heads), number("kv_heads", l.KVHeads), number("dim", l.Dim), number("v_dim", l.VDim),
+		{Name: "dtype", Value: l.DType.String()}}
+	for i := range Options {
+		fields = append(fields, Options[i].fields(&l)...)
+	}
+	err := comm.Same(c, "sp.NewPlan", append(fields, comm.Field{Name: "device", Value: info.Kind}, flag("tokens before heads", info.TokenMajor),
+		comm.Field{Name: "kernels", Value: info.KernelsIn(l.DType)})...)
 	if err != nil {
 		return nil, err
 	}
@@ -156,18 +138,13 @@ func NewPlan(d device.Device, c comm.Comm, l Layer) (*Plan, error) {
 		return nil, err
 	}
 	p := newPlan(d, c, l, int64(c.Rank()), int64(c.Size()))
-	if l.needsKernels() {
+	if l.NeedsKernels() {
 		_, _, err = p.Kernels()
 		if err = comm.Agree(c, err); err != nil {
 			return nil, err
 		}
 	}
 	return p, nil
-}
-
-// needsKernels reports whether the layer has options that not every kernel supports.
-func (l *Layer) needsKernels() bool {
-	return l.Ring > 1 || l.Softcap != 0 || l.Dropout != 0 || l.Sinks || l.ALiBi || l.BlockRows > 0
 }
 
 // newPlan returns the plan of a rank for a layer that has been checked.
@@ -226,18 +203,12 @@ func (l Layer) check(info device.Info, ranks int64) error {
 		return status.Errorf(status.InvalidArgument,
 			"sp.NewPlan: ring is %d with %d ranks; set it to a divisor of the number of ranks", l.Ring, ranks)
 	}
-	if !(l.Softcap >= 0) || math.IsInf(l.Softcap, 0) {
-		return status.Errorf(status.InvalidArgument, "sp.NewPlan: softcap is %v; set a positive number, or 0 for none", l.Softcap)
-	}
-	if !(l.Dropout >= 0 && l.Dropout < 1) {
-		return status.Errorf(status.InvalidArgument, "sp.NewPlan: dropout is %v; set a probability of at least 0 and below 1", l.Dropout)
-	}
-	if l.BlockRows < 0 || l.BlockColumns < 0 || (l.BlockRows == 0) != (l.BlockColumns == 0) {
-		return status.Errorf(status.InvalidArgument,
-			"sp.NewPlan: blocks of the mask have %d rows and %d columns; set both to 1 or more, or both to 0 for no mask", l.BlockRows, l.BlockColumns)
-	}
-	if math.IsNaN(l.Scale) || math.IsInf(l.Scale, 0) {
-		return status.Errorf(status.InvalidArgument, "sp.NewPlan: scale is %v; set a finite number, or 0 for 1/sqrt(%d)", l.Scale, l.Dim)
+	for i := range Options {
+		if o := &Options[i]; o.check != nil {
+			if err := o.check(&l); err != nil {
+				return err
+			}
+		}
 	}
 	return nil
 }
@@ -282,16 +253,8 @@ func (p *Plan) Kernels() (forward, backward string, err error) {
 	of := p.sketch
 	a := device.Attention{Q: of(l.DType, rows, l.Heads, l.Dim), K: of(l.DType, rows, l.KVHeads, l.Dim), V: of(l.DType, rows, l.KVHeads, l.VDim),
 		Out: of(l.DType, rows, l.Heads, l.VDim), LSE: of(tensor.F32, rows, l.Heads),
-		Causal: l.Causal, Window: l.Window, Scale: l.Scale, Softcap: l.Softcap, Dropout: l.Dropout, Deterministic: l.Deterministic, Carry: p.ring > 1}
-	if l.Sinks {
-		a.Sinks = of(tensor.F32, l.Heads)
-	}
-	if l.ALiBi {
-		a.Slopes = of(tensor.F32, l.Heads)
-	}
-	if l.BlockRows > 0 {
-		a.BlockMask, a.BlockRows, a.BlockColumns, a.QuerySeq, a.KeySeq = of(tensor.U8, 1, 1, 1), rows, rows, rows, rows
-	}
+		Causal: l.Causal, Window: l.Window, Scale: l.Scale, Deterministic: l.Deterministic}
+	l.ask(&a, rows, of)
 	if forward, err = d.AttentionKernel(&a, false); err == nil && !l.NoBackward {
 		backward, err = d.AttentionKernel(&a, true)
 	}
