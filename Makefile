@@ -194,7 +194,7 @@ wheel: portable .venv/hosts
 # CI=true or TORCH=1 installs PyTorch and transformers (two minutes, 2 GB). Otherwise the
 # interpreter PYTHON=... may have them.
 TORCH ?= $(filter true,$(CI))
-test-python: $(if $(filter true,$(CI)),portable,lib) cuda-emulated .venv/hosts $(if $(PYTHON),,$(if $(TORCH),.venv/torch))
+test-python: build $(if $(filter true,$(CI)),portable,lib) cuda-emulated .venv/hosts $(if $(PYTHON),,$(if $(TORCH),.venv/torch))
 	@$(or $(PYTHON),.venv/bin/python) -c 'import torch, transformers' 2>/dev/null || \
 	  echo "test-python: no PyTorch and transformers, so their tests are SKIPPED; run make test-python TORCH=1 (installs 2 GB), or give PYTHON=..." >&2
 	PYTHONPATH=python $(or $(PYTHON),.venv/bin/python) -m unittest discover -s python/tests

@@ -74,3 +74,8 @@ def error(found, want):
         return 0.0
     e = np.abs(found - want).max() / max(np.abs(want).max(), 1e-30)
     return float("inf") if np.isnan(e) else float(e)
+
+
+def per_head(found, want):
+    """Returns the largest error of a head, relative to the value of this head."""
+    return max(error(a, b) for a, b in zip(found.reshape(-1, 1), want.reshape(-1, 1)))

@@ -9,7 +9,7 @@ import unittest
 import ulysses
 from need import need_torch
 from ranks import contexts, local
-from reference import TOLERANCE, error
+from reference import TOLERANCE, error, per_head
 
 try:
     import torch
@@ -81,11 +81,6 @@ def register(ctx, model):
     ulysses.register_transformers(name, ctx)
     model.set_attn_implementation(name)
     return model
-
-
-def per_head(found, want):
-    """Returns the largest error of a head, relative to the gradient of this head."""
-    return max(error(a, b) for a, b in zip(found.reshape(-1, 1), want.reshape(-1, 1)))
 
 
 @need_torch

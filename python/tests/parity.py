@@ -1,0 +1,187 @@
+"""Tiny models with awkward shapes for test_parity.py, and their float64 reference."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import transformers
+from families import float64, own_recurrence
+
+transformers.utils.logging.disable_progress_bar()
+
+VOCAB = 43
+SEQUENCE = 37  # tokens; not a multiple of the ranks
+BATCH = 2
+STEPS = 5
+IGNORED = -100
+
+# 6 query heads on 2 key heads: 4 ranks share key heads, and have 2, 2, 1 and 1 query heads. The
+# features of all heads are not hidden_size, and no extent is a power of 2.
+SHAPE = dict(
+    vocab_size=VOCAB,
+    hidden_size=36,
+    intermediate_size=52,
+    num_hidden_layers=3,
+    num_attention_heads=6,
+    num_key_value_heads=2,
+    head_dim=10,
+    max_position_embeddings=64,
+    rms_norm_eps=1e-3,  # so large that a wrong eps changes the result
+    tie_word_embeddings=False,
+    pad_token_id=None,
+    bos_token_id=None,
+    eos_token_id=None,
+)
+MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
+DELTA = dict(
+    linear_num_key_heads=2,
+    linear_num_value_heads=4,
+    linear_key_head_dim=12,
+    linear_value_head_dim=10,
+    layer_types=["linear_attention", "full_attention", "linear_attention"],
+    head_dim=16,
+    rope_parameters=dict(
+        rope_type="default", rope_theta=100.0, partial_rotary_factor=0.25, mrope_section=[1, 1, 0]
+    ),
+)
+
+# Name: (prefix of the classes, fields of the config that differ). Documents have up to 37 tokens
+# and a rank of 4 has 9 or 10, so there are windows below and above both.
+FAMILIES = {
+    "llama": ("Llama", dict(attention_bias=True, mlp_bias=True)),
+    "llama, tied": ("Llama", dict(tie_word_embeddings=True)),
+    "mistral": ("Mistral", dict(sliding_window=None)),
+    "mistral, window in a shard": ("Mistral", dict(sliding_window=4)),
+    "mistral, window over shards": ("Mistral", dict(sliding_window=23)),
+    "ministral": ("Ministral", dict(sliding_window=13, layer_types=MIXED)),
+    "qwen2": ("Qwen2", dict(head_dim=6, tie_word_embeddings=True)),
+    "qwen2, window": (
+        "Qwen2",
+        dict(head_dim=6, use_sliding_window=True, sliding_window=7, max_window_layers=1),
+    ),
+    "qwen3": ("Qwen3", dict(attention_bias=True)),
+    "qwen3, window": (
+        "Qwen3",
+        dict(use_sliding_window=True, sliding_window=12, layer_types=MIXED),
+    ),
+    "qwen3.5": ("Qwen3_5", DELTA),
+}
+
+
+def classes(family: str) -> tuple[type, type]:
+    """Returns the classes of a family's config and model."""
+    prefix = FAMILIES[family][0]
+    config = prefix + ("TextConfig" if prefix == "Qwen3_5" else "Config")
+    return getattr(transformers, config), getattr(transformers, prefix + "ForCausalLM")
+
+
+def randomize(model: torch.nn.Module) -> None:
+    """Sets random weights, so large that attention is far from uniform and every weight matters."""
+    g = torch.Generator().manual_seed(3)
+    centred = model.config.model_type == "qwen3_5_text"
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            r = torch.randn(p.shape, generator=g)
+            if "embed_tokens" in name:
+                p.copy_((0.2 if model.config.tie_word_embeddings else 0.6) * r)
+            elif p.dim() >= 2:
+                p.copy_(1.3 * r / math.sqrt(p[0].numel()))
+            elif name.endswith("bias"):
+                p.copy_(0.3 * r)
+            elif name.endswith("A_log"):
+                p.copy_(r - 2)
+            else:  # norms
+                zero = centred and not name.endswith("linear_attn.norm.weight")
+                p.copy_(0.2 * r + (0 if zero else 1))
+
+
+def build(family: str):
+    """Returns a model of transformers in float32, with the same weights at every call."""
+    config, model = classes(family)
+    made = model(config(**SHAPE | FAMILIES[family][1], attn_implementation="eager"))
+    randomize(made)
+    return made
+
+
+def load(family: str, folder: str):
+    """Returns a model of transformers from a folder, in which no weight is missing or unknown."""
+    model, info = classes(family)[1].from_pretrained(
+        folder, attn_implementation="eager", dtype=torch.float32, output_loading_info=True
+    )
+    wrong = {kind: names for kind, names in info.items() if names}
+    if wrong:
+        raise AssertionError(f"{folder}: {wrong}")
+    return model
+
+
+def data() -> dict[str, torch.Tensor]:
+    """Returns STEPS · BATCH sequences: input_ids, labels and position_ids.
+
+    Some have one document, others documents that end inside of shards, of one token and longer than
+    the windows. Some targets are ignored.
+    """
+    g = torch.Generator().manual_seed(5)
+    n = STEPS * BATCH
+    ids = torch.randint(0, VOCAB, (n, SEQUENCE), generator=g)
+    labels = torch.where(torch.rand(n, SEQUENCE, generator=g) < 0.15, IGNORED, ids)
+    ends = ((0, 3, 4, 20, 37), (0, 37), (0, 29, 36, 37))
+    positions = torch.stack(
+        [
+            torch.cat([torch.arange(b - a) for a, b in zip(cu, cu[1:])])
+            for cu in (ends[i % 3] for i in range(n))
+        ]
+    )
+    return dict(input_ids=ids, labels=labels, position_ids=positions)
+
+
+def documents(positions: torch.Tensor) -> list[tuple[int, int]]:
+    """Returns the documents [lo, hi) of a sequence."""
+    starts = [i for i, p in enumerate(positions.tolist()) if p == 0]
+    return list(zip(starts, [*starts[1:], len(positions)]))
+
+
+class Reference:
+    """A model of transformers in float64, which computes each document in a call of its own."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.model = model.double().train()
+        self.data = data()
+
+    def forward(self, step: int):
+        """Returns (logits [tokens, V], mean loss) of a global batch."""
+        logits, total, count = [], torch.zeros((), dtype=torch.float64), 0
+        for s in range(step * BATCH, (step + 1) * BATCH):
+            for lo, hi in documents(self.data["position_ids"][s]):
+                ids = self.data["input_ids"][s, lo:hi]
+                y = self.model(
+                    input_ids=ids[None], position_ids=torch.arange(hi - lo)[None], use_cache=False
+                ).logits[0]
+                targets = self.data["labels"][s, lo + 1 : hi]
+                total = total + torch.nn.functional.cross_entropy(
+                    y[: hi - lo - 1], targets, ignore_index=IGNORED, reduction="sum"
+                )
+                count += int((targets != IGNORED).sum())
+                logits.append(y)
+        return torch.cat(logits), total / count
+
+    def step(self, step: int, lr: float):
+        """Runs a step of SGD. Returns (logits, loss, gradients by name) before it."""
+        self.model.zero_grad()
+        with float64(), own_recurrence():
+            logits, loss = self.forward(step)
+            loss.backward()
+        gradients = {name: p.grad.clone() for name, p in self.model.named_parameters()}
+        with torch.no_grad():
+            for p in self.model.parameters():
+                p -= lr * p.grad
+        return logits.detach(), float(loss.detach()), gradients
+
+    def logits(self, step: int) -> torch.Tensor:
+        """Returns the logits of a global batch."""
+        with torch.no_grad(), float64(), own_recurrence():
+            return self.forward(step)[0]
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Returns a copy of the weights."""
+        return {name: p.detach().clone() for name, p in self.model.named_parameters()}

@@ -1,0 +1,182 @@
+"""Training jobs of every model type, compared with transformers in float64.
+
+The program loads a folder that transformers has saved, and its ranks are threads. The tests compare
+logits, loss and the gradient of every parameter, the weights after five steps of SGD, and the
+logits of the folder that the program has saved.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import tempfile
+import unittest
+
+from need import need, packages
+from reference import TOLERANCE, error, per_head
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+PROGRAM = ROOT / "bin" / "ulysses-mpi"
+need_program = need(
+    PROGRAM.exists() and packages("torch", "transformers", "safetensors"),
+    "no bin/ulysses-mpi, PyTorch, transformers or safetensors",
+    "run make build and make test-python TORCH=1",
+)
+
+if packages("torch", "transformers", "safetensors"):
+    import torch
+    from parity import BATCH, FAMILIES, SEQUENCE, STEPS, Reference, build, data, load
+    from safetensors.torch import load_file, save_file
+
+LR = 0.05
+
+# Meshes and options of the first step, and of five steps.
+FIRST_STEPS = {
+    "1 rank": (1, ["parallel.ulysses=1"]),
+    "2 ranks": (2, ["parallel.ulysses=2", "parallel.zero=1", "parallel.overlap=on"]),
+    "4 ranks": (4, ["parallel.ulysses=4", "parallel.zero=3", "memory.attention=recompute"]),
+    "2 x ring 2": (4, ["parallel.ulysses=2", "parallel.ring=2", "memory.qkv=recompute"]),
+}
+RUNS = {
+    "4 ranks": (4, ["parallel.ulysses=4", "parallel.zero=2"]),
+    "2 x ring 2": (4, ["parallel.ulysses=2", "parallel.ring=2", "parallel.zero=3"]),
+}
+
+
+def job(folder: pathlib.Path, model: pathlib.Path) -> pathlib.Path:
+    """Writes a job that trains a model by SGD, and returns its path."""
+    path = folder / "job.toml"
+    path.write_text(
+        f"""kind = "train"
+[device]
+backend = "cpu"
+threads = 1
+[model]
+path = {json.dumps(str(model))}
+[data]
+path = [{json.dumps(str(folder / "data.safetensors"))}]
+sequence = {SEQUENCE}
+batch = {BATCH}
+shuffle = false
+[optimizer]
+name = "sgd"
+lr = {LR}
+weight_decay = 0.0
+clip = 0.0
+schedule = "constant"
+warmup = 0
+[train]
+steps = {STEPS}
+[output]
+dir = {json.dumps(str(folder / "out"))}
+"""
+    )
+    return path
+
+
+def run(*words: object, ranks: int = 1, sets: list[str] | None = None) -> None:
+    """Runs the program. A failure is an error with its output."""
+    command = [str(PROGRAM), *map(str, words), "--ranks", str(ranks), "--quiet"]
+    for s in sets or []:
+        command += ["--set", s]
+    environment = {name: x for name, x in os.environ.items() if not name.startswith("ULYSSES_")}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if done.returncode:
+        raise AssertionError(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
+
+
+def tensors_of(path: pathlib.Path, job: pathlib.Path, ranks: int = 1, sets=None):
+    """Returns the tensors of the first step of a job, by name."""
+    run("verify", job, "--tensors", path, ranks=ranks, sets=sets)
+    return load_file(path)
+
+
+@need_program
+class Parity(unittest.TestCase):
+    maxDiff = None
+
+    def setUp(self) -> None:
+        torch.set_num_threads(1)
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.folder = pathlib.Path(temporary.name)
+
+    def near(self, found, want, what: str, tolerance: float = TOLERANCE) -> None:
+        self.assertLessEqual(error(found, want), tolerance, what)
+
+    def check(self, family: str) -> None:
+        source = self.folder / "source"
+        build(family).save_pretrained(source)
+        save_file(data(), self.folder / "data.safetensors")
+        path = job(self.folder, source)
+        reference = Reference(build(family))
+        logits, loss, gradients = reference.step(0, LR)
+        self.first_step(path, logits, loss, gradients)
+        for step in range(1, STEPS):
+            reference.step(step, LR)
+        self.five_steps(family, path, reference)
+        self.round_trip(family, path, source)
+
+    def first_step(self, path, logits, loss, gradients) -> None:
+        """The first step has the reference's logits, loss and gradients, on every mesh."""
+        for name, (ranks, sets) in FIRST_STEPS.items():
+            with self.subTest(name):
+                found = tensors_of(self.folder / f"{name}.safetensors", path, ranks, sets)
+                self.near(found["logits"], logits, "logits")
+                self.near(found["loss"], loss, "loss")
+                for p, want in gradients.items():
+                    got = found[f"{p} gradient"]
+                    self.near(got, want, p)
+                    # The error of a wrong head is as large as its gradient. The terms of one head
+                    # cancel to a tenth here, so the tolerance is ten times as large.
+                    if p.endswith(("A_log", "dt_bias")):
+                        self.assertLessEqual(per_head(got, want), 10 * TOLERANCE, p)
+                named = {n.removesuffix(" gradient") for n in found if n.endswith(" gradient")}
+                self.assertEqual(named, set(gradients))
+
+    def five_steps(self, family, path, reference) -> None:
+        """Five steps have the reference's weights. transformers loads the saved folder, and its
+        logits are those of the program and of the reference."""
+        after, step = reference.weights(), STEPS - 1
+        want = reference.logits(0)
+        for name, (ranks, sets) in RUNS.items():
+            with self.subTest(name):
+                out = self.folder / name.replace(" ", "-")
+                run(path, ranks=ranks, sets=[*sets, f'output.dir="{out}"'])
+                saved = load(family, out / "model").double()
+                for p, got in saved.named_parameters():
+                    self.near(got.detach(), after[p], f"{p} after {step + 1} steps")
+                logits = Reference(saved).logits(0)
+                self.near(logits, want, "logits of transformers")
+        own = tensors_of(
+            self.folder / "saved.safetensors", path, sets=[f'model.path="{out / "model"}"']
+        )
+        self.near(own["logits"], logits, "logits of the saved folder")
+
+    def round_trip(self, family, path, source) -> None:
+        """A folder that is loaded and saved has equal weights, and an equal configuration."""
+        out = self.folder / "unchanged"
+        run(path, ranks=2, sets=["optimizer.lr=0.0", "train.steps=1", f'output.dir="{out}"'])
+        a, b = load(family, source), load(family, out / "model")
+        for (name, x), (_, y) in zip(a.named_parameters(), b.named_parameters(), strict=True):
+            self.assertTrue(torch.equal(x, y), name)
+        self.assertEqual(a.config.to_diff_dict(), b.config.to_diff_dict())
+
+
+def _family(name: str):
+    def test(self: Parity) -> None:
+        self.check(name)
+
+    return test
+
+
+if packages("torch", "transformers", "safetensors"):
+    for _name in FAMILIES:
+        _words = "".join(c if c.isalnum() else " " for c in _name).split()
+        setattr(Parity, "test_" + "_".join(_words), _family(_name))
+
+
+if __name__ == "__main__":
+    unittest.main()
