@@ -37,7 +37,7 @@ func (c *Config) fields() map[string]any {
 	put("initializer_range", asFloats(c.InitializerRange))
 	put("tie_word_embeddings", c.TieWordEmbeddings)
 	c.ropeFields(f)
-	if c.LayerTypes != nil {
+	if c.LayerTypes != nil && c.family.kinds != nil {
 		put("layer_types", c.LayerTypes)
 	}
 	if c.SlidingWindow > 0 {

@@ -137,8 +137,11 @@ class Parity(unittest.TestCase):
                 self.assertEqual(named, set(gradients))
 
     def five_steps(self, family, path, reference) -> None:
-        """Five steps have the reference's weights. transformers loads the saved folder, and its
-        logits are those of the program and of the reference."""
+        """Five steps have the reference's weights.
+
+        transformers loads the saved folder. With it, the program, transformers and the reference
+        have equal logits.
+        """
         after, step = reference.weights(), STEPS - 1
         want = reference.logits(0)
         for name, (ranks, sets) in RUNS.items():
