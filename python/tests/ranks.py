@@ -81,7 +81,10 @@ def contexts(size: int, body: Callable[[ulysses.Context], Any], **options: Any) 
 
 def local(x: Any, ctx: Any, axis: int = 1) -> Any:
     """Returns this rank's shard of x along an axis; None for None."""
-    if x is None:
-        return None
-    lo, hi = ulysses.shard_rows(x.shape[axis], ctx.size, ctx.rank)
-    return x[(slice(None),) * axis + (slice(lo, hi),)]
+    return None if x is None else ulysses.local_tokens(x, axis, context=ctx)
+
+
+def joined(shards: Any, axis: int = 1, **mesh: Any) -> Any:
+    """Returns whole sequences from the shards of all ranks. mesh are arguments of Context."""
+    mesh = {name: mesh[name] for name in ("ring", "zigzag") if name in mesh}
+    return ulysses.Layout(len(shards), **mesh).join(shards, axis)

@@ -5,7 +5,7 @@ import unittest
 import numpy as np
 import ulysses
 from need import need_torch
-from ranks import contexts, local
+from ranks import contexts, joined, local
 from reference import TOLERANCE, attention, draw, error, mask
 
 try:
@@ -179,6 +179,17 @@ class Halo(unittest.TestCase):
                     call()
 
 
+MESHES = (
+    (1, {}),
+    (2, {}),
+    (4, {}),
+    (2, dict(ring=2)),
+    (4, dict(ring=2)),
+    (2, dict(ring=2, zigzag=True)),
+    (4, dict(ring=2, zigzag=True, gather_keys=True)),
+)
+
+
 @need_torch
 class Layer(unittest.TestCase):
     """A layer with biases, norms, rotary embeddings and key heads that ranks share.
@@ -259,18 +270,18 @@ class Layer(unittest.TestCase):
                 torch.testing.assert_close(again, y.detach(), rtol=0, atol=0)
             return y.detach(), {name: t.grad for name, t in inputs.items()}
 
-        for size, ring in meshes:
-            found = contexts(size, body, ring=ring)
-            y, dx = (torch.cat(x, 1) for x in zip(*((y, g["x"]) for y, g in found)))
-            self.assertLess(error(y, want.detach()), TOLERANCE, (size, ring))
-            self.assertLess(error(dx, exact["x"].grad), TOLERANCE, (size, ring))
+        for size, mesh in meshes:
+            found = contexts(size, body, **mesh)
+            y, dx = (joined(x, **mesh) for x in zip(*((y, g["x"]) for y, g in found)))
+            self.assertLess(error(y, want.detach()), TOLERANCE, (size, mesh))
+            self.assertLess(error(dx, exact["x"].grad), TOLERANCE, (size, mesh))
             for name in parameters:
                 got = sum(g[name] for _, g in found)
-                self.assertLess(error(got, exact[name].grad), TOLERANCE, (name, size, ring))
+                self.assertLess(error(got, exact[name].grad), TOLERANCE, (name, size, mesh))
 
     def test_against_torch(self):
         see = visible(self.S, causal=True, b=self.B)
-        meshes = ((1, 1), (2, 1), (4, 1))
+        meshes = ((1, {}), (2, {}), (4, {}))
         self.compare(self.weights, {"see": see}, {"causal": True}, meshes)
 
     def test_options(self):
@@ -293,7 +304,7 @@ class Layer(unittest.TestCase):
                     {**self.weights, **{name: vectors[name] for name in names.split()}},
                     {"see": visible(self.S, b=self.B, **see), **exactly},
                     {**given, **options},
-                    ((1, 1), (2, 1), (2, 2), (4, 1), (4, 2)),
+                    MESHES,
                 )
 
     def test_numpy(self):

@@ -5,7 +5,7 @@ import unittest
 import numpy as np
 import ulysses
 from need import need_torch
-from ranks import contexts, local
+from ranks import contexts, joined, local
 from reference import TOLERANCE, error
 
 try:
@@ -16,6 +16,19 @@ else:
     from exact import attend, expanded, visible
 
 B, S, H, HKV, D = 2, 26, 4, 2, 8
+# Ranks, and arguments of Context.
+MESHES = (
+    (1, {}),
+    (2, {}),
+    (3, {}),
+    (4, {}),
+    (2, dict(ring=2)),
+    (4, dict(ring=2)),
+    (2, dict(ring=2, zigzag=True)),
+    (4, dict(ring=2, zigzag=True, gather_keys=True)),
+    (3, dict(ring=3, zigzag=True)),
+    (4, dict(ring=4, gather_keys=True)),
+)
 
 
 @need_torch
@@ -77,19 +90,19 @@ class Options(unittest.TestCase):
                 shares = [torch.zeros(H) if x is None else x.grad for x in (sinks, alibi)]
                 return (out.detach(), *(x.grad for x in shards), *shares)
 
-            for size, ring in ((1, 1), (2, 1), (3, 1), (4, 1), (2, 2), (4, 2)):
-                found = list(zip(*contexts(size, body, ring=ring)))
+            for size, mesh in MESHES:
+                found = list(zip(*contexts(size, body, **mesh)))
                 for name, each, exactly in zip(
                     ("out", "dq", "dk", "dv"), found, (want.detach(), *(x.grad for x in exact[:3]))
                 ):
                     self.assertLess(
-                        error(torch.cat(each, 1), exactly), TOLERANCE, (name, size, ring, case)
+                        error(joined(each, **mesh), exactly), TOLERANCE, (name, size, mesh, case)
                     )
                 for name, each, exactly in zip(("dsinks", "dalibi"), found[4:], exact[3:]):
                     if exactly is not None:
                         got = torch.stack(each).sum(0)
                         self.assertLess(
-                            error(got, exactly.grad), TOLERANCE, (name, size, ring, case)
+                            error(got, exactly.grad), TOLERANCE, (name, size, mesh, case)
                         )
 
     def test_dropout(self):

@@ -8,7 +8,7 @@ import unittest
 
 import ulysses
 from need import need_torch
-from ranks import contexts, local
+from ranks import contexts, joined, local
 from reference import TOLERANCE, error, per_head
 
 try:
@@ -88,7 +88,7 @@ class Families(unittest.TestCase):
     def setUp(self):
         torch.set_num_threads(1)
 
-    def check(self, family):
+    def check(self, family, meshes=((1, {}), (2, {}), (4, {}))):
         model = build(family)
         for kind in KINDS:
             ids, positions, call, labels, documents = inputs(kind)
@@ -107,11 +107,11 @@ class Families(unittest.TestCase):
                 mean.backward()
                 return found.detach(), mean.item()
 
-            for size in (1, 2, 4):
-                with self.subTest(family, kind=kind, ranks=size):
+            for size, mesh in meshes:
+                with self.subTest(family, kind=kind, ranks=size, mesh=mesh):
                     models = [copy.deepcopy(model) for _ in range(size)]
-                    found = contexts(size, body)
-                    whole = torch.cat([y for y, _ in found], 1)
+                    found = contexts(size, body, **mesh)
+                    whole = joined([y for y, _ in found], **mesh)
                     self.assertTrue(bool(whole.isfinite().all()))
                     real = ~logits.isnan().any(-1)
                     self.assertLess(error(whole[real], logits[real]), TOLERANCE)
@@ -125,6 +125,12 @@ class Families(unittest.TestCase):
                         # head cancel to a tenth here, so the tolerance is ten times as large.
                         if name.endswith(("A_log", "dt_bias")):
                             self.assertLess(per_head(got, want), 10 * TOLERANCE, name)
+
+    def test_zigzag(self):
+        """Models on a ring, with tokens in a zigzag: documents, padding and windows."""
+        meshes = ((2, dict(ring=2, zigzag=True)), (4, dict(ring=2, zigzag=True, gather_keys=True)))
+        for family in ("llama", "gpt-oss"):
+            self.check(family, meshes)
 
 
 def _family(name):

@@ -60,7 +60,8 @@ from .layer import (
     local_attention_backward,
     local_attention_forward,
 )
-from .plan import Batch, DeltaPlan, Plan, Sequences, shard_rows
+from .layout import Layout, shard_rows
+from .plan import Batch, DeltaPlan, Plan, Sequences
 from .reshard import (
     gather_heads_scatter_seq,
     gather_seq_scatter_heads,
@@ -68,6 +69,7 @@ from .reshard import (
     reduce_sequence_parallel_loss,
 )
 from .tiled import Whole, tiled_compute, tiles
+from .tokens import gather_tokens, local_tokens
 from .transformers import register_transformers, transformers_attention
 
 __version__ = "0.1.0"
@@ -88,6 +90,7 @@ __all__ = [
     "InvalidArgument",
     "InvalidConfig",
     "LayerCall",
+    "Layout",
     "LocalCall",
     "LocalTensors",
     "MPI",
@@ -118,12 +121,14 @@ __all__ = [
     "gather_heads_scatter_seq",
     "gather_seq_scatter_heads",
     "gather_seq_scatter_heads_qkv",
+    "gather_tokens",
     "halo",
     "halo_backward",
     "loader",
     "local_attention",
     "local_attention_backward",
     "local_attention_forward",
+    "local_tokens",
     "patterns",
     "reduce_sequence_parallel_loss",
     "register_transformers",

@@ -12,6 +12,7 @@ from . import _library, _struct
 from .agreement import agree
 from .communicator import Alone, Communicator, TorchGroup, communicator
 from .errors import InvalidArgument
+from .layout import Layout
 from .library_ranks import LibraryRanks
 from .plan import AttentionOptions, Batch, DeltaOptions, DeltaPlan, Plan, Sequences
 from .tensors import current_gpu
@@ -47,6 +48,13 @@ class Context:
         ulysses (int), ring (int): the mesh: ring groups of ulysses ranks, whose product is the
             number of ranks. Attention divides heads over the ranks of a group, and rows over the
             groups. 0 = a ring of 1, and all other ranks in a group. Default: 0
+        zigzag (bool): with a ring, each rank holds two ranges of a sequence, such that the groups
+            have the same work under a causal mask without moving rows before attention. `shard`,
+            `loader` and `local_tokens` make this order, `gather_tokens` restores the sequence.
+            `halo` and the gated delta rule need tokens in order, and refuse it. Default: False
+        gather_keys (bool): with a ring, keys and values move between groups in one all-to-all at
+            the start of attention, and not in a step for each group while the step before computes.
+            It needs memory for all keys that a rank sees. Default: False
         timeout (int): seconds until a late rank is an error; 0 = no limit other than the
             communicator's. Other values are not implemented. Default: 0
         callbacks (bool): use an mpi4py communicator through callbacks. Necessary if mpi4py uses an
@@ -56,6 +64,8 @@ class Context:
     Attributes:
         rank, size: index of this rank, and number of ranks
         ulysses, ring: the mesh that was chosen
+        layout: the `Layout`: which tokens of a sequence each rank holds
+        gather_keys: the default of plans for attention
         device, ordinal: "cpu" or "cuda", and the index of the GPU
         communicator: the `Communicator` over the ranks
         sequences: the lengths and documents that `use` has set, or None
@@ -84,6 +94,8 @@ class Context:
         threads: int = 0,
         ulysses: int = 0,
         ring: int = 0,
+        zigzag: bool = False,
+        gather_keys: bool = False,
         timeout: int = 0,
         callbacks: bool = False,
         log: Callable[[int, str], None] | None = None,
@@ -104,7 +116,8 @@ class Context:
                 device=DEVICES[device], ordinal=gpu, threads=threads, comm=TRANSPORTS[way], **same
             )
             _library.library()
-            return {"device": device, "way": way, **same}, (), options
+            order = {"zigzag": bool(zigzag), "gather_keys": bool(gather_keys)}
+            return {"device": device, "way": way, **same, **order}, (), options
 
         # MPI_COMM_WORLD without mpi4py: its communicator exists only after the library has made the
         # context, so the ranks cannot agree before.
@@ -140,6 +153,8 @@ class Context:
         self._call("ulysses_context_query", self._handle, ctypes.byref(info))
         self.rank, self.size = info.rank, info.size
         self.ulysses, self.ring = info.ulysses, info.ring
+        self.layout = Layout(info.size, info.ring, zigzag)
+        self.gather_keys = bool(gather_keys)
         self.device = "cuda" if info.device == _struct.CUDA else "cpu"
         self.ordinal = info.ordinal
 
@@ -237,6 +252,7 @@ class Context:
             sinks (bool), alibi (bool): calls have sinks, slopes. Default: False
             block (tuple of int, optional): as in `attention`. Default: None
             deterministic (bool): gradients are bitwise reproducible on a GPU. Default: False
+            gather_keys (bool): as in `Context`. Default: the context's
 
         Raises:
             InvalidArgument: the options are wrong, or differ between ranks
@@ -285,6 +301,7 @@ class Context:
     # The following three are for calls whose ranks have already agreed on the arguments.
 
     def _plan(self, **options: Any) -> Plan:
+        options = {"gather_keys": self.gather_keys, **options}
         return self._kept(Plan, AttentionOptions(**options))
 
     def _delta_plan(self, **options: Any) -> DeltaPlan:

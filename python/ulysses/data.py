@@ -16,7 +16,8 @@ import numpy as np
 from .communicator import Communicator, communicator, gather_objects
 from .context import Context
 from .errors import CommError, InvalidArgument
-from .plan import Sequences, shard_rows
+from .layout import Layout
+from .plan import Sequences
 from .tensors import is_torch
 
 IGNORED = -100  # the label of a token without loss
@@ -30,11 +31,13 @@ class Micro(dict):
     Attributes:
         sequences: lengths and documents of the whole batch, for Context.use and `attention`
         owner: the rank that loaded the batch
-        lo, hi: this rank's range of tokens of each sequence, [lo, hi)
+        ranges: this rank's ranges [lo, hi) of tokens of each sequence: two at most, in a zigzag
+        lo, hi: the first of them; (0, 0) if this rank has no tokens
     """
 
     sequences: Sequences
     owner: int
+    ranges: tuple[tuple[int, int], ...]
     lo: int
     hi: int
 
@@ -87,7 +90,7 @@ def shard(
             * cu_seqlens [documents + 1], the start of each document over B*S tokens, then B*S,
               defines the documents instead of position_ids
         comm: an argument of `communicator`. If it is a Context, Context.use is called with the
-            lengths and documents of each micro-batch
+            lengths and documents of each micro-batch, and shards are in a zigzag if it has one
         dims (dict, optional): the axis to shard by key; None = copy to every rank. For example
             {"pixel_values": 0, "position_ids": 2}. Default: the rule above
         pad (bool): pad S to a multiple of P, so that all ranks hold the same number of tokens.
@@ -319,41 +322,45 @@ def _exchange(
     taken.
     """
     assert own is not None and own.arrays is not None
+    layout = _layout(comm, c)
     blocks = [
-        b"".join(
-            _shard_bytes(a, key.dim, *shard_rows(key.shape[key.dim], c.size, rank))
-            for key, a in ((own.keys[k], a) for k, a in own.arrays.items())
-        )
+        b"".join(_bytes(layout.take(a, own.keys[k].dim, rank)) for k, a in own.arrays.items())
         for rank in range(c.size)
     ]
     send = bytearray(b"".join(blocks))
-    receive_bytes = [sum(_extent(key, c)[1] for key in p.keys.values()) for p in each]
+    receive_bytes = [sum(_extent(key, layout, c.rank)[1] for key in p.keys.values()) for p in each]
     receive = bytearray(sum(receive_bytes))
     c.alltoallv(memoryview(send), [len(b) for b in blocks], memoryview(receive), receive_bytes)
     return _micro_batches(comm, c, each, receive)
 
 
+def _layout(comm: Any, c: Communicator) -> Layout:
+    """Returns the order of tokens on the ranks."""
+    return comm.layout if isinstance(comm, Context) else Layout(c.size)
+
+
 def _micro_batches(
     comm: Any, c: Communicator, each: list[_Prepared], receive: bytearray
 ) -> Iterator[Micro]:
-    at = 0
+    at, layout = 0, _layout(comm, c)
     for owner, p in enumerate(each):
         micro_batch = Micro(p.whole)
         for name, key in p.keys.items():
-            shape, n = _extent(key, c)
+            shape, n = _extent(key, layout, c.rank)
             micro_batch[name] = _array(key, shape, receive[at : at + n])
             at += n
         micro_batch.sequences, micro_batch.owner = p.sequences, owner
-        micro_batch.lo, micro_batch.hi = shard_rows(p.sequences.seq, c.size, c.rank)
+        micro_batch.ranges = layout.ranges(p.sequences.seq, c.rank)
+        micro_batch.lo, micro_batch.hi = micro_batch.ranges[0] if micro_batch.ranges else (0, 0)
         if isinstance(comm, Context):
             comm.use(p.sequences)
         yield micro_batch
 
 
-def _extent(key: _Key, c: Communicator) -> tuple[tuple[int, ...], int]:
-    """Returns the shape of this rank's shard of a tensor, and its size in bytes."""
-    lo, hi = shard_rows(key.shape[key.dim], c.size, c.rank)
-    shape = key.shape[: key.dim] + (hi - lo,) + key.shape[key.dim + 1 :]
+def _extent(key: _Key, layout: Layout, rank: int) -> tuple[tuple[int, ...], int]:
+    """Returns the shape of a rank's shard of a tensor, and its size in bytes."""
+    rows = layout.rows(key.shape[key.dim], rank)
+    shape = key.shape[: key.dim] + (rows,) + key.shape[key.dim + 1 :]
     return shape, int(np.prod(shape, dtype=np.int64)) * _itemsize(key)
 
 
@@ -376,15 +383,14 @@ def _array(key: _Key, shape: tuple[int, ...], data: bytearray) -> Any:
     return np.frombuffer(data, key.dtype).reshape(shape)
 
 
-def _shard_bytes(a: Any, dim: int, lo: int, hi: int) -> bytes:
-    """Returns the elements [lo, hi) of axis dim as row-major bytes."""
-    part = a[(slice(None),) * dim + (slice(lo, hi),)]
-    if is_torch(part):
+def _bytes(a: Any) -> bytes:
+    """Returns the elements of an array as row-major bytes."""
+    if is_torch(a):
         import torch
 
-        flat = part.contiguous().reshape(-1)
-        return flat.view(torch.uint8).numpy().tobytes() if part.numel() else b""
-    return np.ascontiguousarray(part).tobytes()
+        flat = a.contiguous().reshape(-1)
+        return flat.view(torch.uint8).numpy().tobytes() if a.numel() else b""
+    return np.ascontiguousarray(a).tobytes()
 
 
 def _on_host(a: Any) -> Any:

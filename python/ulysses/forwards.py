@@ -21,8 +21,8 @@ from .communicator import gather_objects
 from .context import Context, current
 from .errors import InvalidArgument, Unsupported
 from .model_call import KEY, Forward, entered, inside
-from .packing import ShardPositions, sequences_of
-from .plan import Sequences, shard_rows
+from .packing import ShardPositions, check_tokens, sequences_of
+from .plan import Sequences
 
 contexts: dict[str, Context | None] = {}  # by attn_implementation
 
@@ -106,8 +106,12 @@ def agreed_sequences(
         )
 
     _, counts = ctx.agree(operation, prepare)
-    each = gather_objects(ctx.communicator, ShardPositions.of(position_ids, mask, batch))
-    return sequences_of(batch, [n for (n,) in counts], each, ctx.sequences)
+    check_tokens(ctx.layout, [n for (n,) in counts])
+    seq = sum(n for (n,) in counts)
+    lengths = [hi - lo for lo, hi in ctx.layout.ranges(seq, ctx.rank)]
+    shard = ShardPositions.of(position_ids, mask, batch, lengths)
+    each = gather_objects(ctx.communicator, shard)
+    return sequences_of(batch, seq, ctx.layout, each, ctx.sequences)
 
 
 def begin(
@@ -155,7 +159,7 @@ def begin(
                 f"{operation}: {found}; give input_ids [B, tokens of this rank], with one token or "
                 "more"
             )
-        mixers.prepare(model, ctx.size)
+        mixers.prepare(model, ctx.size, ctx.layout.zigzag)
         if mask is not None and getattr(mask, "ndim", 0) != 2:
             raise Unsupported(
                 f"{operation}: attention_mask has {getattr(mask, 'ndim', type(mask).__name__)} "
@@ -273,5 +277,5 @@ def _positions(ctx: Context, forward: Forward, tokens: Any) -> Any:
         return torch.tensor(ctx._batch(known).positions(), device=tokens.device).reshape(
             s.batch, forward.rows
         )
-    lo, hi = shard_rows(s.seq, ctx.size, ctx.rank)
-    return torch.arange(lo, hi, device=tokens.device)[None].expand(s.batch, -1)
+    index = torch.from_numpy(ctx.layout.index(s.seq, ctx.rank)).to(tokens.device)
+    return index[None].expand(s.batch, -1)

@@ -47,22 +47,29 @@ _DELTA_NET_ATTRIBUTES = (
     "head_v_dim",
     "activation",
 )
-# For each model, the reason why it cannot run on several ranks, or "".
-_reasons: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+# For each model, the reason why it cannot run on several ranks, or "", and the name of its first
+# gated delta rule layer, or "".
+_found: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
-def prepare(model: Any, ranks: int) -> None:
+def prepare(model: Any, ranks: int, zigzag: bool = False) -> None:
     """Replaces the gated delta rule layers of a model, and checks its other layers. Not collective.
 
     Raises:
-        Unsupported: ranks > 1, and the model has a layer that works on one rank only
+        Unsupported: ranks > 1, and the model has a layer that works on one rank only, or one that
+            needs tokens in order in a zigzag
     """
-    reason = _reasons.get(model)
-    if reason is None:
-        for m in model.modules():
-            if _is_delta_net(m):
-                _replace(type(m))
-        reason = _reasons[model] = next(_obstacles(model), "")
+    if model not in _found:
+        nets = [(name, type(m)) for name, m in model.named_modules() if _is_delta_net(m)]
+        for _, cls in nets:
+            _replace(cls)
+        _found[model] = next(_obstacles(model), ""), nets[0][0] if nets else ""
+    reason, net = _found[model]
+    if zigzag and net:
+        raise Unsupported(
+            f"ulysses: {type(model).__name__}: {net} passes states from token to token, so it "
+            "needs tokens in order; make the context without zigzag=True"
+        )
     if ranks > 1 and reason:
         raise Unsupported(
             f"ulysses: {type(model).__name__} on {ranks} ranks: {reason}, so it would compute on "

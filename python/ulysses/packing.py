@@ -1,9 +1,9 @@
 """Finds the documents of a model's call from the position ids and padding masks of all ranks.
 
 A document starts where a position is not the previous position plus 1. This is the rule of
-transformers (find_packed_sequence_indices). Padding is a separate document. A rank sends its first
-and last position and the document starts among its tokens, not all ids: a few numbers for each
-sequence.
+transformers (find_packed_sequence_indices). Padding is a separate document. For each range of its
+tokens, a rank sends the first and the last position and the document starts, not all ids: a few
+numbers for each sequence.
 """
 
 from __future__ import annotations
@@ -15,19 +15,18 @@ from typing import Any
 import numpy as np
 
 from .errors import InvalidArgument, Unsupported
-from .plan import Sequences, check_shards
+from .layout import Layout
+from .plan import Sequences
 
 
 @dataclass
-class ShardPositions:
-    """Positions and padding of the tokens [B, rows] of one rank, as sent to the other ranks.
+class RangePositions:
+    """Positions and padding of the tokens [B, n] of one range of a rank's tokens.
 
     Attributes:
         first, last: [B], the positions of the first and of the last token; None without ids or
             tokens
         starts: [n, 2], sequence and token index of tokens, except the first, that start a document
-        from_zero: the positions of every sequence are 0, 1, .. rows-1, as a model makes them if it
-            is given no ids
         visible: [B], whether the mask shows the first token; None without a mask
         changes: [n, 2], sequence and token index of tokens, except the first, where the mask
             changes
@@ -36,25 +35,49 @@ class ShardPositions:
     first: np.ndarray | None
     last: np.ndarray | None
     starts: np.ndarray
-    from_zero: bool
     visible: np.ndarray | None
     changes: np.ndarray
 
     @classmethod
-    def of(cls, position_ids: Any, mask: Any, batch: int) -> ShardPositions:
-        """Reads position_ids and mask, [B, rows] or [1, rows] or None. Not collective."""
-        ids, visible = _numpy(position_ids, np.int64, batch), _numpy(mask, np.bool_, batch)
+    def of(cls, ids: np.ndarray | None, visible: np.ndarray | None) -> RangePositions:
+        """Reads positions and mask, [B, n] or None."""
         none = np.zeros((0, 2), np.int64)
-        if ids is not None and not ids.shape[1]:
-            ids = None
         return cls(
             None if ids is None else ids[:, 0].copy(),
             None if ids is None else ids[:, -1].copy(),
             none if ids is None else _indices(np.diff(ids, axis=1) != 1),
-            ids is not None and bool((ids == np.arange(ids.shape[1])).all()),
-            None if visible is None or not visible.shape[1] else visible[:, 0].copy(),
+            None if visible is None else visible[:, 0].copy(),
             none if visible is None else _indices(visible[:, 1:] != visible[:, :-1]),
         )
+
+
+@dataclass
+class ShardPositions:
+    """Positions and padding of the tokens [B, rows] of one rank, as sent to the other ranks.
+
+    Attributes:
+        ranges: the positions of each range of the rank's tokens
+        from_zero: the positions of every sequence are 0, 1, .. rows-1, as a model makes them if it
+            is given no ids
+    """
+
+    ranges: list[RangePositions]
+    from_zero: bool
+
+    @classmethod
+    def of(cls, position_ids: Any, mask: Any, batch: int, lengths: Sequence[int]) -> ShardPositions:
+        """Reads position_ids and mask, [B, rows] or [1, rows] or None. Not collective.
+
+        `lengths` are the tokens of each range of the rank.
+        """
+        ids, visible = _numpy(position_ids, np.int64, batch), _numpy(mask, np.bool_, batch)
+        ends = np.cumsum(lengths)
+        ranges = [
+            RangePositions.of(*(None if x is None else x[:, hi - n : hi] for x in (ids, visible)))
+            for n, hi in zip(lengths, ends)
+        ]
+        from_zero = ids is not None and ids.shape[1] and (ids == np.arange(ids.shape[1])).all()
+        return cls(ranges, bool(from_zero))
 
 
 def _numpy(x: Any, dtype: Any, batch: int) -> np.ndarray | None:
@@ -73,8 +96,19 @@ def _indices(changes: np.ndarray) -> np.ndarray:
     return found.astype(np.int64)
 
 
+def check_tokens(layout: Layout, counts: Sequence[int]) -> None:
+    """Raises InvalidArgument on all ranks if the ranks do not hold their shards of sequences."""
+    seq = sum(counts)
+    layout.check("ulysses", "tokens of each sequence", counts, seq, "shard with ulysses.shard")
+    if min(counts) < 1:
+        raise InvalidArgument(
+            f"ulysses: sequences of {seq} tokens on {layout.size} ranks, but a model needs a token "
+            "on each rank; use fewer ranks, or longer sequences"
+        )
+
+
 def sequences_of(
-    batch: int, counts: Sequence[int], each: Sequence[ShardPositions], known: Sequences | None
+    batch: int, seq: int, layout: Layout, each: Sequence[ShardPositions], known: Sequences | None
 ) -> Sequences:
     """Returns lengths and documents of the whole sequences, from the positions of all ranks.
 
@@ -82,19 +116,11 @@ def sequences_of(
 
     Args:
         batch: number of sequences
-        counts: tokens of each sequence on each rank
+        seq: tokens of each sequence
+        layout: which of them each rank holds
         each: the positions of each rank
         known: the lengths that Context.use has set, or None. If they fit, their documents are added
     """
-    size, seq = len(counts), sum(counts)
-    check_shards(
-        "ulysses", "tokens of each sequence", counts, seq, "shard the batch with ulysses.shard"
-    )
-    if seq < size:
-        raise InvalidArgument(
-            f"ulysses: sequences of {seq} tokens on {size} ranks, but a model needs a token on "
-            "each rank; use fewer ranks, or longer sequences"
-        )
     known = (
         known
         if known is not None and (known.batch, known.seq) == (batch, seq) and known.kv_seq is None
@@ -104,19 +130,20 @@ def sequences_of(
     begins[:, 0] = True
     if known is not None and known.cu_seqlens is not None:
         begins.reshape(-1)[list(known.cu_seqlens[:-1])] = True
-    _check_from_zero(size, each, begins, counts)
+    _check_from_zero(layout, seq, each, begins)
     visible = np.ones((batch, seq), bool)
-    at = 0
-    for rank, (n, shard) in enumerate(zip(counts, each)):
-        begins[shard.starts[:, 0], at + shard.starts[:, 1]] = True
-        before = each[rank - 1].last if rank else None
-        if shard.first is not None and before is not None:
-            begins[:, at] |= before + 1 != shard.first
-        if shard.visible is not None:
-            changes = np.zeros((batch, n), np.int64)
-            changes[shard.changes[:, 0], shard.changes[:, 1]] = 1
-            visible[:, at : at + n] = shard.visible[:, None] ^ (np.cumsum(changes, 1) % 2 == 1)
-        at += n
+    before = None
+    ranges = [iter(shard.ranges) for shard in each]
+    for rank, lo, hi in layout.pieces(seq):
+        piece = next(ranges[rank])
+        begins[piece.starts[:, 0], lo + piece.starts[:, 1]] = True
+        if piece.first is not None and before is not None:
+            begins[:, lo] |= before + 1 != piece.first
+        before = piece.last
+        if piece.visible is not None:
+            changes = np.zeros((batch, hi - lo), np.int64)
+            changes[piece.changes[:, 0], piece.changes[:, 1]] = 1
+            visible[:, lo:hi] = piece.visible[:, None] ^ (np.cumsum(changes, 1) % 2 == 1)
     if not visible.all():
         _check_padding(begins, visible)
         begins[:, 1:] |= visible[:, 1:] != visible[:, :-1]
@@ -127,18 +154,18 @@ def sequences_of(
 
 
 def _check_from_zero(
-    size: int, each: Sequence[ShardPositions], begins: np.ndarray, counts: Sequence[int]
+    layout: Layout, seq: int, each: Sequence[ShardPositions], begins: np.ndarray
 ) -> None:
     """Raises InvalidArgument if the positions of every rank start at 0.
 
     Such positions mean one document on each rank, or a caller who forgot the rank's offset. The
     call is valid only if Context.use has set documents that start at the ranks' first tokens.
     """
-    borders = np.cumsum(counts)[:-1]
-    if size > 1 and all(shard.from_zero for shard in each) and not begins[:, borders].all():
+    borders = [layout.ranges(seq, rank)[0][0] for rank in range(1, layout.size)]
+    if borders and all(shard.from_zero for shard in each) and not begins[:, borders].all():
         raise InvalidArgument(
-            f"ulysses: position_ids start at 0 on rank 1 of {size}, whose first token has index "
-            f"{borders[0]}; give each rank its positions in the whole sequence, as ulysses.shard "
+            f"ulysses: position_ids start at 0 on rank 1 of {layout.size}, whose first token has "
+            f"index {borders[0]}; give each rank its positions in the whole sequence, as ulysses.shard "
             "does, or None; if each rank holds one document, call Context.use(Sequences(.., "
             "cu_seqlens=..))"
         )

@@ -17,6 +17,7 @@ from typing import Any
 
 from . import _library, _struct
 from .errors import InvalidArgument
+from .layout import Layout
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,7 @@ class AttentionOptions:
         softcap, dropout: as in `attention`
         sinks, alibi: calls have sinks, slopes
         block: queries and keys of a block of the mask of each call; None = calls have no mask
+        gather_keys: all keys move between the groups of a ring at the start
     """
 
     heads: int
@@ -129,6 +131,7 @@ class AttentionOptions:
     alibi: bool = False
     block: tuple[int, int] | None = None
     deterministic: bool = False
+    gather_keys: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kv_heads", self.kv_heads or self.heads)
@@ -218,7 +221,8 @@ class Plan(_AnyPlan):
             | _struct.SINKS * bool(o.sinks)
             | _struct.ALIBI * bool(o.alibi)
             | _struct.BLOCK_MASK * (o.block is not None)
-            | _struct.DETERMINISTIC * bool(o.deterministic),
+            | _struct.DETERMINISTIC * bool(o.deterministic)
+            | _struct.GATHER_KEYS * bool(o.gather_keys),
             scale=_scale(o.scale, "head_dim"),
             softcap=o.softcap,
             dropout=o.dropout,
@@ -294,7 +298,8 @@ class Batch(_Owned):
         sequences: the lengths and documents
         rows: tokens of each sequence on this rank
         kv_rows: keys of each sequence on this rank
-        lo, hi: this rank's range of tokens of each sequence, [lo, hi)
+        ranges: this rank's ranges [lo, hi) of tokens of each sequence: two at most, in a zigzag
+        lo, hi: the first of them; (0, 0) if this rank has no tokens
     """
 
     _destroy = "ulysses_batch_destroy"
@@ -308,6 +313,7 @@ class Batch(_Owned):
                 f"ulysses.Batch: {s.batch} sequences of {s.seq} tokens; give 1 or more of each"
             )
         desc = _struct.BatchDesc(
+            flags=_struct.ZIGZAG * context.layout.zigzag,
             batch=s.batch,
             seq=s.seq,
             kv_seq=s.kv_seq or 0,
@@ -320,7 +326,10 @@ class Batch(_Owned):
         )
         self.info = _struct.BatchInfo()
         context._call("ulysses_batch_query", self._handle, ctypes.byref(self.info))
-        self.rows, self.lo, self.hi = self.info.rows, self.info.lo[0], self.info.hi[0]
+        i = self.info
+        ranges = ((i.lo[k], i.hi[k]) for k in range(i.ranges))
+        self.ranges = tuple((lo, hi) for lo, hi in ranges if lo < hi)
+        self.rows, self.lo, self.hi = i.rows, i.lo[0], i.hi[0]
         self.kv_rows = self.info.kv_rows if s.kv_seq else self.info.rows
 
     def positions(self) -> list[int]:
@@ -368,6 +377,7 @@ class Lengths:
     cu_seqlens: tuple[int, ...] | None
     kv_cu_seqlens: tuple[int, ...] | None
     default: Sequences | None  # set by Context.use, if the call gives no lengths
+    layout: Layout
 
     @classmethod
     def of(
@@ -403,6 +413,7 @@ class Lengths:
             _cu_seqlens("cu_seqlens", cu_seqlens, batch),
             _cu_seqlens("kv_cu_seqlens", kv_cu_seqlens, batch),
             default,
+            context.layout,
         )
 
     def same(self) -> dict[str, Any]:
@@ -438,9 +449,9 @@ class Lengths:
             if kv_seq is None and kv_rows != rows:
                 kv_seq = sum(kv_rows)
             found = Sequences(self.batch, seq, kv_seq, self.cu_seqlens, self.kv_cu_seqlens)
-        fix = "shard sequences with ulysses.shard_rows, and give another total length as seq="
-        check_shards(operation, "rows", rows, found.seq, fix)
-        check_shards(operation, "rows of keys", kv_rows, found.kv_seq or found.seq, fix)
+        fix = "shard sequences with ulysses.local_tokens, and give another total length as seq="
+        self.layout.check(operation, "rows", rows, found.seq, fix)
+        self.layout.check(operation, "rows of keys", kv_rows, found.kv_seq or found.seq, fix)
         return found
 
 
@@ -450,41 +461,3 @@ def _int64s(values: Sequence[int] | None) -> Any:
         if values is None
         else ctypes.cast((ctypes.c_int64 * len(values))(*values), ctypes.POINTER(ctypes.c_int64))
     )
-
-
-def shard_rows(n: int, size: int, rank: int) -> tuple[int, int]:
-    """Returns the range [lo, hi) of n tokens (or heads) that a rank holds.
-
-    The first n mod size ranks hold one more than the others. Not collective.
-
-    Args:
-        n: tokens over all ranks
-        size: number of ranks
-        rank: index of the rank, from 0
-
-    Example::
-
-        >>> [ulysses.shard_rows(10, 4, rank) for rank in range(4)]
-        [(0, 3), (3, 6), (6, 8), (8, 10)]
-    """
-    rows, more = divmod(n, size)
-    lo = rank * rows + min(rank, more)
-    return lo, lo + rows + (rank < more)
-
-
-def check_shards(operation: str, what: str, each: Sequence[int], total: int, fix: str) -> None:
-    """Raises InvalidArgument if the ranks do not hold the shards of `total` elements.
-
-    Args:
-        operation, what: names of the call and of the elements, for the message
-        each: how many elements each rank holds
-        total: how many there are
-        fix: what the caller should do
-    """
-    for rank, n in enumerate(each):
-        lo, hi = shard_rows(total, len(each), rank)
-        if n != hi - lo:
-            raise InvalidArgument(
-                f"{operation}: rank {rank} of {len(each)} has {n} {what}, its shard of {total} has "
-                f"{hi - lo}; {fix}"
-            )

@@ -15,8 +15,9 @@ import numpy as np
 from . import _struct
 from .agreement import describe
 from .context import Context, current
-from .errors import InvalidArgument
-from .plan import Batch, Plan, Sequences, check_shards
+from .errors import InvalidArgument, Unsupported
+from .layout import Layout
+from .plan import Batch, Plan, Sequences
 from .tensors import block, dense, dtype_of, empty, is_torch, one_library, stream_of, view
 
 
@@ -438,11 +439,13 @@ def gather_seq_scatter_heads(
 
     Raises:
         InvalidArgument: a shape, dtype or value is wrong, or arguments differ between ranks
+        Unsupported: the context has a ring
         CommError: the communicator failed
     """
     ctx, operation = current(context), "ulysses.gather_seq_scatter_heads"
 
     def prepare() -> tuple[dict[str, Any], tuple[int, ...], list[tuple[int, int]]]:
+        _check_one_group(operation, ctx)
         several = _several(operation, x)
         axes = [_axes(operation, t, seq_dim, head_dim) for t in several or (x,)]
         _check_padded(operation, padded, unpadded_dim_size)
@@ -478,6 +481,15 @@ def gather_seq_scatter_heads(
     return _run(several, Reshards(each), async_op) if several else _run(x, each[0], async_op)
 
 
+def _check_one_group(operation: str, ctx: Context) -> None:
+    """Raises Unsupported for a ring, where the ranks of a group hold only a part of a sequence."""
+    if ctx.ring > 1:
+        raise Unsupported(
+            f"{operation}: the context has ring {ctx.ring}, where an all-to-all gathers the tokens "
+            "of a group and not the sequence; make a context with ring=1 for it"
+        )
+
+
 def _check_padded(operation: str, padded: bool, unpadded_dim_size: int) -> None:
     if not padded and not unpadded_dim_size:
         raise InvalidArgument(
@@ -498,7 +510,7 @@ def _lengths(
             f"ceil({unpadded} / {ctx.size}) = {_ceil(unpadded, ctx.size)} tokens on each rank, or "
             "padded=False without padding"
         )
-    check_shards(operation, "tokens", each, seq, "shard tokens with ulysses.shard_rows")
+    Layout(ctx.size).check(operation, "tokens", each, seq, "shard tokens with ulysses.shard_rows")
     return seq, unpadded
 
 
@@ -533,12 +545,14 @@ def gather_seq_scatter_heads_qkv(
     Raises:
         InvalidArgument: a shape, dtype or value is wrong (C must be a multiple of the ranks), or
             arguments differ between ranks
+        Unsupported: the context has a ring
         CommError: the communicator failed
     """
     ctx, operation = current(context), "ulysses.gather_seq_scatter_heads_qkv"
     size = unpadded_dim_size or 0
 
     def prepare() -> tuple[dict[str, Any], tuple[int, ...], int]:
+        _check_one_group(operation, ctx)
         seq, last = _axes(operation, x, seq_dim, -1)
         _check_padded(operation, padded, size)
         features = x.shape[last]
@@ -600,11 +614,13 @@ def gather_heads_scatter_seq(
 
     Raises:
         InvalidArgument: a shape, dtype or value is wrong, or arguments differ between ranks
+        Unsupported: the context has a ring
         CommError: the communicator failed
     """
     ctx, operation = current(context), "ulysses.gather_heads_scatter_seq"
 
     def prepare() -> tuple[dict[str, Any], tuple[int, ...], list[tuple[int, int]]]:
+        _check_one_group(operation, ctx)
         several = _several(operation, x)
         axes = [_axes(operation, t, seq_dim, head_dim) for t in several or (x,)]
         if several:
@@ -643,7 +659,7 @@ def gather_heads_scatter_seq(
         )
         return _run(several, Reshards(reshards), async_op)
     total = heads or sum(each)
-    check_shards(operation, "heads", each, total, "shard heads with ulysses.shard_rows")
+    Layout(ctx.size).check(operation, "heads", each, total, "shard heads with ulysses.shard_rows")
     seq_axis, head_axis = axes[0]
     return _run(x, Reshard(ctx, False, seq_axis, head_axis, total, seq, n), async_op)
 
