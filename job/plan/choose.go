@@ -87,33 +87,40 @@ func compareTrue(a, b bool) int {
 	return 1
 }
 
-// meshOptions returns the meshes that a job allows on some ranks.
-func meshOptions(j *file.Job, world int64, m *Machine, x *subject) (all []meshOption) {
-	rings := ringRuns(m, x.config)
-	open := j.Parallel.Ulysses == 0
+// meshes returns the meshes of some ranks with the job's ring, or with every ring that the machine
+// runs, and with the forms of a ring that the job allows. parallel.ulysses does not matter.
+func meshes(j *file.Job, world int64, m *Machine, x *subject) (all []file.Mesh) {
+	rings, given := ringRuns(m, x.config), j.Parallel.Ring > 0
 	for u := int64(1); u <= world; u++ {
-		if world%u != 0 || !open && u != j.Parallel.Ulysses {
+		if world%u != 0 {
 			continue
 		}
 		for r := int64(1); u*r <= world; r++ {
-			if world/u%r != 0 || j.Parallel.Ring > 0 && r != j.Parallel.Ring {
+			if world/u%r != 0 || given && r != j.Parallel.Ring {
 				continue
 			}
-			if given := j.Parallel.Ring > 0; r > 1 && !given && (!rings || 2*u*r > j.Data.Sequence) {
+			if r > 1 && !given && (!rings || 2*u*r > j.Data.Sequence) {
 				continue // a rank has less than a token in each chunk of a zigzag
 			}
-			data := world / (u * r)
-			switch {
-			case !open:
-			case j.Kind == "eval" && data > 1: // the sequences to evaluate may be few
-				continue
-			case j.Kind == "train" && j.SequencesOfStep()%(data*j.Data.Batch) != 0:
-				continue
-			}
-			mesh := file.Mesh{World: world, Ulysses: u, Ring: r, Replicas: data}
+			mesh := file.Mesh{World: world, Ulysses: u, Ring: r, Replicas: world / (u * r)}
 			for _, mesh.Gather = range ringForms(j, r) {
-				all = append(all, meshOption{mesh: mesh})
+				all = append(all, mesh)
 			}
+		}
+	}
+	return all
+}
+
+// meshOptions returns the meshes that a job allows on some ranks.
+func meshOptions(j *file.Job, world int64, m *Machine, x *subject) (all []meshOption) {
+	open := j.Parallel.Ulysses == 0
+	for _, mesh := range meshes(j, world, m, x) {
+		switch {
+		case !open && mesh.Ulysses != j.Parallel.Ulysses:
+		case open && j.Kind == "eval" && mesh.Replicas > 1: // the sequences to evaluate may be few
+		case open && j.Kind == "train" && j.SequencesOfStep()%(mesh.Replicas*j.Data.Batch) != 0:
+		default:
+			all = append(all, meshOption{mesh: mesh})
 		}
 	}
 	return all

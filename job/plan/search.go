@@ -20,19 +20,23 @@ import (
 	"ulysses/model"
 )
 
-// candidate is a mesh and ZeRO stage that search plans.
+// candidate is a mesh that search plans with each ZeRO stage.
 type candidate struct {
-	ulysses, data, zero int64
-	memory              int64   // bytes of a rank
-	seconds, rate       float64 // of a step; tokens a second
-	longest             int64   // tokens of the longest sequence that fits; 0 = none
-	why                 error   // the reason why the job does not fit or is not possible
+	mesh   file.Mesh // without World and GlobalBatch
+	stages []int64
+	// the plan with the stage of the most tokens a second; if none fits, with the last one
+	zero          int64
+	memory        int64   // bytes of a rank
+	seconds, rate float64 // of a step; tokens a second
+	longest       int64   // tokens of the longest sequence that fits; 0 = none
+	why           error   // the reason why the job does not fit or is not possible
 
-	job func(sets ...string) (*file.Job, error) // on this mesh
+	parse func(sets ...string) (*file.Job, error)
+	ranks int
 }
 
-// search plans every mesh of the ranks with the job's ring and every ZeRO stage, or with the stage
-// that the job sets, and prints them, the fastest first.
+// search plans every mesh of the ranks, with both forms of a ring, and with the fastest of the ZeRO
+// stages. A ring or a stage that the job sets is kept. It prints the meshes, the fastest first.
 func search(w io.Writer, parse func(sets ...string) (*file.Job, error), ranks int, m *Machine, x *subject) error {
 	given, err := parse()
 	if err != nil {
@@ -48,21 +52,8 @@ func search(w io.Writer, parse func(sets ...string) (*file.Job, error), ranks in
 		stages = []int64{0, 3}
 	}
 	var all []candidate
-	ring := max(1, given.Parallel.Ring)
-	for u := int64(1); u <= int64(ranks)/ring; u++ {
-		if int64(ranks)%(u*ring) != 0 {
-			continue
-		}
-		for _, zero := range stages {
-			job := func(sets ...string) (*file.Job, error) {
-				j, err := parse(append(sets, "parallel.ulysses="+strconv.FormatInt(u, 10), "parallel.zero="+strconv.FormatInt(zero, 10))...)
-				if err == nil {
-					err = j.Resolve(ranks)
-				}
-				return j, err
-			}
-			all = append(all, candidate{ulysses: u, data: int64(ranks) / (u * ring), zero: zero, job: job})
-		}
+	for _, mesh := range meshes(given, int64(ranks), m, x) {
+		all = append(all, candidate{mesh: mesh, stages: stages, parse: parse, ranks: ranks})
 	}
 	if len(all) == 0 {
 		return given.Resolve(ranks) // the ring does not divide the ranks
@@ -115,35 +106,52 @@ func planAll(all []candidate, m *Machine, x *subject) error {
 	return cmp.Or(errs...)
 }
 
-// plan predicts the job on a mesh, and the longest sequence that fits.
+// job returns the job on this mesh with a ZeRO stage.
+func (c *candidate) job(zero int64, sets ...string) (*file.Job, error) {
+	form := map[bool]string{false: "off", true: "on"}[c.mesh.Gather]
+	sets = append(sets, fmt.Sprintf("parallel.ulysses=%d", c.mesh.Ulysses), fmt.Sprintf("parallel.ring=%d", c.mesh.Ring), "parallel.gather="+form, fmt.Sprintf("parallel.zero=%d", zero))
+	j, err := c.parse(sets...)
+	if err == nil {
+		err = j.Resolve(c.ranks)
+	}
+	return j, err
+}
+
+// plan predicts the job with each stage, and the longest sequence that fits with the best one.
 func (c *candidate) plan(m *Machine, x *subject) (err error) {
 	defer func() {
 		if p := recover(); p != nil { // the caller of search cannot recover it
 			err = status.Errorf(status.Internal, "panic: %v\n%s", p, debug.Stack())
 		}
 	}()
-	fits := func(timing bool, sets ...string) (*Forecast, error) {
-		j, err := c.job(sets...)
-		if err != nil {
-			return nil, err
+	possible := false // with any stage
+	for _, zero := range c.stages {
+		f, err := c.predict(zero, m, x, true)
+		switch code := status.Of(err); {
+		case err == nil:
+			if rate := float64(f.tokens) / f.Seconds; rate > c.rate {
+				c.zero, c.memory, c.seconds, c.rate = zero, model.Bytes(f.Memory), f.Seconds, rate
+			}
+			f.Close()
+			possible = true
+		case code == status.OutOfMemory:
+			possible, c.why = true, err
+		case code == status.InvalidConfig:
+			c.why = err
+		default:
+			return err
 		}
-		return Predict(j, m, x, timing)
 	}
-	f, err := fits(true)
-	switch code := status.Of(err); {
-	case err == nil:
-		c.memory, c.seconds, c.rate = model.Bytes(f.Memory), f.Seconds, float64(f.tokens)/f.Seconds
-		f.Close()
-	case code == status.OutOfMemory || code == status.InvalidConfig:
-		c.why = err
-	default:
-		return err
+	if c.rate > 0 {
+		c.why = nil
+	} else {
+		c.zero = c.stages[len(c.stages)-1]
 	}
-	if status.Of(err) == status.InvalidConfig {
+	if !possible {
 		return nil
 	}
 	c.longest, err = longest(func(tokens int64) (bool, error) {
-		f, err := fits(false, "data.sequence="+strconv.FormatInt(tokens, 10))
+		f, err := c.predict(c.zero, m, x, false, "data.sequence="+strconv.FormatInt(tokens, 10))
 		if err == nil {
 			f.Close()
 		}
@@ -153,6 +161,15 @@ func (c *candidate) plan(m *Machine, x *subject) (err error) {
 		return err == nil, err
 	})
 	return err
+}
+
+// predict dry-runs the job on this mesh.
+func (c *candidate) predict(zero int64, m *Machine, x *subject, timing bool, sets ...string) (*Forecast, error) {
+	j, err := c.job(zero, sets...)
+	if err != nil {
+		return nil, err
+	}
+	return Predict(j, m, x, timing)
 }
 
 // longest returns the largest number of tokens that fits, with an error of at most 1 %; 0 if none
@@ -197,7 +214,7 @@ func longest(fits func(tokens int64) (bool, error)) (int64, error) {
 func printCandidates(out io.Writer, all []candidate, m *Machine) error {
 	fmt.Fprintf(out, "%d a node: %s\n\n", m.Rates.PerNode, m.text)
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(w, "ulysses\tdata\tzero\tGiB of a rank\texpected s\ttokens/s\tlongest sequence\t")
+	fmt.Fprintln(w, "ulysses\tring\tkeys\tdata\tzero\tGiB of a rank\texpected s\ttokens/s\tlongest sequence\t")
 	for _, c := range all {
 		memory, seconds, rate := "does not fit", "", ""
 		if c.why == nil {
@@ -205,7 +222,14 @@ func printCandidates(out io.Writer, all []candidate, m *Machine) error {
 		} else if status.Of(c.why) == status.InvalidConfig {
 			memory = "not possible"
 		}
-		fmt.Fprintf(w, "%d\t%d\t%d\t%s\t%s\t%s\t%d\t\n", c.ulysses, c.data, c.zero, memory, seconds, rate, c.longest)
+		keys := "" // how a ring sends them
+		switch {
+		case c.mesh.Gather:
+			keys = "at once"
+		case c.mesh.Ring > 1:
+			keys = "in steps"
+		}
+		fmt.Fprintf(w, "%d\t%d\t%s\t%d\t%d\t%s\t%s\t%s\t%d\t\n", c.mesh.Ulysses, c.mesh.Ring, keys, c.mesh.Replicas, c.zero, memory, seconds, rate, c.longest)
 	}
 	return w.Flush()
 }
