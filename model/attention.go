@@ -3,7 +3,6 @@ package model
 import (
 	"fmt"
 
-	"ulysses/device"
 	"ulysses/internal/splitmix"
 	"ulysses/sp"
 	"ulysses/tensor"
@@ -43,6 +42,7 @@ type softmaxAttention struct {
 	kHeads       sp.HeadNorm
 	args         sp.Args
 	grads        sp.Grads
+	overlap      sp.Overlap
 }
 
 func newAttention(cfg *Config, layer int64) *softmaxAttention {
@@ -223,9 +223,9 @@ func (a *softmaxAttention) overlaps(p *pass) bool { return p.plans.overlap && p.
 func (a *softmaxAttention) forwardOverlapped(p *pass, all, x tensor.Tensor) {
 	plan, s := p.plans.softmax[a.mask], p.ctx.Stream
 	if !p.skip() {
-		p.err = plan.StartForward(s, p.batch.SP, &a.args)
+		p.err = plan.StartForward(p.batch.SP, &a.args, &a.overlap)
 	}
-	for i, send := range [...]func(device.Stream) error{plan.SendQ, plan.SendK, plan.SendV} {
+	for i, step := range [...]sp.Step{sp.SendQ, sp.SendK, sp.SendV} {
 		one, lo, hi := a.qkv.part(i)
 		p.phase("projection")
 		one.forward(p, all.Slice(1, lo, hi), x)
@@ -237,13 +237,13 @@ func (a *softmaxAttention) forwardOverlapped(p *pass, all, x tensor.Tensor) {
 		}
 		p.phase("attention")
 		if !p.skip() {
-			p.err = send(s)
+			p.err = a.overlap.Do(s, step)
 		}
 		p.end()
 	}
 	p.phase("attention")
 	if !p.skip() {
-		p.err = plan.FinishForward(s)
+		p.err = a.overlap.Do(s, sp.AttendForward)
 	}
 	p.end()
 }
@@ -362,25 +362,25 @@ func (a *softmaxAttention) backwardOverlapped(p *pass, all, dmixed, dgate, raw, 
 		}
 		p.end()
 	}
-	call(func() error { return plan.StartBackward(s, p.batch.SP, &a.args, &a.grads) })
+	call(func() error { return plan.StartBackward(s, p.batch.SP, &a.args, &a.grads, &a.overlap) })
 	if !a.gated() {
 		p.phase("projection")
 		a.out.backwardWeights(p, dy, a.mixed)
 		p.end()
 	}
-	call(func() error { return plan.MidBackward(s) })
+	call(func() error { return a.overlap.Do(s, sp.AttendBackward) })
 	weights := func(i int) {
 		one, lo, hi := a.qkv.part(i)
 		p.phase("projection")
 		one.backwardWeights(p, all.Slice(1, lo, hi), x)
 		p.end()
 	}
-	call(func() error { return plan.WaitDV(s) })
+	call(func() error { return a.overlap.Do(s, sp.WaitDV) })
 	weights(2)
-	call(func() error { return plan.WaitDK(s) })
+	call(func() error { return a.overlap.Do(s, sp.WaitDK) })
 	a.backwardKNorm(p, all, raw)
 	weights(1)
-	call(func() error { return plan.WaitDQ(s) })
+	call(func() error { return a.overlap.Do(s, sp.WaitDQ) })
 	a.backwardQNorm(p, all, raw)
 	weights(0)
 }

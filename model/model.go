@@ -53,7 +53,7 @@ type Options struct {
 	Ring     int64        // groups of ranks in the ring of attention (sp.Layer); 0 = 1
 	Gather   bool         // keys move between the groups in one all-to-all (sp.Layer)
 	// Overlap sends each of q, k and v while the next one is projected, and their gradients while
-	// gradients of weights are computed (sp.Plan.StartForward). Results are bitwise the same.
+	// gradients of weights are computed (sp.Overlap). Results are bitwise the same.
 	Overlap bool
 }
 

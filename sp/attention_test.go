@@ -16,10 +16,11 @@ import (
 // layerRun has a plan, a batch and their tensors: this rank's rows, or all rows if the communicator
 // has one rank.
 type layerRun struct {
-	p *Plan
-	x *Batch
-	a Args
-	g Grads
+	p    *Plan
+	x    *Batch
+	a    Args
+	g    Grads
+	over Overlap
 }
 
 const (

@@ -1,60 +1,69 @@
 package sp
 
 import (
-	"ulysses/comm"
 	"ulysses/device"
 	"ulysses/internal/status"
 	"ulysses/tensor"
 )
 
-// The overlapped form of Forward and Backward sends each tensor in an all-to-all of its own, while
-// the caller computes the next one:
+// Overlap is a Forward or a Backward in its overlapped form: each tensor is sent in an all-to-all of
+// its own while the caller computes the next one. The steps after the start are in this order:
 //
 //	StartForward                    StartBackward: sends dout
 //	project q, SendQ                gradients of the output projection's weights
-//	project k, SendK                MidBackward: attention, sends dv, dk and dq
+//	project k, SendK                AttendBackward: attention, sends dv, dk and dq
 //	project v, SendV                WaitDV, gradients of v's weights
-//	FinishForward                   WaitDK, gradients of k's weights
+//	AttendForward                   WaitDK, gradients of k's weights
 //	                                WaitDQ, gradients of q's weights
 //
 // Results are bitwise equal to Forward and Backward, and as many bytes are sent. (VeOmni,
 // arXiv:2508.02317, calls this asynchronous Ulysses.)
-
-// overlap is a call in its overlapped form.
-type overlap struct {
-	state   overlapState
+//
+// The zero value is ready for use. After the last step it can be used again, without allocating.
+// Other calls of the plan may come between the steps, with other memory. Args and Grads of the
+// start, and their tensors, must stay until the last step.
+type Overlap struct {
+	plan    *Plan
+	due     Step
 	batch   *Batch
 	args    *Args
-	grads   *Grads
+	grads   *Grads // nil in a Forward
 	x, d    local
 	scratch tensor.Tensor
-	sends   [4]sending
+	sends   [4]Pending
 	used    int64 // bytes of scratch that hold sends
 }
 
-// overlapState is what has been called last.
-type overlapState int
+// Step is a step of an overlapped pass.
+type Step int
 
+// The steps. SendQ, SendK and SendV start to send a tensor, which must not change before
+// AttendForward. AttendForward completes a Forward. AttendBackward computes the gradients of this
+// rank's heads, and starts to send them, the values first; DOut must not change before it. WaitDV,
+// WaitDK and WaitDQ complete a gradient.
 const (
-	idle overlapState = iota
-	startedForward
-	sentQ
-	sentK
-	sentV
-	startedBackward
-	returnedAll
-	waitedDV
-	waitedDK
+	NoStep Step = iota // no pass is in progress
+	SendQ
+	SendK
+	SendV
+	AttendForward
+	AttendBackward
+	WaitDV
+	WaitDK
+	WaitDQ
 )
 
-// sending is one tensor on its way.
-type sending struct {
-	tensors    [1]reshardTensor
-	wire       tensor.Tensor
-	send, recv []int64
-	sent       int64
-	toHeads    bool
-	request    comm.Request
+// String returns the name of the step.
+func (s Step) String() string {
+	return [...]string{"the start of a pass", "SendQ", "SendK", "SendV", "AttendForward", "AttendBackward", "WaitDV", "WaitDK", "WaitDQ"}[s]
+}
+
+// next returns the step that is due after s.
+func (s Step) next() Step {
+	if s == AttendForward || s == WaitDQ {
+		return NoStep
+	}
+	return s + 1
 }
 
 // The tensors on their way. In Backward, dout is in the place of q.
@@ -65,105 +74,78 @@ const (
 	sendsDOut
 )
 
-// step checks the order of the calls.
-func (p *Plan) step(op string, before, after overlapState) error {
-	if p.over.state != before {
-		p.over.state = idle
-		return status.Errorf(status.InvalidArgument,
-			"%s: it is called out of order; call the functions of an overlapped pass one after the other, as sp/overlap.go lists them", op)
-	}
-	p.over.state = after
-	return nil
-}
-
-// startOne packs a tensor and starts its all-to-all.
-func (p *Plan) startOne(s device.Stream, x *sending, t reshardTensor, toHeads bool) (err error) {
-	o := &p.over
-	x.tensors[0], x.toHeads = t, toHeads
-	sent, received := p.count(x.tensors[:], toHeads)
-	bytes := (sent + received) * t.seq.DType.Size()
-	x.sent, x.wire = sent, o.scratch.Slice(0, o.used, o.used+bytes)
-	o.used += bytes
-	if err := p.pack(s, x.wire, x.tensors[:], toHeads); err != nil || p.size == 1 {
-		return err
-	}
-	x.send, x.recv = append(x.send[:0], p.send...), append(x.recv[:0], p.recv...)
-	src, dst := onWire(x.wire, t.seq.DType, sent, received)
-	x.request, err = p.comm.AllToAllStart(s, dst, src, x.recv, x.send)
-	return err
-}
-
-// finishOne waits for a tensor and unpacks it.
-func (p *Plan) finishOne(s device.Stream, x *sending) error {
-	if x.request != nil {
-		err := x.request.Wait()
-		if x.request = nil; err != nil {
-			return err
-		}
-	}
-	return p.unpack(s, x.wire, x.sent, x.tensors[:], x.toHeads)
-}
+// Due returns the next step.
+func (o *Overlap) Due() Step { return o.due }
 
 // StartForward checks the arguments of a Forward. Their tensors q, k and v need no values yet.
 // Collective.
-func (p *Plan) StartForward(s device.Stream, b *Batch, a *Args) error {
-	if err := p.Admit.Result(p.checkForward(b, a)); err != nil {
+func (p *Plan) StartForward(b *Batch, a *Args, o *Overlap) error {
+	if err := p.Admit.Result(o.checkFree(p.checkForward(b, a))); err != nil {
 		return err
 	}
-	o := &p.over
-	o.state, o.batch, o.args, o.used = startedForward, b, a, 0
+	o.plan, o.batch, o.args, o.grads, o.used, o.due = p, b, a, nil, 0, SendQ
 	o.x, o.scratch = p.forwardMemory(b, a)
 	return nil
 }
 
-// SendQ, SendK and SendV start to send a tensor, in this order. It must not change before
-// FinishForward. Collective.
-func (p *Plan) SendQ(s device.Stream) error { return p.sendOne(s, "sp.SendQ", sendsQ, startedForward) }
-func (p *Plan) SendK(s device.Stream) error { return p.sendOne(s, "sp.SendK", sendsK, sentQ) }
-func (p *Plan) SendV(s device.Stream) error { return p.sendOne(s, "sp.SendV", sendsV, sentK) }
-
-func (p *Plan) sendOne(s device.Stream, op string, i int, before overlapState) error {
-	if err := p.step(op, before, before+1); err != nil {
+// StartBackward checks the arguments of a Backward and starts to send DOut. Collective.
+func (p *Plan) StartBackward(s device.Stream, b *Batch, a *Args, g *Grads, o *Overlap) error {
+	if err := p.Admit.Result(o.checkFree(p.checkBackward(b, a, g))); err != nil {
 		return err
 	}
-	o := &p.over
-	return p.startOne(s, &o.sends[i], p.qkvTensors(o.batch, o.args, &o.x)[i], true)
+	o.plan, o.batch, o.args, o.grads, o.used, o.due = p, b, a, g, 0, AttendBackward
+	o.x, o.d, o.scratch = p.backwardMemory(b, a)
+	return o.send(s, sendsDOut, p.doutTensor(b, g, &o.d), true)
 }
 
-// FinishForward completes a Forward. Collective.
-func (p *Plan) FinishForward(s device.Stream) error {
-	if err := p.step("sp.FinishForward", sentV, idle); err != nil {
-		return err
+// checkFree returns err, or an error if a pass is in progress.
+func (o *Overlap) checkFree(err error) error {
+	if err == nil && o.due != NoStep {
+		err = status.Errorf(status.InvalidArgument, "sp.Overlap: a pass is in progress, %v is due; complete the pass, or call Cancel", o.due)
 	}
-	o := &p.over
+	return err
+}
+
+// Do runs a step, which must be the one that is due. Otherwise it is an error, and the pass remains
+// as it is. Collective.
+func (o *Overlap) Do(s device.Stream, step Step) error {
+	if step == NoStep || step != o.due {
+		return status.Errorf(status.InvalidArgument, "sp.Overlap: %v is called out of order; %v is due", step, o.due)
+	}
+	o.due = step.next()
+	switch step {
+	case SendQ, SendK, SendV:
+		i := int(step - SendQ)
+		return o.send(s, i, o.plan.qkvTensors(o.batch, o.args, &o.x)[i], true)
+	case AttendForward:
+		return o.attendForward(s)
+	case AttendBackward:
+		return o.attendBackward(s)
+	}
+	return o.sends[WaitDQ-step].Wait()
+}
+
+// send packs a tensor and starts its all-to-all.
+func (o *Overlap) send(s device.Stream, i int, t reshardTensor, toHeads bool) error {
+	x := &o.sends[i]
+	x.tensors = append(x.tensors[:0], t)
+	n, err := x.begin(o.plan, s, o.scratch.Slice(0, o.used, o.scratch.Shape[0]), toHeads)
+	o.used += n
+	return err
+}
+
+func (o *Overlap) attendForward(s device.Stream) error {
 	for i := sendsQ; i <= sendsV; i++ {
-		if err := p.finishOne(s, &o.sends[i]); err != nil {
+		if err := o.sends[i].Wait(); err != nil {
 			return err
 		}
 	}
-	return p.attendAndReturn(s, o.batch, o.args, &o.x, o.scratch)
+	return o.plan.attendAndReturn(s, o.batch, o.args, &o.x, o.scratch)
 }
 
-// StartBackward starts to send DOut of a Backward. It must not change before MidBackward.
-// Collective.
-func (p *Plan) StartBackward(s device.Stream, b *Batch, a *Args, g *Grads) error {
-	if err := p.Admit.Result(p.checkBackward(b, a, g)); err != nil {
-		return err
-	}
-	o := &p.over
-	o.state, o.batch, o.args, o.grads, o.used = startedBackward, b, a, g, 0
-	o.x, o.d, o.scratch = p.backwardMemory(b, a)
-	return p.startOne(s, &o.sends[sendsDOut], p.doutTensor(b, g, &o.d), true)
-}
-
-// MidBackward computes the gradients of this rank's heads, and starts to send them, the values
-// first. Collective.
-func (p *Plan) MidBackward(s device.Stream) error {
-	if err := p.step("sp.MidBackward", startedBackward, returnedAll); err != nil {
-		return err
-	}
-	o := &p.over
-	if err := p.finishOne(s, &o.sends[sendsDOut]); err != nil {
+func (o *Overlap) attendBackward(s device.Stream) error {
+	p := o.plan
+	if err := o.sends[sendsDOut].Wait(); err != nil {
 		return err
 	}
 	if err := p.backAttend(s, o.batch, o.args, o.grads, &o.x, &o.d, o.scratch); err != nil {
@@ -172,27 +154,24 @@ func (p *Plan) MidBackward(s device.Stream) error {
 	o.used = 0
 	tensors := p.gradTensors(o.batch, o.args, o.grads, &o.d)
 	for _, i := range [...]int{sendsV, sendsK, sendsQ} {
-		if err := p.startOne(s, &o.sends[i], tensors[i], false); err != nil {
+		if err := o.send(s, i, tensors[i], false); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// WaitDV, WaitDK and WaitDQ complete a gradient, in this order.
-func (p *Plan) WaitDV(s device.Stream) error {
-	return p.waitOne(s, "sp.WaitDV", sendsV, returnedAll, waitedDV)
-}
-func (p *Plan) WaitDK(s device.Stream) error {
-	return p.waitOne(s, "sp.WaitDK", sendsK, waitedDV, waitedDK)
-}
-func (p *Plan) WaitDQ(s device.Stream) error {
-	return p.waitOne(s, "sp.WaitDQ", sendsQ, waitedDK, idle)
-}
-
-func (p *Plan) waitOne(s device.Stream, op string, i int, before, after overlapState) error {
-	if err := p.step(op, before, after); err != nil {
-		return err
+// Cancel ends a pass before its last step. It waits for the tensors that are on their way, and does
+// not unpack them: what the pass has to write is undefined. Collective.
+func (o *Overlap) Cancel() (err error) {
+	for i := range o.sends {
+		if o.grads != nil { // in the order of the starts
+			i = len(o.sends) - 1 - i
+		}
+		if failed := o.sends[i].receive(); err == nil {
+			err = failed
+		}
 	}
-	return p.finishOne(s, &p.over.sends[i])
+	o.due = NoStep
+	return err
 }

@@ -36,26 +36,28 @@ func (c *logged) AllToAllStart(s device.Stream, dst, src tensor.Tensor, recvRows
 	return &loggedRequest{r, c.log, name}, err
 }
 
+// overlapped computes Forward and Backward in their overlapped form. It calls say before the steps
+// that follow a computation of the caller.
 func (r *layerRun) overlapped(s device.Stream, say func(string)) error {
-	p := r.p
-	for _, f := range []struct {
-		name string
-		call func() error
-	}{
-		{"", func() error { return p.StartForward(s, r.x, &r.a) }},
-		{"q", func() error { return p.SendQ(s) }}, {"k", func() error { return p.SendK(s) }}, {"v", func() error { return p.SendV(s) }},
-		{"", func() error { return p.FinishForward(s) }},
-		{"", func() error { return p.StartBackward(s, r.x, &r.a, &r.g) }}, {"out weights", func() error { return p.MidBackward(s) }},
-		{"", func() error { return p.WaitDV(s) }}, {"v weights", func() error { return p.WaitDK(s) }}, {"k weights", func() error { return p.WaitDQ(s) }},
-	} {
-		if f.name != "" {
-			say(f.name)
-		}
-		if err := f.call(); err != nil {
-			return err
+	o, err := &r.over, r.p.StartForward(r.x, &r.a, &r.over)
+	do := func(name string, steps ...Step) {
+		say(name)
+		for _, step := range steps {
+			if err == nil {
+				err = o.Do(s, step)
+			}
 		}
 	}
-	return nil
+	do("q", SendQ)
+	do("k", SendK)
+	do("v", SendV, AttendForward)
+	if err == nil {
+		err = r.p.StartBackward(s, r.x, &r.a, &r.g, o)
+	}
+	do("out weights", AttendBackward, WaitDV)
+	do("v weights", WaitDK)
+	do("k weights", WaitDQ)
+	return err
 }
 
 // The overlapped form gives the bits of Forward and Backward, and sends as many bytes. Each tensor
@@ -90,8 +92,55 @@ func TestOverlapped(t *testing.T) {
 				return err
 			}
 		}
-		refused(t, c, got.p.SendK(b.stream), "out of order")
-		refused(t, c, got.p.WaitDV(b.stream), "out of order")
+		return b.gapsIntact()
+	})
+}
+
+// A step out of order is refused and changes nothing. A pass that was canceled at any step leaves
+// no all-to-all in progress, and the plan computes the next pass.
+func TestOverlapOrder(t *testing.T) {
+	eachCase(t, func(b *bench, c comm.Comm, lc layerCase) error {
+		want, got := prepare(b, c, lc.layer, lc.batch, 0, 0), prepare(b, c, lc.layer, lc.batch, 0, 0)
+		if err := want.forwardBackward(b); err != nil {
+			return err
+		}
+		o, s := &got.over, b.stream
+		refused(t, c, o.Do(s, SendQ), "SendQ is called out of order; the start of a pass is due")
+		refused(t, c, o.Do(s, NoStep), "out of order")
+		for steps := range 5 { // of a canceled pass
+			if err := got.p.StartForward(got.x, &got.a, o); err != nil {
+				return err
+			}
+			for range min(steps, 3) {
+				refused(t, c, o.Do(s, WaitDQ), "WaitDQ is called out of order; "+o.Due().String()+" is due")
+				if err := o.Do(s, o.Due()); err != nil {
+					return err
+				}
+			}
+			refused(t, c, got.p.StartForward(got.x, &got.a, o), "a pass is in progress")
+			refused(t, c, got.p.StartBackward(s, got.x, &got.a, &got.g, o), "a pass is in progress")
+			if steps == 4 { // backward is canceled as well
+				if err := o.Do(s, AttendForward); err != nil {
+					return err
+				}
+				if err := got.p.StartBackward(s, got.x, &got.a, &got.g, o); err != nil {
+					return err
+				}
+				refused(t, c, o.Do(s, WaitDV), "AttendBackward is due")
+				if err := o.Do(s, AttendBackward); err != nil {
+					return err
+				}
+			}
+			if err := o.Cancel(); err != nil {
+				return err
+			}
+		}
+		if err := got.overlapped(s, func(string) {}); err != nil {
+			return err
+		}
+		if err := sameBits("dq", got.g.DQ, want.g.DQ, 0); err != nil {
+			return err
+		}
 		return b.gapsIntact()
 	})
 }

@@ -40,26 +40,33 @@ func (p *Plan) start(s device.Stream, b *Batch, r *Reshard, x *Pending, op strin
 	if err = p.Admit.Result(err); err != nil {
 		return err
 	}
-	x.stream, x.wire, x.toHeads = s, bytesOf(r.Workspace), toHeads
 	x.tensors = append(x.tensors[:0], tensors...)
 	if len(tensors) == 0 {
 		x.plan = p
 		return nil
 	}
-	sent, received := p.count(tensors, toHeads)
-	x.sent = sent
-	if err := p.pack(s, x.wire, x.tensors, toHeads); err != nil {
-		return err
+	_, err = x.begin(p, s, bytesOf(r.Workspace), toHeads)
+	return err
+}
+
+// begin packs and sends x.tensors, and returns the bytes of the wire that it uses.
+func (x *Pending) begin(p *Plan, s device.Stream, wire tensor.Tensor, toHeads bool) (int64, error) {
+	x.stream, x.wire, x.toHeads = s, wire, toHeads
+	sent, received := p.count(x.tensors, toHeads)
+	if err := p.pack(s, wire, x.tensors, toHeads); err != nil {
+		return 0, err
 	}
-	if p.size > 1 {
+	dtype := x.tensors[0].seq.DType
+	if x.sent = sent; p.size > 1 {
 		x.send, x.recv = append(x.send[:0], p.send...), append(x.recv[:0], p.recv...)
-		src, dst := onWire(x.wire, tensors[0].seq.DType, sent, received)
+		src, dst := onWire(wire, dtype, sent, received)
+		var err error
 		if x.request, err = p.comm.AllToAllStart(s, dst, src, x.recv, x.send); err != nil {
-			return err
+			return 0, err
 		}
 	}
 	x.plan = p
-	return nil
+	return (sent + received) * dtype.Size(), nil
 }
 
 // Wait completes the reshard. It is called once for each start.
@@ -68,15 +75,17 @@ func (x *Pending) Wait() error {
 	if p == nil {
 		return status.Errorf(status.InvalidArgument, "sp.Pending.Wait: no reshard is in progress; start one first")
 	}
-	x.plan = nil
-	if x.request != nil {
-		err := x.request.Wait()
-		if x.request = nil; err != nil {
-			return err
-		}
-	}
-	if len(x.tensors) == 0 {
-		return nil
+	if err := x.receive(); err != nil || len(x.tensors) == 0 {
+		return err
 	}
 	return p.unpack(x.stream, x.wire, x.sent, x.tensors, x.toHeads)
+}
+
+// receive completes the all-to-all without unpacking.
+func (x *Pending) receive() (err error) {
+	if x.plan = nil; x.request != nil {
+		err = x.request.Wait()
+		x.request = nil
+	}
+	return err
 }

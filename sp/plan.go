@@ -110,7 +110,6 @@ type Plan struct {
 	gradient  device.AttentionGrad
 	rope      device.Rope
 	ringPass  ringPass
-	over      overlap
 	schedule  schedule         // of the last batch
 	lse       device.Allocator // over SavedLSE
 }
