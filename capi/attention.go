@@ -12,17 +12,11 @@ func attentionForward(ph, bh uintptr, args unsafe.Pointer) error {
 }
 
 func (p *plan) forward(op string, both *batch, args unsafe.Pointer) error {
-	c := p.ctx
-	b, a, err := p.attentionArgs(op, both, args, true)
+	c, r := p.ctx, reader{c: p.ctx, op: op}
+	b, a, err := p.forwardArgs(&r, both, args)
 	if err != nil {
 		return err
 	}
-	c.requireEqualPresence("lse given", a.lse)
-	r := reader{c: c, op: op}
-	r.attentionTensors(&a)
-	r.optional(&c.args.LSE, "lse", a.lse, 3, true)
-	r.options(p, b, a.sinks, a.alibi, a.block_mask, a.dropout_seed)
-	r.saved(&c.args.Saved, a.saved, a.saved_bytes, true)
 	r.workspace(&c.args.Workspace, a.workspace, a.workspace_bytes, p.unreserved(b))
 	if err := r.finish(attentionSaved, p, both, 0, false); err != nil {
 		return err
@@ -38,27 +32,31 @@ func (p *plan) forward(op string, both *batch, args unsafe.Pointer) error {
 	}))
 }
 
+// forwardArgs returns the lengths and the arguments of a forward pass, and reads its tensors into
+// c.args, without the workspace.
+func (p *plan) forwardArgs(r *reader, both *batch, args unsafe.Pointer) (b *sp.Batch, a cAttentionArgs, err error) {
+	if b, a, err = p.attentionArgs(r.op, both, args, true); err != nil {
+		return b, a, err
+	}
+	r.c.requireEqualPresence("lse given", a.lse)
+	r.attentionTensors(&a)
+	r.optional(&r.c.args.LSE, "lse", a.lse, 3, true)
+	r.options(p, b, a.sinks, a.alibi, a.block_mask, a.dropout_seed)
+	r.saved(&r.c.args.Saved, a.saved, a.saved_bytes, true)
+	return b, a, r.err
+}
+
 func attentionBackward(ph, bh uintptr, args, grads unsafe.Pointer) error {
 	const op = "ulysses_attention_backward"
 	return onPlan(op, ph, bh, func(p *plan, b *batch) error { return p.backward(op, b, args, grads) })
 }
 
 func (p *plan) backward(op string, both *batch, args, grads unsafe.Pointer) error {
-	c := p.ctx
-	b, a, err := p.attentionArgs(op, both, args, true)
+	c, r := p.ctx, reader{c: p.ctx, op: op}
+	b, a, err := p.backwardArgs(&r, both, args, grads)
 	if err != nil {
 		return err
 	}
-	g, err := readAttentionGrads(op, grads)
-	if err != nil {
-		return err
-	}
-	r := reader{c: c, op: op}
-	c.args = sp.Args{}
-	r.attentionGradients(&g)
-	r.options(p, b, a.sinks, a.alibi, a.block_mask, a.dropout_seed)
-	r.optionGrads(p, g.dsinks, g.dalibi, false)
-	r.saved(&c.args.Saved, a.saved, a.saved_bytes, false)
 	r.workspace(&c.args.Workspace, a.workspace, a.workspace_bytes, p.unreserved(b))
 	if err := r.finish(attentionSaved, p, both, 0, true); err != nil {
 		return err
@@ -75,6 +73,23 @@ func (p *plan) backward(op string, both *batch, args, grads unsafe.Pointer) erro
 		}
 		return c.endOptions()
 	})
+}
+
+// backwardArgs is forwardArgs for a backward pass. It reads the gradients into c.grads.
+func (p *plan) backwardArgs(r *reader, both *batch, args, grads unsafe.Pointer) (b *sp.Batch, a cAttentionArgs, err error) {
+	if b, a, err = p.attentionArgs(r.op, both, args, true); err != nil {
+		return b, a, err
+	}
+	g, err := readAttentionGrads(r.op, grads)
+	if err != nil {
+		return b, a, err
+	}
+	r.c.args = sp.Args{}
+	r.attentionGradients(&g)
+	r.options(p, b, a.sinks, a.alibi, a.block_mask, a.dropout_seed)
+	r.optionGrads(p, g.dsinks, g.dalibi, false)
+	r.saved(&r.c.args.Saved, a.saved, a.saved_bytes, false)
+	return b, a, r.err
 }
 
 // attentionArgs returns the lengths and the arguments of a call on a plan of attention. device is

@@ -112,6 +112,7 @@ func collectiveCalls(t *testing.T, ctx uintptr) (list []collectiveCall) {
 	r := newRankCalls(t, ctx)
 	list = append(list, r.attentionCalls(t)...)
 	list = append(list, r.layerCalls()...)
+	list = append(list, r.passCalls()...)
 	list = append(list, r.reshardCalls()...)
 	list = append(list, r.haloCalls()...)
 	list = append(list, r.createCalls()...)
@@ -189,6 +190,37 @@ func (r *rankCalls) layerCalls() []collectiveCall {
 			"dy is NULL":                 backward(func(a *cAttentionLayerArgs, g *cAttentionLayerGrads) { g.dy = nil }),
 			"gradient of a missing bias": backward(func(a *cAttentionLayerArgs, g *cAttentionLayerGrads) { g.dbq = tensorOf(callHeads * callDim) }),
 			"saved is NULL":              backward(func(a *cAttentionLayerArgs, g *cAttentionLayerGrads) { a.saved, a.saved_bytes = nil, 0 }),
+		}},
+	}
+}
+
+func (r *rankCalls) passCalls() []collectiveCall {
+	with := func(change func(a *cAttentionArgs)) func() error {
+		return changed(r.attention, change, func(a *cAttentionArgs) error {
+			return overlapped(r.plan, r.batch, a, nil, func() error { return nil })
+		})
+	}
+	backward := func(change func(a *cAttentionArgs, g *cAttentionGrads)) func() error {
+		return changedGrads(r.attention, r.attentionGrads, change, func(a *cAttentionArgs, g *cAttentionGrads) error {
+			var pass uintptr
+			if err := backwardStart(r.plan, r.batch, p(a), p(g), p(&pass)); err != nil {
+				return err
+			}
+			return passCancel(pass)
+		})
+	}
+	return []collectiveCall{
+		{"ulysses_attention_forward_start", with(func(*cAttentionArgs) {}), map[string]func() error{
+			"pass is NULL":    func() error { return forwardStart(r.plan, r.batch, p(&r.attention), nil) },
+			"out is k":        with(func(a *cAttentionArgs) { a.out = a.k }),
+			"small workspace": with(func(a *cAttentionArgs) { a.workspace, a.workspace_bytes = aligned(64), 64 }),
+			"small saved":     with(func(a *cAttentionArgs) { a.saved_bytes -= 8 }),
+			"lse on one rank": with(func(a *cAttentionArgs) { a.lse = r.gates() }),
+		}},
+		{"ulysses_attention_backward_start", backward(func(*cAttentionArgs, *cAttentionGrads) {}), map[string]func() error{
+			"dv is NULL":    backward(func(a *cAttentionArgs, g *cAttentionGrads) { g.dv = nil }),
+			"saved is NULL": backward(func(a *cAttentionArgs, g *cAttentionGrads) { a.saved, a.saved_bytes = nil, 0 }),
+			"dq over dk":    backward(func(a *cAttentionArgs, g *cAttentionGrads) { g.dk = g.dq }),
 		}},
 	}
 }

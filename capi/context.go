@@ -32,6 +32,7 @@ type context struct {
 	plans         map[*plan]bool
 	batches       map[*batch]bool
 	requests      []*request // in progress and free
+	passes        []*pass    // in progress and free
 	failed        error      // set by ulysses_context_abort
 	closed        bool
 	log           func(level int32, line string)
@@ -57,6 +58,7 @@ type context struct {
 	shapesOnly bool // tensors need no data: the call is a query for sizes
 	local      localTensors
 	layer      layerTensors
+	overlap    sp.Overlap // of a layer
 	halo       halo
 	loss       []float64 // sum and count; allocated on its own, so that C may read it
 }
@@ -335,6 +337,9 @@ func contextDestroy(h uintptr) error {
 	c.closed = true
 	for _, r := range c.requests {
 		r.release()
+	}
+	for _, x := range c.passes {
+		x.release()
 	}
 	for p := range c.plans {
 		p.release()

@@ -157,6 +157,36 @@ func uly_attention_backward(p, b handle, args, grads pointer, t text) C.int32_t 
 	return finish("ulysses_attention_backward", guarded(func() error { return attentionBackward(uintptr(p), uintptr(b), args, grads) }), t)
 }
 
+//export uly_forward_start
+func uly_forward_start(p, b handle, args, out pointer, t text) C.int32_t {
+	return finish("ulysses_attention_forward_start", guarded(func() error { return forwardStart(uintptr(p), uintptr(b), args, out) }), t)
+}
+
+//export uly_backward_start
+func uly_backward_start(p, b handle, args, grads, out pointer, t text) C.int32_t {
+	return finish("ulysses_attention_backward_start", guarded(func() error { return backwardStart(uintptr(p), uintptr(b), args, grads, out) }), t)
+}
+
+//export uly_pass_send
+func uly_pass_send(x handle, tensor C.int32_t, t text) C.int32_t {
+	return finish("ulysses_pass_send", guarded(func() error { return passSend(uintptr(x), int32(tensor)) }), t)
+}
+
+//export uly_pass_attend
+func uly_pass_attend(x handle, t text) C.int32_t {
+	return finish("ulysses_pass_attend", guarded(func() error { return passAttend(uintptr(x)) }), t)
+}
+
+//export uly_pass_wait
+func uly_pass_wait(x handle, tensor C.int32_t, t text) C.int32_t {
+	return finish("ulysses_pass_wait", guarded(func() error { return passWait(uintptr(x), int32(tensor)) }), t)
+}
+
+//export uly_pass_cancel
+func uly_pass_cancel(x handle, t text) C.int32_t {
+	return finish("ulysses_pass_cancel", guarded(func() error { return passCancel(uintptr(x)) }), t)
+}
+
 //export uly_local_forward
 func uly_local_forward(p, b handle, args, f, user pointer, t text) C.int32_t {
 	return finish("ulysses_local_forward", guarded(func() error { return localForward(uintptr(p), uintptr(b), args, f, user) }), t)

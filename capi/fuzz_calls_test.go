@@ -3,9 +3,15 @@ package main
 import (
 	"slices"
 	"unsafe"
+
+	"ulysses/internal/status"
 )
 
-func (x *fuzzCall) attention() error {
+func (x *fuzzCall) attention() error { return x.attend(false) }
+func (x *fuzzCall) passes() error    { return x.attend(true) }
+
+// attend calls attention, plain or in overlapped passes.
+func (x *fuzzCall) attend(pass bool) error {
 	x.loose = true
 	size := x.sizes(func(s *cSizes) error { return planSizes(x.plan, x.batch, p(s)) })
 	a := cAttentionArgs{struct_size: uint32(unsafe.Sizeof(cAttentionArgs{})), q: x.input(x.b, x.rows, x.heads, x.dim), k: x.input(x.b, x.kvRows, x.kvHeads, x.dim),
@@ -18,7 +24,12 @@ func (x *fuzzCall) attention() error {
 		a.workspace, a.workspace_bytes = nil, 0 // use the context's own
 	}
 	x.corrupt(p(&a), 0, unsafe.Offsetof(a.q))
-	err := x.run(func() error { return attentionForward(x.plan, x.batch, p(&a)) })
+	err := x.run(func() error {
+		if pass {
+			return x.pass(func(out unsafe.Pointer) error { return forwardStart(x.plan, x.batch, p(&a), out) })
+		}
+		return attentionForward(x.plan, x.batch, p(&a))
+	})
 	if err != nil || x.flags == flagNoBackward || x.oneIn(4) {
 		return err
 	}
@@ -27,7 +38,39 @@ func (x *fuzzCall) attention() error {
 	g := cAttentionGrads{struct_size: uint32(unsafe.Sizeof(cAttentionGrads{})), dout: x.input(x.b, x.rows, x.heads, x.vDim), dq: x.output(x.b, x.rows, x.heads, x.dim),
 		dk: x.output(x.b, x.kvRows, x.kvHeads, x.dim), dv: x.output(x.b, x.kvRows, x.kvHeads, x.vDim)}
 	x.corrupt(p(&g), 0, unsafe.Offsetof(g.dout))
-	return x.run(func() error { return attentionBackward(x.plan, x.batch, p(&a), p(&g)) })
+	return x.run(func() error {
+		if pass {
+			return x.pass(func(out unsafe.Pointer) error { return backwardStart(x.plan, x.batch, p(&a), p(&g), out) })
+		}
+		return attentionBackward(x.plan, x.batch, p(&a), p(&g))
+	})
+}
+
+// pass runs an overlapped pass, with random steps before the ones in order.
+func (x *fuzzCall) pass(start func(out unsafe.Pointer) error) error {
+	var pass uintptr
+	steps := [...]func(which int32) error{func(which int32) error { return passSend(pass, which) }, func(which int32) error { return passWait(pass, which) }, func(int32) error { return passAttend(pass) }}
+	try := func(step int, which int32) {
+		if err := steps[step](which); err != nil {
+			refused(x.t, "a step out of order", status.InvalidArgument, err)
+		}
+	}
+	for canceled := x.oneIn(3); ; canceled = false {
+		if err := start(p(&pass)); err != nil {
+			return err
+		}
+		for range x.IntN(20) {
+			try(x.IntN(3), x.Int32N(5))
+		}
+		if canceled && passCancel(pass) == nil {
+			continue
+		}
+		for _, s := range [...][2]int{{0, tensorQ}, {0, tensorK}, {0, tensorV}, {2, 0}, {1, tensorV}, {1, tensorK}, {1, tensorQ}} {
+			try(s[0], int32(s[1]))
+		}
+		refused(x.t, "a pass that ended", status.InvalidArgument, passCancel(pass))
+		return nil
+	}
 }
 
 func (x *fuzzCall) reshard() error {

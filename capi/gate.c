@@ -149,6 +149,29 @@ API ulysses_status ulysses_attention_backward(ulysses_plan *p, const ulysses_bat
                                               const ulysses_attention_grads *g) {
   return GO(uly_attention_backward(H(p), H(b), P(a), P(g), uly_clear_error()));
 }
+API ulysses_status ulysses_attention_forward_start(ulysses_plan *p, const ulysses_batch *b,
+                                                   const ulysses_attention_args *a,
+                                                   ulysses_pass **out) {
+  return GO(uly_forward_start(H(p), H(b), P(a), out, uly_clear_error()));
+}
+API ulysses_status ulysses_attention_backward_start(ulysses_plan *p, const ulysses_batch *b,
+                                                    const ulysses_attention_args *a,
+                                                    const ulysses_attention_grads *g,
+                                                    ulysses_pass **out) {
+  return GO(uly_backward_start(H(p), H(b), P(a), P(g), out, uly_clear_error()));
+}
+API ulysses_status ulysses_pass_send(ulysses_pass *x, int32_t tensor) {
+  return GO(uly_pass_send(H(x), tensor, uly_clear_error()));
+}
+API ulysses_status ulysses_pass_attend(ulysses_pass *x) {
+  return GO(uly_pass_attend(H(x), uly_clear_error()));
+}
+API ulysses_status ulysses_pass_wait(ulysses_pass *x, int32_t tensor) {
+  return GO(uly_pass_wait(H(x), tensor, uly_clear_error()));
+}
+API ulysses_status ulysses_pass_cancel(ulysses_pass *x) {
+  return GO(uly_pass_cancel(H(x), uly_clear_error()));
+}
 API ulysses_status ulysses_block_mask(const ulysses_block_pattern *p, int64_t heads, int64_t blocks,
                                       uint8_t *mask) {
   return GO(uly_block_mask(P(p), heads, blocks, mask, uly_clear_error()));

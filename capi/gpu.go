@@ -159,9 +159,18 @@ func (c *context) reserveQueried(bytes int64) error {
 	return c.reserve(bytes)
 }
 
-// requestWorkspace returns the workspace of a request: the caller's, or the request's own, which is
-// allocated when it is first needed and kept for later requests.
-func (c *context) requestWorkspace(op string, r *request, given tensor.Tensor, need int64) (tensor.Tensor, error) {
+// ownMemory is memory that a request or a pass uses if the caller gives no workspace. It is
+// allocated when it is first needed, and kept for later requests or passes.
+type ownMemory struct{ buffer device.Buffer }
+
+func (m *ownMemory) free() {
+	if m.buffer != nil {
+		m.buffer.Free()
+	}
+}
+
+// workspaceOf returns the workspace of a request or a pass: the caller's, or its own.
+func (c *context) workspaceOf(op string, m *ownMemory, given tensor.Tensor, need int64) (tensor.Tensor, error) {
 	switch {
 	case need == 0 || !given.IsNil() && !c.ownMemoryOnly():
 		return given, nil
@@ -170,19 +179,19 @@ func (c *context) requestWorkspace(op string, r *request, given tensor.Tensor, n
 	case !given.IsNil() && given.Numel() < need:
 		return given, checkSize(op, "workspace", given, need)
 	}
-	if r.buffer == nil || r.buffer.Bytes() < need {
+	if m.buffer == nil || m.buffer.Bytes() < need {
 		b, err := c.dev.Alloc(need)
 		if err != nil {
-			return given, status.Errorf(status.Of(err), "%s: cannot allocate the workspace of the request: %w; give a workspace, or start fewer requests at a time", op, err)
+			return given, status.Errorf(status.Of(err), "%s: cannot allocate %d bytes of workspace: %w; give a workspace, or start less at a time", op, need, err)
 		}
-		if r.buffer != nil && c.ownMemoryOnly() {
-			c.gpu.retired = append(c.gpu.retired, r.buffer)
-		} else if r.buffer != nil {
-			r.buffer.Free()
+		if m.buffer != nil && c.ownMemoryOnly() {
+			c.gpu.retired = append(c.gpu.retired, m.buffer)
+		} else {
+			m.free()
 		}
-		r.buffer = b
+		m.buffer = b
 	}
-	return c.byteTensor(r.buffer.Pointer(), r.buffer.Bytes()), nil
+	return c.byteTensor(m.buffer.Pointer(), m.buffer.Bytes()), nil
 }
 
 // asyncError returns the first error that occurred on the GPU after a call had returned, without
@@ -217,9 +226,10 @@ func (c *context) release() error {
 		c.ownWorkspace.Free()
 	}
 	for _, r := range c.requests {
-		if r.buffer != nil {
-			r.buffer.Free()
-		}
+		r.memory.free()
+	}
+	for _, x := range c.passes {
+		x.memory.free()
 	}
 	if c.gpu != nil {
 		for _, b := range c.gpu.retired {

@@ -10,9 +10,10 @@ const (
 	planKind
 	batchKind
 	requestKind
+	passKind
 )
 
-var kindNames = [...]string{"nothing", "context", "plan", "batch", "request"}
+var kindNames = [...]string{"nothing", "context", "plan", "batch", "request", "pass"}
 
 // handles is the table of all objects of the process that have a handle. A handle is an integer:
 // the generation of a slot, its index in the table, and the kind of object. A slot gets a new

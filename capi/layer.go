@@ -255,18 +255,6 @@ func (c *context) runLayerForward(p *plan, b *sp.Batch, x *layerTensors) error {
 	if x.kind.norm {
 		rawQ, rawK = x.rawQ, x.rawK
 	}
-	ops := operations{c: c, x: x}
-	ops.gemm(rawQ, x.x, x.wq.Permute(1, 0), x.bq, false)
-	ops.gemm(rawK, x.x, x.wk.Permute(1, 0), x.bk, false)
-	ops.gemm(x.v, x.x, x.wv.Permute(1, 0), x.bv, false)
-	if x.kind.norm {
-		ops.norm(x.q.Split(1, x.l.Heads), rawQ.Split(1, x.l.Heads), x.qNorm, x.qRStd)
-		ops.norm(x.k.Split(1, x.l.KVHeads), rawK.Split(1, x.l.KVHeads), x.kNorm, x.kRStd)
-	}
-	ops.rotate(false)
-	if ops.err != nil {
-		return ops.err
-	}
 	c.args.Q, c.args.K, c.args.V = x.batched(x.q, x.l.Heads), x.batched(x.k, x.l.KVHeads), x.batched(x.v, x.l.KVHeads)
 	c.args.Out, c.args.Workspace = x.batched(x.mixed, x.l.Heads), workspace.Rest()
 	if err := c.beginOptions(layerOp, p, b); err != nil {
@@ -275,11 +263,22 @@ func (c *context) runLayerForward(p *plan, b *sp.Batch, x *layerTensors) error {
 	if err := c.widenOptions(); err != nil {
 		return err
 	}
-	if err := p.sp.Forward(c.stream, b, &c.args); err != nil {
-		return err
+	ops := operations{c: c, x: x, overlap: p.overlap}
+	if p.overlap {
+		ops.err = p.sp.StartForward(b, &c.args, &c.overlap)
+	}
+	ops.project(x.q, rawQ, x.wq, x.bq, x.qNorm, x.qRStd, x.l.Heads, true)
+	ops.step(sp.SendQ)
+	ops.project(x.k, rawK, x.wk, x.bk, x.kNorm, x.kRStd, x.l.KVHeads, true)
+	ops.step(sp.SendK)
+	ops.project(x.v, x.v, x.wv, x.bv, tensor.Tensor{}, tensor.Tensor{}, x.l.KVHeads, false)
+	ops.step(sp.SendV)
+	ops.step(sp.AttendForward)
+	if !p.overlap && ops.err == nil {
+		ops.err = p.sp.Forward(c.stream, b, &c.args)
 	}
 	ops.gemm(x.y, x.mixed, x.wo.Permute(1, 0), x.bo, false)
-	return ops.err
+	return ops.result()
 }
 
 // batched returns a view of [T, H·D] as [B, rows, H, D].

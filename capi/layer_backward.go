@@ -83,8 +83,7 @@ func (c *context) runLayerBackward(p *plan, b *sp.Batch, x *layerTensors) error 
 	x.allocateBackward(&workspace)
 	c.args.Workspace = workspace.Rest()
 
-	ops := operations{c: c, x: x}
-	ops.weightGrad(x.dwo, x.dbo, x.dy, x.mixed)
+	ops := operations{c: c, x: x, overlap: p.overlap}
 	ops.gemm(x.dmixed, x.dy, x.wo, tensor.Tensor{}, false)
 	if ops.err != nil {
 		return ops.err
@@ -96,39 +95,79 @@ func (c *context) runLayerBackward(p *plan, b *sp.Batch, x *layerTensors) error 
 	if err := c.widenOptions(); err != nil {
 		return err
 	}
-	if err := p.sp.Backward(c.stream, b, &c.args, &c.grads); err != nil {
-		return err
+	if p.overlap {
+		ops.err = p.sp.StartBackward(c.stream, b, &c.args, &c.grads, &c.overlap)
+	} else {
+		ops.err = p.sp.Backward(c.stream, b, &c.args, &c.grads)
 	}
-	if err := c.endOptions(); err != nil {
-		return err
+	ops.weightGrad(x.dwo, x.dbo, x.dy, x.mixed)
+	ops.step(sp.AttendBackward)
+	if ops.err == nil {
+		ops.err = c.endOptions()
 	}
-	ops.rotate(true)
-	if x.kind.norm {
-		ops.normBackward(x.q.Split(1, x.l.Heads), x.rawQ.Split(1, x.l.Heads), x.qNorm, x.qRStd, x.dqNorm)
-		ops.normBackward(x.k.Split(1, x.l.KVHeads), x.rawK.Split(1, x.l.KVHeads), x.kNorm, x.kRStd, x.dkNorm)
-	}
-	ops.weightGrad(x.dwq, x.dbq, x.q, x.x)
-	ops.weightGrad(x.dwk, x.dbk, x.k, x.x)
-	ops.weightGrad(x.dwv, x.dbv, x.v, x.x)
 	dx := x.dx
 	if !x.dx32.IsNil() { // dx is the sum of three products, which is computed in F32
 		dx = x.dx32
 	}
-	ops.gemm(dx, x.q, x.wq, tensor.Tensor{}, false)
+	ops.step(sp.WaitDV)
+	ops.weightGrad(x.dwv, x.dbv, x.v, x.x)
+	ops.gemm(dx, x.v, x.wv, tensor.Tensor{}, false)
+	ops.step(sp.WaitDK)
+	ops.headsBackward(x.k, x.rawK, x.kNorm, x.kRStd, x.dkNorm, x.l.KVHeads)
+	ops.weightGrad(x.dwk, x.dbk, x.k, x.x)
 	ops.gemm(dx, x.k, x.wk, tensor.Tensor{}, true)
-	ops.gemm(dx, x.v, x.wv, tensor.Tensor{}, true)
+	ops.step(sp.WaitDQ)
+	ops.headsBackward(x.q, x.rawQ, x.qNorm, x.qRStd, x.dqNorm, x.l.Heads)
+	ops.weightGrad(x.dwq, x.dbq, x.q, x.x)
+	ops.gemm(dx, x.q, x.wq, tensor.Tensor{}, true)
 	if ops.err == nil && !x.dx32.IsNil() {
 		ops.err = c.dev.Copy(c.stream, x.dx, x.dx32)
 	}
-	return ops.err
+	return ops.result()
 }
 
 // operations enqueues operations of a layer on the context's stream. After the first error it
 // enqueues nothing more and keeps the error.
 type operations struct {
-	c   *context
-	x   *layerTensors
-	err error
+	c       *context
+	x       *layerTensors
+	overlap bool // the pass is overlapped
+	err     error
+}
+
+// step runs a step of the pass, if it is overlapped.
+func (s *operations) step(step sp.Step) {
+	if s.overlap && s.err == nil {
+		s.err = s.c.overlap.Do(s.c.stream, step)
+	}
+}
+
+// result returns the first error. After an error, the context forgets the overlapped pass.
+func (s *operations) result() error {
+	if s.err != nil {
+		s.c.overlap = sp.Overlap{}
+	}
+	return s.err
+}
+
+// project computes the heads y of a projection from x: raw = x·wᵀ + bias, which is normalized if the
+// layer has norms, and rotated. Values are neither.
+func (s *operations) project(y, raw, w, bias, norm, rstd tensor.Tensor, heads int64, rotated bool) {
+	s.gemm(raw, s.x.x, w.Permute(1, 0), bias, false)
+	if !norm.IsNil() {
+		s.norm(y.Split(1, heads), raw.Split(1, heads), norm, rstd)
+	}
+	if rotated {
+		s.rotate(y.Split(1, heads), false)
+	}
+}
+
+// headsBackward replaces the gradient of projected queries or keys by the gradient of raw.
+func (s *operations) headsBackward(dy, raw, norm, rstd, dnorm tensor.Tensor, heads int64) {
+	s.rotate(dy.Split(1, heads), true)
+	if !norm.IsNil() {
+		s.normBackward(dy.Split(1, heads), raw.Split(1, heads), norm, rstd, dnorm)
+	}
 }
 
 // gemm computes c = a·b + bias, or c += a·b with add.
@@ -172,16 +211,12 @@ func (s *operations) normBackward(dy, x, w, rstd, dw tensor.Tensor) {
 	}
 }
 
-// rotate applies the rotary embedding to q and k, or its inverse to their gradients.
-func (s *operations) rotate(inverse bool) {
-	if s.x.cos.IsNil() {
+// rotate applies the rotary embedding to heads, or its inverse to their gradients.
+func (s *operations) rotate(heads tensor.Tensor, inverse bool) {
+	if s.x.cos.IsNil() || s.err != nil {
 		return
 	}
-	for _, t := range [...]tensor.Tensor{s.x.q.Split(1, s.x.l.Heads), s.x.k.Split(1, s.x.l.KVHeads)} {
-		if s.err == nil {
-			r := &s.x.rope
-			r.X, r.Y, r.Cos, r.Sin, r.Inverse = t, t, s.x.cos, s.x.sin, inverse
-			s.err = s.c.dev.Rope(s.c.stream, r)
-		}
-	}
+	r := &s.x.rope
+	r.X, r.Y, r.Cos, r.Sin, r.Inverse = heads, heads, s.x.cos, s.x.sin, inverse
+	s.err = s.c.dev.Rope(s.c.stream, r)
 }

@@ -26,6 +26,7 @@ func newFloats(shape []int64, seed int) ([]float32, *cTensor) {
 // the loss, for x and for every weight, and for sinks and slopes if the layer has options.
 func TestLayerGradients(t *testing.T) {
 	t.Run("plain", func(t *testing.T) { testLayerGradients(t, flagCausal) })
+	t.Run("overlap", func(t *testing.T) { testLayerGradients(t, flagCausal|flagOverlap) })
 	t.Run("options", func(t *testing.T) {
 		testLayerGradients(t, flagCausal|flagSinks|flagAlibi|flagBlockMask, func(d *cAttentionDesc) {
 			d.softcap, d.dropout, d.block_q, d.block_k = 1.5, 0.2, 2, 2

@@ -25,6 +25,8 @@ type optionCase struct {
 	desc  cAttentionDesc
 	cu    []int64 // nil = each sequence is one document
 	heads int64   // of the block mask: 1 or optH
+
+	overlapped bool // the calls are overlapped passes
 }
 
 var optionCases = []optionCase{
@@ -181,8 +183,12 @@ func (c *optionCase) run(t *testing.T, ctx uintptr, x *whole, zigzag bool, seed 
 	g.dq, dq = mine(optH, optD, nil)
 	g.dk, dk = mine(optKV, optD, nil)
 	g.dv, dv = mine(optKV, optD, nil)
-	must(t, attentionForward(plan, batch, p(&a)))
-	must(t, attentionBackward(plan, batch, p(&a), p(&g)))
+	if c.overlapped {
+		must(t, overlapped(plan, batch, &a, &g, func() error { return lossReduceOf(ctx) }))
+	} else {
+		must(t, attentionForward(plan, batch, p(&a)))
+		must(t, attentionBackward(plan, batch, p(&a), p(&g)))
+	}
 	for _, r := range []struct {
 		from, to []float32
 		width    int64

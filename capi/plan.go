@@ -32,6 +32,7 @@ type plan struct {
 	gdn       *gdn.Plan // nil for attention
 	cross     bool      // ULYSSES_CROSS
 	states    bool      // ULYSSES_STATES
+	overlap   bool      // ULYSSES_OVERLAP
 	maxTokens int64     // to reserve memory for
 	json      *C.char   // the result of ulysses_plan_json
 	kernels   map[string]string
@@ -95,7 +96,7 @@ func (c *context) readAttentionDesc(op string, desc unsafe.Pointer) (d cAttentio
 // checkAttentionFlags refuses flags and fields that are unknown or not implemented.
 func checkAttentionFlags(op string, d *cAttentionDesc) error {
 	known := int32(flagCausal | flagWindow | flagCross | flagSinks | flagAlibi | flagBlockMask |
-		flagDeterministic | flagSaveLess | flagNoBackward | flagGatherKeys)
+		flagDeterministic | flagSaveLess | flagNoBackward | flagGatherKeys | flagOverlap)
 	if d.flags&^known != 0 {
 		return invalid("%s: flags is %#x; attention has no flag %#x", op, d.flags, d.flags&^known)
 	}
@@ -144,7 +145,7 @@ func (c *context) createPlan(op string, desc, out unsafe.Pointer) error {
 	if err := comm.Same(c.comm, op, attentionFields(&d)...); err != nil {
 		return err
 	}
-	p := &plan{ctx: c, cross: d.flags&flagCross != 0, maxTokens: d.max_tokens, identity: identity(1).withText(fmt.Sprint(d))}
+	p := &plan{ctx: c, cross: d.flags&flagCross != 0, overlap: d.flags&flagOverlap != 0, maxTokens: d.max_tokens, identity: identity(1).withText(fmt.Sprint(d))}
 	if p.sp, err = sp.NewPlan(c.dev, c.comm, l); err != nil {
 		return err
 	}
@@ -186,7 +187,7 @@ func flagFields(flags int32) (fields []comm.Field) {
 		bit  int32
 	}{{"ULYSSES_CAUSAL", flagCausal}, {"ULYSSES_WINDOW", flagWindow}, {"ULYSSES_CROSS", flagCross}, {"ULYSSES_QK_L2NORM", flagL2Norm}, {"ULYSSES_DETERMINISTIC", flagDeterministic},
 		{"ULYSSES_NO_BACKWARD", flagNoBackward}, {"ULYSSES_STATES", flagStates}, {"ULYSSES_SINKS", flagSinks}, {"ULYSSES_ALIBI", flagAlibi}, {"ULYSSES_BLOCK_MASK", flagBlockMask},
-		{"ULYSSES_GATHER_KEYS", flagGatherKeys}} {
+		{"ULYSSES_GATHER_KEYS", flagGatherKeys}, {"ULYSSES_OVERLAP", flagOverlap}} {
 		fields = append(fields, comm.Field{Name: f.name, Value: map[bool]string{false: "not set", true: "set"}[flags&f.bit != 0]})
 	}
 	return fields
@@ -429,6 +430,11 @@ func planDestroy(ph uintptr) error {
 	for _, r := range p.ctx.requests {
 		if r.plan == p && r.handle != 0 {
 			return invalid("%s: a request of the plan is in progress; wait for it first", op)
+		}
+	}
+	for _, x := range p.ctx.passes {
+		if x.plan == p && x.handle != 0 {
+			return invalid("%s: a pass of the plan is in progress; complete or cancel it first", op)
 		}
 	}
 	delete(p.ctx.plans, p)

@@ -65,6 +65,19 @@ func (r *reader) workspace(dst *tensor.Tensor, p unsafe.Pointer, bytes uint64, n
 	}
 }
 
+// ownWorkspace is workspace for a call whose workspace stays in use when the call returns: it takes
+// other memory than the context's own.
+func (r *reader) ownWorkspace(dst *tensor.Tensor, m *ownMemory, p unsafe.Pointer, bytes uint64, need int64) {
+	*dst = tensor.Tensor{}
+	if r.err != nil {
+		return
+	}
+	if *dst, r.err = r.c.rawMemory(r.op, "workspace", p, bytes); r.err == nil {
+		*dst, r.err = r.c.workspaceOf(r.op, m, *dst, need)
+		r.c.addOperand("workspace", *dst, true)
+	}
+}
+
 // finish ends the reading of a call that has saved memory. It returns the first error. An output
 // that overlaps another operand is an error. In a backward pass, saved memory is an error if no
 // forward pass of the same kind, plan, batch and variant has written it.

@@ -4,7 +4,6 @@ import (
 	"strconv"
 	"unsafe"
 
-	"ulysses/device"
 	"ulysses/gdn"
 	"ulysses/sp"
 )
@@ -20,7 +19,7 @@ type request struct {
 	plan         *plan
 	handle       uintptr // 0 = free
 	callerStream unsafe.Pointer
-	buffer       device.Buffer // see requestWorkspace
+	memory       ownMemory
 	pending      sp.Pending
 }
 
@@ -200,21 +199,18 @@ func (p *plan) startReshard(op string, both *batch, args unsafe.Pointer, toHeads
 	if err != nil {
 		return err
 	}
-	if r.Workspace, err = c.rawMemory(op, "workspace", a.workspace, a.workspace_bytes); err != nil {
-		return err
-	}
-	c.addOperand("workspace", r.Workspace, true)
-	if err := c.checkOverlaps(op); err != nil {
-		return err
-	}
 	q, err := c.freeRequest(op)
 	if err != nil {
 		return err
 	}
-	if err := c.waitForCaller(op, a.stream); err != nil {
+	t := reader{c: c, op: op}
+	if t.ownWorkspace(&r.Workspace, &q.memory, a.workspace, a.workspace_bytes, need); t.err != nil {
+		return t.err
+	}
+	if err := c.checkOverlaps(op); err != nil {
 		return err
 	}
-	if r.Workspace, err = c.requestWorkspace(op, q, r.Workspace, need); err != nil {
+	if err := c.waitForCaller(op, a.stream); err != nil {
 		return err
 	}
 	if toHeads {

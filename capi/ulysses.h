@@ -23,8 +23,9 @@
  *   only: that rank must call ulysses_context_abort, otherwise its peers wait for `timeout`.
  *
  * Memory. The caller owns tensors, `saved` memory and the workspace that it passes. Outputs must
- *   not overlap each other or an input. The library keeps no pointer after a call; an asynchronous
- *   call uses its arguments until `stream` has reached the end of the call. The library's own
+ *   not overlap each other or an input. The library keeps no pointer after a call, except those of
+ *   requests and passes in progress; an asynchronous call uses its arguments until `stream` has
+ *   reached the end of the call. The library's own
  *   streams join `stream`, so a stream-ordered allocator needs no further synchronization.
  *   Asynchronous calls allocate nothing, compile nothing and do not wait for the device, because
  *   making plans and batches does this. There are three exceptions. ULYSSES_COMM_HOST with several
@@ -64,9 +65,9 @@
  *   or higher, or set ULYSSES_NO_AGREEMENT. Callbacks run on the calling thread, during the call.
  *   They must not throw, call longjmp, or call functions on the same context.
  *
- * Handles. Contexts, plans, batches and requests are opaque integer handles of pointer type; do
- *   not dereference them. A handle that was destroyed or belongs to another context is
- *   ULYSSES_INVALID_ARGUMENT. Destroying a context destroys its plans, batches and requests.
+ * Handles. Contexts, plans, batches, requests and passes are opaque integer handles of pointer
+ *   type; do not dereference them. A handle that was destroyed or belongs to another context is
+ *   ULYSSES_INVALID_ARGUMENT. Destroying a context destroys all that was made with it.
  *
  * Not implemented. These are declared and return ULYSSES_UNSUPPORTED: SAVE_LESS, nccl_comm,
  *   timeout.
@@ -274,8 +275,8 @@ ulysses_status ulysses_context_async_error(ulysses_context *);
  * callbacks the host must inform the peers. */
 void ulysses_context_abort(ulysses_context *, ulysses_status why);
 
-/* Destroys a context and all its plans, batches and requests. NULL is allowed. A context may also
- * be left until the process ends. Collective. */
+/* Destroys a context and all its plans, batches, requests and passes. NULL is allowed. A context
+ * may also be left until the process ends. Collective. */
 void ulysses_context_destroy(ulysses_context *);
 
 /* Flags of a plan. gdn is the gated delta rule. */
@@ -298,6 +299,10 @@ enum {
   /* With a ring, keys move between groups in one all-to-all at the start, and not in a step for
    * each group while the step before computes. It needs memory for all keys that a rank sees. */
   ULYSSES_GATHER_KEYS = 2048,
+  /* Calls of a whole layer send each of q, k and v while the next one is projected, and wait for
+   * their gradients one by one, as in an overlapped pass. Results are bitwise equal. It hides
+   * communication that proceeds without the calling thread. */
+  ULYSSES_OVERLAP = 4096,
 };
 
 /* Plan: one kind of layer on the ranks of a context. A plan holds no state of a call, so forward
@@ -588,6 +593,69 @@ ulysses_status ulysses_attention_forward(ulysses_plan *, const ulysses_batch *,
 ulysses_status ulysses_attention_backward(ulysses_plan *, const ulysses_batch *,
                                           const ulysses_attention_args *,
                                           const ulysses_attention_grads *);
+
+/* Pass: a forward or backward pass of attention in its overlapped form, which is in progress. It
+ * sends each of q, k and v in an all-to-all of its own while the host computes the next one:
+ *
+ *   ulysses_attention_forward_start        ulysses_attention_backward_start: sends dout
+ *   project q, ulysses_pass_send(Q)        gradients of the output projection's weights
+ *   project k, ulysses_pass_send(K)        ulysses_pass_attend: sends dv, dk and dq
+ *   project v, ulysses_pass_send(V)        ulysses_pass_wait(V), gradients of v's weights
+ *   ulysses_pass_attend: writes out        ulysses_pass_wait(K), gradients of k's weights
+ *                                          ulysses_pass_wait(Q), gradients of q's weights
+ *
+ * Norms, biases and rotations of q and k belong to their projections. The results and `saved` are
+ * bitwise equal to the ones of ulysses_attention_forward and ulysses_attention_backward, and as
+ * many bytes are sent; either form of the backward pass fits either form of the forward pass. All
+ * options of a plan and all meshes are supported. VeOmni (arXiv:2508.02317) calls this
+ * asynchronous Ulysses. For a host's own attention, start reshards instead.
+ *
+ * The steps have this order on all ranks. A step out of order is ULYSSES_INVALID_ARGUMENT on all
+ * ranks; it changes nothing, and the message names the step that is due. The last step destroys
+ * the pass, whatever its result is. Other calls on the context, and other passes, may come between
+ * the steps; at most 16 passes are in progress. Tensors, `saved` and workspace of the start must
+ * stay until the last step. workspace NULL = memory of the pass, which the context keeps for later
+ * passes. All steps belong to the `stream` of the start.
+ *
+ * How much is hidden depends on the transport. NCCL, IPC and staging send while the GPU computes.
+ * An MPI library sends large messages during its calls, unless it has a thread or hardware for
+ * this. The collectives of ulysses_host_comm are complete when they return, which hides nothing. */
+typedef struct ulysses_pass ulysses_pass;
+
+/* The tensors of a step. */
+enum {
+  ULYSSES_TENSOR_Q = 1,
+  ULYSSES_TENSOR_K = 2,
+  ULYSSES_TENSOR_V = 3,
+};
+
+/* Checks the arguments of a forward pass and starts it. q, k and v need no values yet. Collective,
+ * asynchronous. */
+ulysses_status ulysses_attention_forward_start(ulysses_plan *, const ulysses_batch *,
+                                               const ulysses_attention_args *, ulysses_pass **out);
+
+/* Starts a backward pass and sends dout, which must not change before ulysses_pass_attend.
+ * Collective, asynchronous. */
+ulysses_status ulysses_attention_backward_start(ulysses_plan *, const ulysses_batch *,
+                                                const ulysses_attention_args *,
+                                                const ulysses_attention_grads *,
+                                                ulysses_pass **out);
+
+/* Starts to send a tensor of a forward pass, ULYSSES_TENSOR_..., in the order Q, K, V. It must not
+ * change before ulysses_pass_attend. Collective, asynchronous. */
+ulysses_status ulysses_pass_send(ulysses_pass *, int32_t tensor);
+
+/* Computes attention. A forward pass writes out and lse, and ends. A backward pass computes the
+ * gradients and starts to send them. Collective, asynchronous. */
+ulysses_status ulysses_pass_attend(ulysses_pass *);
+
+/* Writes the gradient of a tensor, in the order V, K, Q. dsinks and dalibi are written before V's.
+ * Collective, asynchronous. */
+ulysses_status ulysses_pass_wait(ulysses_pass *, int32_t tensor);
+
+/* Ends a pass before its last step: waits for what is being sent, and destroys the pass. What the
+ * pass has to write is undefined. Collective, asynchronous. */
+ulysses_status ulysses_pass_cancel(ulysses_pass *);
 
 /* Patterns of block masks, with the parameters of DeepSpeed's SparsityConfig classes. Their sources
  * are Child et al. 2019 (arXiv:1904.10509), Zaheer et al. 2020 (arXiv:2007.14062) and Beltagy et

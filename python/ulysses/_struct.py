@@ -51,10 +51,14 @@ SAVE_LESS = 256
 NO_BACKWARD = 512
 STATES = 1024
 GATHER_KEYS = 2048
+OVERLAP = 4096
 GDN_AUTO = 0
 GDN_HEADS = 1
 GDN_STATE = 2
 ZIGZAG = 1
+TENSOR_Q = 1
+TENSOR_K = 2
+TENSOR_V = 3
 PATTERN_DENSE = 0
 PATTERN_FIXED = 1
 PATTERN_VARIABLE = 2
@@ -574,10 +578,14 @@ NUMBERS = {
     "NO_BACKWARD": NO_BACKWARD,
     "STATES": STATES,
     "GATHER_KEYS": GATHER_KEYS,
+    "OVERLAP": OVERLAP,
     "GDN_AUTO": GDN_AUTO,
     "GDN_HEADS": GDN_HEADS,
     "GDN_STATE": GDN_STATE,
     "ZIGZAG": ZIGZAG,
+    "TENSOR_Q": TENSOR_Q,
+    "TENSOR_K": TENSOR_K,
+    "TENSOR_V": TENSOR_V,
     "PATTERN_DENSE": PATTERN_DENSE,
     "PATTERN_FIXED": PATTERN_FIXED,
     "PATTERN_VARIABLE": PATTERN_VARIABLE,
@@ -638,6 +646,18 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
         c_int32,
         [c_void_p, c_void_p, POINTER(AttentionArgs), POINTER(AttentionGrads)],
     ),
+    "ulysses_attention_forward_start": (
+        c_int32,
+        [c_void_p, c_void_p, POINTER(AttentionArgs), POINTER(c_void_p)],
+    ),
+    "ulysses_attention_backward_start": (
+        c_int32,
+        [c_void_p, c_void_p, POINTER(AttentionArgs), POINTER(AttentionGrads), POINTER(c_void_p)],
+    ),
+    "ulysses_pass_send": (c_int32, [c_void_p, c_int32]),
+    "ulysses_pass_attend": (c_int32, [c_void_p]),
+    "ulysses_pass_wait": (c_int32, [c_void_p, c_int32]),
+    "ulysses_pass_cancel": (c_int32, [c_void_p]),
     "ulysses_block_mask": (c_int32, [POINTER(BlockPattern), c_int64, c_int64, POINTER(c_uint8)]),
     "ulysses_local_forward": (
         c_int32,
