@@ -1,6 +1,8 @@
 // A host in C with its own MPI: key heads whose query heads are on several ranks, cross-attention,
-// statistics, whole layers, and the host's own attention. Each rank's rows are compared with the
-// results of one rank alone.
+// statistics, overlapped passes, whole layers, and the host's own attention. Each rank's rows are
+// compared with the results of one rank alone. Everything runs over MPI and over the host's own
+// collectives.
+#include "collectives.h"
 #include "ranks.h"
 #include "rows.h"
 
@@ -79,9 +81,42 @@ static ulysses_status naive(void *user, const ulysses_local_call *a) {
   return ULYSSES_OK;
 }
 
-// attend runs attention forward and backward: the library's, or the host's own between the
-// all-to-alls.
-static set attend(ulysses_context *c, int32_t flags, own *u) {
+// overlapped runs both passes in their overlapped form. q, k and v get their values just before they
+// are sent. A step out of order is refused and changes nothing.
+static void overlapped(ulysses_plan *plan, ulysses_batch *batch, const ulysses_attention_args *a,
+                       const ulysses_attention_grads *g) {
+  enum { PROJECTED = 3 };
+  const ulysses_tensor *t[PROJECTED] = {a->q, a->k, a->v};
+  void *values[PROJECTED];
+  size_t bytes[PROJECTED];
+  ulysses_pass *pass;
+  for (int i = 0; i < PROJECTED; i++) {
+    bytes[i] = (size_t)(t[i]->shape[0] * t[i]->shape[1] * t[i]->shape[2] * t[i]->shape[3]) * 4;
+    values[i] = allocate(bytes[i] + 4);
+    memcpy(values[i], t[i]->data, bytes[i]), memset(t[i]->data, 0xff, bytes[i]);
+  }
+  OK(ulysses_attention_forward_start(plan, batch, a, &pass));
+  for (int i = 0; i < PROJECTED; i++) {
+    memcpy(t[i]->data, values[i], bytes[i]);
+    CHECK(ulysses_pass_attend(pass) == ULYSSES_INVALID_ARGUMENT &&
+          strstr(ulysses_last_error(), "is due"));
+    OK(ulysses_pass_send(pass, ULYSSES_TENSOR_Q + i));
+    free(values[i]);
+  }
+  OK(ulysses_pass_attend(pass));
+  OK(ulysses_attention_backward_start(plan, batch, a, g, &pass));
+  OK(ulysses_pass_cancel(pass));
+  OK(ulysses_attention_backward_start(plan, batch, a, g, &pass));
+  OK(ulysses_pass_attend(pass));
+  OK(ulysses_pass_wait(pass, ULYSSES_TENSOR_V));
+  OK(ulysses_pass_wait(pass, ULYSSES_TENSOR_K));
+  OK(ulysses_pass_wait(pass, ULYSSES_TENSOR_Q));
+  CHECK(ulysses_pass_attend(pass) == ULYSSES_INVALID_ARGUMENT);
+}
+
+// attend runs attention forward and backward: the library's, plain or overlapped, or the host's own
+// between the all-to-alls.
+static set attend(ulysses_context *c, int32_t flags, own *u, int overlap) {
   ulysses_plan *plan = planned(c, flags);
   ulysses_batch_desc bd;
   ulysses_batch *batch;
@@ -120,10 +155,14 @@ static set attend(ulysses_context *c, int32_t flags, own *u) {
           u->calls == has);
     u->fail = 0;
   }
-  OK(u ? ulysses_local_forward(plan, batch, &a, naive, u)
-       : ulysses_attention_forward(plan, batch, &a));
-  OK(u ? ulysses_local_backward(plan, batch, &a, &g, naive, u)
-       : ulysses_attention_backward(plan, batch, &a, &g));
+  if (overlap) {
+    overlapped(plan, batch, &a, &g);
+  } else {
+    OK(u ? ulysses_local_forward(plan, batch, &a, naive, u)
+         : ulysses_attention_forward(plan, batch, &a));
+    OK(u ? ulysses_local_backward(plan, batch, &a, &g, naive, u)
+         : ulysses_attention_backward(plan, batch, &a, &g));
+  }
   free(a.saved), free(a.workspace);
   ulysses_plan_destroy(plan), ulysses_batch_destroy(batch);
   return s;
@@ -147,8 +186,8 @@ typedef struct {
 
 // layer runs a whole layer with norms, biases and rotation forward and backward. out gets this
 // rank's share of the gradients of weights.
-static set layer(ulysses_context *c, weights *out) {
-  ulysses_plan *plan = planned(c, ULYSSES_CAUSAL);
+static set layer(ulysses_context *c, int32_t flags, weights *out) {
+  ulysses_plan *plan = planned(c, ULYSSES_CAUSAL | flags);
   ulysses_batch_desc bd;
   ulysses_batch *batch;
   ulysses_batch_info info;
@@ -261,38 +300,61 @@ static void bf16(ulysses_context *c) {
   ulysses_plan_destroy(plan), ulysses_batch_destroy(batch);
 }
 
-int main(int argc, char **argv) {
-  int rank, size;
-  ulysses_context *alone, *c;
-  open_ranks(&argc, &argv, &rank, &size, &alone, &c);
+// equal checks that tensors of two sets are bitwise equal.
+static void equal(const set *x, const set *y, int from, int to) {
+  for (int i = from; i <= to; i++)
+    CHECK(memcmp(x->x[i], y->x[i], (size_t)(B * x->shape[i][1] * x->row[i]) * 4) == 0);
+}
+
+// compare compares the results on the ranks of c with the ones of a context alone.
+static void compare(ulysses_context *alone, ulysses_context *c, int fails) {
   const int32_t kinds[] = {ULYSSES_CAUSAL, 0, ULYSSES_CROSS};
   for (int i = 0; i < 3; i++) {
     own mine = {kinds[i] == ULYSSES_CAUSAL, 0, 0, 0},
-        flawed = {kinds[i] == ULYSSES_CAUSAL, rank == size - 1, 0, 1};
-    set whole = attend(alone, kinds[i], NULL), part = attend(c, kinds[i], NULL),
-        theirs = attend(c, kinds[i], &mine), after = attend(c, kinds[i], &flawed);
+        flawed = {kinds[i] == ULYSSES_CAUSAL, fails, 0, 1};
+    set whole = attend(alone, kinds[i], NULL, 0), part = attend(c, kinds[i], NULL, 0),
+        over = attend(c, kinds[i], NULL, 1), theirs = attend(c, kinds[i], &mine, 0),
+        after = attend(c, kinds[i], &flawed, 0);
     for (int k = OUT; k <= DV_; k++)
       near("attention", &part, &whole, k, k == OUT || k == LSE || k == DQ ? 0 : CLOSE);
+    equal(&over, &part, OUT, DV_);
     for (int k = OUT; k <= DV_; k++)
       if (k != LSE)
         near("the host's own", &theirs, &whole, k, CLOSE),
             near("after a failure", &after, &whole, k, CLOSE);
-    free_set(&part), free_set(&theirs), free_set(&after), free_set(&whole);
+    free_set(&part), free_set(&over), free_set(&theirs), free_set(&after), free_set(&whole);
   }
-  weights sum, want;
-  set whole = layer(alone, &want), part = layer(c, &sum);
+  weights sum, over, want;
+  set whole = layer(alone, 0, &want), part = layer(c, 0, &sum),
+      hidden = layer(c, ULYSSES_OVERLAP, &over);
   near("layer", &part, &whole, Y, CLOSE), near("layer", &part, &whole, DX, CLOSE);
+  equal(&hidden, &part, Y, DX);
   for (int i = 0; i < WEIGHTS; i++) {
+    CHECK(memcmp(over.dw[i], sum.dw[i], (size_t)sum.n[i] * 4) == 0);
     MPI_Allreduce(MPI_IN_PLACE, sum.dw[i], (int)sum.n[i], MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
     double most = 0;
     for (int64_t k = 0; k < sum.n[i]; k++) most = fmax(most, fabs((double)want.dw[i][k]));
     for (int64_t k = 0; k < sum.n[i]; k++)
       CHECK(fabs((double)sum.dw[i][k] - (double)want.dw[i][k]) <= 2e-5 * most && most > 1e-3);
-    free(sum.dw[i]), free(want.dw[i]);
+    free(sum.dw[i]), free(over.dw[i]), free(want.dw[i]);
   }
-  free_set(&part), free_set(&whole);
+  free_set(&part), free_set(&hidden), free_set(&whole);
   bf16(c);
-  ulysses_context_destroy(c), ulysses_context_destroy(alone);
+}
+
+int main(int argc, char **argv) {
+  int rank, size;
+  ulysses_context *alone, *c, *mine;
+  open_ranks(&argc, &argv, &rank, &size, &alone, &c);
+  compare(alone, c, rank == size - 1);
+  collectives own = {MPI_COMM_WORLD, 0, 0};
+  ulysses_host_comm host = host_comm(&own);
+  ulysses_options o;
+  ULYSSES_INIT(&o);
+  o.threads = 1;
+  OK(ulysses_context_create_host(&host, &o, &mine));
+  compare(alone, mine, rank == size - 1);
+  ulysses_context_destroy(mine), ulysses_context_destroy(c), ulysses_context_destroy(alone);
   MPI_Finalize();
   if (rank == 0) printf("ok layers %d\n", size);
   return 0;

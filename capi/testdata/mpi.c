@@ -1,30 +1,6 @@
 // A host in C with its own MPI: contexts on MPI_COMM_WORLD and on a proper subset, two contexts at
 // the same time, contexts on the host's collectives, and ranks that disagree.
-#include <mpi.h>
-#include "host.h"
-
-typedef struct {
-  MPI_Comm comm;
-  int calls, fail;
-} collectives;
-
-static int32_t allgather(void *user, const void *in, void *out, int64_t bytes) {
-  collectives *u = user;
-  if (++u->calls == u->fail) return 77; // on all ranks
-  return MPI_Allgather(in, (int)bytes, MPI_BYTE, out, (int)bytes, MPI_BYTE, u->comm);
-}
-
-static int32_t alltoallv(void *user, const void *in, const int64_t *in_bytes, void *out,
-                         const int64_t *out_bytes) {
-  collectives *u = user;
-  int n, s[64], so[64], r[64], ro[64], at = 0, to = 0;
-  MPI_Comm_size(u->comm, &n);
-  for (int i = 0; i < n; i++) {
-    s[i] = (int)in_bytes[i], so[i] = at, at += s[i];
-    r[i] = (int)out_bytes[i], ro[i] = to, to += r[i];
-  }
-  return MPI_Alltoallv(in, s, so, MPI_BYTE, out, r, ro, MPI_BYTE, u->comm);
-}
+#include "collectives.h"
 
 // disagree: an invalid argument of one rank is an error on all ranks, and the context still works.
 static void disagree(ulysses_context *c, int rank, int size) {
@@ -225,9 +201,7 @@ int main(int argc, char **argv) {
   MPI_Comm_split(MPI_COMM_WORLD, rank == size - 1 && size > 1 ? MPI_UNDEFINED : 0, -rank, &sub);
   if (sub != MPI_COMM_NULL) OK(ulysses_context_create_mpi(MPI_Comm_c2f(sub), &o, &part));
   collectives u = {MPI_COMM_WORLD, 0, 0};
-  ulysses_host_comm h;
-  ULYSSES_INIT(&h);
-  h.rank = rank, h.size = size, h.user = &u, h.allgather = allgather, h.alltoallv = alltoallv;
+  ulysses_host_comm h = host_comm(&u);
   OK(ulysses_context_create_host(&h, &o, &own));
 
   ulysses_context *contexts[3] = {world, own, part};
