@@ -11,9 +11,23 @@
 
 enum { HIDDEN = 24 };
 
+// Forms of gpu_attention: with memory of the context, and in overlapped passes.
+enum { OWN_WORKSPACE = 1, OVERLAP = 2, FORMS = 4 };
+
+// overlapped runs a forward and a backward pass in their overlapped form.
+static void overlapped(pair p, const ulysses_attention_args *a, const ulysses_attention_grads *g) {
+  ulysses_pass *pass;
+  OK(ulysses_attention_forward_start(p.plan, p.batch, a, &pass));
+  for (int32_t x = ULYSSES_TENSOR_Q; x <= ULYSSES_TENSOR_V; x++) OK(ulysses_pass_send(pass, x));
+  OK(ulysses_pass_attend(pass));
+  OK(ulysses_attention_backward_start(p.plan, p.batch, a, g, &pass));
+  OK(ulysses_pass_attend(pass));
+  for (int32_t x = ULYSSES_TENSOR_V; x >= ULYSSES_TENSOR_Q; x--) OK(ulysses_pass_wait(pass, x));
+}
+
 // gpu_attention is `attention` of host.h with tensors on the GPU, in the order of one stream. waits
 // is 1 if the transport waits for the GPU.
-static results gpu_attention(ulysses_context *c, stream_t s, int waits, int own_workspace) {
+static results gpu_attention(ulysses_context *c, stream_t s, int waits, int form) {
   pair p = attention_pair(c);
   int64_t n = p.n, all = B * n * H * D, shape[4] = {B, n, H, D};
   float *x[8], *host = allocate((uint64_t)all * 4);
@@ -29,11 +43,15 @@ static results gpu_attention(ulysses_context *c, stream_t s, int waits, int own_
   ULYSSES_INIT(&a), ULYSSES_INIT(&g);
   a.q = &t[0], a.k = &t[1], a.v = &t[2], a.out = &t[4], a.stream = s;
   a.saved = device_allocate(p.size.saved), a.saved_bytes = p.size.saved;
-  if (!own_workspace)
+  if (!(form & OWN_WORKSPACE))
     a.workspace = device_allocate(p.size.workspace), a.workspace_bytes = p.size.workspace;
   g.dout = &t[3], g.dq = &t[5], g.dk = &t[6], g.dv = &t[7];
-  OK(ulysses_attention_forward(p.plan, p.batch, &a));
-  OK(ulysses_attention_backward(p.plan, p.batch, &a, &g));
+  if (form & OVERLAP) {
+    overlapped(p, &a, &g);
+  } else {
+    OK(ulysses_attention_forward(p.plan, p.batch, &a));
+    OK(ulysses_attention_backward(p.plan, p.batch, &a, &g));
+  }
   if (!waits) check_pending(s, x[7]);
   // What the caller enqueues now runs after the calls: overwriting the inputs does not change the
   // results.
@@ -168,8 +186,8 @@ static void called_back(ulysses_context *c, stream_t s) {
 static void everything(ulysses_context *c, stream_t s, int waits) {
   ulysses_context *alone = context_on(ULYSSES_CUDA, ULYSSES_COMM_AUTO);
   results whole = gpu_attention(alone, s, 1, 0);
-  for (int own = 0; own < 2; own++) {
-    results r = gpu_attention(c, s, waits, own);
+  for (int form = 0; form < FORMS; form++) {
+    results r = gpu_attention(c, s, waits, form);
     same(r, whole);
     free_results(r);
   }
@@ -234,7 +252,7 @@ static void alone(void) {
   streams[0] = made[0], streams[1] = made[1], streams[2] = NULL, streams[3] = (stream_t)1,
   streams[4] = (stream_t)2;
   for (int i = 0; i < 5; i++) {
-    results r = gpu_attention(c, streams[i], 0, i & 1);
+    results r = gpu_attention(c, streams[i], 0, i % FORMS);
     near_the_cpu(r, want);
     free_results(r);
   }
