@@ -150,8 +150,8 @@ func (s *operations) result() error {
 	return s.err
 }
 
-// project computes the heads y of a projection from x: raw = x·wᵀ + bias, which is normalized if the
-// layer has norms, and rotated. Values are neither.
+// project computes the heads y of a projection from x: raw = x·wᵀ + bias, which is normalized if
+// the layer has norms, and rotated. Values are neither.
 func (s *operations) project(y, raw, w, bias, norm, rstd tensor.Tensor, heads int64, rotated bool) {
 	s.gemm(raw, s.x.x, w.Permute(1, 0), bias, false)
 	if !norm.IsNil() {

@@ -203,7 +203,8 @@ func (r *rankCalls) cancel(t *testing.T) {
 	}
 }
 
-// A context that was destroyed has no passes. With ULYSSES_OWN_WORKSPACES, a pass needs a workspace.
+// A context that was destroyed has no passes. With ULYSSES_OWN_WORKSPACES, a pass needs a
+// workspace.
 func TestPassesOfContexts(t *testing.T) {
 	h := newHostOf(t, 1, 6, 2, 1, 4, 0)
 	var pass uintptr

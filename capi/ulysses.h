@@ -23,9 +23,9 @@
  *   only: that rank must call ulysses_context_abort, otherwise its peers wait for `timeout`.
  *
  * Memory. The caller owns tensors, `saved` memory and the workspace that it passes. Outputs must
- *   not overlap each other or an input. The library keeps no pointer after a call, except those of
- *   requests and passes in progress; an asynchronous call uses its arguments until `stream` has
- *   reached the end of the call. The library's own
+ *   not overlap each other or an input. The library keeps no pointer after a call, except the
+ *   arguments of a request or a pass in progress. An asynchronous call uses its arguments until
+ *   `stream` has reached the end of the call. The library's own
  *   streams join `stream`, so a stream-ordered allocator needs no further synchronization.
  *   Asynchronous calls allocate nothing, compile nothing and do not wait for the device, because
  *   making plans and batches does this. There are three exceptions. ULYSSES_COMM_HOST with several

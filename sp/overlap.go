@@ -6,8 +6,8 @@ import (
 	"ulysses/tensor"
 )
 
-// Overlap is a Forward or a Backward in its overlapped form: each tensor is sent in an all-to-all of
-// its own while the caller computes the next one. The steps after the start are in this order:
+// Overlap is a Forward or a Backward in its overlapped form: each tensor is sent in an all-to-all
+// of its own while the caller computes the next one. The steps after the start are in this order:
 //
 //	StartForward                    StartBackward: sends dout
 //	project q, SendQ                gradients of the output projection's weights

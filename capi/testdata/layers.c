@@ -81,8 +81,8 @@ static ulysses_status naive(void *user, const ulysses_local_call *a) {
   return ULYSSES_OK;
 }
 
-// overlapped runs both passes in their overlapped form. q, k and v get their values just before they
-// are sent. A step out of order is refused and changes nothing.
+// overlapped runs both passes in their overlapped form. q, k and v get their values just before
+// they are sent. A step out of order is refused and changes nothing.
 static void overlapped(ulysses_plan *plan, ulysses_batch *batch, const ulysses_attention_args *a,
                        const ulysses_attention_grads *g) {
   enum { PROJECTED = 3 };
