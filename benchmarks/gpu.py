@@ -11,12 +11,12 @@
 
 Ours and the peer run in turn as separate processes, so that both run at the same clocks. The
 results are medians over the rounds and ratios (time of the peer / ours; above 1 we are faster).
-They are written to results/<name of the GPU>.{md,json} after each suite. A round starts only if
---minutes allow another one; the first always runs. A program that exceeds --minutes is ended, and
-the lines that it has printed count. If a program fails, the others continue, and the exit status is
-1. Without a GPU, the exit status is 77.
+They are written to gpu-<name of the GPU>.{md,json} after each suite, in $OUT if it is set, or in
+results. A round starts only if --minutes allow another one; the first always runs. A program that
+exceeds --minutes is ended, and the lines that it has printed count. If a program fails, the others
+continue, and the exit status is 1. Without a GPU, the exit status is 77.
 
-    benchmarks/gpu.py [--suites gpu_ops,gpu_layer] [--cases 32k] [--rounds 3] [--minutes 9]
+    benchmarks/gpu.py [--suites gpu_ops,gpu_layer] [--cases 32k] [--rounds 3] [--minutes 8]
                       [--ulysses scripts/gpu-run.sh] [--python python3]
 """
 
@@ -278,7 +278,7 @@ def main() -> None:
     )
     p.add_argument("--rounds", type=int, default=3)
     p.add_argument("--repeat", type=int, default=7)
-    p.add_argument("--minutes", type=float, default=9)
+    p.add_argument("--minutes", type=float, default=8)
     p.add_argument("--cases", default="")
     p.add_argument("--suites", default=",".join(SUITES))
     p.add_argument(
@@ -291,7 +291,7 @@ def main() -> None:
         default="python3",
         help="an interpreter with torch, and transformers for the layer",
     )
-    p.add_argument("--out", default=str(HERE / "results"))
+    p.add_argument("--out", default=os.environ.get("OUT") or str(HERE / "results"))
     a = p.parse_args()
     if unknown := set(a.suites.split(",")) - set(SUITES):
         p.error(f"--suites {','.join(sorted(unknown))}; give some of {', '.join(SUITES)}")

@@ -87,6 +87,51 @@ func TestGPUCheck(t *testing.T) {
 	}
 }
 
+// TestGPUCheckParts: a part runs its checks, ends within its time and says what it has not run. The
+// archive has the logs of all checks that ran.
+func TestGPUCheckParts(t *testing.T) {
+	withoutGPU(t)
+	programs := scripted(t, map[string]string{"nvidia-smi": manyGPUs})
+	for name, c := range map[string]struct {
+		env  []string
+		code int
+		want []string
+	}{
+		"an unknown part": {[]string{"PART=8"}, 2, []string{"there is no part 8; set PART to 1 to 7"}},
+		// 25 s, of which 15 are for the archive: too little to begin
+		"no time":   {[]string{"PART=5", "MINUTES=0.4"}, 1, []string{"not run, because the part's time is over: comm processes"}},
+		"too slow":  {[]string{"PART=5", "MINUTES=0.6"}, 1, []string{"comm: TestCUDAx", "ran past", "not run, because the part's time is over: processes"}},
+		"too short": {[]string{"CHECKS=processes"}, 0, []string{"processes: TestCUDAy", "1 checks: 1 passed"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			bundle := scripted(t, map[string]string{"bin/ulysses-mpi": "", "openmpi/env.sh": "",
+				"tests/comm.test": "echo '--- PASS: TestCUDAx (0.10s)'; sleep 60", "tests/ulysses-mpi.test": "echo '--- PASS: TestCUDAy (0.10s)'"})
+			out := t.TempDir()
+			code, said := on(t, programs, append(c.env, "OUT="+out), "../scripts/gpu-check.sh", bundle)
+			if code != c.code {
+				t.Errorf("exit %d, want %d\n%s", code, c.code, said)
+			}
+			for _, w := range c.want {
+				if !strings.Contains(said, w) {
+					t.Errorf("%q is not in\n%s", w, said)
+				}
+			}
+			if code == 2 {
+				return
+			}
+			archives, _ := filepath.Glob(filepath.Join(out, "*"))
+			if len(archives) != 1 {
+				t.Fatal("written:", archives)
+			}
+			names, err := exec.Command("tar", "tzf", archives[0]).Output()
+			if err != nil || !strings.Contains(string(names), "doctor.log") || strings.Contains(said, "TestCUDAx") != strings.Contains(string(names), "comm.log") {
+				t.Errorf("%s has %s, %v", archives[0], names, err)
+			}
+		})
+	}
+}
+
 // TestGPUCheckNames: the tests that gpu-check names exist, so that it runs and leaves out the right
 // ones.
 func TestGPUCheckNames(t *testing.T) {

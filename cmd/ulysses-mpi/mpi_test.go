@@ -50,6 +50,19 @@ func mpirun(t *testing.T, ranks string, env []string, args ...string) (int, stri
 	return launch(t, env, append(append(argv, program), args...)...)
 }
 
+// Two ranks train on a machine whose only network interface is the loopback interface.
+func TestLoopback(t *testing.T) {
+	if out, err := exec.Command("unshare", "--user", "--map-root-user", "--net", "ip", "link", "set", "lo", "up").CombinedOutput(); err != nil {
+		t.Skipf("SKIPPED: this machine cannot make a network namespace: %v %s", err, out)
+	}
+	inside := `ip link set lo up && exec "$@"`
+	argv := append([]string{"unshare", "--user", "--map-root-user", "--net", "sh", "-c", inside, "sh", "mpirun", "--oversubscribe", "--bind-to", "none", "-n", "2", program},
+		small(t.TempDir(), "train.steps=1", "parallel.ulysses=2")...)
+	if code, _, stderr := launch(t, nil, argv...); code != 0 {
+		t.Errorf("exit %d: %s", code, stderr)
+	}
+}
+
 const quick = "../../examples/quickstart.toml"
 
 // small is the quickstart with a few steps of short sequences.
