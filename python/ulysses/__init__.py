@@ -70,7 +70,12 @@ from .reshard import (
 )
 from .tiled import Whole, tiled_compute, tiles
 from .tokens import gather_tokens, local_tokens
-from .transformers import register_transformers, transformers_attention
+from .transformers import (
+    UlyssesSPAttentionHF,
+    register_transformers,
+    transformers_attention,
+    unregister_transformers,
+)
 
 __version__ = "0.1.0"
 
@@ -103,6 +108,7 @@ __all__ = [
     "Status",
     "TorchGroup",
     "UlyssesError",
+    "UlyssesSPAttentionHF",
     "Unsupported",
     "Whole",
     "attention",
@@ -138,6 +144,7 @@ __all__ = [
     "tiled_compute",
     "tiles",
     "transformers_attention",
+    "unregister_transformers",
     "use",
     "version",
 ]

@@ -236,6 +236,11 @@ class Context:
             raise InvalidArgument("ulysses.Context: the context is closed; make another context")
         return self._handle
 
+    @property
+    def closed(self) -> bool:
+        """Whether `close` has been called."""
+        return not self._handle
+
     def plan(self, **options: Any) -> Plan:
         """Returns the plan for one kind of attention layer. Collective.
 

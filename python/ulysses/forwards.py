@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from . import mixers
@@ -24,7 +25,42 @@ from .model_call import KEY, Forward, entered, inside
 from .packing import ShardPositions, check_tokens, sequences_of
 from .plan import Sequences
 
-contexts: dict[str, Context | None] = {}  # by attn_implementation
+
+@dataclass(frozen=True)
+class Registration:
+    """An attn_implementation that this package computes.
+
+    Attributes:
+        context: the ranks; None = the context that ulysses.use has set when the model is called
+        attention, mask: the functions of transformers that it replaces; None for a new name
+        disable_in_eval: a model that is not in training calls the replaced functions
+        batch, seq: every call has so many sequences, and so many tokens of each; None = any
+    """
+
+    context: Context | None = None
+    attention: Callable[..., Any] | None = None
+    mask: Callable[..., Any] | None = None
+    disable_in_eval: bool = False
+    batch: int | None = None
+    seq: int | None = None
+
+    def computes(self, module: Any) -> bool:
+        """Reports whether this package computes a call of a model or of a layer."""
+        return module.training or not self.disable_in_eval
+
+    def check(self, operation: str, ctx: Context, batch: int, rows: int) -> None:
+        """Raises InvalidArgument if a call on this rank has other lengths than registered."""
+        want = None if self.seq is None else ctx.layout.rows(self.seq, ctx.rank)
+        if batch != (self.batch or batch) or rows != (rows if want is None else want):
+            length = "" if want is None else f" of {want} tokens on this rank"
+            raise InvalidArgument(
+                f"{operation}: the call has {batch} sequences of {rows} tokens on this rank, and "
+                f"{self.batch or 'any number of'} sequences{length} were registered; register with "
+                "this micro_batch_size, and with seq_length_is_variable=True for other lengths"
+            )
+
+
+registered: dict[str, Registration] = {}  # by attn_implementation
 
 
 def install() -> None:
@@ -38,9 +74,10 @@ def install() -> None:
     @functools.wraps(original)
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
         name = getattr(self.config, "_attn_implementation", None)
-        if name not in contexts or KEY in kwargs or inside() is not None:
+        found = registered.get(name or "")
+        if found is None or not found.computes(self) or KEY in kwargs or inside() is not None:
             return original(self, *args, **kwargs)
-        args, kwargs, forward = begin(self, current(contexts[name]), args, kwargs)
+        args, kwargs, forward = begin(self, found, args, kwargs)
         with entered(forward):
             return original(self, *args, **kwargs)
 
@@ -115,7 +152,7 @@ def agreed_sequences(
 
 
 def begin(
-    model: Any, ctx: Context, args: tuple, kwargs: Mapping[str, Any]
+    model: Any, registration: Registration, args: tuple, kwargs: Mapping[str, Any]
 ) -> tuple[tuple, dict[str, Any], Forward]:
     """Checks a call of a model on all ranks, and finds its documents. Collective.
 
@@ -123,7 +160,7 @@ def begin(
         (args, kwargs, forward): the arguments for the model, with positions and without a mask, and
         the `Forward` for its layers.
     """
-    operation = f"ulysses: {type(model).__name__}"
+    ctx, operation = current(registration.context), f"ulysses: {type(model).__name__}"
     signature = inspect.signature(model.forward)
     rest = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), None)
     try:
@@ -159,6 +196,7 @@ def begin(
                 f"{operation}: {found}; give input_ids [B, tokens of this rank], with one token or "
                 "more"
             )
+        registration.check(operation, ctx, batch, rows)
         mixers.prepare(model, ctx.size, ctx.layout.zigzag)
         if mask is not None and getattr(mask, "ndim", 0) != 2:
             raise Unsupported(

@@ -13,13 +13,17 @@ document starts where a position is not the previous position plus 1.
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from . import forwards
 from .attention import attention
 from .context import Context, current
-from .errors import Unsupported
+from .errors import InvalidArgument, Unsupported
 from .model_call import KEY, inside
+from .parallel_state import ParallelState, check_size, parallel_state
 from .plan import Sequences
 
 # A mask composed of these functions needs no array: the library computes causality and windows, and
@@ -60,20 +64,230 @@ def register_transformers(name: str = "ulysses", context: Context | None = None)
         >>> ulysses.register_transformers()
         >>> model = AutoModelForCausalLM.from_pretrained(path, attn_implementation="ulysses")
     """
-    from transformers import AttentionInterface
-    from transformers.masking_utils import AttentionMaskInterface
+    _register(name, forwards.Registration(context))
+
+
+def _register(name: str, new: forwards.Registration) -> None:
+    """Makes this package compute the attention implementation `name`.
+
+    The functions of transformers under this name are kept for `unregister_transformers`. They are
+    the ones of the first registration if the package computes the name already.
+    """
+    attentions, masks = _tables()
+    old = forwards.registered.get(name)
+    if old is None:
+        old = replace(new, attention=attentions.get(name), mask=masks.get(name))
+    new = replace(new, attention=old.attention, mask=old.mask)
 
     def forward(
         module: Any, query: Any, key: Any, value: Any, attention_mask: Any = None, **options: Any
-    ) -> tuple[Any, None]:
-        return transformers_attention(
-            module, query, key, value, attention_mask, context=context, **options
+    ) -> tuple[Any, Any]:
+        function: Callable[..., Any] = transformers_attention
+        if new.attention is not None and not new.computes(module) and not _called(options):
+            function = new.attention
+        else:
+            options["context"] = new.context
+        return function(module, query, key, value, attention_mask, **options)
+
+    def mask(*args: Any, **options: Any) -> Any:
+        """Returns the mask of transformers in a call that this package does not compute."""
+        own = new.mask is None or not new.disable_in_eval or inside() is not None
+        return (_mask if own else new.mask)(*args, **options)  # type: ignore[misc]
+
+    forwards.registered[name] = new
+    forwards.install()
+    attentions[name], masks[name] = forward, mask
+
+
+def _tables() -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns transformers' tables of attention functions and of mask functions, by name."""
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface
+
+    return AttentionInterface._global_mapping, AttentionMaskInterface._global_mapping
+
+
+def _called(options: dict[str, Any]) -> bool:
+    """Reports whether a layer runs in a call of a model that this package computes."""
+    return options.get(KEY) is not None or inside() is not None
+
+
+class UlyssesSPAttentionHF:
+    """Registers this package under DeepSpeed's name and signature.
+
+    `register_with_transformers` replaces DeepSpeed's class of this name
+    (deepspeed.runtime.sequence_parallel.ulysses_sp), and `ulysses.loader` its data loader adapter.
+    The package's own interface is `register_transformers`.
+    """
+
+    @classmethod
+    def register_with_transformers(
+        cls,
+        model_name_or_path: Any,
+        core_attn_implementation: str,
+        sequence_parallel_size: int,
+        micro_batch_size: int,
+        seq_length: int | None = None,
+        seq_length_is_variable: bool = True,
+        disable_in_eval: bool = False,
+        max_length: int | None = None,
+    ) -> ParallelState | None:
+        """Makes this package compute an attention implementation of transformers.
+
+        Collective over all ranks of torch.distributed. The entry of core_attn_implementation in
+        transformers' tables of attention functions and masks is replaced, for all models that use
+        it. Another call with this name changes the options and does not wrap the entry twice.
+        Attention runs on this package's kernels: windows, packed documents, padding, sinks and
+        soft caps work as in `transformers_attention`, whatever core_attn_implementation is.
+
+        Args:
+            model_name_or_path: a model, a wrapper with `.config`, a config, or a name or path
+            core_attn_implementation (str): attn_implementation of the model, such as "sdpa" or
+                "flash_attention_2", or the name "owner/name" of a kernel, which is loaded
+            sequence_parallel_size (int): consecutive ranks of a sequence. 1 = nothing is registered
+            micro_batch_size (int): sequences of each call
+            seq_length (int, optional): tokens of each sequence over all ranks. Default: None
+            seq_length_is_variable (bool): calls may have other lengths than seq_length. Default:
+                True
+            disable_in_eval (bool): a model in evaluation (model.eval()) calls the replaced
+                function without communication; each rank then has whole sequences. Default: False
+            max_length (int, optional): deprecated name of seq_length. Default: None
+
+        Returns:
+            The groups, `mpu` of deepspeed.initialize; None if sequence_parallel_size is 1.
+
+        Raises:
+            InvalidArgument: an argument is wrong, or torch.distributed is not initialized; it is a
+                ValueError
+            CommError: the communicator failed
+
+        Example::
+
+            >>> mpu = ulysses.UlyssesSPAttentionHF.register_with_transformers(
+            ...     model, "sdpa", sequence_parallel_size=4, micro_batch_size=1
+            ... )
+        """
+        operation = f"ulysses.{cls.__name__}.register_with_transformers"
+        if max_length is not None:
+            text = f"{operation}: max_length is deprecated; give seq_length"
+            warnings.warn(text, FutureWarning, stacklevel=2)
+            seq_length = max_length if seq_length is None else seq_length
+        for name, n in (
+            ("sequence_parallel_size", sequence_parallel_size),
+            ("micro_batch_size", micro_batch_size),
+            ("seq_length", 1 if seq_length is None else seq_length),
+        ):
+            if n < 1:
+                raise InvalidArgument(f"{operation}: {name} is {n}; give 1 or more")
+        if not seq_length_is_variable and seq_length is None:
+            raise InvalidArgument(
+                f"{operation}: seq_length_is_variable is False and seq_length is None; give the "
+                "tokens of each sequence as seq_length"
+            )
+        if sequence_parallel_size == 1:
+            return None
+        _check_core(operation, core_attn_implementation)
+        _check_config(operation, model_name_or_path, core_attn_implementation)
+        check_size(operation, sequence_parallel_size)
+        state = parallel_state(sequence_parallel_size)
+        same: dict[str, Any] = dict(
+            disable_in_eval=bool(disable_in_eval),
+            batch=micro_batch_size,
+            seq=None if seq_length_is_variable else seq_length,
+        )
+        given = {**same, "core_attn_implementation": core_attn_implementation}
+        state.context.agree(operation, lambda: (given, (), None))
+        _register(core_attn_implementation, forwards.Registration(state.context, **same))
+        return state
+
+    @classmethod
+    def unregister(cls, core_attn_implementation: str) -> None:
+        """Restores the functions of transformers that a registration has replaced. Not collective.
+
+        Args:
+            core_attn_implementation (str): the name that was registered
+
+        Raises:
+            InvalidArgument: nothing is registered under this name
+        """
+        unregister_transformers(core_attn_implementation)
+
+
+def unregister_transformers(name: str = "ulysses") -> None:
+    """Undoes `register_transformers` or `UlyssesSPAttentionHF.register_with_transformers`.
+
+    Not collective. Functions of transformers that the registration has replaced are restored.
+
+    Args:
+        name (str): the attn_implementation. Default: "ulysses"
+
+    Raises:
+        InvalidArgument: nothing is registered under this name
+    """
+    old = forwards.registered.pop(name, None)
+    if old is None:
+        names = ", ".join(sorted(forwards.registered)) or "nothing"
+        raise InvalidArgument(
+            f"ulysses.unregister_transformers: {name!r} is not registered, {names} is; give the "
+            "name of a registration"
+        )
+    for table, function in zip(_tables(), (old.attention, old.mask)):
+        table.pop(name, None)
+        if function is not None:
+            table[name] = function
+
+
+def _check_core(operation: str, name: str) -> None:
+    """Raises InvalidArgument for an attention implementation that cannot be replaced.
+
+    A kernel "owner/name" is loaded if transformers does not have it.
+    """
+    try:
+        table = _tables()[0]
+    except ImportError as e:
+        import transformers
+
+        raise InvalidArgument(
+            f"{operation}: transformers {transformers.__version__} has no table of mask functions; "
+            "install transformers 4.53 or newer"
+        ) from e
+    if name in ("eager", "paged|eager"):
+        raise InvalidArgument(
+            f"{operation}: core_attn_implementation is {name!r}, which models call without the "
+            "table of attention functions; load the model with attn_implementation='sdpa'"
+        )
+    if name not in table and "/" in name:
+        from transformers.integrations.hub_kernels import load_and_register_attn_kernel
+
+        try:
+            load_and_register_attn_kernel(name)
+        except Exception as e:
+            raise InvalidArgument(
+                f"{operation}: core_attn_implementation {name!r}: the kernel cannot be loaded "
+                f"({type(e).__name__}: {e}); give 'sdpa', whose calls this package computes alike"
+            ) from e
+    if name not in table:
+        names = ", ".join(sorted(n for n in table if n != "paged|eager"))
+        raise InvalidArgument(
+            f"{operation}: core_attn_implementation {name!r} is not registered in transformers; "
+            f"give one of {names}"
         )
 
-    forwards.contexts[name] = context
-    forwards.install()
-    AttentionInterface.register(name, forward)
-    AttentionMaskInterface.register(name, _mask)
+
+def _check_config(operation: str, model: Any, name: str) -> None:
+    """Raises InvalidArgument if a model uses another attention implementation than `name`."""
+    config = getattr(model, "config", model)
+    if not hasattr(config, "get_text_config"):
+        from transformers import AutoConfig
+
+        config = AutoConfig.from_pretrained(model)
+    config = config.get_text_config()
+    used = getattr(config, "_attn_implementation", None)
+    if used is not None and used != name:
+        raise InvalidArgument(
+            f"{operation}: core_attn_implementation is {name!r} and the model uses {used!r}; load "
+            f"the model with attn_implementation={name!r}"
+        )
 
 
 def _mask(*args: Any, attention_mask: Any = None, mask_function: Any = None, **options: Any) -> Any:
