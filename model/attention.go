@@ -24,8 +24,10 @@ type Mixer interface {
 }
 
 // softmaxAttention is grouped-query attention (Ainslie et al. 2023) with rotary positions,
-// sequence-parallel by its plan. In Qwen3.5, q's projection also computes a gate for each feature,
-// and the output is multiplied by its sigmoid (Qiu et al. 2025, arXiv:2505.06708).
+// sequence-parallel by its plan. In gpt-oss, each query head has a sink, a trained logit that takes
+// part in every softmax (OpenAI 2025, arXiv:2508.10925). In Qwen3.5, q's projection also computes a
+// gate for each feature, and the output is multiplied by its sigmoid (Qiu et al. 2025,
+// arXiv:2505.06708).
 type softmaxAttention struct {
 	layer        int64
 	hq, hkv, d   int64
@@ -34,12 +36,15 @@ type softmaxAttention struct {
 	eps          float64
 	q, qkv, out  linear        // q has the first parameters of qkv
 	qNorm, kNorm *Param        // [D]; only Qwen3 and Qwen3.5 have them
+	sinks        *Param        // [Hq]; only gpt-oss has them
 	raw          tensor.Tensor // [T, Hq·dq + Hkv·D], q with its gates and k, before their norms
 	qRStd, kRStd tensor.Tensor // [T·Hq], [T·Hkv] F32
 	mixed        tensor.Tensor // [T, Hq·D], attention's output
 	saved, lse   tensor.Tensor // U8, what the plan saves, of all groups of heads
 	qHeads       sp.HeadNorm   // of the current pass
 	kHeads       sp.HeadNorm
+	logits       tensor.Tensor // [Hq] F32, the sinks
+	dsinks       tensor.Tensor // [Hq] F32, this rank's terms of their gradient; nil in a forward half
 	args         sp.Args
 	grads        sp.Grads
 	overlap      sp.Overlap
@@ -71,6 +76,9 @@ func newAttention(cfg *Config, layer int64) *softmaxAttention {
 	if cfg.QKNorm() {
 		a.qNorm, a.kNorm = newNorm(cfg, name("q_norm.weight"), "head_dim", a.d), newNorm(cfg, name("k_norm.weight"), "head_dim", a.d)
 	}
+	if cfg.Sinks() {
+		a.sinks = newParam(name("sinks"), cfg.DType, normal, []string{"num_attention_heads"}, a.hq)
+	}
 	a.q, a.qkv, a.out = newLinear([]*Param{q}, in[:min(1, len(in))]), newLinear([]*Param{q, k, v}, in), newLinear([]*Param{o}, out)
 	return a
 }
@@ -80,7 +88,11 @@ func (a *softmaxAttention) Params() []*Param {
 	if a.qNorm != nil {
 		ps = append(ps, a.qNorm, a.kNorm)
 	}
-	return append(append(ps, a.out.w...), a.out.b...)
+	ps = append(append(ps, a.out.w...), a.out.b...)
+	if a.sinks != nil {
+		ps = append(ps, a.sinks)
+	}
+	return ps
 }
 
 func (a *softmaxAttention) gated() bool { return a.dq > a.d }
@@ -140,6 +152,36 @@ func (a *softmaxAttention) setNorms(p *pass) {
 	a.qHeads, a.kHeads = norm(a.qNorm, q, a.hq), norm(a.kNorm, k, a.hkv)
 }
 
+// setSinks converts the sinks to F32, and in a backward half allocates memory for their gradient.
+func (a *softmaxAttention) setSinks(p *pass, backward bool) {
+	if a.sinks == nil {
+		return
+	}
+	a.logits, a.dsinks = p.tempF32(a.hq), tensor.Tensor{}
+	p.Copy(a.logits, a.sinks.Value)
+	if backward {
+		a.dsinks = p.tempF32(a.hq)
+	}
+}
+
+// addSinks adds to the gradient of the sinks, which is complete then. Each rank adds the terms of
+// its own queries, so the sum over ranks has each term once.
+func (a *softmaxAttention) addSinks(p *pass) {
+	if a.sinks != nil {
+		p.Add(a.sinks.Grad, a.sinks.Grad, a.dsinks)
+		p.gradReady(a.sinks)
+	}
+}
+
+// ofGroup returns the elements of group g of the heads in a tensor [Hq], or nil if it is nil.
+func (a *softmaxAttention) ofGroup(p *pass, g int64, t tensor.Tensor) tensor.Tensor {
+	if t.IsNil() {
+		return t
+	}
+	h := a.hq / p.plans.groups
+	return t.Slice(0, g*h, (g+1)*h)
+}
+
 // setGroup sets the plan's arguments for group g of the heads in all [T, Hq·dq + 2Hkv·D] and in
 // mixed. saved is memory for all groups, or for one.
 func (a *softmaxAttention) setGroup(p *pass, g int64, all, mixed, saved tensor.Tensor) {
@@ -156,6 +198,7 @@ func (a *softmaxAttention) setGroup(p *pass, g int64, all, mixed, saved tensor.T
 	}
 	a.args.Q, a.args.K, a.args.V, a.args.Out = batched(q), batched(k), batched(a.values(all)), batched(mixed.Split(1, a.hq))
 	a.args.Cos, a.args.Sin = p.cos, p.sin
+	a.args.Sinks = a.ofGroup(p, g, a.logits)
 	if !p.dry {
 		a.args.Seed = int64(splitmix.Mix(splitmix.Mix(splitmix.Mix(uint64(p.batch.Seed))+uint64(p.batch.Number)) + uint64(a.layer)))
 		a.args.HeadAt, a.args.NoDropout = g*a.hq/n, !p.backward
@@ -173,6 +216,7 @@ func (a *softmaxAttention) Forward(p *pass, x tensor.Tensor) {
 	mark := p.mark()
 	mixed := p.or(a.mixed, p.tokens, a.hq*a.d)
 	a.setNorms(p)
+	a.setSinks(p, false)
 	all := p.temp(p.tokens, a.qkv.out) // [T, Hq·dq + 2Hkv·D]
 	a.args.Workspace = p.alloc(tensor.U8, p.sizes.full.workspace)
 	saved := a.saved
@@ -284,6 +328,7 @@ func (a *softmaxAttention) Backward(p *pass, x, dy tensor.Tensor) {
 	a.args.Workspace = p.alloc(tensor.U8, p.sizes.full.workspace)
 	saved, raw, recompute := a.saved, a.raw, a.saved.IsNil()
 	a.setNorms(p)
+	a.setSinks(p, true)
 	if recompute {
 		saved = p.alloc(tensor.U8, p.sizes.full.saved)
 		if a.qNorm != nil {
@@ -308,6 +353,7 @@ func (a *softmaxAttention) Backward(p *pass, x, dy tensor.Tensor) {
 		a.qkv.backwardWeights(p, all, x)
 		p.end()
 	}
+	a.addSinks(p)
 	p.phase("projection")
 	a.qkv.backwardInput(p, x, all)
 	p.end()
@@ -354,7 +400,7 @@ func (a *softmaxAttention) backwardOverlapped(p *pass, all, dmixed, dgate, raw, 
 		a.out.backwardInput(p, dmixed, dy)
 		p.end()
 	}
-	a.grads = sp.Grads{DOut: withBatch(dmixed.Split(1, a.hq)), DQ: a.args.Q, DK: a.args.K, DV: a.args.V}
+	a.grads = sp.Grads{DOut: withBatch(dmixed.Split(1, a.hq)), DQ: a.args.Q, DK: a.args.K, DV: a.args.V, DSinks: a.ofGroup(p, 0, a.dsinks)}
 	call := func(f func() error) {
 		p.phase("attention")
 		if !p.skip() {
@@ -391,7 +437,7 @@ func (a *softmaxAttention) backwardGroup(p *pass, g int64, all, dmixed, saved te
 		p.err = p.plans.softmax[a.mask].Restore(p.ctx.Stream, p.batch.SP, &a.args)
 	}
 	h := a.hq / p.plans.groups
-	a.grads = sp.Grads{DOut: withBatch(dmixed.Split(1, a.hq).Slice(1, g*h, (g+1)*h)), DQ: a.args.Q, DK: a.args.K, DV: a.args.V}
+	a.grads = sp.Grads{DOut: withBatch(dmixed.Split(1, a.hq).Slice(1, g*h, (g+1)*h)), DQ: a.args.Q, DK: a.args.K, DV: a.args.V, DSinks: a.ofGroup(p, g, a.dsinks)}
 	if !p.skip() {
 		p.err = p.plans.softmax[a.mask].Backward(p.ctx.Stream, p.batch.SP, &a.args, &a.grads)
 	}

@@ -96,6 +96,7 @@ func configs(t testing.TB) map[string]*Config {
 		"qwen3_5": make(map[string]any{"model_type": "qwen3_5_text", "head_dim": 8, "full_attention_interval": 2, "attention_bias": true,
 			"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 12, "linear_value_head_dim": 9, "linear_conv_kernel_dim": 3,
 			"partial_rotary_factor": 0.5}),
+		"gpt_oss": make(map[string]any{"model_type": "gpt_oss", "num_local_experts": 0, "head_dim": 10, "sliding_window": 5}),
 	}
 }
 

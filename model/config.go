@@ -64,6 +64,9 @@ func (c *Config) QKNorm() bool { return c.family.qkNorm }
 // OutputGate reports whether the output of attention has a gate.
 func (c *Config) OutputGate() bool { return c.family.outputGate }
 
+// Sinks reports whether each query head has a sink.
+func (c *Config) Sinks() bool { return c.family.sinks }
+
 // NormCentre returns what is added to the weights of norms: 1 if they are stored as their distance
 // from 1, otherwise 0.
 func (c *Config) NormCentre() float64 { return c.family.normCentre }
@@ -190,6 +193,7 @@ func readFields(r *reader) *Config {
 		r.unknownType = true
 		return c // the other fields may have a different meaning
 	}
+	c.family.setRope(r.raw)
 	c.VocabSize = r.extent("vocab_size", 0, maxExtent)
 	c.HiddenSize = r.extent("hidden_size", 0, 1<<24)
 	c.IntermediateSize = r.extent("intermediate_size", 0, 1<<26)
@@ -216,7 +220,7 @@ func readFields(r *reader) *Config {
 }
 
 func (c *Config) readBiases(r *reader) {
-	c.AttentionBias = r.flag("attention_bias", false)
+	c.AttentionBias = r.flag("attention_bias", c.family.biased)
 	c.MLPBias = r.flag("mlp_bias", false)
 	if c.MLPBias && !c.family.mlpBias {
 		r.fault(status.InvalidConfig, "mlp_bias = true: %s has no biases there; remove it", c.ModelType)
@@ -260,13 +264,23 @@ func (c *Config) readRefused(r *reader) {
 	if c.AttentionDropout = r.number("attention_dropout", 0); !(c.AttentionDropout >= 0 && c.AttentionDropout < 1) {
 		r.fault(status.InvalidConfig, "attention_dropout = %v; set a probability of at least 0 and below 1", c.AttentionDropout)
 	}
-	if n := r.number("num_experts", 0) + r.number("num_local_experts", 0); n > 0 {
-		r.fault(status.Unsupported, "num_experts = %v: %s", n, notbuilt.Experts.Text(notbuilt.Experts.Instead))
-	}
+	c.refuseExperts(r)
 	for _, name := range []string{"vision_config", "quantization_config"} {
 		if r.has(name) {
 			r.fault(status.Unsupported, "%s is not built: %s", name, notbuilt.Multimodal.Instead)
 		}
+	}
+}
+
+// refuseExperts refuses a model whose MLP has experts, by the field or by the family's default.
+func (c *Config) refuseExperts(r *reader) {
+	n, local := r.number("num_experts", 0), r.number("num_local_experts", c.family.experts)
+	name := "num_experts"
+	if local > 0 {
+		n, name = local, "num_local_experts"
+	}
+	if n > 0 {
+		r.fault(status.Unsupported, "%s = %v: %s", name, n, notbuilt.Experts.Text(notbuilt.Experts.Instead))
 	}
 }
 

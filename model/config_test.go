@@ -129,6 +129,36 @@ func with(t *testing.T, text, fields string) []byte {
 	return out
 }
 
+// gptOss is a gpt-oss with a dense MLP that has as few fields as possible.
+const gptOss = `{"model_type": "gpt_oss", "vocab_size": 8, "hidden_size": 12, "intermediate_size": 8, "num_hidden_layers": 3, "num_attention_heads": 4,
+	"num_key_value_heads": 2, "max_position_embeddings": 131072, "num_local_experts": 0}`
+
+// gpt-oss has the defaults of transformers. An override of a parameter of RoPE keeps the
+// other parameters, and a table in the file replaces the default table.
+func TestGptOss(t *testing.T) {
+	c := parse(t, gptOss)
+	if !c.Sinks() || !c.QKVBias() || !c.OutBias() || c.QKNorm() || c.NormCentre() != 0 || c.HeadDim != 64 || c.RMSNormEps != 1e-5 || c.TieWordEmbeddings ||
+		c.Rope.Type != "yarn" || !c.Rope.Exact || c.Rope.Theta != 150000 || c.Rope.Factor != 32 || c.Rope.OriginalMaxPositionEmbeddings != 4096 {
+		t.Errorf("%+v", c)
+	}
+	near.Value(t, "factor of cos and sin", c.Rope.Scale, 1.34657359, 1e-8)
+	f := c.Rope.Frequencies(64, 1) // of transformers 5.23
+	for k, want := range map[int]float64{8: .05081327, 9: .0317057, 17: .0001293187, 18: 3.830881e-5} {
+		near.Value(t, "frequency", float64(f[k]), want, 1e-6*want)
+	}
+	if c := must1(c.Override(map[string]any{"rope_theta": 1000.0})); c.Rope.Type != "yarn" || c.Rope.Theta != 1000 || c.Rope.Factor != 32 {
+		t.Errorf("%+v", c.Rope)
+	}
+	for _, table := range []string{`"rope_scaling": {"rope_type": "default"}`, `"rope_parameters": {"rope_type": "default", "rope_theta": 150000}`} {
+		if c := parse(t, string(with(t, gptOss, table))); c.Rope.Type != "default" || c.Rope.Theta != 150000 {
+			t.Errorf("%s: %+v", table, c.Rope)
+		}
+	}
+	if c := parse(t, string(with(t, gptOss, `"attention_bias": false, "rope_scaling": null`))); c.QKVBias() || c.OutBias() || c.Rope.Type != "yarn" {
+		t.Errorf("%+v", c)
+	}
+}
+
 func TestConfigFaults(t *testing.T) {
 	const bad, no = status.InvalidConfig, status.Unsupported
 	for _, c := range []struct {
@@ -137,6 +167,9 @@ func TestConfigFaults(t *testing.T) {
 		want         []string
 	}{
 		{qwen2, `"hidden_size": null`, bad, []string{"hidden_size is missing"}},
+		{gptOss, `"num_local_experts": null`, no, []string{"num_local_experts = 128: mixture of experts is not built; use a dense model"}},
+		{gptOss, `"num_local_experts": 32`, no, []string{"num_local_experts = 32: mixture of experts is not built"}},
+		{gptOss, `"mlp_bias": true`, bad, []string{"mlp_bias = true: gpt_oss has no biases there"}},
 		{qwen2, `"hidden_size": "896"`, bad, []string{"hidden_size = 896: give a whole number"}},
 		{qwen2, `"hidden_size": 896.5`, bad, []string{"hidden_size = 896.5"}},
 		{qwen2, `"vocab_size": -3, "num_hidden_layers": 0, "rms_norm_eps": 0`, bad, []string{"vocab_size = -3", "num_hidden_layers = 0", "rms_norm_eps = 0"}},
@@ -164,7 +197,7 @@ func TestConfigFaults(t *testing.T) {
 		{llama31, `"model_type": "qwen3_moe"`, no, []string{"mixture of experts"}},
 		{llama31, `"model_type": "qwen3_5"`, no, []string{"qwen3_5"}},
 		{llama31, `"model_type": "qwen2_vl"`, no, []string{"vision"}},
-		{llama31, `"model_type": "phi"`, no, []string{`"phi" is not built: llama, mistral, ministral, qwen2, qwen3 and qwen3_5_text are`}},
+		{llama31, `"model_type": "phi"`, no, []string{`"phi" is not built: llama, mistral, ministral, qwen2, qwen3, qwen3_5_text and gpt_oss with a dense MLP are`}},
 		{llama31, `"model_type": "qwen3_next"`, no, []string{"mixture of experts"}},
 		{llama31, `"model_type": "qwen3_5_moe_text"`, no, []string{"mixture of experts"}},
 		{qwen35, `"linear_num_value_heads": 24`, bad, []string{"linear_num_value_heads = 24 is not a multiple of linear_num_key_heads = 16"}},
@@ -261,7 +294,8 @@ func TestUnbuiltModelFromScratch(t *testing.T) {
 func TestWindows(t *testing.T) {
 	base := map[string]string{"llama": llama31, "mistral": string(with(t, llama31, `"model_type": "mistral", "num_hidden_layers": 3`)),
 		"ministral": string(with(t, llama31, `"model_type": "ministral", "num_hidden_layers": 3, "head_dim": null`)),
-		"qwen2":     string(with(t, qwen2, `"num_hidden_layers": 3`)), "qwen3": string(with(t, qwen3, `"num_hidden_layers": 3, "layer_types": null`))}
+		"qwen2":     string(with(t, qwen2, `"num_hidden_layers": 3`)), "qwen3": string(with(t, qwen3, `"num_hidden_layers": 3, "layer_types": null`)),
+		"gpt_oss": gptOss}
 	for _, c := range []struct {
 		model, fields string
 		window        int64
@@ -282,6 +316,10 @@ func TestWindows(t *testing.T) {
 		{"qwen3", `"sliding_window": null, "use_sliding_window": true, "max_window_layers": 0`, 0, "fff"},
 		{"qwen3", `"use_sliding_window": true, "max_window_layers": 2, "sliding_window": 4096`, 4096, "ffs"},
 		{"qwen3", `"use_sliding_window": true, "sliding_window": 6, "layer_types": ["sliding_attention", "full_attention", "full_attention"]`, 6, "sff"},
+		{"gpt_oss", ``, 128, "sfs"},
+		{"gpt_oss", `"sliding_window": 9`, 9, "sfs"},
+		{"gpt_oss", `"sliding_window": null`, 0, "fff"},
+		{"gpt_oss", `"layer_types": ["full_attention", "full_attention", "sliding_attention"]`, 128, "ffs"},
 	} {
 		first := parse(t, string(with(t, base[c.model], c.fields)))
 		text, err := first.JSON()

@@ -14,14 +14,18 @@ type family struct {
 	normCentre float64 // 1 if weights of norms are stored as their distance from 1
 	qkNorm     bool    // the heads of q and k have norms
 	outputGate bool    // the output of attention has a gate
+	sinks      bool    // each query head has a sink
 	biases     biases  // of the projections of attention
 	mlpBias    bool    // mlp_bias gives biases to gate, up and down
 
-	tied        bool    // default of tie_word_embeddings
-	eps         float64 // default of rms_norm_eps
-	headDim     int64   // default of head_dim; 0 = hidden_size / num_attention_heads
-	theta       float64 // default of rope_theta
-	rotaryShare float64 // default of partial_rotary_factor; 0 = all features are rotated
+	biased      bool           // default of attention_bias
+	experts     float64        // default of num_local_experts
+	tied        bool           // default of tie_word_embeddings
+	eps         float64        // default of rms_norm_eps
+	headDim     int64          // default of head_dim; 0 = hidden_size / num_attention_heads
+	theta       float64        // default of rope_theta
+	rotaryShare float64        // default of partial_rotary_factor; 0 = all features are rotated
+	rope        map[string]any // default of rope_parameters; nil = no scaling
 
 	kinds      []string  // the kinds of layers that layer_types may list; nil: it has no meaning
 	window     int64     // default of sliding_window; 0: it is not read
@@ -62,6 +66,11 @@ func allSlide(_ *reader, window int64) func(int64) string {
 	return func(int64) string { return slidingIf(window > 0) }
 }
 
+// evenSlide is the rule by which the layers 0, 2, … slide if there is a window.
+func evenSlide(_ *reader, window int64) func(int64) string {
+	return func(layer int64) string { return slidingIf(window > 0 && layer%2 == 0) }
+}
+
 // lastSlide is the rule by which the layers from max_window_layers on slide.
 func lastSlide(r *reader, window int64) func(int64) string {
 	first := r.number("max_window_layers", 28)
@@ -98,6 +107,9 @@ var families = map[string]*family{
 		kinds: softmaxKinds, window: 4096, windowFlag: true, layers: lastSlide},
 	"qwen3": {class: "Qwen3ForCausalLM", qkNorm: true, eps: 1e-6, theta: 10000, headDim: 128,
 		kinds: softmaxKinds, window: 4096, windowFlag: true, layers: lastSlide},
+	"gpt_oss": {class: "GptOssForCausalLM", sinks: true, biased: true, experts: 128, eps: 1e-5, theta: 150000, headDim: 64,
+		kinds: softmaxKinds, window: 128, layers: evenSlide, rope: map[string]any{"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
+			"truncate": false, "original_max_position_embeddings": int64(4096)}},
 	"qwen3_5_text": {class: "Qwen3_5ForCausalLM", normCentre: 1, qkNorm: true, outputGate: true,
 		eps: 1e-6, theta: 10000, headDim: 256, rotaryShare: 0.25,
 		kinds: []string{fullAttention, linearAttention}, layers: mostAreLinear, read: readHybrid, write: writeHybrid,

@@ -48,7 +48,7 @@ func columns(x []float64, n, lo, hi int64) (y []float64) {
 // frequencies computes RoPE's frequencies independently, from the formulas of the papers and of
 // transformers. TestRopeGoldens compares the other types.
 func (r *reference) frequencies(s *sequence) []float64 {
-	if r.cfg.Switches() {
+	if r.cfg.Switches() || r.cfg.Rope.Type == "yarn" {
 		return ref.Convert[float64](r.cfg.Rope.Frequencies(r.cfg.RotaryDim, s.length()))
 	}
 	f := ref.RopeFrequencies(r.cfg.Rope.Theta, r.cfg.RotaryDim)
@@ -97,7 +97,7 @@ func (r *reference) attention(s *sequence, x []float64, name string, window *dev
 	c, tokens := r.cfg, int64(len(s.ids))
 	cos, sin := ref.RopeTable[float64](wide(s.positions), r.frequencies(s), r.cfg.Rope.Scale)
 	shape := &ref.Attention{Hq: c.NumAttentionHeads, Hkv: c.NumKeyValueHeads, D: c.HeadDim, Dv: c.HeadDim, CuQ: s.cu, CuK: s.cu,
-		Causal: true, Scale: 1 / math.Sqrt(float64(c.HeadDim))}
+		Causal: true, Scale: 1 / math.Sqrt(float64(c.HeadDim)), Sinks: r.w[name+".sinks"]}
 	if window != nil {
 		shape.Window = &ref.Window{Left: window.Left, Right: window.Right}
 	}

@@ -78,6 +78,19 @@ func (c *Config) rotaryShare() float64 {
 	return c.family.rotaryShare
 }
 
+// setRope puts the family's default table of RoPE's parameters into the fields of a config.json
+// without one, so that overrides and Save find it there.
+func (f *family) setRope(raw map[string]any) {
+	for _, name := range []string{"rope_parameters", "rope_scaling"} {
+		if t, given := raw[name].(map[string]any); raw[name] != nil && (!given || len(t) > 0) {
+			return
+		}
+	}
+	if f.rope != nil {
+		raw["rope_parameters"] = maps.Clone(f.rope)
+	}
+}
+
 // ropeTable returns the table with RoPE's parameters, and its name. As in transformers, a
 // rope_scaling that is not empty replaces rope_parameters.
 func ropeTable(r *reader) (string, *reader) {

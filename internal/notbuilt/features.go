@@ -47,12 +47,12 @@ var (
 	SoftCaps = &Feature{Name: "soft caps of scores and logits", Where: "`attn_logit_softcapping` and `final_logit_softcapping` of a config.json", Many: true,
 		Instead: "set it to 0 with model.override if the model was trained without it"}
 
-	ModelTypes       = &Feature{Name: "other model types", Where: "`model_type` of a config.json or of [model.new]", Instead: "llama, mistral, ministral, qwen2, qwen3 and qwen3_5_text are", Many: true}
-	Experts          = &Feature{Name: "mixture of experts", Where: "`num_experts` and `num_local_experts` of a config.json; keys of other trainers such as `moe`", Instead: "use a dense model"}
+	ModelTypes       = &Feature{Name: "other model types", Where: "`model_type` of a config.json or of [model.new]", Instead: "llama, mistral, ministral, qwen2, qwen3, qwen3_5_text and gpt_oss with a dense MLP are", Many: true}
+	Experts          = &Feature{Name: "mixture of experts", Where: "`num_experts` and `num_local_experts` of a config.json; keys of other trainers such as `moe`", Instead: "use a dense model; the attention of gpt_oss is built, with a dense MLP (`num_local_experts = 0`)"}
 	Multimodal       = &Feature{Name: "models of images, and quantized models", Where: "`vision_config` and `quantization_config` of a config.json", Instead: "use a text model with F32, BF16 or F16 weights", Many: true}
 	LayerTypes       = &Feature{Name: "other kinds of layers in llama", Where: "`layer_types` of a config.json", Instead: "full_attention is", Many: true}
 	HybridLayerTypes = &Feature{Name: "other kinds of layers in qwen3_5_text", Where: "`layer_types` of a config.json", Instead: "full_attention and linear_attention are", Many: true}
-	WindowLayerTypes = &Feature{Name: "other kinds of layers in ministral, qwen2 and qwen3", Where: "`layer_types` of a config.json", Instead: "full_attention and sliding_attention are", Many: true}
+	WindowLayerTypes = &Feature{Name: "other kinds of layers in ministral, qwen2, qwen3 and gpt_oss", Where: "`layer_types` of a config.json", Instead: "full_attention and sliding_attention are", Many: true}
 	Activations      = &Feature{Name: "activations other than SiLU", Where: "`hidden_act` of a config.json", Instead: "silu is", Many: true}
 	OutputGates      = &Feature{Name: "qwen3_5_text without an output gate", Where: "`attn_output_gate` of a config.json", Instead: "true is"}
 	PartialRotary    = &Feature{Name: "RoPE on a share of a head", Where: "`partial_rotary_factor` of a config.json; qwen3_5_text has it", Instead: "1 is"}
@@ -88,7 +88,7 @@ var (
 var ModelTypeReasons = map[string]string{
 	"gpt2": "learned positions", "gpt_neo": "learned positions", "opt": "learned positions", "gptj": "parallel blocks",
 	"qwen2_moe": "mixture of experts", "qwen3_moe": "mixture of experts", "mixtral": "mixture of experts", "llama4": "mixture of experts",
-	"deepseek_v2": "mixture of experts", "deepseek_v3": "mixture of experts", "gpt_oss": "mixture of experts",
+	"deepseek_v2": "mixture of experts", "deepseek_v3": "mixture of experts",
 	"qwen2_vl": "vision", "qwen2_5_vl": "vision", "qwen3_vl": "vision", "llava": "vision", "mllama": "vision", "gemma3": "vision",
 	"qwen3_5": "vision; a config.json with a text_config is read as that", "qwen3_5_moe": "mixture of experts",
 	"qwen3_5_moe_text": "mixture of experts", "qwen3_next": "mixture of experts", "t5": "encoder-decoder", "bart": "encoder-decoder",

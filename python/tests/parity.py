@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import unittest.mock
 
 import torch
 import transformers
 from families import float64, own_recurrence
+from transformers.models.gpt_oss import modeling_gpt_oss
 
 transformers.utils.logging.disable_progress_bar()
 
@@ -66,7 +68,44 @@ FAMILIES = {
         dict(use_sliding_window=True, sliding_window=12, layer_types=MIXED),
     ),
     "qwen3.5": ("Qwen3_5", DELTA),
+    "gpt-oss": ("GptOss", dict(num_local_experts=0, sliding_window=5, max_position_embeddings=131072)),
+    "gpt-oss, without biases": (
+        "GptOss",
+        dict(
+            num_local_experts=0,
+            sliding_window=17,
+            attention_bias=False,
+            layer_types=MIXED[1:] + MIXED[1:2],
+            rope_parameters=dict(
+                rope_type="yarn",
+                rope_theta=100.0,
+                factor=4.0,
+                truncate=False,
+                original_max_position_embeddings=16,
+            ),
+        ),
+    ),
 }
+
+
+class DenseMLP(torch.nn.Module):
+    """The MLP of gpt-oss models without experts, whose attention is that of transformers."""
+
+    def __init__(self, config) -> None:
+        super().__init__()
+        n, wide = config.hidden_size, config.intermediate_size
+        self.gate_proj = torch.nn.Linear(n, wide, bias=False)
+        self.up_proj = torch.nn.Linear(n, wide, bias=False)
+        self.down_proj = torch.nn.Linear(wide, n, bias=False)
+
+    def forward(self, x):
+        gate = torch.nn.functional.silu(self.gate_proj(x))
+        return self.down_proj(gate * self.up_proj(x)), None  # None: scores of the router
+
+
+def dense():
+    """Makes transformers build gpt-oss with the dense MLP, inside a with statement."""
+    return unittest.mock.patch.object(modeling_gpt_oss, "GptOssMLP", DenseMLP)
 
 
 def classes(family: str) -> tuple[type, type]:
@@ -91,6 +130,8 @@ def randomize(model: torch.nn.Module) -> None:
                 p.copy_(0.3 * r)
             elif name.endswith("A_log"):
                 p.copy_(r - 2)
+            elif name.endswith("sinks"):
+                p.copy_(r)
             else:  # norms
                 zero = centred and not name.endswith("linear_attn.norm.weight")
                 p.copy_(0.2 * r + (0 if zero else 1))
@@ -99,16 +140,18 @@ def randomize(model: torch.nn.Module) -> None:
 def build(family: str):
     """Returns a model of transformers in float32, with the same weights at every call."""
     config, model = classes(family)
-    made = model(config(**SHAPE | FAMILIES[family][1], attn_implementation="eager"))
+    with dense():
+        made = model(config(**SHAPE | FAMILIES[family][1], attn_implementation="eager"))
     randomize(made)
     return made
 
 
 def load(family: str, folder: str):
     """Returns a model of transformers from a folder, in which no weight is missing or unknown."""
-    model, info = classes(family)[1].from_pretrained(
-        folder, attn_implementation="eager", dtype=torch.float32, output_loading_info=True
-    )
+    with dense():
+        model, info = classes(family)[1].from_pretrained(
+            folder, attn_implementation="eager", dtype=torch.float32, output_loading_info=True
+        )
     wrong = {kind: names for kind, names in info.items() if names}
     if wrong:
         raise AssertionError(f"{folder}: {wrong}")

@@ -34,7 +34,7 @@ LR = 0.05
 
 # Meshes and options of the first step, and of five steps.
 FIRST_STEPS = {
-    "1 rank": (1, ["parallel.ulysses=1"]),
+    "1 rank": (1, ["parallel.ulysses=1", "memory.head_groups=2"]),
     "2 ranks": (2, ["parallel.ulysses=2", "parallel.zero=1", "parallel.overlap=on"]),
     "4 ranks": (4, ["parallel.ulysses=4", "parallel.zero=3", "memory.attention=recompute"]),
     "2 x ring 2": (4, ["parallel.ulysses=2", "parallel.ring=2", "memory.qkv=recompute"]),
