@@ -62,6 +62,7 @@ from .layer import (
 )
 from .layout import Layout, shard_rows
 from .plan import Batch, DeltaPlan, Plan, Sequences
+from .projections import async_ulysses_output_projection, async_ulysses_qkv_projection
 from .reshard import (
     gather_heads_scatter_seq,
     gather_seq_scatter_heads,
@@ -111,6 +112,8 @@ __all__ = [
     "UlyssesSPAttentionHF",
     "Unsupported",
     "Whole",
+    "async_ulysses_output_projection",
+    "async_ulysses_qkv_projection",
     "attention",
     "attention_backward",
     "attention_forward",

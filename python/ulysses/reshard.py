@@ -38,6 +38,7 @@ class Reshard:
         heads: heads of all ranks
         seq: tokens of all ranks, including padding
         unpadded: tokens of all ranks without padding
+        copies: how many consecutive ranks get each head. From heads to tokens, copies are added
     """
 
     context: Context
@@ -47,6 +48,7 @@ class Reshard:
     heads: int
     seq: int
     unpadded: int
+    copies: int = 1
 
     @property
     def merged(self) -> int:
@@ -55,8 +57,8 @@ class Reshard:
         If the number of heads is a multiple of the ranks, the heads of a rank are one, so that
         longer contiguous ranges are copied.
         """
-        divides = self.heads and self.heads % self.context.size == 0
-        return self.heads // self.context.size if divides else 1
+        each, rest = divmod(self.heads * self.copies, self.context.size)
+        return each if each and not rest else 1
 
     def inverse(self) -> Reshard:
         return replace(self, to_heads=not self.to_heads)
@@ -72,7 +74,14 @@ class Reshard:
                 f"ulysses: a tensor of shape {tuple(x.shape)}; the axes before tokens and heads "
                 "must not be empty"
             )
-        plan = self.context._plan(heads=self.heads // self.merged, head_dim=1, dtype=_struct.F32)
+        heads = self.heads // self.merged
+        plan = self.context._plan(
+            heads=heads * self.copies,
+            kv_heads=heads,
+            head_dim=1,
+            # the device must add copies in this type
+            dtype=_struct.F32 if self.copies == 1 else dtype_of(x),
+        )
         batch = self.context._batch(Sequences(sequences, self.seq))
         return plan, batch, (*leading, self.seq_dim, self.head_dim, *others), len(leading)
 
@@ -94,7 +103,7 @@ class Reshard:
         shape = tuple(reordered.shape)
         rows_in, heads_in = shape[lead], shape[lead + 1]
         sizes = plan.sizes(batch)
-        local_heads = (sizes.head_hi - sizes.head_lo) * self.merged
+        local_heads = (sizes.shared_hi - sizes.shared_lo) * self.merged
         by_tokens, by_heads = (batch.rows, self.heads), (self.seq, local_heads)
         want, (rows_out, heads_out) = (
             (by_tokens, by_heads) if self.to_heads else (by_heads, by_tokens)
@@ -119,7 +128,7 @@ class Reshard:
             y = _permute(out.reshape(result), original)
             return self.cut(y)
 
-        return Parts(plan, batch, [flat], [out], finish)
+        return Parts(plan, batch, [flat], [out], finish, shared=self.copies > 1)
 
     def cut(self, y: Any) -> Any:
         """Returns y, resharded to heads, without the padding of its tokens."""
@@ -225,7 +234,7 @@ class Reshards:
 class Parts:
     """The tensors of one all-to-all, [sequences, rows, heads, features] and back.
 
-    `finish` returns the result, after `outs` was written.
+    `finish` returns the result, after `outs` was written. Several ranks have each head if `shared`.
     """
 
     plan: Plan
@@ -233,6 +242,7 @@ class Parts:
     ins: list[Any]
     outs: list[Any]
     finish: Callable[[], Any]
+    shared: bool = False
 
 
 class Request:
@@ -253,6 +263,8 @@ class Request:
         args = _struct.ReshardArgs(n=n, stream=stream_of(x))
         setattr(args, "in", ins)
         args.out = outs
+        if parts.shared:
+            args.shared, args.sum_copies = (ctypes.c_int32 * n)(*[1] * n), int(not to_heads)
         need = ctypes.c_uint64()
         context._call(
             "ulysses_reshard_workspace",
@@ -577,7 +589,14 @@ def gather_seq_scatter_heads_qkv(
     seq_dim, counts = ctx.agree(operation, prepare)
     seq, unpadded = _lengths(operation, ctx, [n for (n,) in counts], size, padded)
     reshard = ReshardQKV(
-        ctx, True, seq_dim, x.ndim - 1, x.shape[-1] // 3, seq, unpadded, bool(restore_shape)
+        ctx,
+        True,
+        seq_dim,
+        x.ndim - 1,
+        x.shape[-1] // 3,
+        seq,
+        unpadded,
+        restore_shape=bool(restore_shape),
     )
     return _run(x, reshard, async_op)
 
