@@ -1,4 +1,4 @@
-"""The program that test_launch.py starts on each rank: launched.py mpi|world|torch.
+"""The program that test_launch.py starts on each rank: launched.py mpi|world|torch|mpi_torch.
 
 It tests contexts over mpi4py's communicators, directly and by callbacks, over MPI without mpi4py,
 and over torch.distributed.
@@ -89,6 +89,16 @@ def check(ctx, s=29, seed=0):
     assert [m["input_ids"].max(initial=m.owner) for m in micro_batches] == list(range(ctx.size))
 
 
+def check_projections(ctx):
+    """Checks that overlapped projections are bitwise equal to plain ones, on PyTorch tensors."""
+    from test_projections import case, overlapped, run, synchronous
+
+    layer = case(9, 2, True, "rmsnorm")
+    want = run(synchronous, layer, "rmsnorm", False, ctx)
+    for name, x in run(overlapped, layer, "rmsnorm", False, ctx).items():
+        np.testing.assert_array_equal(x, want[name])
+
+
 def mpi():
     from mpi4py import MPI
 
@@ -113,6 +123,14 @@ def mpi():
     return world.rank
 
 
+def mpi_with_torch():
+    from mpi4py import MPI
+
+    with ulysses.Context(MPI.COMM_WORLD, threads=1) as ctx:
+        check_projections(ctx)
+    return MPI.COMM_WORLD.rank
+
+
 def world():
     """MPI without mpi4py: the library initializes and finalizes it."""
     with ulysses.Context.world(threads=1) as ctx:
@@ -134,6 +152,7 @@ def torch_gloo():
     dist.init_process_group("gloo")
     with ulysses.Context.torch(threads=1) as ctx:
         check(ctx)
+        check_projections(ctx)
     pair = dist.new_group([0, 1], backend="gloo")
     with ulysses.Context(pair, threads=1) as ctx:
         check(ctx)
@@ -143,5 +162,6 @@ def torch_gloo():
 
 
 if __name__ == "__main__":
-    rank = {"mpi": mpi, "world": world, "torch": torch_gloo}[sys.argv[1]]()
+    modes = {"mpi": mpi, "world": world, "torch": torch_gloo, "mpi_torch": mpi_with_torch}
+    rank = modes[sys.argv[1]]()
     print(f"rank {rank} ok", flush=True)

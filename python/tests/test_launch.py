@@ -72,6 +72,11 @@ class Launch(unittest.TestCase):
         # Lines of different ranks may be joined.
         self.assertEqual(sorted(re.findall("rank [0-9]+ ok", out)), ["rank 0 ok", "rank 1 ok"], out)
 
+    @need_mpi
+    @need_torch
+    def test_mpi_with_torch(self):
+        self.assertEqual(mpirun(4, str(HERE / "launched.py"), "mpi_torch").count("ok"), 4)
+
     @need_torch
     def test_torch_distributed(self):
         self.assertEqual(torchrun(2, str(HERE / "launched.py"), "torch").count("ok"), 2)
