@@ -4,10 +4,14 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"sync"
 	"testing"
+	"time"
 	"unsafe"
 
+	"ulysses/comm"
 	"ulysses/internal/status"
+	"ulysses/testkit/slowlinks"
 )
 
 // overlapped runs a forward and a backward pass of attention in their overlapped form. q, k and v
@@ -231,45 +235,107 @@ func TestPassesOfContexts(t *testing.T) {
 // A layer with ULYSSES_OVERLAP gives bitwise the results of one without, on several ranks, with
 // norms, biases, rotation, sinks, slopes and more ranks than key heads.
 func TestLayerOverlap(t *testing.T) {
+	size := layerSize{batch: 2, seq: 7, heads: 4, kvHeads: 2, dim: 8, hidden: 12}
 	for _, mesh := range [][2]int{{1, 1}, {2, 1}, {4, 1}, {4, 2}} {
 		onRanksWith(t, mesh[0], cOptions{ring: int32(mesh[1])}, func(rank int, ctx uintptr) {
-			want, got := runLayer(t, ctx, 0), runLayer(t, ctx, flagOverlap)
-			for name := range want {
-				if !slices.Equal(got[name], want[name]) || len(want[name]) == 0 {
-					t.Errorf("%v: rank %d: %s differs with ULYSSES_OVERLAP", mesh, rank, name)
+			var out [2]map[string][]float32
+			for i, flags := range [2]int32{0, flagOverlap} {
+				x := newLayer(t, ctx, size, flags)
+				must(t, x.pass())
+				out[i] = x.out
+			}
+			for name, want := range out[0] {
+				if !slices.Equal(out[1][name], want) || slices.Max(want) == slices.Min(want) {
+					t.Errorf("%v: rank %d: %s differs with ULYSSES_OVERLAP, or is zero", mesh, rank, name)
 				}
 			}
 		})
 	}
 }
 
-// runLayer runs a layer forward and backward, and returns its outputs by name.
-func runLayer(t *testing.T, ctx uintptr, flags int32) map[string][]float32 {
-	const b, s, hq, hkv, d, hidden = 2, 7, 4, 2, 8, 12
-	desc := cAttentionDesc{struct_size: uint32(unsafe.Sizeof(cAttentionDesc{})), dtype: typeF32, flags: flags | flagCausal | flagSinks | flagAlibi, heads: hq, kv_heads: hkv, head_dim: d}
-	l := cBatchDesc{struct_size: uint32(unsafe.Sizeof(cBatchDesc{})), batch: b, seq: s}
-	var plan, batch uintptr
-	must(t, newPlan(ctx, p(&desc), p(&plan)))
-	must(t, newBatch(ctx, p(&l), p(&batch)))
+type layerSize struct{ batch, seq, heads, kvHeads, dim, hidden int64 }
+
+// layerCall is a layer with all options of a layer: its arguments on a rank, and its outputs by
+// name.
+type layerCall struct {
+	plan, batch uintptr
+	a           cAttentionLayerArgs
+	g           cAttentionLayerGrads
+	out         map[string][]float32
+}
+
+// newLayer creates the plan, the batch and the arguments of a layer. Collective.
+func newLayer(t testing.TB, ctx uintptr, n layerSize, flags int32) *layerCall {
+	x := &layerCall{out: map[string][]float32{}}
+	desc := cAttentionDesc{struct_size: uint32(unsafe.Sizeof(cAttentionDesc{})), dtype: typeF32, flags: flags | flagCausal | flagSinks | flagAlibi, heads: n.heads, kv_heads: n.kvHeads, head_dim: n.dim}
+	l := cBatchDesc{struct_size: uint32(unsafe.Sizeof(cBatchDesc{})), batch: n.batch, seq: n.seq}
+	must(t, newPlan(ctx, p(&desc), p(&x.plan)))
+	must(t, newBatch(ctx, p(&l), p(&x.batch)))
 	info := cBatchInfo{struct_size: uint32(unsafe.Sizeof(cBatchInfo{}))}
-	must(t, batchQuery(batch, p(&info)))
-	out := map[string][]float32{}
+	must(t, batchQuery(x.batch, p(&info)))
 	written := func(name string, shape ...int64) *cTensor {
-		x, data := arrayOf(shape...)
-		out[name] = data
-		return x
+		y, data := arrayOf(shape...)
+		x.out[name] = data
+		return y
 	}
-	rows, norm := info.rows, func() *cTensor { return tensorOf(d) }
-	a := cAttentionLayerArgs{struct_size: uint32(unsafe.Sizeof(cAttentionLayerArgs{})), hidden: hidden, x: tensorOf(b, rows, hidden), wq: tensorOf(hq*d, hidden), wk: tensorOf(hkv*d, hidden),
-		wv: tensorOf(hkv*d, hidden), wo: tensorOf(hidden, hq*d), bq: tensorOf(hq * d), bk: tensorOf(hkv * d), bv: tensorOf(hkv * d), bo: tensorOf(hidden), q_norm: norm(), k_norm: norm(),
-		cos: tensorOf(b*rows, d/2), sin: tensorOf(b*rows, d/2), y: written("y", b, rows, hidden), sinks: tensorOf(hq), alibi: tensorOf(hq)}
-	g := cAttentionLayerGrads{struct_size: uint32(unsafe.Sizeof(cAttentionLayerGrads{})), dy: tensorOf(b, rows, hidden), dx: written("dx", b, rows, hidden), dwq: written("dwq", hq*d, hidden),
-		dwk: written("dwk", hkv*d, hidden), dwv: written("dwv", hkv*d, hidden), dwo: written("dwo", hidden, hq*d), dbq: written("dbq", hq*d), dbk: written("dbk", hkv*d), dbv: written("dbv", hkv*d),
-		dbo: written("dbo", hidden), dq_norm: written("dq_norm", d), dk_norm: written("dk_norm", d), dsinks: written("dsinks", hq), dalibi: written("dalibi", hq)}
+	b, rows, q, k, d, hidden := n.batch, info.rows, n.heads*n.dim, n.kvHeads*n.dim, n.dim, n.hidden
+	x.a = cAttentionLayerArgs{struct_size: uint32(unsafe.Sizeof(x.a)), hidden: hidden, x: tensorOf(b, rows, hidden), wq: tensorOf(q, hidden), wk: tensorOf(k, hidden), wv: tensorOf(k, hidden),
+		wo: tensorOf(hidden, q), bq: tensorOf(q), bk: tensorOf(k), bv: tensorOf(k), bo: tensorOf(hidden), q_norm: tensorOf(d), k_norm: tensorOf(d), cos: tensorOf(b*rows, d/2), sin: tensorOf(b*rows, d/2),
+		y: written("y", b, rows, hidden), sinks: tensorOf(n.heads), alibi: tensorOf(n.heads)}
+	x.g = cAttentionLayerGrads{struct_size: uint32(unsafe.Sizeof(x.g)), dy: tensorOf(b, rows, hidden), dx: written("dx", b, rows, hidden), dwq: written("dwq", q, hidden), dwk: written("dwk", k, hidden),
+		dwv: written("dwv", k, hidden), dwo: written("dwo", hidden, q), dbq: written("dbq", q), dbk: written("dbk", k), dbv: written("dbv", k), dbo: written("dbo", hidden),
+		dq_norm: written("dq_norm", d), dk_norm: written("dk_norm", d), dsinks: written("dsinks", n.heads), dalibi: written("dalibi", n.heads)}
 	size := cSizes{struct_size: uint32(unsafe.Sizeof(cSizes{}))}
-	must(t, attentionLayerSizes(plan, batch, p(&a), p(&size)))
-	a.saved, a.saved_bytes = aligned(size.saved), size.saved
-	must(t, attentionLayerForward(plan, batch, p(&a)))
-	must(t, attentionLayerBackward(plan, batch, p(&a), p(&g)))
-	return out
+	must(t, attentionLayerSizes(x.plan, x.batch, p(&x.a), p(&size)))
+	x.a.saved, x.a.saved_bytes = aligned(size.saved), size.saved
+	x.a.workspace, x.a.workspace_bytes = aligned(size.workspace), size.workspace
+	return x
+}
+
+// pass runs the layer forward and backward. Collective.
+func (x *layerCall) pass() error {
+	if err := attentionLayerForward(x.plan, x.batch, p(&x.a)); err != nil {
+		return err
+	}
+	return attentionLayerBackward(x.plan, x.batch, p(&x.a), p(&x.g))
+}
+
+// BenchmarkLayerOverlap times a layer, forward and backward, without and with ULYSSES_OVERLAP in
+// turn, on two goroutine ranks whose links have a latency of 50 us and the given bandwidth.
+func BenchmarkLayerOverlap(b *testing.B) {
+	size := layerSize{batch: 1, seq: 2048, heads: 8, kvHeads: 8, dim: 64, hidden: 512}
+	for _, bandwidth := range []float64{1e8, 2e8, 1e9} {
+		b.Run(fmt.Sprintf("%.0f MB a second", bandwidth/1e6), func(b *testing.B) {
+			comms := comm.Local(2)
+			var times [2][]float64 // plain, overlapped
+			var wait sync.WaitGroup
+			for rank := range comms {
+				wait.Go(func() {
+					slow, err := slowlinks.New(comms[rank], slowlinks.Links{Latency: 50 * time.Microsecond, Bandwidth: bandwidth}, nil)
+					must(b, err)
+					o := cOptions{struct_size: uint32(unsafe.Sizeof(cOptions{})), threads: 1}
+					var ctx uintptr
+					must(b, newOnComm("BenchmarkLayerOverlap", slow, true, p(&o), p(&ctx)))
+					layers := [2]*layerCall{newLayer(b, ctx, size, 0), newLayer(b, ctx, size, flagOverlap)}
+					for i := range b.N + 1 { // the first is not timed
+						for k, x := range layers {
+							must(b, lossReduceOf(ctx)) // a barrier
+							from := time.Now()
+							must(b, x.pass())
+							must(b, lossReduceOf(ctx))
+							if rank == 0 && i > 0 {
+								times[k] = append(times[k], time.Since(from).Seconds()*1e3)
+							}
+						}
+					}
+				})
+			}
+			wait.Wait()
+			for k, name := range [2]string{"plain", "overlapped"} {
+				slices.Sort(times[k])
+				b.ReportMetric(times[k][0], name+"-least-ms")
+				b.ReportMetric(times[k][len(times[k])/2], name+"-median-ms")
+			}
+		})
+	}
 }
