@@ -68,7 +68,10 @@ FAMILIES = {
         dict(use_sliding_window=True, sliding_window=12, layer_types=MIXED),
     ),
     "qwen3.5": ("Qwen3_5", DELTA),
-    "gpt-oss": ("GptOss", dict(num_local_experts=0, sliding_window=5, max_position_embeddings=131072)),
+    "gpt-oss": (
+        "GptOss",
+        dict(num_local_experts=0, sliding_window=5, max_position_embeddings=131072),
+    ),
     "gpt-oss, without biases": (
         "GptOss",
         dict(

@@ -307,6 +307,38 @@ class Layer(unittest.TestCase):
                     MESHES,
                 )
 
+    def test_overlap(self):
+        """With overlap, results are bitwise equal, and each tensor has an all-to-all of its own."""
+        arrays = {name: t.numpy() for name, t in {"x": self.x, **self.weights}.items()}
+
+        def body(ctx):
+            shards = arrays | {"x": local(arrays["x"], ctx)}
+            found, sent = [], []
+            comm = ctx.communicator
+            alltoallv = comm.alltoallv
+            for overlap in (False, True):
+                calls = []
+                comm.alltoallv = lambda *a: (calls.append(1), alltoallv(*a))[1]
+                y, call = ulysses.attention_layer_forward(
+                    **shards,
+                    heads=self.H,
+                    kv_heads=self.HKV,
+                    seq=self.S,
+                    causal=True,
+                    overlap=overlap,
+                    context=ctx,
+                )
+                grads = ulysses.attention_layer_backward(call, local(self.up.numpy(), ctx))
+                found.append({"y": y, **grads})
+                sent.append(len(calls))
+            for name, want in found[0].items():
+                np.testing.assert_array_equal(found[1][name], want)
+            if ctx.size > 1:
+                self.assertEqual(sent, [4, 8])
+
+        for size in (1, 2, 4):
+            contexts(size, body)
+
     def test_numpy(self):
         """NumPy arrays have the results of PyTorch's tensors, and gradients of sinks in float32."""
         arrays = {name: t.numpy() for name, t in {"x": self.x, **self.weights}.items()}

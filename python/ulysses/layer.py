@@ -102,6 +102,7 @@ def attention_layer_forward(
     seq: int | None = None,
     cu_seqlens: Sequence[int] | None = None,
     deterministic: bool = False,
+    overlap: bool = False,
     softcap: float = 0.0,
     sinks: Any = None,
     alibi: Any = None,
@@ -165,6 +166,7 @@ def attention_layer_forward(
             kv_heads=kv,
             head_dim=wq.shape[0] // heads,
             v_dim=wv.shape[0] // kv,
+            overlap=bool(overlap),
             **plan_options(operation, o, heads, x),
         )
         free = {"x": (1,), "cos": (0,), "sin": (0,)}
@@ -260,6 +262,10 @@ def attention_layer(x: Any, wq: Any, wk: Any, wv: Any, wo: Any, **options: Any) 
         eps (float): constant of the RMS norms; 0 = 1e-6. Default: 0
         sinks, alibi (optional): [H], float32 or the dtype of x, as in `attention`. Default: None
         block_mask, block (optional): as in `attention`. Default: None
+        overlap (bool): send each of q, k and v while the next one is projected, and their gradients
+            while gradients of weights are computed. Results are bitwise equal. How much is hidden
+            depends on the transport: the collectives of a `Communicator` are complete when they
+            return. Default: False
         causal, window, scale, softcap, dropout, seed, seq, cu_seqlens, deterministic, context: as
             in `attention`
 

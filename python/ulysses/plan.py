@@ -114,6 +114,7 @@ class AttentionOptions:
         sinks, alibi: calls have sinks, slopes
         block: queries and keys of a block of the mask of each call; None = calls have no mask
         gather_keys: all keys move between the groups of a ring at the start
+        overlap: layers send each of q, k and v while the next one is projected
     """
 
     heads: int
@@ -132,6 +133,7 @@ class AttentionOptions:
     block: tuple[int, int] | None = None
     deterministic: bool = False
     gather_keys: bool = False
+    overlap: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "kv_heads", self.kv_heads or self.heads)
@@ -222,7 +224,8 @@ class Plan(_AnyPlan):
             | _struct.ALIBI * bool(o.alibi)
             | _struct.BLOCK_MASK * (o.block is not None)
             | _struct.DETERMINISTIC * bool(o.deterministic)
-            | _struct.GATHER_KEYS * bool(o.gather_keys),
+            | _struct.GATHER_KEYS * bool(o.gather_keys)
+            | _struct.OVERLAP * bool(o.overlap),
             scale=_scale(o.scale, "head_dim"),
             softcap=o.softcap,
             dropout=o.dropout,
