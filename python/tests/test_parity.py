@@ -38,6 +38,7 @@ FIRST_STEPS = {
     "2 ranks": (2, ["parallel.ulysses=2", "parallel.zero=1", "parallel.overlap=on"]),
     "4 ranks": (4, ["parallel.ulysses=4", "parallel.zero=3", "memory.attention=recompute"]),
     "2 x ring 2": (4, ["parallel.ulysses=2", "parallel.ring=2", "memory.qkv=recompute"]),
+    "ring 4": (4, ["parallel.ulysses=1", "parallel.ring=4", "parallel.gather=on"]),
 }
 RUNS = {
     "4 ranks": (4, ["parallel.ulysses=4", "parallel.zero=2"]),
