@@ -15,7 +15,8 @@
 // calls package sp or gdn.
 //
 // The main types are context (one rank on one device), plan (one kind of layer), batch (lengths and
-// documents) and request (a reshard in progress). Each has a handle in the table of handles.go.
+// documents), request (a reshard in progress) and pass (an overlapped pass in progress). Each has a
+// handle in the table of handles.go.
 package main
 
 /*

@@ -43,6 +43,12 @@ func overlapped(plan, batch uintptr, a *cAttentionArgs, g *cAttentionGrads, call
 	if err := passAttend(pass); err != nil || g == nil {
 		return err
 	}
+	return overlappedBackward(plan, batch, a, g, calls)
+}
+
+// overlappedBackward is the backward pass of overlapped.
+func overlappedBackward(plan, batch uintptr, a *cAttentionArgs, g *cAttentionGrads, calls func() error) error {
+	var pass uintptr
 	if err := backwardStart(plan, batch, p(a), p(g), p(&pass)); err != nil {
 		return err
 	}
@@ -96,6 +102,30 @@ func TestPassesEqualCalls(t *testing.T) {
 			}
 		}
 	}
+}
+
+// The backward pass of either form fits the forward pass of the other form.
+func TestPassesAndCallsMix(t *testing.T) {
+	onRanks(t, 2, 0, func(rank int, ctx uintptr) {
+		r := newRankCalls(t, ctx)
+		again := func() []float32 { return slices.Clone(elementsOf(r.attentionGrads.dk)) }
+		nothing := func() error { return nil }
+		must(t, attentionForward(r.plan, r.batch, p(&r.attention)))
+		must(t, attentionBackward(r.plan, r.batch, p(&r.attention), p(&r.attentionGrads)))
+		want := again()
+		must(t, overlapped(r.plan, r.batch, &r.attention, nil, nothing))
+		must(t, attentionBackward(r.plan, r.batch, p(&r.attention), p(&r.attentionGrads)))
+		if !slices.Equal(again(), want) {
+			t.Errorf("rank %d: the plain backward pass after an overlapped forward pass differs", rank)
+		}
+		clear(unsafe.Slice((*byte)(r.attention.saved), r.attention.saved_bytes))
+		refusedWith(t, "no forward pass", overlappedBackward(r.plan, r.batch, &r.attention, &r.attentionGrads, nothing), "saved has not been written by a forward call")
+		must(t, attentionForward(r.plan, r.batch, p(&r.attention)))
+		must(t, overlappedBackward(r.plan, r.batch, &r.attention, &r.attentionGrads, nothing))
+		if !slices.Equal(again(), want) {
+			t.Errorf("rank %d: the overlapped backward pass after a plain forward pass differs", rank)
+		}
+	})
 }
 
 // Two passes of one plan may interleave with each other and with plain calls.

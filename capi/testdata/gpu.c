@@ -84,8 +84,8 @@ typedef struct {
   int64_t n, lo;
 } layered;
 
-static layered layer(ulysses_context *c, int gpu, stream_t s) {
-  pair p = attention_pair(c);
+static layered layer(ulysses_context *c, int gpu, stream_t s, int32_t flags) {
+  pair p = attention_with(c, flags);
   int64_t n = p.n, sizes[8] = {B * n * HIDDEN, H * D * HIDDEN, H * D * HIDDEN, H * D * HIDDEN,
                                HIDDEN * H * D, B * n * HIDDEN, B * n * HIDDEN, B * n * HIDDEN};
   int64_t rows[3] = {B, n, HIDDEN}, in[2] = {H * D, HIDDEN}, out[2] = {HIDDEN, H * D};
@@ -191,14 +191,18 @@ static void everything(ulysses_context *c, stream_t s, int waits) {
     same(r, whole);
     free_results(r);
   }
-  layered one = layer(alone, 1, s), mine = layer(c, 1, s);
-  for (int64_t b = 0; b < B; b++) {
-    CHECK(memcmp(mine.y + b * mine.n * HIDDEN, one.y + (b * S + mine.lo) * HIDDEN,
-                 (size_t)(mine.n * HIDDEN) * 4) == 0);
-    CHECK(memcmp(mine.dx + b * mine.n * HIDDEN, one.dx + (b * S + mine.lo) * HIDDEN,
-                 (size_t)(mine.n * HIDDEN) * 4) == 0);
+  layered one = layer(alone, 1, s, 0);
+  for (int32_t flags = 0; flags <= ULYSSES_OVERLAP; flags += ULYSSES_OVERLAP) {
+    layered mine = layer(c, 1, s, flags);
+    for (int64_t b = 0; b < B; b++) {
+      CHECK(memcmp(mine.y + b * mine.n * HIDDEN, one.y + (b * S + mine.lo) * HIDDEN,
+                   (size_t)(mine.n * HIDDEN) * 4) == 0);
+      CHECK(memcmp(mine.dx + b * mine.n * HIDDEN, one.dx + (b * S + mine.lo) * HIDDEN,
+                   (size_t)(mine.n * HIDDEN) * 4) == 0);
+    }
+    free(mine.y), free(mine.dx), free(mine.dwq);
   }
-  free(one.y), free(one.dx), free(one.dwq), free(mine.y), free(mine.dx), free(mine.dwq);
+  free(one.y), free(one.dx), free(one.dwq);
   moved(c, s, waits);
   resharded(c, s, waits);
   tiled(c, s);
@@ -245,7 +249,7 @@ static void alone(void) {
   OK(ulysses_context_query(c, &info));
   CHECK(info.device == ULYSSES_CUDA && info.ordinal == cuda.gpu && info.size == 1);
   results want = attention(cpu, 1);
-  layered on_cpu = layer(cpu, 0, NULL);
+  layered on_cpu = layer(cpu, 0, NULL, 0);
   stream_t made[2], streams[5];
   for (int i = 0; i < 2; i++) RUN(cuda.stream(&made[i], NON_BLOCKING));
   // 0, 1 and 2 are the names of default streams
@@ -256,7 +260,7 @@ static void alone(void) {
     near_the_cpu(r, want);
     free_results(r);
   }
-  layered r = layer(c, 1, made[0]);
+  layered r = layer(c, 1, made[0], ULYSSES_OVERLAP);
   close_to(r.y, on_cpu.y, B * S * HIDDEN, TWO_DEVICES),
       close_to(r.dx, on_cpu.dx, B * S * HIDDEN, TWO_DEVICES),
       close_to(r.dwq, on_cpu.dwq, H * D * HIDDEN, TWO_DEVICES);

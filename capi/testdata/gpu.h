@@ -147,12 +147,14 @@ static inline pair pair_of(ulysses_context *c, const ulysses_attention_desc *d) 
   return p;
 }
 
-static inline pair attention_pair(ulysses_context *c) {
+static inline pair attention_with(ulysses_context *c, int32_t flags) {
   ulysses_attention_desc d;
   ULYSSES_INIT(&d);
-  d.dtype = ULYSSES_F32, d.flags = ULYSSES_CAUSAL, d.heads = H, d.head_dim = D;
+  d.dtype = ULYSSES_F32, d.flags = ULYSSES_CAUSAL | flags, d.heads = H, d.head_dim = D;
   return pair_of(c, &d);
 }
+
+static inline pair attention_pair(ulysses_context *c) { return attention_with(c, 0); }
 
 static inline void free_pair(pair p) {
   ulysses_plan_destroy(p.plan), ulysses_batch_destroy(p.batch);

@@ -258,6 +258,7 @@ class Context:
             block (tuple of int, optional): as in `attention`. Default: None
             deterministic (bool): gradients are bitwise reproducible on a GPU. Default: False
             gather_keys (bool): as in `Context`. Default: the context's
+            overlap (bool): as in `attention_layer`. Default: False
 
         Raises:
             InvalidArgument: the options are wrong, or differ between ranks
