@@ -52,13 +52,46 @@ def torch_on(cuda):
     sizes = {"float32": 4, "uint8": 1}
 
     class Tensor:
-        def __init__(self, shape, dtype, index=0):
+        def __init__(self, shape, dtype, index=0, base=None, at=0):
+            """A new tensor, or a row-major one at a number of bytes in the tensor `base`."""
             self.shape, self.dtype, self.is_cuda, self.layout = tuple(shape), dtype, True, "strided"
             self.device = types.SimpleNamespace(type="cuda", index=index)
-            self.bytes = int(np.prod(self.shape)) * sizes[dtype.removeprefix("torch.")]
+            self.size = sizes[dtype.removeprefix("torch.")]
+            self.bytes = int(np.prod(self.shape)) * self.size
+            self.base, self.at = base or self, at
+            if base is not None:
+                assert 0 <= at <= base.bytes - self.bytes and at % self.size == 0
+                self.memory = ctypes.c_void_p(base.memory.value + at)
+                return
             self.memory = ctypes.c_void_p()
             assert cuda.cudaMalloc(ctypes.byref(self.memory), max(self.bytes, 1)) == 0
             assert cuda.cudaMemsetAsync(self.memory, 255, self.bytes, stream) == 0
+
+        def __getitem__(self, part):
+            """A range of a tensor with one axis."""
+            lo, hi, _ = part.indices(self.shape[0])
+            at = self.at + lo * self.size
+            return Tensor((hi - lo,), self.dtype, self.device.index, self.base, at)
+
+        def view(self, dtype):
+            n = self.bytes // sizes[dtype.removeprefix("torch.")]
+            return Tensor((n,), dtype, self.device.index, self.base, self.at)
+
+        def storage_offset(self):
+            return self.at // self.size
+
+        def as_strided(self, shape, strides, offset):
+            found = Tensor(shape, self.dtype, self.device.index, self.base, offset * self.size)
+            assert tuple(strides) == found.stride(), "only row-major tensors"
+            return found
+
+        def copy_(self, array):
+            """Writes an array of NumPy in the order of the stream."""
+            array = np.ascontiguousarray(array, np.float32)
+            assert array.shape == self.shape
+            data = array.ctypes.data
+            assert cuda.cudaMemcpyAsync(self.memory, data, self.bytes, 1, stream) == 0
+            assert cuda.cudaStreamSynchronize(stream) == 0
 
         def data_ptr(self):
             return self.memory.value
@@ -100,6 +133,37 @@ def torch_on(cuda):
     return torch
 
 
+def local_on_gpu(ctx, tensors, arrays, grads, want):
+    """A caller's own attention on a GPU: it reads and writes the memory of the call in place.
+
+    The function is the causal attention of NumPy, so that results are the ones of `attention`.
+    """
+    import ulysses
+    from reference import attention, mask
+
+    see, seen = mask(SHAPE[1], SHAPE[1], True), []
+
+    def forward(t):
+        seen.append((t.heads, t.kv_heads, t.q.is_cuda, t.q.shape))
+        assert (t.q.numpy() == arrays[0]).all() and (t.v.numpy() == arrays[2]).all()
+        t.out.copy_(attention(t.q.numpy(), t.k.numpy(), t.v.numpy(), see=see)[0])
+
+    def backward(t):
+        read = [x.numpy() for x in (t.q, t.k, t.v, t.dout)]
+        assert np.abs(t.out.numpy() - want).max() <= 4e-5 * np.abs(want).max()
+        for target, x in zip((t.dq, t.dk, t.dv), attention(*read, see=see)[2:]):
+            target.copy_(x)
+
+    heads = (0, SHAPE[2])
+    for save in (False, True):
+        out, call = ulysses.local_attention_forward(*tensors[:3], forward, save=save, context=ctx)
+        assert np.abs(out.numpy() - want).max() <= 4e-5 * np.abs(want).max()
+    assert seen == [(heads, heads, True, SHAPE)] * 2, seen
+    for a, b in zip(ulysses.local_attention_backward(call, tensors[3], backward), grads):
+        assert np.abs(a.numpy() - b).max() <= 4e-5 * np.abs(b).max()
+    ctx.check()
+
+
 def emulated():
     """Compares attention on the emulated GPU with the CPU. Runs in a separate process."""
     import ulysses
@@ -139,6 +203,7 @@ def emulated():
         except Unsupported as e:
             assert "dim 272" in str(e) and "256 features at most" in str(e), e
         ctx.check()
+        local_on_gpu(ctx, x, (q, k, v, dout), grads, want)
 
         class Array:
             shape, dtype = SHAPE, "float32"
@@ -230,8 +295,33 @@ def on_gpu():
                     b.abs().max(),
                 )
             assert asynchronous, "a call has waited for the GPU"
+            local_in_torch(ctx, dtype, limit)
         ctx.check()
     print("ok")
+
+
+def local_in_torch(ctx, dtype, limit):
+    """A caller's own attention on a GPU, forward and backward, on a stream of its own."""
+    import torch
+    import ulysses
+
+    def attend(q, k, v):
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return out.transpose(1, 2)
+
+    x = [torch.randn(SHAPE, device="cuda", dtype=dtype).requires_grad_() for _ in range(3)]
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        out = ulysses.local_attention(*x, attend, context=ctx)
+        out.square().sum().backward()
+    torch.cuda.current_stream().wait_stream(side)
+    exact = [t.detach().double().requires_grad_() for t in x]
+    want = attend(*exact)
+    want.square().sum().backward()
+    for a, b in zip([out.detach(), *(t.grad for t in x)], [want, *(t.grad for t in exact)]):
+        assert (a.double() - b).abs().max() <= limit * b.abs().max(), dtype
 
 
 if __name__ == "__main__":  # scripts/gpu-check.sh

@@ -449,6 +449,16 @@ class Local(unittest.TestCase):
                 self.assertLess(error(torch.cat(a, 1), b), TOLERANCE, (name, size))
 
     @need_torch
+    def test_bfloat16(self):
+        """Views of the call's memory in bfloat16 have the values and the shapes of q, k and v."""
+        q = torch.randn(2, 9, 4, 8).bfloat16().requires_grad_()
+        with ulysses.Context(threads=1) as ctx:
+            out = ulysses.local_attention(q, q, q, lambda q, k, v: q + 2 * v, context=ctx)
+            out.backward(torch.ones_like(out))
+        self.assertTrue(torch.equal(out, (q + 2 * q).detach()))
+        self.assertTrue(bool((q.grad == 3).all()))
+
+    @need_torch
     def test_a_function_with_parameters(self):
         """Backward raises on every rank, because the gradients of the parameters would be lost."""
         slope, q = torch.ones(1, requires_grad=True), torch.randn(1, 8, 2, 8)

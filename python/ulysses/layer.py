@@ -14,13 +14,11 @@ from . import _struct
 from .agreement import describe
 from .attention import LAYOUTS, Call, check_gradient, plan_and_batch
 from .context import Context, current
-from .errors import InvalidArgument, Unsupported
+from .errors import InternalError, InvalidArgument
 from .options import OptionTensors, draw_seed, plan_options, same_options
 from .plan import Batch, Lengths, Plan
 from .tensors import (
-    block as memory,
-)
-from .tensors import (
+    NAMES,
     dense,
     empty,
     is_torch,
@@ -29,6 +27,9 @@ from .tensors import (
     torch_or_none,
     view,
     without_zero_strides,
+)
+from .tensors import (
+    block as memory,
 )
 
 WEIGHTS = ("wq", "wk", "wv", "wo", "bq", "bk", "bv", "bo", "q_norm", "k_norm")
@@ -309,7 +310,8 @@ def attention_layer(x: Any, wq: Any, wk: Any, wv: Any, wo: Any, **options: Any) 
 class LocalTensors:
     """The arguments of a caller's own attention: the whole sequences, for this rank's heads.
 
-    The arrays are views of the library's memory, which is valid only during the call.
+    The arrays are views of the call's memory, which is valid only during the call. On a GPU, the
+    function enqueues its work on the current stream of PyTorch, on which the arrays are ready.
 
     Attributes:
         q: [B, seq, h, D]
@@ -333,23 +335,28 @@ class LocalTensors:
     dv: Any = None
 
 
-def _array(pointer: Any, torch: Any) -> Any:
-    """Returns an array over the memory of a ulysses_tensor: NumPy if torch is None."""
+def _array(pointer: Any, blocks: Sequence[Any]) -> Any:
+    """Returns a view of the memory of a ulysses_tensor, which lies in one of the blocks.
+
+    The blocks are the memory of the call, uint8 arrays of NumPy or tensors of PyTorch on any
+    device. A view of such a tensor has its device and keeps its memory.
+    """
     if not pointer:
         return None
     t = pointer.contents
-    shape, strides = [t.shape[i] for i in range(t.ndim)], [t.strides[i] for i in range(t.ndim)]
-    size = t.bits // 8
-    n = sum((d - 1) * s for d, s in zip(shape, strides)) + 1
-    memory = (ctypes.c_uint8 * (n * size)).from_address(t.data + t.byte_offset)
-    if torch is not None:
-        flat = torch.frombuffer(
-            memory, dtype={(2, 32): torch.float32, (4, 16): torch.bfloat16}[t.code, t.bits]
-        )
-        return flat.as_strided(shape, strides)
-    return np.lib.stride_tricks.as_strided(
-        np.frombuffer(memory, np.float32), shape, [s * size for s in strides]
-    )
+    shape, strides = ([side[i] for i in range(t.ndim)] for side in (t.shape, t.strides))
+    dtype, size = NAMES[t.code | t.bits << 8], t.bits // 8
+    n = (sum((d - 1) * s for d, s in zip(shape, strides)) + 1) * size
+    for block in blocks:
+        at = t.data + t.byte_offset - view(block).data
+        if 0 <= at <= block.shape[0] - n:
+            if is_torch(block):
+                typed = block[at : at + n].view(getattr(torch_or_none(), dtype))
+                return typed.as_strided(shape, strides, typed.storage_offset())
+            return np.lib.stride_tricks.as_strided(
+                block[at : at + n].view(dtype), shape, [s * size for s in strides]
+            )
+    raise InternalError("ulysses.local_attention: a tensor lies outside of the call's memory")
 
 
 def _call_local(
@@ -359,19 +366,34 @@ def _call_local(
     args: Any,
     rest: tuple,
     function: Callable[[LocalTensors], None],
-    torch: Any,
+    saved: Any,
+    like: Any,
 ) -> None:
     """Calls a function of the library that calls `function` between its two all-to-alls.
 
     Collective. If `function` raises on a rank, every rank raises InvalidArgument.
+
+    Args:
+        name: the function of the library; `rest` are its arguments after `args`
+        saved: the saved memory, or None
+        like: an array of the library and on the device of the call
     """
+    sizes = _struct.Sizes()
+    plan.context._call("ulysses_local_sizes", plan.handle, batch.handle, ctypes.byref(sizes))
+    workspace = memory(like, sizes.workspace)
+    args.workspace, args.workspace_bytes = view(workspace).data, sizes.workspace
+    args.stream = stream_of(like)
+    blocks = [workspace]
+    if saved is not None:
+        args.saved, args.saved_bytes = view(saved).data, saved.shape[0]
+        blocks.append(saved)
     failed: list[BaseException] = []
 
     def call(user: Any, pointer: Any) -> int:
         try:
             c = pointer.contents
             names = ("q", "k", "v", "out", "dout", "dq", "dk", "dv")
-            arrays = {name: _array(getattr(c, name), torch) for name in names}
+            arrays = {name: _array(getattr(c, name), blocks) for name in names}
             heads, kv_heads = (c.head_lo, c.head_hi), (c.kv_head_lo, c.kv_head_hi)
             function(LocalTensors(heads=heads, kv_heads=kv_heads, **arrays))
             return 0
@@ -413,20 +435,21 @@ def local_attention_forward(
     v: Any,
     function: Callable[[LocalTensors], None],
     *,
-    save: bool = True,
+    seq: int | None = None,
+    kv_seq: int | None = None,
     layout: str = "BSHD",
-    **options: Any,
+    save: bool = True,
+    context: Context | None = None,
 ) -> tuple[Any, LocalCall]:
     """Calls a caller's own attention between the two all-to-alls. Collective.
 
     Args:
-        q, k, v: as in `attention`, on the CPU
+        q, k, v: as in `attention`
         function: function(tensors) with `LocalTensors` computes attention of tensors.q, tensors.k
             and tensors.v, and writes tensors.out. Masks, documents and scale are up to it. It is
             not called on a rank without heads
+        seq, kv_seq, layout, context: as in `attention`
         save (bool): save the activations that `local_attention_backward` needs. Default: True
-        layout (str): order of the axes, as in `attention`. Default: "BSHD"
-        options: seq, kv_seq and context, as in `attention`
 
     Returns:
         (out, call): out [B, rows, H, Dv] in the layout of q, and the `LocalCall` for
@@ -435,36 +458,23 @@ def local_attention_forward(
     Raises:
         InvalidArgument: a shape, dtype or value is wrong, arguments differ between ranks, or
             function raised on a rank
-        Unsupported: the tensors are on a GPU
+        Unsupported: the context has a ring
         CommError: the communicator failed
     """
+    options = dict(seq=seq, kv_seq=kv_seq, layout=layout, context=context)
     plan, batch, _ = plan_and_batch(
-        "ulysses.local_attention",
-        q,
-        k,
-        v,
-        save=bool(save),
-        options={**options, "layout": layout},
+        "ulysses.local_attention", q, k, v, save=bool(save), options=options
     )
-    if is_torch(q) and q.is_cuda:
-        raise Unsupported(
-            "ulysses.local_attention: tensors on a GPU are not implemented in Python; call "
-            "ulysses_local_forward from C"
-        )
-    axes, torch = LAYOUTS[layout], torch_or_none() if is_torch(q) else None
+    axes = LAYOUTS[layout]
     q, k, v = (without_zero_strides(x) for x in (q, k, v))
     out, sizes = empty(q, tuple(q.shape[:-1]) + (plan.v_dim,)), _struct.Sizes()
     plan.context._call("ulysses_local_sizes", plan.handle, batch.handle, ctypes.byref(sizes))
-    saved, workspace = memory(q, max(sizes.saved, 64)) if save else None, memory(q, sizes.workspace)
+    saved = memory(q, max(sizes.saved, 64)) if save else None
     views = [view(x).permute(*axes) for x in (q, k, v, out)]
     args = _struct.AttentionArgs(
-        **{name: x.pointer() for name, x in zip(("q", "k", "v", "out"), views)},
-        workspace=view(workspace).data,
-        workspace_bytes=sizes.workspace,
+        **{name: x.pointer() for name, x in zip(("q", "k", "v", "out"), views)}
     )
-    if save:
-        args.saved, args.saved_bytes = view(saved).data, max(sizes.saved, 64)
-    _call_local("ulysses_local_forward", plan, batch, args, (), function, torch)
+    _call_local("ulysses_local_forward", plan, batch, args, (), function, saved, q)
     return out, LocalCall(plan, batch, layout, saved, tuple(tuple(x.shape) for x in (q, k, v)))
 
 
@@ -494,28 +504,15 @@ def local_attention_backward(
         tuple(call.shapes[0][:-1]) + (call.plan.v_dim,),
     )
     plan, batch, axes = call.plan, call.batch, LAYOUTS[call.layout]
-    dout, sizes = without_zero_strides(dout), _struct.Sizes()
-    plan.context._call("ulysses_local_sizes", plan.handle, batch.handle, ctypes.byref(sizes))
-    grads, workspace = [empty(dout, shape) for shape in call.shapes], memory(dout, sizes.workspace)
+    dout = without_zero_strides(dout)
+    grads = [empty(dout, shape) for shape in call.shapes]
     views = [view(x).permute(*axes) for x in (dout, *grads)]
-    args = _struct.AttentionArgs(
-        saved=view(call.saved).data,
-        saved_bytes=call.saved.shape[0],
-        workspace=view(workspace).data,
-        workspace_bytes=sizes.workspace,
-    )
+    args = _struct.AttentionArgs()
     g = _struct.AttentionGrads(
         **{name: x.pointer() for name, x in zip(("dout", "dq", "dk", "dv"), views)}
     )
-    _call_local(
-        "ulysses_local_backward",
-        plan,
-        batch,
-        args,
-        (ctypes.byref(g),),
-        function,
-        torch_or_none() if is_torch(dout) else None,
-    )
+    rest = (ctypes.byref(g),)
+    _call_local("ulysses_local_backward", plan, batch, args, rest, function, call.saved, dout)
     return grads[0], grads[1], grads[2]
 
 
@@ -527,12 +524,13 @@ def local_attention(
     Collective; differentiable in PyTorch.
 
     Args:
-        q, k, v: as in `attention`, on the CPU
+        q, k, v: as in `attention`
         function: function(q, k, v) receives q [B, seq, h, D], k [B, kv_seq, hkv, D] and
             v [B, kv_seq, hkv, Dv]: this rank's query heads, and their key heads. It returns
             out [B, seq, h, Dv]. Masks, documents and scale are up to it. It is not called on a rank
             without heads. With PyTorch, the backward pass calls it again, and differentiates it
-            with respect to q, k and v; it must not use other tensors that need a gradient
+            with respect to q, k and v; it must not use other tensors that need a gradient. On a GPU
+            it enqueues its work on PyTorch's current stream
         options: layout, seq, kv_seq and context, as in `attention`
 
     Returns:
@@ -541,7 +539,7 @@ def local_attention(
     Raises:
         InvalidArgument: a shape, dtype or value is wrong, arguments differ between ranks, or
             function raised on a rank
-        Unsupported: the tensors are on a GPU
+        Unsupported: the context has a ring
         CommError: the communicator failed
     """
     if is_torch(q):
