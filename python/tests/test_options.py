@@ -1,6 +1,7 @@
 """Options of attention: soft caps, sinks, slopes, block masks, dropout, and patterns of masks."""
 
 import unittest
+import warnings
 
 import numpy as np
 import ulysses
@@ -168,6 +169,106 @@ class Patterns(unittest.TestCase):
         )
         self.assertTrue(np.array_equal(several[0], several[4]))
         self.assertFalse(np.array_equal(several[0], several[1]))
+
+    def test_dropped_blocks(self):
+        """Unidirectional masks drop DeepSpeed's blocks above the diagonal, and say so once."""
+        patterns = ulysses.patterns
+        patterns._reported.clear()
+        uni = dict(attention="unidirectional")
+
+        def several(heads):  # 2 global blocks: one of them is above the diagonal in each group
+            return patterns.fixed(heads, 7, num_global_blocks=2, **uni)
+
+        upstream = np.tril(patterns.variable(1, 6, local_window_blocks=[2]))
+        upstream[:, 1:, 1:3] = 1
+        upstream[:, :, 0] = np.tril(np.ones(6, np.uint8))[:, 0] * (np.arange(6) < 2)
+        for count, make in (
+            (2, lambda: several(1)),
+            (6, lambda: several(3)),
+            (
+                3,
+                lambda: patterns.variable(
+                    3,
+                    6,
+                    local_window_blocks=[2],
+                    global_block_indices=[1],
+                    global_block_end_indices=[3],
+                    **uni,
+                ),
+            ),
+            (1, lambda: patterns.from_layout(upstream, **uni)),
+        ):
+            with self.assertWarnsRegex(UserWarning, f": {count} blocks above the diagonal"):
+                mask = make()
+            self.assertEqual(np.triu(mask, 1).sum(), 0)
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                np.testing.assert_array_equal(make(), mask)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            patterns.fixed(4, 8, **uni)
+            patterns.variable(2, 8, **uni)
+            patterns.bslongformer(2, 8, **uni)
+            patterns.fixed(2, 8, num_global_blocks=2)
+
+    def test_layouts_of_others(self):
+        patterns = ulysses.patterns
+        mask = patterns.bigbird(4, 6, different_layout_per_head=True)
+        for same in (mask, mask.tolist(), mask.astype(np.int64)):
+            np.testing.assert_array_equal(patterns.from_layout(same), mask)
+        if torch is not None:
+            np.testing.assert_array_equal(patterns.from_layout(torch.tensor(mask)), mask)
+        for one in (mask[0], mask[:1]):
+            np.testing.assert_array_equal(patterns.from_layout(one, 3), mask[[0, 0, 0]])
+        for wrong in (mask[:, :5], mask + 1, mask[0, 0], np.zeros((0, 2, 2))):
+            with self.assertRaisesRegex(ulysses.InvalidArgument, "a layout of shape"):
+                patterns.from_layout(wrong)
+        with self.assertRaisesRegex(ulysses.InvalidArgument, "for 3 heads"):
+            patterns.from_layout(mask, 3)
+
+    def test_configuration(self):
+        """The key sparse_attention of DeepSpeed gives the mask of its mode's function."""
+        patterns = ulysses.patterns
+        for config, want, block in (
+            ({}, patterns.fixed(2, 7), 16),
+            (
+                {"mode": "fixed", "block": 32, "attention": "unidirectional"},
+                patterns.fixed(2, 4, attention="unidirectional"),
+                32,
+            ),
+            ({"mode": "bigbird"}, patterns.bigbird(2, 7, num_random_blocks=0), 16),
+            (
+                {"mode": "bigbird", "num_random_blocks": 2, "different_layout_per_head": True},
+                patterns.bigbird(
+                    2, 7, num_random_blocks=2, different_layout_per_head=True, seed=5, layer=1
+                ),
+                16,
+            ),
+            (
+                {"mode": "variable", "local_window_blocks": [1, 2]},
+                patterns.variable(2, 7, local_window_blocks=[1, 2]),
+                16,
+            ),
+            (
+                {"mode": "bslongformer", "different_layout_per_head": False},
+                patterns.bslongformer(2, 7),
+                16,
+            ),
+            ({"mode": "dense"}, patterns.dense(2, 7), 16),
+            ({"mode": "local_sliding_window"}, patterns.local_sliding_window(2, 7), 16),
+        ):
+            mask, found = patterns.from_config(config, 2, 100, seed=5, layer=1)
+            np.testing.assert_array_equal(mask, want, str(config))
+            self.assertEqual(found, block)
+        for words, config in (
+            ("mode 'sparse'; give one of dense, fixed", {"mode": "sparse"}),
+            ("mode 'fixed' has no num_random_blocks", {"num_random_blocks": 1}),
+            ("has no different_layout_per_head", {"mode": "dense", "different_layout_per_head": 1}),
+            ("has no heads", {"heads": 3}),
+            ("block 0; give", {"block": 0}),
+        ):
+            with self.assertRaisesRegex(ulysses.InvalidArgument, words):
+                patterns.from_config(config, 2, 100)
 
     def test_faults(self):
         for text, make in (

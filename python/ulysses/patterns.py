@@ -1,9 +1,11 @@
 """Masks of block-sparse attention, for `attention(..., block_mask=mask, block=block)`.
 
 The parameters are the ones of DeepSpeed's SparsityConfig classes; numbers are in blocks. A mask is
-made for the heads of all ranks, so a head has the same mask on every number of ranks. A
-unidirectional mask has no block above the diagonal. Random columns are a function of seed, layer,
-head and row.
+made for the heads of all ranks, so a head has the same mask on every number of ranks. Random
+columns are a function of seed, layer, head and row.
+
+A unidirectional mask has no block above the diagonal. DeepSpeed's classes keep such blocks where a
+range of several global blocks begins; a warning, once for each mask, tells how many were dropped.
 
     mask = ulysses.patterns.fixed(heads=8, blocks=4096 // 64, attention="unidirectional")
     out = ulysses.attention(q, k, v, causal=True, block_mask=mask, block=64)
@@ -18,7 +20,9 @@ Sources: Child et al. 2019, arXiv:1904.10509; Zaheer et al. 2020, arXiv:2007.140
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+import inspect
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +31,29 @@ from . import _library, _struct
 from .errors import InvalidArgument
 
 _ATTENTION = {"unidirectional": 1, "bidirectional": 2}
+_reported: set[str] = set()  # warnings that were given
+
+
+def _report(kind: str, heads: int, blocks: int, dropped: int) -> None:
+    """Warns once that blocks above the diagonal were dropped."""
+    text = (
+        f"ulysses.patterns.{kind}: {dropped} blocks above the diagonal were dropped from the "
+        f"unidirectional mask of {heads} heads and {blocks} blocks, because they are in the future"
+    )
+    if dropped and text not in _reported:
+        _reported.add(text)
+        warnings.warn(text, stacklevel=3)
+
+
+def _above(blocks: int, spans: Iterable[tuple[int, int]]) -> int:
+    """Returns how many blocks above the diagonal DeepSpeed's global columns have in one head.
+
+    spans are the ranges [start, end) of global columns, which the rows from start on see.
+    """
+    upstream = np.zeros((blocks, blocks), bool)
+    for start, end in spans:
+        upstream[start:, start:end] = True
+    return int(np.triu(upstream, 1).sum())
 
 
 def _count(n: int) -> int:
@@ -78,7 +105,7 @@ def fixed(
     different_layout_per_head: bool = False,
 ) -> Any:
     """Returns a mask of groups whose blocks see each other, with global columns of each group."""
-    return _mask(
+    mask = _mask(
         heads,
         blocks,
         _struct.PATTERN_FIXED,
@@ -89,6 +116,16 @@ def fixed(
         global_patterns=_count(num_different_global_patterns),
         **{"global": num_global_blocks or -1},
     )
+    if attention == "unidirectional":
+        n, g = num_local_blocks, num_global_blocks
+        dropped = 0
+        for h in range(heads):
+            first = n - (1 + h % num_different_global_patterns) * g
+            # The last group may be shorter, and then its global columns end with it.
+            ends = (min(at + first + g, blocks) for at in range(0, blocks, n))
+            dropped += _above(blocks, ((end - g, end) for end in ends))
+        _report("fixed", heads, blocks, dropped)
+    return mask
 
 
 def variable(
@@ -106,7 +143,7 @@ def variable(
     layer: int = 0,
 ) -> Any:
     """Returns a mask of local windows of the listed sizes, global and random columns."""
-    return _mask(
+    mask = _mask(
         heads,
         blocks,
         _struct.PATTERN_VARIABLE,
@@ -120,6 +157,10 @@ def variable(
         windows=_list(local_window_blocks),
         **_globals(global_block_indices, global_block_end_indices),
     )
+    if attention == "unidirectional" and global_block_end_indices is not None:
+        spans = zip(global_block_indices, global_block_end_indices)
+        _report("variable", heads, blocks, heads * _above(blocks, spans))
+    return mask
 
 
 def _globals(starts: Sequence[int], ends: Sequence[int] | None) -> dict[str, Any]:
@@ -195,3 +236,100 @@ def local_sliding_window(
         False,
         window=_count(num_sliding_window_blocks),
     )
+
+
+def from_layout(layout: Any, heads: int | None = None, *, attention: str = "bidirectional") -> Any:
+    """Returns the mask of an explicit layout, such as DeepSpeed's make_layout(seq_len) returns.
+
+    Args:
+        layout: [heads or 1, blocks, blocks] or [blocks, blocks] of 0 and 1: an array, a PyTorch
+            tensor or nested lists
+        heads (int, optional): heads of the mask, if the layout has one. Default: as in the layout
+        attention (str): "unidirectional" drops blocks above the diagonal. Default: "bidirectional"
+
+    Raises:
+        InvalidArgument: the layout has another shape or other values
+    """
+    array = np.asarray(layout.detach().cpu() if hasattr(layout, "detach") else layout)
+    if array.ndim == 2:
+        array = array[None]
+    if attention not in _ATTENTION:
+        raise InvalidArgument(
+            f"ulysses.patterns.from_layout: attention {attention!r}; give one of "
+            f"{', '.join(_ATTENTION)}"
+        )
+    fits = array.ndim == 3 and array.shape[1] == array.shape[2] and array.size
+    if (
+        not fits
+        or not np.isin(array, (0, 1)).all()
+        or heads not in (None, array.shape[0])
+        and (array.shape[0] != 1)
+    ):
+        raise InvalidArgument(
+            f"ulysses.patterns.from_layout: a layout of shape {array.shape} for {heads} heads; "
+            "give 0 and 1 in [heads or 1, blocks, blocks]"
+        )
+    mask = np.repeat(array.astype(np.uint8), (heads or 1) if array.shape[0] == 1 else 1, 0)
+    if attention == "unidirectional":
+        dropped = int(np.triu(mask, 1).sum())
+        _report("from_layout", mask.shape[0], mask.shape[1], dropped)
+        mask = np.tril(mask)
+    return mask
+
+
+# By mode of a configuration, the function, and its defaults that differ from the function's.
+_MODES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "dense": (dense, {}),
+    "fixed": (fixed, {}),
+    "variable": (variable, {}),
+    "bigbird": (bigbird, {"num_random_blocks": 0}),
+    "bslongformer": (bslongformer, {}),
+    "local_sliding_window": (local_sliding_window, {}),
+}
+
+
+def from_config(
+    config: Mapping[str, Any], heads: int, seq: int, *, seed: int = 0, layer: int = 0
+) -> tuple[Any, int]:
+    """Returns the mask and the block of the key "sparse_attention" of a DeepSpeed configuration.
+
+    Args:
+        config: the value of the key: "mode" ("fixed" if it is missing; "local_sliding_window" is an
+            addition), "block" (16), and the parameters of the mode's function. As in DeepSpeed,
+            num_random_blocks of "bigbird" is 0 if it is missing
+        heads (int), seq (int): heads and tokens of a sequence, over all ranks
+        seed (int), layer (int): of random columns, in the modes that have them. Default: 0
+
+    Returns:
+        (mask, block) for `attention(.., block_mask=mask, block=block)`.
+
+    Raises:
+        InvalidArgument: the mode or a parameter is unknown or wrong
+
+    Example::
+
+        >>> mask, block = ulysses.patterns.from_config({"mode": "bigbird"}, heads=8, seq=4096)
+    """
+    given = dict(config)
+    mode, block = given.pop("mode", "fixed"), given.pop("block", 16)
+    if mode not in _MODES:
+        raise InvalidArgument(
+            f"ulysses.patterns.from_config: mode {mode!r}; give one of {', '.join(_MODES)}"
+        )
+    if not isinstance(block, int) or block < 1:
+        raise InvalidArgument(
+            f"ulysses.patterns.from_config: block {block!r}; give the tokens of a block, 1 or more"
+        )
+    make, defaults = _MODES[mode]
+    known = inspect.signature(make).parameters
+    if "different_layout_per_head" not in known and not given.get("different_layout_per_head"):
+        given.pop("different_layout_per_head", None)  # all heads of these modes are alike
+    unknown = sorted(name for name in given if name not in known or name in ("heads", "blocks"))
+    if unknown:
+        names = [name for name in known if name not in ("heads", "blocks", "seed", "layer")]
+        raise InvalidArgument(
+            f"ulysses.patterns.from_config: mode {mode!r} has no {', '.join(unknown)}; its "
+            f"parameters are block{''.join(', ' + name for name in names)}"
+        )
+    more = {"seed": seed, "layer": layer} if "seed" in known else {}
+    return make(heads, -(-seq // block), **{**defaults, **more, **given}), block
