@@ -11,12 +11,13 @@ import (
 // number of FLOP depends on it.
 const gdnChunk = 32
 
-// gdnFlops returns the FLOP of the chunked gated delta rule, with half of each square matrix of a
-// chunk counted. For each token and head, the forward pass has 6·Dk·Dv + 2·C·(Dk + Dv), the
-// backward pass 12·Dk·Dv + C·(6·Dk + 4·Dv), including the triangles that it computes again.
-func (s shape) gdnFlops() (forward, backward float64) {
+// gdnFlops returns the FLOP of the gated delta rule in chunks of so many tokens, with half of each
+// square matrix of a chunk counted. For each token and head, the forward pass has 6·Dk·Dv +
+// 2·C·(Dk + Dv), the backward pass 12·Dk·Dv + C·(6·Dk + 4·Dv), including the triangles that it
+// computes again.
+func (s shape) gdnFlops(chunk float64) (forward, backward float64) {
 	d, n := float64(s.HeadDim), float64(s.Tokens*s.Heads)
-	return n * (6*d*d + 4*gdnChunk*d), n * (12*d*d + 10*gdnChunk*d)
+	return n * (6*d*d + 4*chunk*d), n * (12*d*d + 10*chunk*d)
 }
 
 // gdn times the gated delta rule on the CPU: the forward pass, and forward and backward together.
@@ -30,7 +31,7 @@ func gdn(o *options) error {
 		defer free()
 		forward := func() error { return d.GatedDeltaForward(stream, &g.GatedDelta) }
 		both := inOrder(forward, func() error { return d.GatedDeltaBackward(stream, &g) })
-		f, b := s.gdnFlops()
+		f, b := s.gdnFlops(gdnChunk)
 		more := map[string]any{"threads": o.threads, "kernels": d.Info().Kernels, "dtype": o.compute.String()}
 		times, err := measure(o.repeat, nil, forward)
 		if err != nil {

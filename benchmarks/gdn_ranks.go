@@ -53,7 +53,7 @@ func gdnRanks(o *options) error {
 				return err
 			}
 			if o.world.Rank() == 0 {
-				f, b := s.gdnFlops()
+				f, b := s.gdnFlops(gdnChunk)
 				emit(s.Name+"-"+strategy.String(), times, "gflops", f+b, map[string]any{"op": "forward+backward", "ranks": o.world.Size(), "threads": o.threads,
 					"bytes": sent[0], "comm": o.world.Kind(), "kernels": d.Info().Kernels})
 			}

@@ -5,6 +5,9 @@
     gpu_layer      a decoder layer of Llama-8B, forward + backward, 32K to 128K tokens
     gpu_ops        operations bound by memory bandwidth, compared with a copy; products of the
                    layer, compared with torch.mm
+    gpu_delta      the gated delta rule, compared with flash-linear-attention if it is installed;
+                   the other operations of its layer, compared with a copy
+    gpu_loss       head and loss, forward and backward, compared with the same in chunks
     ranks          the layer with 64K tokens on one rank, and on four ranks that share the GPU, as
                    threads and as processes
     gpu_host       the time in which the host enqueues a layer, compared with the layer's time
@@ -35,7 +38,7 @@ import time
 import run as benchmarks
 
 HERE = pathlib.Path(__file__).resolve().parent
-SUITES = ("gpu_attention", "gpu_layer", "gpu_ops", "ranks", "gpu_host")
+SUITES = ("gpu_ops", "gpu_layer", "gpu_attention", "gpu_delta", "gpu_loss", "ranks", "gpu_host")
 mid = statistics.median
 TIMEOUT = "the end of --minutes"  # in place of an exit status
 failed = []  # programs that ended with an error
@@ -191,14 +194,37 @@ def tables(rows: dict) -> list[str]:
             for k, r in of(suite)
         ],
     )
-    copy = next((r["gbs"] for k, r in of("gpu_ops", "memory") if k[1] == "copy"), None)
+    peers = lambda r: [k for k in r if k.endswith("_over_ours")]
     table(
-        ["operation", "ms", "GB/s", "of a copy"],
+        ["case", "op", "ms", "TFLOP/s", "peer", "peer / ours"],
         [
-            [k[1], show(1e3 * r["median_s"], 3), show(r["gbs"], 0), show(copy and r["gbs"] / copy)]
-            for k, r in of("gpu_ops", "memory")
+            [
+                k[1],
+                k[2],
+                show(1e3 * r["median_s"], 3),
+                show(r.get("tflops"), 0),
+                ", ".join(p.removesuffix("_over_ours") for p in peers(r)) or "-",
+                ", ".join(show(r[p]) for p in peers(r)) or "-",
+            ]
+            for suite in ("gpu_delta", "gpu_loss")
+            for k, r in of(suite)
+            if k[2] != "memory"
         ],
     )
+    for suite in ("gpu_ops", "gpu_delta"):
+        copy = next((r["gbs"] for k, r in of(suite, "memory") if k[1] == "copy"), None)
+        table(
+            ["operation", "ms", "GB/s", "of a copy"],
+            [
+                [
+                    k[1],
+                    show(1e3 * r["median_s"], 3),
+                    show(r["gbs"], 0),
+                    show(copy and r["gbs"] / copy),
+                ]
+                for k, r in of(suite, "memory")
+            ],
+        )
     table(
         ["product", "ms", "TFLOP/s", "torch / ours"],
         [

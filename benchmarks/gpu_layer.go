@@ -13,7 +13,7 @@ import (
 	"ulysses/tensor"
 )
 
-// layered is a Llama model of some layers with a vocabulary of 256, its weights and a batch, on one
+// layered is a Llama model of some layers, its weights and a batch, on one
 // rank. The policy for saved activations is keep. close frees all memory.
 type layered struct {
 	*model.Model
@@ -38,7 +38,7 @@ func (o *options) layered(d device.Device, stream device.Stream, c comm.Comm, s 
 			l.close()
 		}
 	}()
-	l.cfg, err = model.ConfigFromMap(map[string]any{"model_type": "llama", "vocab_size": int64(256), "hidden_size": s.Hidden, "intermediate_size": s.FFN,
+	l.cfg, err = model.ConfigFromMap(map[string]any{"model_type": "llama", "vocab_size": max(256, s.Vocab), "hidden_size": s.Hidden, "intermediate_size": s.FFN,
 		"num_hidden_layers": layers, "num_attention_heads": s.Heads, "num_key_value_heads": s.KVHeads, "head_dim": s.HeadDim,
 		"max_position_embeddings": s.Tokens, "rope_theta": 5e5})
 	if err != nil {
@@ -82,7 +82,7 @@ func (o *options) layered(d device.Device, stream device.Stream, c comm.Comm, s 
 	if l.b.SP, err = sp.NewBatch(c, sp.BatchSpec{Batch: 1, Seq: s.Tokens}); err != nil {
 		return nil, err
 	}
-	l.weights = &residentWeights{stream: stream, world: c}
+	l.weights = &residentWeights{stream: stream, world: c, timed: 1}
 	l.c = model.Ctx{Stream: stream, Arena: activations, Weights: l.weights}
 	return l, nil
 }
@@ -115,15 +115,17 @@ func (l *layered) pass() error {
 }
 
 // residentWeights is a model.Weights whose layer groups are always gathered. It uses the calls of a
-// pass to take times. Without host it times the forward half and the backward half of the first
-// layer: all ranks begin a half together, and the half ends when the GPU has ended it. With host it
-// times the host from the start of the pass to its last operation and waits for nothing.
+// pass to take times. Without host it times each use of the timed group: the forward half and the
+// backward half of a layer, or the head. All ranks begin together, and the time ends when the GPU
+// has ended it. With host it times the host from the start of the pass to its last operation and
+// waits for nothing.
 type residentWeights struct {
 	stream device.Stream
 	world  comm.Comm
+	timed  int // group
 	host   bool
 	begun  time.Time
-	took   []float64 // seconds: forward and backward; with host, of the host
+	took   []float64 // seconds of each use; with host, of the host
 }
 
 func (w *residentWeights) Pass([]model.Use) error {
@@ -132,7 +134,7 @@ func (w *residentWeights) Pass([]model.Use) error {
 }
 
 func (w *residentWeights) Gather(group int, _ device.Stream) error {
-	if w.host || group != 1 {
+	if w.host || group != w.timed {
 		return nil
 	}
 	if err := w.stream.Sync(); err != nil {
@@ -147,7 +149,7 @@ func (w *residentWeights) Release(group int, _ device.Stream) error {
 	switch {
 	case w.host && group == 0: // the embedding, in both halves of the pass; the last release counts
 		w.took = append(w.took[:0], time.Since(w.begun).Seconds())
-	case !w.host && group == 1:
+	case !w.host && group == w.timed:
 		err := w.stream.Sync()
 		w.took = append(w.took, time.Since(w.begun).Seconds())
 		return err
@@ -212,6 +214,33 @@ func (o *options) timeLayer(l *layered, s shape, transport string) error {
 		if more["op"] = op; o.world.Rank() == 0 {
 			emit(s.Name, halves[h], "gflops", flops*[]float64{1. / 3, 2. / 3, 1}[h], more)
 		}
+	}
+	return nil
+}
+
+// gpuLoss times the head: the final norm, the projection to the vocabulary and the loss, forward
+// and backward together.
+func gpuLoss(o *options) error {
+	d, stream, err := o.openGPU(0)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	for _, s := range o.chosen(o.cases.GPULoss) {
+		l, err := o.layered(d, stream, comm.Local(1)[0], s, 1)
+		if err != nil {
+			return err
+		}
+		l.weights.timed = len(l.Groups()) - 1
+		times, err := repeated(3, o.repeat, func() (float64, error) {
+			err := l.pass()
+			return l.weights.took[0], err
+		})
+		l.close()
+		if err != nil {
+			return err
+		}
+		emit(s.Name, times, "gflops", 6*float64(s.Tokens)*float64(s.Hidden*s.Vocab), map[string]any{"op": "forward+backward", "dtype": o.compute.String()})
 	}
 	return nil
 }

@@ -122,11 +122,7 @@ func (x *opBench) run() error {
 	half := x.hidden.Numel() / 2
 	flat := tensor.Of(x.hidden.Data, x.hidden.DType, 2*half)
 	flat.Where = x.hidden.Where
-	for _, op := range []struct {
-		name  string
-		bytes int64
-		f     func() error
-	}{
+	err := x.o.memory(s, []memoryOp{
 		{"copy", bytesOf(x.hidden), func() error { return d.Copy(s, flat.Slice(0, 0, half), flat.Slice(0, half, 2*half)) }},
 		{"copy of heads", 2 * bytesOf(q), func() error { return d.Copy(s, x.c, q) }},
 		{"add", 3 * bytesOf(x.a), func() error { return d.Add(s, x.c, x.a, x.b) }},
@@ -141,14 +137,30 @@ func (x *opBench) run() error {
 		{"fill", bytesOf(x.grad), func() error { return d.Fill(s, x.grad, 0) }},
 		{"sum of squares", bytesOf(x.state[1]), func() error { return d.SumSquares(s, x.sum, x.state[1]) }},
 		{"adamw", 2*bytesOf(x.state[0], x.state[2], x.state[3]) + bytesOf(x.state[1], adamw.Low), func() error { return d.AdamW(s, &adamw) }},
-	} {
-		times, err := x.o.steady(s, op.f)
+	})
+	if err != nil {
+		return err
+	}
+	return x.products()
+}
+
+// memoryOp is an operation that memory limits, with the bytes of its inputs and outputs.
+type memoryOp struct {
+	name  string
+	bytes int64
+	f     func() error
+}
+
+// memory times operations that memory limits and prints a line for each.
+func (o *options) memory(s device.Stream, ops []memoryOp) error {
+	for _, op := range ops {
+		times, err := o.steady(s, op.f)
 		if err != nil {
 			return err
 		}
 		emit(op.name, times, "gbs", float64(op.bytes), map[string]any{"op": "memory"})
 	}
-	return x.products()
+	return nil
 }
 
 // products times the matrix products of the layer's projections. Their matrices use the memory of

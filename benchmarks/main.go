@@ -3,7 +3,7 @@
 //
 //	ulysses-bench peak|attention|gemm|gdn [flags]
 //	ulysses-bench gdn_ranks|ulysses|a2a|overlap|levels [flags]
-//	ulysses-bench gpu_attention|gpu_layer|gpu_ops|gpu_host [flags]
+//	ulysses-bench gpu_attention|gpu_layer|gpu_ops|gpu_host|gpu_delta|gpu_loss [flags]
 //
 // ulysses-bench SUITE -h lists the flags. gdn_ranks, ulysses, a2a, overlap, levels and gpu_layer
 // run on the ranks that mpirun started, or on --ranks goroutine ranks; the other suites run on one
@@ -56,6 +56,7 @@ type shape struct {
 	Form           string // nn, nt, tn: which operand of the matrix product is stored transposed
 	Hidden         int64  // features of a layer
 	FFN            int64  // features inside the MLP
+	Vocab          int64  // rows of the head's matrix
 }
 
 type cases struct {
@@ -66,6 +67,8 @@ type cases struct {
 	AllToAll                 []int64 `json:"alltoall_bytes"`
 	GPUAttention             []shape `json:"gpu_attention"`
 	GPULayer                 []shape `json:"gpu_layer"`
+	GPUDelta                 []shape `json:"gpu_delta"`
+	GPULoss                  []shape `json:"gpu_loss"`
 }
 
 // options are the flags and the cases. The flags are described in run.
@@ -92,7 +95,7 @@ func main() {
 
 func run(args []string) error {
 	benches := map[string]func(*options) error{"peak": peak, "attention": attention, "masks": masks, "gemm": gemm, "gdn": gdn, "gdn_ranks": gdnRanks, "ulysses": ulysses, "a2a": allToAll, "overlap": overlap, "layer_overlap": layerOverlap, "levels": levels,
-		"gpu_attention": gpuAttention, "gpu_layer": gpuLayer, "gpu_ops": gpuOps, "gpu_host": gpuHost}
+		"gpu_attention": gpuAttention, "gpu_layer": gpuLayer, "gpu_ops": gpuOps, "gpu_host": gpuHost, "gpu_delta": gpuDelta, "gpu_loss": gpuLoss}
 	if len(args) == 0 || benches[args[0]] == nil {
 		return status.Errorf(status.InvalidArgument, "usage: ulysses-bench %s [flags]", strings.Join(slices.Sorted(maps.Keys(benches)), "|"))
 	}

@@ -3,6 +3,10 @@
     gpu_attention  scaled_dot_product_attention with the flash and the cuDNN backend
     gpu_layer      a Llama decoder layer of transformers with each backend: forward + backward
     gpu_ops        torch.mm on the products of the layer
+    gpu_delta      the gated delta rule of flash-linear-attention (package fla-core) if it is
+                   installed, otherwise that of transformers, compiled
+    gpu_loss       the head and the loss in chunks, without all logits in memory, as in Liger's
+                   form: the gradient of a chunk's logits is computed beside its loss
 
 CUDA events measure as many calls as take about 30 milliseconds, after a warm-up of half a second.
 TFLOP/s count causal attention as half, and backward as 2.5 times forward. If a backend refuses a
@@ -143,6 +147,72 @@ def products(c: dict, _: str, repeat: int) -> None:
             emit("torch", f"{name} {way}", op="product", **measure(product, repeat))
 
 
+def delta(c: dict, _: str, repeat: int) -> None:
+    t, d = c["tokens"], c["head_dim"]
+    make = lambda heads: torch.randn(1, t, heads, d, device="cuda", dtype=torch.bfloat16)
+    q, k, v, dout = make(c["kv_heads"]), make(c["kv_heads"]), make(c["heads"]), make(c["heads"])
+    g = -0.1 * torch.randn(1, t, c["heads"], device="cuda").abs()
+    beta = torch.rand(1, t, c["heads"], device="cuda")
+    inputs = [x.requires_grad_() for x in (q, k, v, g, beta)]
+    cu = c.get("cu_seqlens")
+    try:
+        from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+
+        name, more = "fla", {}
+        if cu:
+            more["cu_seqlens"] = torch.tensor(cu, device="cuda")
+    except ImportError as e:
+        if t > 1 << 16 or cu:
+            raise RuntimeError(f"needs fla-core ({e})") from e
+        from transformers.models.qwen3_next.modeling_qwen3_next import torch_chunk_gated_delta_rule
+
+        name, more, chunk_gated_delta_rule = (
+            "compiled",
+            {},
+            torch.compile(torch_chunk_gated_delta_rule),
+        )
+        repeats = c["heads"] // c["kv_heads"]
+        inputs[:2] = [x.detach().repeat_interleave(repeats, 2).requires_grad_() for x in (q, k)]
+    forward = lambda: chunk_gated_delta_rule(*inputs, use_qk_l2norm_in_kernel=True, **more)[0]
+    with torch.no_grad():
+        emit(name, c["name"], op="forward", **measure(forward, repeat))
+    out = forward()
+    backward = lambda: torch.autograd.grad(out, inputs, dout, retain_graph=True)
+    emit(name, c["name"], op="backward", **measure(backward, repeat))
+
+
+def loss(c: dict, _: str, repeat: int) -> None:
+    t, h, v, rows = c["tokens"], c["hidden"], c["vocab"], 2048
+    make = lambda *shape: torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
+    x, w, norm = make(t, h), make(v, h), make(h)
+    dw, dx = torch.zeros(v, h, device="cuda"), torch.empty_like(x)
+    targets = torch.arange(t, device="cuda") % v
+
+    @torch.compile
+    def gradient(logits, targets):
+        """Returns the losses of a chunk, and the gradient of its logits."""
+        logits = logits.float()
+        p = torch.softmax(logits, -1)
+        nll = -torch.log(p.gather(1, targets[:, None]))
+        p = p.scatter_add(1, targets[:, None], torch.full_like(nll, -1.0)) / t
+        return nll.sum(), p.to(torch.bfloat16)
+
+    def both():
+        a = x.detach().requires_grad_()
+        y = F.rms_norm(a, (h,), norm, 1e-5)
+        total = 0
+        with torch.no_grad():
+            for lo in range(0, t, rows):
+                nll, d = gradient(y[lo : lo + rows] @ w.t(), targets[lo : lo + rows])
+                total = total + nll
+                dx[lo : lo + rows] = d @ w
+                dw.add_(d.t() @ y[lo : lo + rows])
+        y.backward(dx)
+        return total
+
+    emit("torch", c["name"], op="forward+backward", **measure(both, repeat))
+
+
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__)
     p.add_argument("--suite", default="gpu_attention,gpu_layer")
@@ -161,14 +231,20 @@ def main() -> None:
     )
     words = [w for w in a.cases.split(",") if w]
     for suite in a.suite.split(","):
-        run = dict(gpu_attention=attention, gpu_layer=layer, gpu_ops=products)[suite]
+        run = dict(
+            gpu_attention=attention,
+            gpu_layer=layer,
+            gpu_ops=products,
+            gpu_delta=delta,
+            gpu_loss=loss,
+        )[suite]
         chosen = [
             c
             for c in common.cases("gpu_layer" if suite == "gpu_ops" else suite).values()
             if any(w in c["name"] for w in words) or not words and c["name"] != "dry-run"
         ]
         for c in chosen[:1] if suite == "gpu_ops" else chosen:
-            for backend in ["torch"] if suite == "gpu_ops" else BACKENDS:
+            for backend in BACKENDS if suite in ("gpu_attention", "gpu_layer") else ["torch"]:
                 try:
                     run(c, backend, a.repeat)
                 except (RuntimeError, torch.OutOfMemoryError) as e:
