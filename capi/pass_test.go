@@ -14,9 +14,9 @@ import (
 	"ulysses/testkit/slowlinks"
 )
 
-// overlapped runs a forward and a backward pass of attention in their overlapped form. q, k and v
-// get their values when they are projected, and other passes of the same plan run meanwhile. calls
-// makes them.
+// overlapped runs a forward and a backward pass of attention in their overlapped form; without g,
+// only the forward pass. q, k and v get their values when they are projected. calls makes other
+// calls of the context between the steps.
 func overlapped(plan, batch uintptr, a *cAttentionArgs, g *cAttentionGrads, calls func() error) error {
 	var pass uintptr
 	projected := [...]struct {
@@ -31,11 +31,15 @@ func overlapped(plan, batch uintptr, a *cAttentionArgs, g *cAttentionGrads, call
 			all[j] = float32(math.NaN())
 		}
 	}
+	project := func(i int) { copy(elementsOf(projected[i].t), values[i]) }
 	if err := forwardStart(plan, batch, p(a), p(&pass)); err != nil {
+		for i := range projected {
+			project(i)
+		}
 		return err
 	}
 	for i, x := range projected {
-		copy(elementsOf(x.t), values[i])
+		project(i)
 		if err := inOrder(func() error { return passSend(pass, x.which) }, calls); err != nil {
 			return err
 		}

@@ -254,6 +254,23 @@ class Projections(unittest.TestCase):
 
         contexts(2, body)
 
+    def test_autocast(self):
+        """Autocast projects in its dtype; the gradients of parameters keep theirs."""
+        t = case(9, 4, True, "rmsnorm")
+
+        def body(ctx):
+            def layer(*args):
+                with torch.autocast("cpu", dtype=torch.bfloat16):
+                    return overlapped(*args).float()
+
+            want, found = (run(f, t, "rmsnorm", True, ctx) for f in (overlapped, layer))
+            self.assertFalse(torch.equal(found["y"], want["y"]))
+            for name in want:
+                self.assertEqual(found[name].dtype, torch.float32)
+                self.assertLess(error(found[name], want[name]), 5e-2, name)
+
+        contexts(2, body)
+
     def test_refusals(self):
         """Arguments that are wrong on one rank are refused on all ranks, with their names."""
         t = {n: None if x is None else x.float() for n, x in case(8, 2, True, "rmsnorm").items()}

@@ -7,12 +7,12 @@ arXiv:2508.02317), which calls this asynchronous Ulysses.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Callable
 
 from .agreement import describe
 from .context import Context, current
 from .errors import InvalidArgument
-from .reshard import Reshard, _check_one_group, _check_padded, _lengths
+from .reshard import Reshard, check_one_group, check_padded, padded_lengths
 from .tensors import is_torch
 
 NORMS = ("rmsnorm", "layernorm")
@@ -36,11 +36,14 @@ class Norm:
 
         if self.kind is None:
             return x
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        wide, weight = x.to(dtype), weight.to(dtype)
+        bias = None if bias is None else bias.to(dtype)
         if self.kind == "layernorm":
-            return torch.nn.functional.layer_norm(x, (x.shape[-1],), weight, bias, self.eps)
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        y = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        return (y * weight).to(x.dtype)
+            y = torch.nn.functional.layer_norm(wide, (x.shape[-1],), weight, bias, self.eps)
+        else:
+            y = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps) * weight
+        return y.to(x.dtype)
 
     def backward(self, dy: Any, x: Any, weight: Any, bias: Any) -> tuple[Any, Any, Any]:
         """Returns the gradients of x, weight and bias. It computes the norm of x again."""
@@ -142,8 +145,50 @@ def _wanted(*tensors: Any) -> tuple[bool, ...]:
     return tuple(x is not None and x.requires_grad for x in tensors)
 
 
+def _autocast(tensors: dict[str, Any]) -> dict[str, Any]:
+    """Returns the tensors in the dtype of autocast, if it is enabled.
+
+    Parameters of norms and float64 keep their dtype.
+    """
+    import torch
+
+    x = tensors["hidden_states"]
+    if not is_torch(x) or not torch.is_autocast_enabled(x.device.type):
+        return tensors
+    dtype = torch.get_autocast_dtype(x.device.type)
+
+    def kept(name: str, t: Any) -> bool:
+        return not is_torch(t) or t.dtype == torch.float64 or name.startswith("norm")
+
+    return {name: t if kept(name, t) else t.to(dtype) for name, t in tensors.items()}
+
+
+def _differentiable(run: Callable[..., tuple[Any, tuple, Any]], tensors: dict[str, Any]) -> Any:
+    """`differentiable` without autocast, which `_autocast` has already applied."""
+    import torch
+
+    from ._torch import differentiable
+
+    device = tensors["hidden_states"].device.type
+
+    def without(*given: Any) -> tuple[Any, tuple, Any]:
+        with torch.autocast(device, enabled=False):
+            out, saved, back = run(*given)
+
+        def back_without(saved: tuple, *grads: Any) -> tuple:
+            with torch.autocast(device, enabled=False):
+                return back(saved, *grads)
+
+        return out, saved, back_without
+
+    return differentiable(without, *tensors.values())
+
+
 def _check_tensors(operation: str, tensors: dict[str, Any], *optional: str) -> None:
-    """Raises if a tensor is missing, is not of PyTorch, or has another dtype than the first."""
+    """Raises if a tensor is missing, is not of PyTorch, or has another dtype than the first.
+
+    Tensors of norms may have another dtype.
+    """
     first, like = next(iter(tensors.items()))
     for name, x in tensors.items():
         if x is None and name in optional:
@@ -152,7 +197,8 @@ def _check_tensors(operation: str, tensors: dict[str, Any], *optional: str) -> N
             raise InvalidArgument(
                 f"{operation}: {name} is {type(x).__name__}; give a PyTorch tensor"
             )
-        if (x.dtype, x.device) != (like.dtype, like.device):
+        dtype = x.dtype if name.startswith("norm") else like.dtype
+        if (x.dtype, x.device) != (dtype, like.device):
             raise InvalidArgument(
                 f"{operation}: {name} is {x.dtype} on {x.device}, {first} is {like.dtype} on "
                 f"{like.device}; give tensors of one dtype on one device"
@@ -271,7 +317,7 @@ def async_ulysses_qkv_projection(
         q_bias, k_bias, v_bias: [H*D], [Hkv*D] and [Hkv*D], or None
         norm_type (str, optional): "rmsnorm" or "layernorm" of each head of q and k, after the
             all-to-all. Default: None
-        norm_q_weight, norm_k_weight: [D], with a norm
+        norm_q_weight, norm_k_weight: [D], with a norm; any floating-point dtype
         norm_q_bias, norm_k_bias (optional): [D], with "layernorm". Default: None
         normalized_shape (optional): D. Norms over several heads are not possible. Default: None
         eps (float): constant of the norms. Default: 1e-5
@@ -293,12 +339,12 @@ def async_ulysses_qkv_projection(
         Unsupported: the context has a ring, or its device does not add key heads of this dtype
         CommError: the communicator failed
     """
-    from ._torch import differentiable, wants_gradient
+    from ._torch import wants_gradient
 
     ctx, operation = current(context), "ulysses.async_ulysses_qkv_projection"
-    size, x = unpadded_dim_size or 0, hidden_states
-    tensors = dict(
-        hidden_states=x,
+    size = unpadded_dim_size or 0
+    given = dict(
+        hidden_states=hidden_states,
         q_weight=q_weight,
         q_bias=q_bias,
         k_weight=k_weight,
@@ -310,10 +356,12 @@ def async_ulysses_qkv_projection(
         norm_k_weight=norm_k_weight,
         norm_k_bias=norm_k_bias,
     )
+    tensors = _autocast(given)
+    x = tensors["hidden_states"]
 
     def prepare() -> tuple[dict[str, Any], tuple[int, ...], None]:
-        _check_one_group(operation, ctx)
-        _check_padded(operation, padded, size)
+        check_one_group(operation, ctx)
+        check_padded(operation, padded, size)
         _check_tensors(operation, tensors, *(n for n in tensors if "bias" in n or "norm" in n))
         _check_axes(operation, seq_dimension, head_dimension, x.ndim - 1)
         _check_qkv(operation, ctx.size, head_dim, tensors)
@@ -335,13 +383,12 @@ def async_ulysses_qkv_projection(
         )
 
     _, counts = ctx.agree(operation, prepare)
-    seq, unpadded = _lengths(operation, ctx, [n for (n,) in counts], size, padded)
+    seq, unpadded = padded_lengths(operation, ctx, [n for (n,) in counts], size, padded)
     q = Reshard(ctx, True, seq_dimension, x.ndim - 1, q_weight.shape[0], seq, unpadded)
     copies = max(1, ctx.size * head_dim // k_weight.shape[0])
     k = replace(q, heads=k_weight.shape[0], copies=copies)
-    given = tuple(tensors.values())
-    projection = Projection(q, k, k, head_dim, Norm(norm_type, float(eps)), _wanted(*given))
-    return differentiable(projection.forward, *given)
+    norm, wanted = Norm(norm_type, float(eps)), _wanted(*tensors.values())
+    return _differentiable(Projection(q, k, k, head_dim, norm, wanted).forward, tensors)
 
 
 def async_ulysses_output_projection(
@@ -383,14 +430,17 @@ def async_ulysses_output_projection(
         Unsupported: the context has a ring
         CommError: the communicator failed
     """
-    from ._torch import differentiable, wants_gradient
+    from ._torch import wants_gradient
 
     ctx, operation = current(context), "ulysses.async_ulysses_output_projection"
-    x, size = hidden_states, unpadded_dim_size or 0
-    tensors = dict(hidden_states=x, proj_weight=proj_weight, proj_bias=proj_bias)
+    size = unpadded_dim_size or 0
+    tensors = _autocast(
+        dict(hidden_states=hidden_states, proj_weight=proj_weight, proj_bias=proj_bias)
+    )
+    x = tensors["hidden_states"]
 
     def prepare() -> tuple[dict[str, Any], tuple[int, ...], Any]:
-        _check_one_group(operation, ctx)
+        check_one_group(operation, ctx)
         _check_tensors(operation, tensors, "proj_bias")
         last = x.ndim - 1
         split = head_dimension == last - 1  # heads and features are two axes
@@ -438,4 +488,4 @@ def async_ulysses_output_projection(
 
         return linear(mixed, weight, bias), (mixed, weight), back
 
-    return differentiable(run, *tensors.values())
+    return _differentiable(run, tensors)

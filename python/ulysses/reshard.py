@@ -457,10 +457,10 @@ def gather_seq_scatter_heads(
     ctx, operation = current(context), "ulysses.gather_seq_scatter_heads"
 
     def prepare() -> tuple[dict[str, Any], tuple[int, ...], list[tuple[int, int]]]:
-        _check_one_group(operation, ctx)
+        check_one_group(operation, ctx)
         several = _several(operation, x)
         axes = [_axes(operation, t, seq_dim, head_dim) for t in several or (x,)]
-        _check_padded(operation, padded, unpadded_dim_size)
+        check_padded(operation, padded, unpadded_dim_size)
         if several:
             _fit(operation, several, axes)
             for t, (_, head) in zip(several, axes):
@@ -484,7 +484,9 @@ def gather_seq_scatter_heads(
         )
 
     axes, counts = ctx.agree(operation, prepare)
-    seq, unpadded = _lengths(operation, ctx, [n for (n,) in counts], unpadded_dim_size, padded)
+    seq, unpadded = padded_lengths(
+        operation, ctx, [n for (n,) in counts], unpadded_dim_size, padded
+    )
     several = _several(operation, x)
     each = tuple(
         Reshard(ctx, True, s, h, t.shape[h], seq, unpadded)
@@ -493,7 +495,7 @@ def gather_seq_scatter_heads(
     return _run(several, Reshards(each), async_op) if several else _run(x, each[0], async_op)
 
 
-def _check_one_group(operation: str, ctx: Context) -> None:
+def check_one_group(operation: str, ctx: Context) -> None:
     """Raises Unsupported for a ring, where the ranks of a group hold only a part of a sequence."""
     if ctx.ring > 1:
         raise Unsupported(
@@ -502,7 +504,7 @@ def _check_one_group(operation: str, ctx: Context) -> None:
         )
 
 
-def _check_padded(operation: str, padded: bool, unpadded_dim_size: int) -> None:
+def check_padded(operation: str, padded: bool, unpadded_dim_size: int) -> None:
     if not padded and not unpadded_dim_size:
         raise InvalidArgument(
             f"{operation}: padded=False without unpadded_dim_size; give the tokens of the "
@@ -510,7 +512,7 @@ def _check_padded(operation: str, padded: bool, unpadded_dim_size: int) -> None:
         )
 
 
-def _lengths(
+def padded_lengths(
     operation: str, ctx: Context, each: list[int], unpadded_dim_size: int, padded: bool
 ) -> tuple[int, int]:
     """Returns the tokens of all ranks with and without padding, from the tokens of each rank."""
@@ -564,9 +566,9 @@ def gather_seq_scatter_heads_qkv(
     size = unpadded_dim_size or 0
 
     def prepare() -> tuple[dict[str, Any], tuple[int, ...], int]:
-        _check_one_group(operation, ctx)
+        check_one_group(operation, ctx)
         seq, last = _axes(operation, x, seq_dim, -1)
-        _check_padded(operation, padded, size)
+        check_padded(operation, padded, size)
         features = x.shape[last]
         if features == 0 or features % (3 * ctx.size):
             raise InvalidArgument(
@@ -587,7 +589,7 @@ def gather_seq_scatter_heads_qkv(
         )
 
     seq_dim, counts = ctx.agree(operation, prepare)
-    seq, unpadded = _lengths(operation, ctx, [n for (n,) in counts], size, padded)
+    seq, unpadded = padded_lengths(operation, ctx, [n for (n,) in counts], size, padded)
     reshard = ReshardQKV(
         ctx,
         True,
@@ -639,7 +641,7 @@ def gather_heads_scatter_seq(
     ctx, operation = current(context), "ulysses.gather_heads_scatter_seq"
 
     def prepare() -> tuple[dict[str, Any], tuple[int, ...], list[tuple[int, int]]]:
-        _check_one_group(operation, ctx)
+        check_one_group(operation, ctx)
         several = _several(operation, x)
         axes = [_axes(operation, t, seq_dim, head_dim) for t in several or (x,)]
         if several:
