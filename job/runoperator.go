@@ -7,8 +7,10 @@ import (
 	"ulysses/comm"
 	"ulysses/internal/status"
 	"ulysses/internal/units"
+	"ulysses/job/assembly"
 	"ulysses/job/file"
 	"ulysses/job/operator"
+	"ulysses/job/plan"
 	"ulysses/tensor"
 )
 
@@ -19,8 +21,17 @@ func computeOperator(e *Env) (*operator.Report, error) {
 	if err != nil {
 		return nil, err
 	}
+	if warning := e.operatorRank().WarnIdleRanks(r); warning != "" {
+		e.Log.Warn().Msg(warning)
+	}
 	_, output := e.Job.OperatorFiles()
 	return r.Do(*output, e.leave)
+}
+
+// operatorRank returns this rank of an operator job for the planner.
+func (e *Env) operatorRank() *plan.Rank {
+	parts := &assembly.Parts{Job: e.Job, Device: e.Device, Mesh: e.Mesh, Clock: e.Clock, Compute: e.Compute, FreeHost: e.freeHost}
+	return &plan.Rank{Parts: parts, PerNode: e.perNode, LocalRank: localRank(e.world)}
 }
 
 // runOperator runs an operator job and prints its report, with the bytes of the all-to-alls beside

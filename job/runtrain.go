@@ -43,7 +43,7 @@ func trainOwning(e *Env) (err error) {
 	if s.stop, err = launch.NewStopper(e.Job.Train.TimeLimit, e.signals, start); err != nil {
 		return err
 	}
-	if warning := s.rank().WarnIdleRanks(); warning != "" {
+	if warning := s.rank().WarnIdleRanks(nil); warning != "" {
 		e.Log.Warn().Msg(warning)
 	}
 	s.waited = proc.WaitedForCore()

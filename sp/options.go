@@ -70,7 +70,7 @@ var Options = []Option{
 		ask: func(l *Layer, a *device.Attention, _ int64, of func(tensor.DType, ...int64) tensor.Tensor) {
 			a.Sinks = of(tensor.F32, l.Heads)
 		}},
-	{Name: "block mask", Job: "tensor `block_mask`, `attention.block`", C: "`ULYSSES_BLOCK_MASK`, `block_q`, `block_k`", Python: "`block_mask=`, `block=`",
+	{Name: "block mask", Job: "`attention.pattern` or tensor `block_mask`; `attention.block`", C: "`ULYSSES_BLOCK_MASK`, `block_q`, `block_k`", Python: "`block_mask=`, `block=`",
 		has: func(l *Layer) bool { return l.BlockRows > 0 },
 		fields: func(l *Layer) []comm.Field {
 			return []comm.Field{number("block_rows", l.BlockRows), number("block_columns", l.BlockColumns)}
@@ -85,7 +85,7 @@ var Options = []Option{
 		ask: func(l *Layer, a *device.Attention, rows int64, of func(tensor.DType, ...int64) tensor.Tensor) {
 			a.BlockMask, a.BlockRows, a.BlockColumns, a.QuerySeq, a.KeySeq = of(tensor.U8, 1, 1, 1), rows, rows, rows, rows
 		}},
-	{Name: "dropout", Job: "`attention.dropout`, `seed`", C: "`dropout`, `dropout_seed`", Python: "`dropout=`, `seed=`",
+	{Name: "dropout", Job: "`attention.dropout`, `attention.seed`", C: "`dropout`, `dropout_seed`", Python: "`dropout=`, `seed=`",
 		has:    func(l *Layer) bool { return l.Dropout != 0 },
 		fields: func(l *Layer) []comm.Field { return []comm.Field{real("dropout", l.Dropout)} },
 		check: func(l *Layer) error {

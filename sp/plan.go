@@ -243,13 +243,20 @@ func (p *Plan) Heads() (lo, hi, kvLo, kvHi int64) {
 // does not exist. It is Unsupported, with the reason, if no kernel supports the layer. The result
 // is that for all heads, so it is equal on ranks without heads. Not collective.
 func (p *Plan) Kernels() (forward, backward string, err error) {
-	d, ok := p.dev.(device.AttentionKernels)
-	if !ok {
-		return "", "", nil
+	if d, ok := p.dev.(device.AttentionKernels); ok {
+		return p.layer.Kernels(d, p.dev.Info().Place)
 	}
-	l := p.layer
+	return "", "", nil
+}
+
+// Kernels is Plan.Kernels on a device with memory at a place, without a plan.
+func (l Layer) Kernels(d device.AttentionKernels, place tensor.Place) (forward, backward string, err error) {
 	const rows = 128 // of a sequence of any length
-	of := p.sketch
+	of := func(t tensor.DType, shape ...int64) tensor.Tensor {
+		x := tensor.Of(nil, t, shape...)
+		x.Where = place
+		return x
+	}
 	a := device.Attention{Q: of(l.DType, rows, l.Heads, l.Dim), K: of(l.DType, rows, l.KVHeads, l.Dim), V: of(l.DType, rows, l.KVHeads, l.VDim),
 		Out: of(l.DType, rows, l.Heads, l.VDim), LSE: of(tensor.F32, rows, l.Heads),
 		Causal: l.Causal, Window: l.Window, Scale: l.Scale, Deterministic: l.Deterministic}

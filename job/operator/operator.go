@@ -8,6 +8,7 @@ package operator
 import (
 	"ulysses/comm"
 	"ulysses/device"
+	"ulysses/gdn"
 	"ulysses/internal/clock"
 	"ulysses/internal/status"
 	"ulysses/job/file"
@@ -90,6 +91,13 @@ func (r *Run) Compute() error { return r.op.compute() }
 // Free frees the memory of Allocate and closes the input.
 func (r *Run) Free() { r.op.base().free() }
 
+// SharesHeads reports whether the ranks compute shares of the heads, so that a rank beyond the
+// number of heads has none.
+func (r *Run) SharesHeads() bool {
+	g, ok := r.op.(*gdnRun)
+	return !ok || g.plan.Strategy() == gdn.Heads
+}
+
 // Tokens returns the length of the sequence.
 func (r *Run) Tokens() int64 { return r.op.tokens() }
 
@@ -106,6 +114,7 @@ func (r *Run) Scratch() (saved, workspace int64) {
 type Shape struct {
 	Lengths []int64    // lengths of the sequences that are sharded
 	Heads   [][2]int64 // heads and key heads
+	Layer   sp.Layer   // of attention, without DType; the zero Layer for the gated delta rule
 	// elements of a token over all heads, of a head, and of a head's keys and values in the gated
 	// delta rule
 	Hidden, Dim, KeyDim, ValueDim int64
@@ -122,5 +131,5 @@ func Describe(j *file.Job) (*Shape, error) {
 		return &Shape{Lengths: []int64{in.s}, Heads: [][2]int64{{in.hv, in.hk}}, Hidden: in.hv * in.dv, Dim: in.dk, KeyDim: in.dk, ValueDim: in.dv}, nil
 	}
 	a := in.(*attentionInput)
-	return &Shape{Lengths: []int64{a.sq, a.sk}, Heads: [][2]int64{{a.hq, a.hkv}}, Hidden: a.hq * a.d, Dim: a.d}, nil
+	return &Shape{Lengths: []int64{a.sq, a.sk}, Heads: [][2]int64{{a.hq, a.hkv}}, Hidden: a.hq * a.d, Dim: a.d, Layer: a.layer(&j.Attention)}, nil
 }

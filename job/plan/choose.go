@@ -12,7 +12,6 @@ import (
 	"ulysses/dryrun"
 	"ulysses/internal/units"
 	"ulysses/job/file"
-	"ulysses/model"
 	"ulysses/tensor"
 )
 
@@ -40,9 +39,10 @@ type meshOption struct {
 	seconds  float64 // by the dry run; +Inf = it does not fit or is not possible
 }
 
-// LeavesMeshOpen reports whether Choose has something to choose for a job on some ranks.
+// LeavesMeshOpen reports whether Choose has something to choose for a job on some ranks. The gated
+// delta rule of an operator job has no ring, and chooses its strategy itself.
 func LeavesMeshOpen(j *file.Job, world int) bool {
-	return j.IsModelJob() && world > 1 && (j.Parallel.Ulysses == 0 || j.Parallel.Ring > 1 && j.Parallel.Gather == "auto")
+	return j.Kind != "gdn" && world > 1 && (j.Parallel.Ulysses == 0 || j.Parallel.Ring > 1 && j.Parallel.Gather == "auto")
 }
 
 // Choose returns the mesh for a job that leaves degrees, or the form of its ring, open. The
@@ -76,6 +76,11 @@ func Choose(j *file.Job, world int, m *Machine, x *subject) *Choice {
 	return &Choice{chosen.mesh, chosen.seconds, reason(j, chosen, tried, m, x)}
 }
 
+// work returns the name of the work whose time is planned.
+func (x *subject) work(j *file.Job) string {
+	return map[string]string{"train": "step", "eval": "pass", "attention": "run", "gdn": "run"}[j.Kind]
+}
+
 // compareTrue orders false before true.
 func compareTrue(a, b bool) int {
 	switch {
@@ -90,7 +95,7 @@ func compareTrue(a, b bool) int {
 // meshes returns the meshes of some ranks with the job's ring, or with every ring that the machine
 // runs, and with the forms of a ring that the job allows. parallel.ulysses does not matter.
 func meshes(j *file.Job, world int64, m *Machine, x *subject) (all []file.Mesh) {
-	rings, given := ringRuns(m, x.config), j.Parallel.Ring > 0
+	rings, given := ringRuns(m, x), j.Parallel.Ring > 0
 	for u := int64(1); u <= world; u++ {
 		if world%u != 0 {
 			continue
@@ -99,7 +104,7 @@ func meshes(j *file.Job, world int64, m *Machine, x *subject) (all []file.Mesh) 
 			if world/u%r != 0 || given && r != j.Parallel.Ring {
 				continue
 			}
-			if r > 1 && !given && (!rings || 2*u*r > j.Data.Sequence) {
+			if r > 1 && !given && (!rings || 2*u*r > x.tokens(j)) {
 				continue // a rank has less than a token in each chunk of a zigzag
 			}
 			mesh := file.Mesh{World: world, Ulysses: u, Ring: r, Replicas: world / (u * r)}
@@ -117,6 +122,7 @@ func meshOptions(j *file.Job, world int64, m *Machine, x *subject) (all []meshOp
 	for _, mesh := range meshes(j, world, m, x) {
 		switch {
 		case !open && mesh.Ulysses != j.Parallel.Ulysses:
+		case !j.IsModelJob() && mesh.Replicas > 1: // one sequence
 		case open && j.Kind == "eval" && mesh.Replicas > 1: // the sequences to evaluate may be few
 		case open && j.Kind == "train" && j.SequencesOfStep()%(mesh.Replicas*j.Data.Batch) != 0:
 		default:
@@ -137,36 +143,57 @@ func ringForms(j *file.Job, r int64) []bool {
 	return []bool{false} // two groups send the same in both forms
 }
 
-// ringRuns reports whether a device has kernels that continue a softmax, which a ring needs.
-func ringRuns(m *Machine, c *model.Config) bool {
+// ringRuns reports whether a device has the kernels of a ring for a subject's attention: those that
+// continue a softmax.
+func ringRuns(m *Machine, x *subject) bool {
 	d, ok := m.Sizes.(device.AttentionKernels)
-	if !ok {
-		return true
+	if !ok || x.attention.Heads == 0 {
+		return x.attention.Heads > 0
 	}
-	const rows = 128
-	of := func(t tensor.DType, heads int64) tensor.Tensor {
-		x := tensor.Of(nil, t, rows, heads, c.HeadDim)
-		x.Where = m.Info.Place
-		return x
-	}
-	compute := m.Info.Compute[0]
-	lse := tensor.Of(nil, tensor.F32, rows, c.NumAttentionHeads)
-	lse.Where = m.Info.Place
-	a := device.Attention{Q: of(compute, c.NumAttentionHeads), K: of(compute, c.NumKeyValueHeads), V: of(compute, c.NumKeyValueHeads),
-		Out: of(tensor.F32, c.NumAttentionHeads), LSE: lse, Causal: true, Carry: true}
-	_, err := d.AttentionKernel(&a, false)
-	if err == nil {
-		a.Out.DType = compute
-		_, err = d.AttentionKernel(&a, true)
-	}
+	layer := x.attention
+	layer.DType, layer.Ring = m.Info.Compute[0], 2
+	_, _, err := layer.Kernels(d, m.Info.Place)
 	return err == nil
+}
+
+// load is the work of a micro-batch on one replica, which an estimate divides among ranks.
+type load struct {
+	layers   float64 // of attention
+	tokens   float64
+	pairs    float64 // of a query and a key that it sees
+	products float64 // FLOPs of matrix products in the forward pass
+	weights  float64 // of ZeRO stage 3; elements that are gathered in a pass
+	backward bool
+	times    float64 // micro-batches of all replicas in a step
+}
+
+// load returns the work of a job.
+func (x *subject) load(j *file.Job) load {
+	c, d := x.config, &j.Data
+	if c == nil {
+		q, k := float64(x.Lengths[0]), float64(x.Lengths[len(x.Lengths)-1])
+		w := load{layers: 1, tokens: q, pairs: q * k, backward: !x.attention.NoBackward, times: 1}
+		if x.attention.Causal {
+			w.pairs /= 2
+		}
+		return w
+	}
+	w := load{layers: float64(c.NumHiddenLayers - c.LinearLayers()), tokens: float64(d.Sequence * d.Batch), pairs: float64(d.Batch) * c.Pairs(d.Sequence),
+		products: c.Flops(d.Sequence*d.Batch, 0) / 3, backward: j.Kind == "train", times: 1}
+	if w.backward {
+		w.times = float64(j.SequencesOfStep()) / float64(d.Batch)
+	}
+	if w.backward && j.Parallel.Zero == 3 {
+		w.weights = c.Flops(1, 0) / 6
+	}
+	return w
 }
 
 // estimate returns about the time of a step: matrix products, attention, the all-to-alls between
 // tokens and heads, the keys that a ring sends while attention computes, and gathered weights. The
 // dry run has the rest, such as recomputation.
 func estimate(j *file.Job, mesh *file.Mesh, m *Machine, x *subject) float64 {
-	c, r, d := x.config, &m.Rates, &j.Data
+	w, l, r := x.load(j), &x.attention, &m.Rates
 	u, ring, ranks, perNode := float64(mesh.Ulysses), float64(mesh.Ring), float64(mesh.Ulysses*mesh.Ring), float64(r.PerNode)
 	bytes := 2.0 // of an element
 	if m.Info.Place == tensor.Host {
@@ -178,33 +205,32 @@ func estimate(j *file.Job, mesh *file.Mesh, m *Machine, x *subject) float64 {
 		return max(bytes*far/r.Network, bytes*((n-1)/n-far)/r.Node)
 	}
 	latency := r.Latency * math.Log2(2*ranks)
-	layers, dim, tokens := float64(c.NumHiddenLayers-c.LinearLayers()), float64(c.HeadDim), float64(d.Sequence*d.Batch)
-	heads := float64((c.NumAttentionHeads + mesh.Ulysses - 1) / mesh.Ulysses)
-	keys := math.Ceil(heads * float64(c.NumKeyValueHeads) / float64(c.NumAttentionHeads))
-
-	attention := float64(d.Batch) * c.Pairs(d.Sequence) * 4 * heads * dim / ring / r.Attention
-	back := 2.5 * attention * r.Attention / r.Gradient
-	exchange, link := 0.0, 0.0 // link: seconds in which keys and weights occupy it
-	if u > 1 {
-		exchange = sent(tokens/ranks*2*dim*(float64(c.NumAttentionHeads)+u*keys)*bytes, u, perNode) + 2*latency
+	attention, back, exchange, link := 0.0, 0.0, 0.0, 0.0 // link: seconds in which keys and weights occupy it
+	if l.Heads > 0 {
+		width, heads := float64(l.Dim+l.VDim), float64((l.Heads+mesh.Ulysses-1)/mesh.Ulysses)
+		keys := math.Ceil(heads * float64(l.KVHeads) / float64(l.Heads))
+		attention = w.pairs * 2 * heads * width / ring / r.Attention
+		back = 2.5 * attention * r.Attention / r.Gradient
+		if u > 1 {
+			exchange = sent(w.tokens/ranks*width*(float64(l.Heads)+u*keys)*bytes, u, perNode) + 2*latency
+		}
+		if ring > 1 {
+			key := w.tokens * keys * width // elements of all groups
+			keys, grads := sent(key*bytes, ring, perNode/u), sent(key*(bytes+4), ring, perNode/u)
+			attention, back = inRing(mesh, attention, keys, latency), inRing(mesh, back, grads, 2*latency)
+			link = w.layers * (keys + grads)
+		}
 	}
-	if ring > 1 {
-		key := tokens * keys * 2 * dim // elements of all groups
-		keys, grads := sent(key*bytes, ring, perNode/u), sent(key*(bytes+4), ring, perNode/u)
-		attention, back = inRing(mesh, attention, keys, latency), inRing(mesh, back, grads, 2*latency)
-		link = layers * (keys + grads)
+	products := w.products / ranks / r.Products
+	if !w.backward {
+		return w.layers*(attention+exchange) + products
 	}
-	products := c.Flops(d.Sequence*d.Batch, 0) / 3 / ranks / r.Products
-	if j.Kind != "train" {
-		return layers*(attention+exchange) + products
+	micro := w.layers*(attention+back+2*exchange) + 3*products
+	if w.weights > 0 {
+		moved := w.weights * (2*bytes + 4)
+		link += max(sent(moved/min(perNode, float64(mesh.World)), float64(mesh.World), perNode), moved/r.Node)
 	}
-	micro := layers*(attention+back+2*exchange) + 3*products
-	if j.Parallel.Zero == 3 {
-		weights := c.Flops(1, 0) / 6 * (2*bytes + 4)
-		link += max(sent(weights/min(perNode, float64(mesh.World)), float64(mesh.World), perNode), weights/r.Node)
-	}
-	micro = max(micro, link+2*layers*exchange)
-	return micro * float64(j.SequencesOfStep()) / float64(mesh.Replicas*d.Batch)
+	return max(micro, link+2*w.layers*exchange) * w.times / float64(mesh.Replicas)
 }
 
 // inRing returns the time of attention in a ring, where keys are sent while it computes. With
@@ -268,27 +294,35 @@ func secondsOn(j *file.Job, mesh *file.Mesh, m *Machine, x *subject) (seconds fl
 }
 
 // idleHeads returns how many ranks of a mesh have no head of softmax attention.
-func idleHeads(mesh *file.Mesh, c *model.Config) int64 {
-	if c.LinearLayers() == c.NumHiddenLayers {
+func (x *subject) idleHeads(mesh *file.Mesh) int64 {
+	if x.attention.Heads == 0 {
 		return 0
 	}
-	return max(0, mesh.Ulysses-c.NumAttentionHeads) * mesh.Ring * mesh.Replicas
+	return max(0, mesh.Ulysses-x.attention.Heads) * mesh.Ring * mesh.Replicas
+}
+
+// tokens returns the length of a sequence; of queries and keys with different lengths, the smaller.
+func (x *subject) tokens(j *file.Job) int64 {
+	if x.config != nil {
+		return j.Data.Sequence
+	}
+	return slices.Min(x.Lengths)
 }
 
 // reason returns the line that explains a choice: the numbers that decide, and a comparison with
 // all ranks in one sequence by heads, or with the best other mesh.
 func reason(j *file.Job, chosen meshOption, tried []meshOption, m *Machine, x *subject) string {
-	mesh, c := chosen.mesh, x.config
-	text := fmt.Sprintf("mesh: %v: %d ranks, %d a node, %s", mesh, mesh.World, m.Rates.PerNode, units.Count(c.NumAttentionHeads, "query head"))
+	mesh := chosen.mesh
+	text := fmt.Sprintf("mesh: %v: %d ranks, %d a node, %s", mesh, mesh.World, m.Rates.PerNode, units.Count(x.Heads[0][0], "query head"))
 	if j.Kind == "train" {
 		text += ", " + units.Count(j.SequencesOfStep(), "sequence") + " a step"
 	}
-	text += fmt.Sprintf(" of %s tokens", units.Grouped(j.Data.Sequence))
+	text += fmt.Sprintf(" of %s tokens", units.Grouped(x.tokens(j)))
 	if mesh.Gather {
 		text += "; keys are sent at once"
 	}
 	if !m.nominal {
-		text += fmt.Sprintf("; expected %.3g s a step", chosen.seconds)
+		text += fmt.Sprintf("; expected %.3g s a %s", chosen.seconds, x.work(j))
 	}
 	other := meshOption{mesh: file.Mesh{World: mesh.World, Ulysses: mesh.World, Ring: 1, Replicas: 1}, seconds: math.Inf(1)}
 	known := false
@@ -321,7 +355,7 @@ func reason(j *file.Job, chosen meshOption, tried []meshOption, m *Machine, x *s
 	default:
 		text += fmt.Sprintf(", %s would take %.3g s", name, other.seconds)
 	}
-	if idle := idleHeads(&other.mesh, c); idle > 0 && !math.IsInf(other.seconds, 1) {
+	if idle := x.idleHeads(&other.mesh); idle > 0 && !math.IsInf(other.seconds, 1) {
 		text += fmt.Sprintf(" with %d ranks idle", idle)
 	}
 	return text
@@ -357,7 +391,7 @@ func (m *Machine) ForChoice(perNode int) *Machine {
 
 // ChooseHere is Choose for this rank's device in a run.
 func ChooseHere(j *file.Job, world int, d device.Device, compute tensor.DType, perNode int, freeHost int64) (*Choice, error) {
-	c, err := j.ReadConfig()
+	x, err := SubjectOf(j)
 	if err != nil {
 		return nil, err
 	}
@@ -365,5 +399,5 @@ func ChooseHere(j *file.Job, world int, d device.Device, compute tensor.DType, p
 	if m.Info.Place != tensor.Host {
 		m.recognize(compute, perNode)
 	}
-	return Choose(j, world, m.ForChoice(perNode), SubjectOfModel(c)), nil
+	return Choose(j, world, m.ForChoice(perNode), x), nil
 }

@@ -97,7 +97,7 @@ func TestChoiceIsNearTheBest(t *testing.T) {
 func TestChoiceLeavesNoRankIdle(t *testing.T) {
 	j, x := parsed(t, llama8B, "data.sequence=1048576")
 	c := Choose(j, 64, h200s(8), x)
-	if idleHeads(&c.Mesh, x.config) != 0 || c.Mesh.Ring < 2 || c.Mesh.Replicas != 1 {
+	if x.idleHeads(&c.Mesh) != 0 || c.Mesh.Ring < 2 || c.Mesh.Replicas != 1 {
 		t.Errorf("%+v", c)
 	}
 	for _, want := range []string{"mesh: ulysses 32 x ring 2 x data 1", "64 ranks", "32 query heads", "ulysses 64 would take", "with 32 ranks idle"} {

@@ -6,7 +6,7 @@ import (
 	"ulysses/gdn"
 	"ulysses/internal/units"
 	"ulysses/job/file"
-	"ulysses/model"
+	"ulysses/job/operator"
 )
 
 // idleRanks describes the ranks of a sequence that have no head of some kind of layer.
@@ -17,19 +17,36 @@ type idleRanks struct {
 	which string // "heads" or "value heads"
 }
 
+// kindOfHeads is a kind of layer whose heads are shared by the ranks of a group.
+type kindOfHeads struct {
+	heads int64
+	what  string
+	which string
+}
+
+// sharedHeads returns the kinds of layers whose heads the ranks share. linear is the plan of the
+// linear layers of a model; nil = there is none. byHeads says that an operator job shares heads.
+func (x *subject) sharedHeads(linear *gdn.Plan, byHeads bool) (all []kindOfHeads) {
+	if x.attention.Heads > 0 {
+		all = append(all, kindOfHeads{x.attention.Heads, "attention", "heads"})
+	}
+	rule := linear != nil && linear.Layer().Strategy == gdn.Heads // by heads
+	if x.config == nil {
+		rule = byHeads && x.attention.Heads == 0
+	}
+	if rule {
+		all = append(all, kindOfHeads{x.Heads[len(x.Heads)-1][0], "linear attention", "value heads"})
+	}
+	return all
+}
+
 // findIdleRanks returns the kind of layer for which the most ranks of the mesh have no head; nil if
-// every rank has one. linear is the plan of the linear layers.
-func findIdleRanks(j *file.Job, c *model.Config, linear *gdn.Plan) (found *idleRanks) {
-	look := func(heads int64, what, which string) {
-		if idle := (j.Mesh.Ulysses - heads) * j.Mesh.Ring * j.Mesh.Replicas; idle > 0 && (found == nil || idle > found.idle) {
-			found = &idleRanks{idle, heads, what, which}
+// every rank has one.
+func findIdleRanks(j *file.Job, kinds []kindOfHeads) (found *idleRanks) {
+	for _, k := range kinds {
+		if idle := (j.Mesh.Ulysses - k.heads) * j.Mesh.Ring * j.Mesh.Replicas; idle > 0 && (found == nil || idle > found.idle) {
+			found = &idleRanks{idle, k.heads, k.what, k.which}
 		}
-	}
-	if c.LinearLayers() < c.NumHiddenLayers {
-		look(c.NumAttentionHeads, "attention", "heads")
-	}
-	if linear != nil && linear.Layer().Strategy == gdn.Heads {
-		look(c.LinearNumValueHeads, "linear attention", "value heads")
 	}
 	return found
 }
@@ -41,19 +58,21 @@ func onMesh(j *file.Job, ulysses, ring int64) (*file.Job, error) {
 	return &other, other.Resolve(int(j.Mesh.World))
 }
 
+// rate returns the planned tokens of a second.
+func rate(j *file.Job, m *Machine, x *subject) (float64, error) {
+	f, err := Predict(j, m, x, true)
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	return float64(f.tokens) / f.Seconds, nil
+}
+
 // better returns, of the meshes that give every rank a head, the one with the most planned tokens a
 // second, and its speed relative to this job's mesh: with a ring and as many replicas, or without a
 // ring. It is nil if no mesh is faster and fits.
 func better(j *file.Job, m *Machine, x *subject, heads int64) (mesh *file.Mesh, times float64, err error) {
-	rate := func(j *file.Job) (float64, error) {
-		f, err := Predict(j, m, x, true)
-		if err != nil {
-			return 0, err
-		}
-		defer f.Close()
-		return float64(f.tokens) / f.Seconds, nil
-	}
-	now, err := rate(j)
+	now, err := rate(j, m, x)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -61,7 +80,7 @@ func better(j *file.Job, m *Machine, x *subject, heads int64) (mesh *file.Mesh, 
 	for _, withRing := range []bool{true, false} {
 		of := j.Mesh.World
 		if withRing {
-			if of = j.Mesh.Ulysses * j.Mesh.Ring; !ringRuns(m, x.config) {
+			if of = j.Mesh.Ulysses * j.Mesh.Ring; !ringRuns(m, x) {
 				continue
 			}
 		}
@@ -82,7 +101,7 @@ func better(j *file.Job, m *Machine, x *subject, heads int64) (mesh *file.Mesh, 
 			if mesh != nil && mesh.Ring > 1 && !withRing {
 				least = nearlyBest * times
 			}
-			if r, err := rate(other); err == nil && r/now > least {
+			if r, err := rate(other, m, x); err == nil && r/now > least {
 				mesh, times = &other.Mesh, r/now
 			}
 		}
@@ -93,30 +112,70 @@ func better(j *file.Job, m *Machine, x *subject, heads int64) (mesh *file.Mesh, 
 // warning returns the line on idle ranks with the better mesh. It looks for a mesh only if the
 // machine's rates are known.
 func (i *idleRanks) warning(j *file.Job, m *Machine, x *subject) string {
-	fix := fmt.Sprintf("no other mesh of %d ranks that fits is expected to be faster: start %d ranks", j.Mesh.World, i.heads)
-	if m == nil {
-		fix = fmt.Sprintf("set parallel.ulysses = %d or less", i.heads)
-	} else if mesh, times, err := better(j, m, x, i.heads); err == nil && mesh != nil {
-		ring := ""
-		if mesh.Ring > 1 {
-			ring = fmt.Sprintf(" and parallel.ring = %d", mesh.Ring)
-		}
-		fix = fmt.Sprintf("set parallel.ulysses = %d%s (%s), which is expected to process %.1f times the tokens a second",
-			mesh.Ulysses, ring, units.Count(mesh.Replicas, "replica"), times)
+	return fmt.Sprintf("%v: parallel.ulysses = %d: %d of %d ranks compute no %s, because the %s has %d %s; %s",
+		j.Origin("parallel.ulysses"), j.Parallel.Ulysses, i.idle, j.Mesh.World, i.what, map[bool]string{true: "model", false: "input"}[x.config != nil], i.heads, i.which, i.fix(j, m, x))
+}
+
+// fix returns what to set: a mesh that gives every rank a head, or the strategy of the gated delta
+// rule that shares tokens.
+func (i *idleRanks) fix(j *file.Job, m *Machine, x *subject) string {
+	if j.Kind == "gdn" {
+		return "set gdn.strategy = \"state\"" + i.byState(j, m, x)
 	}
-	return fmt.Sprintf("%v: parallel.ulysses = %d: %d of %d ranks compute no %s, because the model has %d %s; %s",
-		j.Origin("parallel.ulysses"), j.Parallel.Ulysses, i.idle, j.Mesh.World, i.what, i.heads, i.which, fix)
+	if m == nil {
+		return fmt.Sprintf("set parallel.ulysses = %d or less", i.heads)
+	}
+	mesh, times, err := better(j, m, x, i.heads)
+	if err != nil || mesh == nil {
+		return fmt.Sprintf("no other mesh of %d ranks that fits is expected to be faster: start %d ranks", j.Mesh.World, i.heads)
+	}
+	ring := ""
+	if mesh.Ring > 1 {
+		ring = fmt.Sprintf(" and parallel.ring = %d", mesh.Ring)
+	}
+	return fmt.Sprintf("set parallel.ulysses = %d%s (%s), which is expected to process %.1f times the tokens a second",
+		mesh.Ulysses, ring, units.Count(mesh.Replicas, "replica"), times)
+}
+
+// byState returns the planned speed of the strategy that shares tokens.
+func (i *idleRanks) byState(j *file.Job, m *Machine, x *subject) string {
+	other := *j
+	other.GDN.Strategy = "state"
+	if m == nil {
+		return ""
+	}
+	now, err := rate(j, m, x)
+	if err != nil {
+		return ""
+	}
+	then, err := rate(&other, m, x)
+	if err != nil {
+		return ""
+	}
+	return fmt.Sprintf(", which is expected to process %.1f times the tokens a second", then/now)
 }
 
 // WarnIdleRanks returns the warning of a run with ranks that have no head, on rank 0 before the
-// first step, otherwise "". On a CPU, whose rates are measured, it takes half a second; it takes no
-// time if every rank has a head.
-func (r *Rank) WarnIdleRanks() string {
-	i := findIdleRanks(r.Job, r.Config, r.Model.Linear())
-	if i == nil || r.Mesh.World.Rank() > 0 {
+// first step, otherwise "". run is the opened operator job; nil = the job has a model. On a CPU,
+// whose rates are measured, it takes half a second; it takes no time if every rank has a head.
+func (r *Rank) WarnIdleRanks(run *operator.Run) string {
+	if r.Mesh.World.Rank() > 0 {
 		return ""
 	}
-	x := SubjectOfModel(r.Config)
+	var linear *gdn.Plan
+	var x *subject
+	if run != nil {
+		var err error
+		if x, err = SubjectOf(r.Job); err != nil {
+			return "" // the run reports it
+		}
+	} else {
+		x, linear = SubjectOfModel(r.Config), r.Model.Linear()
+	}
+	i := findIdleRanks(r.Job, x.sharedHeads(linear, run != nil && run.SharesHeads()))
+	if i == nil {
+		return ""
+	}
 	m, err := r.machine(x)
 	if err != nil || m.ready() != nil {
 		m = nil

@@ -39,7 +39,7 @@ func (f *Forecast) predictOperator() error {
 	if err := k.Compute(); err != nil {
 		return err
 	}
-	f.cost, f.Operator, f.tokens = f.total().plus(before, -1), r, k.Tokens()
+	f.cost, f.Operator, f.tokens, f.byHeads = f.total().plus(before, -1), r, k.Tokens(), k.SharesHeads()
 	return nil
 }
 

@@ -85,10 +85,8 @@ func Run(o Options) error {
 		return err
 	}
 	defer f.Close()
-	if f.Model != nil {
-		if i := findIdleRanks(j, f.Config, f.Model.Linear()); i != nil {
-			o.Warn(i.warning(j, m, x))
-		}
+	if i := findIdleRanks(j, f.sharedHeads(x)); i != nil {
+		o.Warn(i.warning(j, m, x))
 	}
 	return f.print(o.Stdout, m)
 }

@@ -14,6 +14,7 @@ import (
 	"ulysses/job/file"
 	"ulysses/job/operator"
 	"ulysses/model"
+	"ulysses/sp"
 	"ulysses/tensor"
 	"ulysses/train"
 )
@@ -29,6 +30,7 @@ type Forecast struct {
 	Memory   []model.Component
 	tokens   int64            // of a step, or of a pass, of all ranks
 	Operator *operator.Report // of an operator job; nil for models
+	byHeads  bool             // the operator's ranks share heads
 }
 
 // subject is what a plan is made for: a model, or the tensors of an operator job.
@@ -37,6 +39,8 @@ type subject struct {
 	shape   dryrun.Shape  // shapes on which rates are measured, without the compute type
 	Lengths []int64       // of the sequences of an operator job
 	Heads   [][2]int64    // heads and key heads of each kind of layer
+
+	attention sp.Layer // softmax attention, without DType; the zero Layer = none
 }
 
 // SubjectOf returns the subject of a job.
@@ -46,7 +50,7 @@ func SubjectOf(j *file.Job) (*subject, error) {
 		if err != nil {
 			return nil, err
 		}
-		return &subject{Lengths: s.Lengths, Heads: s.Heads, shape: dryrun.Shape{Hidden: s.Hidden, Dim: s.Dim, KeyDim: s.KeyDim, ValueDim: s.ValueDim}}, nil
+		return &subject{Lengths: s.Lengths, Heads: s.Heads, attention: s.Layer, shape: dryrun.Shape{Hidden: s.Hidden, Dim: s.Dim, KeyDim: s.KeyDim, ValueDim: s.ValueDim}}, nil
 	}
 	c, err := j.ReadConfig()
 	if err != nil {
@@ -58,6 +62,9 @@ func SubjectOf(j *file.Job) (*subject, error) {
 // SubjectOfModel returns the subject of a job with a model.
 func SubjectOfModel(c *model.Config) *subject {
 	x := &subject{config: c, shape: dryrun.Shape{Hidden: c.HiddenSize, Dim: c.HeadDim}, Heads: [][2]int64{{c.NumAttentionHeads, c.NumKeyValueHeads}}}
+	if c.LinearLayers() < c.NumHiddenLayers {
+		x.attention = sp.Layer{Heads: c.NumAttentionHeads, KVHeads: c.NumKeyValueHeads, Dim: c.HeadDim, VDim: c.HeadDim, Causal: true, Dropout: c.AttentionDropout}
+	}
 	if c.LinearLayers() > 0 {
 		x.shape.KeyDim, x.shape.ValueDim = c.LinearKeyHeadDim, c.LinearValueHeadDim
 		x.Heads = append(x.Heads, [2]int64{c.LinearNumValueHeads, c.LinearNumKeyHeads})
@@ -175,6 +182,14 @@ func (f *Forecast) addWaits(m *Machine) {
 		f.Phases[phase] += float64(n) * each
 		f.Seconds += float64(n) * each
 	}
+}
+
+// sharedHeads returns the kinds of layers whose heads the ranks share.
+func (f *Forecast) sharedHeads(x *subject) []kindOfHeads {
+	if f.Model != nil {
+		return x.sharedHeads(f.Model.Linear(), false)
+	}
+	return x.sharedHeads(nil, f.byHeads)
 }
 
 // prepare makes the model and the trainer on the dry-run device, and plans memory.
