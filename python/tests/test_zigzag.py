@@ -6,7 +6,7 @@ import numpy as np
 import ulysses
 from need import need_torch
 from ranks import contexts, joined, local
-from reference import draw
+from reference import TOLERANCE, draw, error
 
 try:
     import torch
@@ -151,6 +151,26 @@ class Refusals(unittest.TestCase):
             ulysses.attention(x, x, x, causal=True, context=ctx)
 
         contexts(2, body, ring=2, zigzag=True)
+
+    @need_torch
+    def test_positions(self):
+        """Positions that count a rank's own tokens are refused, and missing positions are made."""
+        from families import build
+        from test_transformers import register
+
+        ids = torch.arange(8)[None]
+        models = [build("llama") for _ in range(2)]
+        want = build("llama", "sdpa")(input_ids=ids, use_cache=False).logits.detach()
+
+        def body(ctx):
+            model = register(ctx, models[ctx.rank])
+            mine = local(ids, ctx)
+            with self.assertRaisesRegex(ulysses.InvalidArgument, "start at 0 on rank 1 of 2"):
+                model(input_ids=mine, position_ids=torch.arange(4)[None])
+            return ulysses.gather_tokens(model(input_ids=mine).logits.detach(), context=ctx)
+
+        for found in contexts(2, body, ring=2, zigzag=True):
+            self.assertLess(error(found, want), TOLERANCE)
 
     @need_torch
     def test_models(self):

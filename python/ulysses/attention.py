@@ -310,8 +310,8 @@ def attention(
             and after its own position; -1 = unbounded. Default: None, all keys
         scale (float, optional): Default: 1/sqrt(D)
         seq (int, optional): tokens of each sequence over all ranks. If it is not a multiple of the
-            ranks, the first seq mod ranks hold one token more (see `shard_rows`). Default: the
-            length that Context.use has set, else the sum of the ranks' rows
+            ranks, the first seq mod ranks hold one token more (see `shard_rows`, and `Layout` for a
+            zigzag). Default: the length that Context.use has set, else the sum of the ranks' rows
         kv_seq (int, optional): the same for the keys, for cross-attention. Default: None
         cu_seqlens (sequence of int, optional): the start of each document over B*seq tokens, then
             B*seq; equal on all ranks. Attention does not cross documents. Default: None, each
