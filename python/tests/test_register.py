@@ -1,6 +1,7 @@
 """DeepSpeed's registration: its arguments, and models on 4 ranks of torch.distributed."""
 
 import pathlib
+import tempfile
 import types
 import unittest
 import warnings
@@ -54,6 +55,22 @@ class Register(unittest.TestCase):
             fixed = words.startswith("seq_length_is")
             with self.subTest(words), self.assertRaisesRegex(ValueError, words.replace("|", r"\|")):
                 self.register(**options, seq_length_is_variable=not fixed)
+
+    def test_models(self):
+        """A model is a name or path, a config, a wrapper, or a model with a text model inside."""
+        import transformers
+
+        words = "is 2 and torch.distributed is not initialized"  # after the checks of the model
+        with tempfile.TemporaryDirectory() as folder:
+            self.config.save_pretrained(folder)
+            for model in (folder, pathlib.Path(folder), self.config):
+                with self.assertRaisesRegex(ValueError, words):
+                    self.register(model=model)
+        both = transformers.LlavaConfig(attn_implementation="sdpa")
+        with self.assertRaisesRegex(ValueError, words):
+            self.register(model=types.SimpleNamespace(config=both))
+        with self.assertRaisesRegex(ValueError, "'flex_attention' and the model uses 'sdpa'"):
+            self.register("flex_attention", model=types.SimpleNamespace(config=both))
 
     def test_max_length(self):
         with self.assertWarnsRegex(FutureWarning, "max_length is deprecated; give seq_length"):
