@@ -17,6 +17,8 @@ type Config struct {
 	TextField string `toml:"text_field"` // of a .jsonl line
 	// tokens of a sequence, over all ranks
 	Sequence int64 `toml:"sequence" min:"1" max:"2147483647"`
+	// tokens of a usual document, for plans and the choice of a mesh; 0 = as many as a sequence
+	Document int64 `toml:"document" min:"0" max:"2147483647"`
 	// sequences of a data-parallel replica in a micro-batch
 	Batch int64 `toml:"batch" min:"1" max:"1000000"`
 	// micro-batches of an optimizer step

@@ -35,10 +35,10 @@ func newSet(sources []source, shuffle bool, seed uint64) *Set {
 	return s
 }
 
-// Placeholder returns a set of one sequence of the given number of tokens, which is a single
-// document without content. It is for plans, which read no data.
-func Placeholder(tokens int64) *Set {
-	return &Set{sequences: 1, tokens: tokens, documents: 1, longest: tokens}
+// Placeholder returns a set of one sequence of the given number of tokens, in that many documents
+// without content. It is for plans, which read no data.
+func Placeholder(tokens, documents int64) *Set {
+	return &Set{sequences: 1, tokens: tokens, documents: documents, longest: tokens}
 }
 
 // Sequences returns the number of sequences, which is the size of an epoch.

@@ -1,10 +1,14 @@
 package train
 
-import "ulysses/data"
+import (
+	"ulysses/comm"
+	"ulysses/data"
+)
 
 // DryRun enqueues the operations of an optimizer step with the given number of micro-batches, or of
 // that many passes of an evaluation. Each micro-batch has the largest number of tokens, in
-// documents of the longest sequence. It is for devices that compute nothing. Collective.
+// sequences of the largest length. These have documents of equal lengths, as many as the sequences
+// of the set have on average. It is for devices that compute nothing. Collective.
 func (t *Trainer) DryRun(microBatches int64) error {
 	set := t.Data.Train
 	if set == nil {
@@ -12,9 +16,13 @@ func (t *Trainer) DryRun(microBatches int64) error {
 	}
 	tokens, _ := t.MaxTokens()
 	m := &data.MicroBatch{IDs: make([]int32, tokens), Targets: make([]int32, tokens), Positions: make([]int32, tokens), CuSeqlens: []int64{0}, Valid: tokens}
-	for at := int64(0); at < tokens; {
-		at = min(tokens, at+set.Longest())
-		m.CuSeqlens = append(m.CuSeqlens, at)
+	documents := max(1, set.Documents()/set.Sequences()) // of a sequence
+	for first := int64(0); first < tokens; first += set.Longest() {
+		n := min(set.Longest(), tokens-first)
+		for d := range min(n, documents) {
+			_, end := comm.Shard(n, min(n, documents), d)
+			m.CuSeqlens = append(m.CuSeqlens, first+end)
+		}
 	}
 	if t.Data.Train == nil {
 		for range microBatches {

@@ -55,6 +55,8 @@ var conflicts = []rule{
 		return j.Kind == "attention" && j.Attention.Pattern.Kind != "off" && j.Attention.Block[0] != j.Attention.Block[1]
 	},
 		"a pattern has square blocks; set attention.block to [n, n]"},
+	{"data.document", func(j *Job) bool { return j.Data.Document > 0 && j.Data.Document < j.Data.Sequence && !j.Data.Pack },
+		"without data.pack a sequence is one document; set data.pack = true, or remove it"},
 	{"data.text_field", func(j *Job) bool { return j.Data.TextField == "" }, "empty; name the field of a .jsonl line that has the text"},
 	{"data.budget", func(j *Job) bool { return j.Data.Budget > 0 && j.Data.Pack },
 		"data.budget needs whole documents, and data.pack splits them; set data.pack = false"},

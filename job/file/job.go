@@ -206,6 +206,15 @@ func (j *Job) SequencesOfStep() int64 {
 	return j.Data.Batch * max(j.accumulate, j.Data.Accumulate)
 }
 
+// Documents returns the number of documents of a sequence in a plan, by data.document.
+func (j *Job) Documents() int64 {
+	d := &j.Data
+	if d.Document == 0 || d.Document >= d.Sequence {
+		return 1
+	}
+	return (d.Sequence + d.Document - 1) / d.Document
+}
+
 // OperatorSeed returns the seed of dropout and of random blocks in a job of kind "attention".
 func (j *Job) OperatorSeed() int64 { return cmp.Or(j.Attention.Seed, j.Seed) }
 

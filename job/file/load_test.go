@@ -62,6 +62,7 @@ tokenizer = "auto"
 add_eos = true
 text_field = "text"
 sequence = 4096
+document = 0
 batch = 1
 accumulate = 1
 global_batch = 0

@@ -164,7 +164,9 @@ type load struct {
 	products float64 // FLOPs of matrix products in the forward pass
 	weights  float64 // of ZeRO stage 3; elements that are gathered in a pass
 	backward bool
-	times    float64 // micro-batches of all replicas in a step
+
+	documents float64 // of a sequence
+	times     float64 // micro-batches of all replicas in a step
 }
 
 // load returns the work of a job.
@@ -172,14 +174,14 @@ func (x *subject) load(j *file.Job) load {
 	c, d := x.config, &j.Data
 	if c == nil {
 		q, k := float64(x.Lengths[0]), float64(x.Lengths[len(x.Lengths)-1])
-		w := load{layers: 1, tokens: q, pairs: q * k, backward: !x.attention.NoBackward, times: 1}
+		w := load{layers: 1, tokens: q, pairs: q * k, backward: !x.attention.NoBackward, times: 1, documents: 1}
 		if x.attention.Causal {
 			w.pairs /= 2
 		}
 		return w
 	}
-	w := load{layers: float64(c.NumHiddenLayers - c.LinearLayers()), tokens: float64(d.Sequence * d.Batch), pairs: float64(d.Batch) * c.Pairs(d.Sequence),
-		products: c.Flops(d.Sequence*d.Batch, 0) / 3, backward: j.Kind == "train", times: 1}
+	w := load{layers: float64(c.NumHiddenLayers - c.LinearLayers()), tokens: float64(d.Sequence * d.Batch), pairs: float64(d.Batch) * pairs(j, c),
+		products: c.Flops(d.Sequence*d.Batch, 0) / 3, backward: j.Kind == "train", times: 1, documents: float64(j.Documents())}
 	if w.backward {
 		w.times = float64(j.SequencesOfStep()) / float64(d.Batch)
 	}
@@ -215,7 +217,8 @@ func estimate(j *file.Job, mesh *file.Mesh, m *Machine, x *subject) float64 {
 			exchange = sent(w.tokens/ranks*width*(float64(l.Heads)+u*keys)*bytes, u, perNode) + 2*latency
 		}
 		if ring > 1 {
-			key := w.tokens * keys * width // elements of all groups
+			// elements of all groups; only documents that cross the end of a chunk are sent
+			key := w.tokens * keys * width * min(1, 2*ring/w.documents)
 			keys, grads := sent(key*bytes, ring, perNode/u), sent(key*(bytes+4), ring, perNode/u)
 			attention, back = inRing(mesh, attention, keys, latency), inRing(mesh, back, grads, 2*latency)
 			link = w.layers * (keys + grads)
@@ -318,6 +321,9 @@ func reason(j *file.Job, chosen meshOption, tried []meshOption, m *Machine, x *s
 		text += ", " + units.Count(j.SequencesOfStep(), "sequence") + " a step"
 	}
 	text += fmt.Sprintf(" of %s tokens", units.Grouped(x.tokens(j)))
+	if n := j.Documents(); n > 1 && x.config != nil {
+		text += fmt.Sprintf(" in %d documents (data.document)", n)
+	}
 	if mesh.Gather {
 		text += "; keys are sent at once"
 	}

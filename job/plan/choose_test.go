@@ -65,14 +65,16 @@ func TestChoiceIsNearTheBest(t *testing.T) {
 		name, model       string
 		world, perNode    int
 		sequence, batches int64
+		document          int64
 	}{
-		{"llama", llama8B, 8, 8, 1 << 15, 1}, {"llama", llama8B, 16, 8, 1 << 17, 16}, {"llama", llama8B, 64, 8, 1 << 15, 1}, {"llama", llama8B, 64, 8, 1 << 20, 1},
-		{"llama", llama8B, 16, 2, 1 << 15, 1}, {"llama", llama8B, 48, 8, 1 << 17, 6},
-		{"six heads", small, 12, 4, 1 << 14, 1}, {"six heads", small, 32, 8, 1 << 17, 2}, {"six heads", small, 7, 8, 1 << 12, 7}, {"six heads", small, 20, 1, 1 << 16, 1},
-		{"hybrid", hybridModel, 8, 8, 1 << 16, 1}, {"hybrid", hybridModel, 32, 8, 1 << 17, 4}, {"hybrid", hybridModel, 16, 4, 1 << 12, 16},
+		{"llama", llama8B, 8, 8, 1 << 15, 1, 0}, {"llama", llama8B, 16, 8, 1 << 17, 16, 0}, {"llama", llama8B, 64, 8, 1 << 15, 1, 0}, {"llama", llama8B, 64, 8, 1 << 20, 1, 0},
+		{"llama", llama8B, 16, 2, 1 << 15, 1, 0}, {"llama", llama8B, 48, 8, 1 << 17, 6, 0},
+		{"six heads", small, 12, 4, 1 << 14, 1, 0}, {"six heads", small, 32, 8, 1 << 17, 2, 0}, {"six heads", small, 7, 8, 1 << 12, 7, 0}, {"six heads", small, 20, 1, 1 << 16, 1, 0},
+		{"hybrid", hybridModel, 8, 8, 1 << 16, 1, 0}, {"hybrid", hybridModel, 32, 8, 1 << 17, 4, 0}, {"hybrid", hybridModel, 16, 4, 1 << 12, 16, 0},
+		{"llama", llama8B, 16, 1, 1 << 17, 1, 2048}, {"llama", llama8B, 64, 8, 1 << 17, 16, 1000}, {"six heads", small, 12, 4, 1 << 15, 1, 300}, {"hybrid", hybridModel, 16, 8, 1 << 16, 1, 5000},
 	} {
-		name := fmt.Sprintf("%s on %d ranks, %d a node, %d x %d tokens", c.name, c.world, c.perNode, c.batches, c.sequence)
-		j, x := parsed(t, c.model, fmt.Sprintf("data.sequence=%d", c.sequence), fmt.Sprintf("data.global_batch=%d", c.batches))
+		name := fmt.Sprintf("%s on %d ranks, %d a node, %d x %d tokens in documents of %d", c.name, c.world, c.perNode, c.batches, c.sequence, c.document)
+		j, x := parsed(t, c.model, fmt.Sprintf("data.sequence=%d", c.sequence), fmt.Sprintf("data.global_batch=%d", c.batches), fmt.Sprintf("data.document=%d", c.document))
 		m := h200s(c.perNode)
 		choice := Choose(j, c.world, m, x)
 		best, of := math.Inf(1), file.Mesh{}
@@ -107,6 +109,29 @@ func TestChoiceLeavesNoRankIdle(t *testing.T) {
 	}
 	if again := Choose(j, 64, h200s(8), x); *again != *c {
 		t.Errorf("%+v, then %+v", c, again)
+	}
+}
+
+// Short documents need less attention and send fewer keys, so another mesh is the fastest, and the
+// line names them. On the other mesh a step takes longer.
+func TestChoiceFollowsDocuments(t *testing.T) {
+	m := h200s(8)
+	var chosen []file.Mesh
+	for _, document := range []string{"0", "1048576", "2048"} {
+		j, x := parsed(t, llama8B, "data.sequence=1048576", "data.document="+document)
+		c := Choose(j, 64, m, x)
+		if named := strings.Contains(c.Text, "in 512 documents (data.document)"); named != (document == "2048") {
+			t.Errorf("documents of %s tokens: %s", document, c.Text)
+		}
+		chosen = append(chosen, c.Mesh)
+		if document == "2048" {
+			if other := secondsOn(j, &chosen[0], m, x); !(other > nearlyBest*c.Seconds) {
+				t.Errorf("%v takes %v s, %v %v s", c.Mesh, c.Seconds, chosen[0], other)
+			}
+		}
+	}
+	if chosen[0] != chosen[1] || chosen[0] == chosen[2] {
+		t.Errorf("%v", chosen)
 	}
 }
 

@@ -150,7 +150,7 @@ func (f *Forecast) print(out io.Writer, m *Machine) error {
 		fmt.Fprintf(out, "\nspeed            %s tokens/s, without reading and writing\n", rate)
 	} else {
 		flops := f.flops() / f.Seconds / float64(f.Job.Mesh.World)
-		fmt.Fprintf(out, "\nspeed            %s tokens/s, %s causal model FLOP/s a rank, for sequences of one document\n", rate, units.Short(flops))
+		fmt.Fprintf(out, "\nspeed            %s tokens/s, %s causal model FLOP/s a rank, for sequences of %s\n", rate, units.Short(flops), units.Count(f.Job.Documents(), "document"))
 	}
 	if f.Job.Kind == "train" && f.Job.Train.Epochs == 0 {
 		all := time.Duration(f.Seconds * float64(f.Job.Train.Steps) * float64(time.Second))
@@ -201,12 +201,18 @@ func (f *Forecast) printWork(out io.Writer, m *Machine) (work string, err error)
 // flops returns the model FLOPs of a step, or of a pass, on all ranks. An evaluation has a third of
 // the FLOPs of training.
 func (f *Forecast) flops() float64 {
-	s := f.Job.Data.Sequence
-	all := f.Config.Flops(f.tokens, float64(f.tokens)/float64(s)*f.Config.Pairs(s))
+	all := f.Config.Flops(f.tokens, float64(f.tokens)/float64(f.Job.Data.Sequence)*pairs(f.Job, f.Config))
 	if f.Job.Kind == "eval" {
 		all /= 3
 	}
 	return all
+}
+
+// pairs returns the pairs of a query and a key that it sees in a sequence of the job's documents.
+func pairs(j *file.Job, c *model.Config) (sum float64) {
+	s, n := j.Data.Sequence, j.Documents()
+	longer := s % n // documents that have one token more than the others
+	return float64(longer)*c.Pairs(s/n+1) + float64(n-longer)*c.Pairs(s/n)
 }
 
 // limit describes the memory that is available for a rank.

@@ -198,7 +198,7 @@ func (f *Forecast) prepare() (err error) {
 		return err
 	}
 	j, setup := f.Job, f.Setup()
-	sequences := data.Placeholder(j.Data.Sequence)
+	sequences := data.Placeholder(j.Data.Sequence, j.Documents())
 	if j.Kind == "train" {
 		setup.Data.Train, setup.Loop.Steps = sequences, j.Train.Steps
 		setup.Checkpoints = &train.Checkpoints{Every: j.Checkpoint.Every}
