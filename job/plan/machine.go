@@ -152,8 +152,12 @@ type gpu struct {
 // gpuByName has the rates of GPUs. BF16 rates are of cuBLAS and cuDNN with causal attention and
 // heads of 128 (NVIDIA's cudnn-frontend publishes those for H200). F32 rates are of FMA, with this
 // project's kernels for attention. Links are NVLink and one adapter of 400 Gb/s (A100: 200 Gb/s)
-// for each GPU.
+// for each GPU. A B200 has the shares of its peak rates that an H200 has. Its rate of attention is
+// the rate of cuDNN by arXiv:2603.05451 (FlashAttention-4, 1605 TFLOP/s, is 1.3 times as fast).
 var gpuByName = map[string]gpu{
+	"b200": {"NVIDIA B200", 178 << 30, map[tensor.DType]dryrun.Rates{
+		tensor.BF16: {Products: 1590e12, Attention: 1230e12, Gradient: 950e12, Delta: 200e12, Memory: 6.8e12, Copies: 50e9, Node: 660e9, Network: 48e9, Launch: 5e-6, Latency: 20e-6},
+		tensor.F32:  {Products: 54e12, Attention: 22e12, Gradient: 22e12, Delta: 17e12, Memory: 6.8e12, Copies: 50e9, Node: 660e9, Network: 48e9, Launch: 5e-6, Latency: 20e-6}}},
 	"h200": {"NVIDIA H200", 139 << 30, map[tensor.DType]dryrun.Rates{
 		tensor.BF16: {Products: 700e12, Attention: 688e12, Gradient: 581e12, Delta: 100e12, Memory: 4.1e12, Copies: 50e9, Node: 330e9, Network: 48e9, Launch: 5e-6, Latency: 20e-6},
 		tensor.F32:  {Products: 48e12, Attention: 20e12, Gradient: 20e12, Delta: 15e12, Memory: 4.1e12, Copies: 50e9, Node: 330e9, Network: 48e9, Launch: 5e-6, Latency: 20e-6}}},
