@@ -31,7 +31,7 @@ func trained(t *testing.T, path string, ranks int, sets ...string) (losses []flo
 // Overlapping projections with all-to-alls changes no bit of losses and weights: with norms of q
 // and k, biases, key heads on several ranks, output gates, ZeRO and recomputation.
 func TestOverlapChangesNothing(t *testing.T) {
-	for _, name := range []string{"llama-sgd-packed", "qwen2-sgd-plain", "qwen3-sgd-packed", "qwen3_5-sgd-packed"} {
+	for _, name := range []string{"llama-sgd-packed", "qwen2-sgd-plain", "qwen3-sgd-packed", "gemma2-sgd-plain", "gemma3-sgd-packed", "qwen3_5-sgd-packed"} {
 		for _, sets := range [][]string{{}, {"parallel.zero=3"}, {"memory.qkv=recompute"}, {"memory.attention=recompute", "memory.block_input=keep"}} {
 			for _, ranks := range []int{2, 3, 4} {
 				t.Run(fmt.Sprintf("%s/%v/%d", name, sets, ranks), func(t *testing.T) {

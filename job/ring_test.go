@@ -24,7 +24,10 @@ func TestRingGoldens(t *testing.T) {
 			{"llama-sgd-packed", 2, 1, 2, ""}, {"llama-sgd-packed", 6, 2, 3, "parallel.zero=3"}, {"qwen2-sgd-plain", 4, 1, 4, "parallel.zero=1"},
 			{"qwen3-sgd-packed", 4, 2, 2, "parallel.zero=3"}, {"qwen3-sgd-packed", 4, 2, 2, "memory.qkv=recompute"}, {"qwen3-adamw-packed", 8, 4, 2, "parallel.zero=2"},
 			{"qwen3-sgd-packed", 4, 2, 2, "memory.attention=recompute memory.block_input=keep"}, {"qwen3-sgd-ignored", 3, 1, 3, "parallel.overlap=on"},
-			{"qwen3_5-sgd-packed", 4, 2, 2, "parallel.zero=3"}, {"qwen3_5-adamw-packed", 2, 1, 2, ""}, {"qwen3_5-sgd-packed", 4, 2, 2, "gdn.strategy=state"},
+			{"qwen3_5-sgd-packed", 4, 2, 2, "parallel.zero=3"}, {"gemma3-sgd-packed", 4, 2, 2, "parallel.zero=3"},
+			{"gemma2-adamw-packed", 2, 1, 2, ""}, {"gemma2-sgd-plain", 6, 2, 3, "parallel.overlap=on memory.mlp=recompute memory.qkv=recompute"},
+			{"gemma3-adamw-dp2", 4, 1, 2, "memory.attention=recompute memory.qkv=recompute"},
+			{"qwen3_5-adamw-packed", 2, 1, 2, ""}, {"qwen3_5-sgd-packed", 4, 2, 2, "gdn.strategy=state"},
 		} {
 			if m.name != c.Name {
 				continue

@@ -15,7 +15,7 @@ import (
 func TestShardedGoldens(t *testing.T) {
 	cases := readGoldens(t, "train")
 	for dir, c := range cases {
-		if c.Name != "qwen3-adamw-packed" && c.Name != "llama-sgd-dp2" {
+		if c.Name != "qwen3-adamw-packed" && c.Name != "gemma3-adamw-packed" && c.Name != "llama-sgd-dp2" {
 			continue
 		}
 		for zero := 1; zero <= 3; zero++ {

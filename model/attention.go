@@ -197,7 +197,7 @@ func (a *softmaxAttention) setGroup(p *pass, g int64, all, mixed, saved tensor.T
 		a.args.QNorm.RStd, a.args.KNorm.RStd = heads(a.qHeads.RStd), heads(a.kHeads.RStd)
 	}
 	a.args.Q, a.args.K, a.args.V, a.args.Out = batched(q), batched(k), batched(a.values(all)), batched(mixed.Split(1, a.hq))
-	a.args.Cos, a.args.Sin = p.cos, p.sin
+	a.args.Cos, a.args.Sin = p.tables[a.mask].cos, p.tables[a.mask].sin
 	a.args.Sinks = a.ofGroup(p, g, a.logits)
 	if !p.dry {
 		a.args.Seed = int64(splitmix.Mix(splitmix.Mix(splitmix.Mix(uint64(p.batch.Seed))+uint64(p.batch.Number)) + uint64(a.layer)))

@@ -6,12 +6,16 @@ import (
 	"ulysses/tensor"
 )
 
-// residual is a sublayer with its norm and residual connection: x + inner(norm(x)).
+// residual is a sublayer with its norms and residual connection: x + after(inner(norm(x))). Gemma
+// has both norms, other families only the first.
 type residual struct {
-	name  string // attention | linear attention | mlp
-	norm  *Param
-	inner sublayer
-	eps   float64
+	name        string // attention | linear attention | mlp
+	norm, after *Param // after may be nil
+	inner       sublayer
+	eps         float64
+	category    category      // of what after saves
+	out         tensor.Tensor // [T, hidden], the sublayer's output; only with after
+	outRStd     tensor.Tensor // [T] F32, its statistics
 }
 
 // sublayer is a Mixer or an MLP. See Mixer.
@@ -23,33 +27,92 @@ type sublayer interface {
 // forward writes the output to y [T, hidden], which may be x.
 func (r *residual) forward(p *pass, y, x tensor.Tensor) { r.apply(p, y, x, r.inner.Forward) }
 
-// apply computes y = x + inner(norm(x)).
+// apply computes y = x + after(inner(norm(x))). The sublayer runs in the memory of its saved
+// output, if there is one.
 func (r *residual) apply(p *pass, y, x tensor.Tensor, inner func(*pass, tensor.Tensor)) {
-	r.applyNorm(p, x)
-	inner(p, p.act)
-	p.inspect(r.name, " output", p.act)
+	out := p.act
+	if !r.out.IsNil() {
+		out = r.out
+	}
+	r.applyNorm(p, out, x)
+	inner(p, out)
+	p.inspect(r.name, " output", out)
+	r.connect(p, y, x, out)
+}
+
+// again computes y from the saved output of the sublayer, if there is one, otherwise by apply.
+func (r *residual) again(p *pass, y, x tensor.Tensor, inner func(*pass, tensor.Tensor)) {
+	if r.out.IsNil() {
+		r.apply(p, y, x, inner)
+	} else {
+		r.connect(p, y, x, r.out)
+	}
+}
+
+// connect computes y = x + after(out).
+func (r *residual) connect(p *pass, y, x, out tensor.Tensor) {
 	p.phase("norm")
-	p.Add(y, x, p.act)
+	if r.after != nil {
+		rstd := p.rstd
+		if !r.outRStd.IsNil() {
+			rstd = r.outRStd
+		}
+		p.Norm(p.act, out, r.after, rstd, r.eps)
+		out = p.act
+	}
+	p.Add(y, x, out)
 	p.end()
 	p.inspect("residual after ", r.name, y)
 }
 
-// applyNorm computes the norm's output in p.act.
-func (r *residual) applyNorm(p *pass, x tensor.Tensor) {
+// applyNorm computes the norm's output y.
+func (r *residual) applyNorm(p *pass, y, x tensor.Tensor) {
 	p.phase("norm")
-	p.Norm(p.act, x, r.norm, p.rstd, r.eps)
+	p.Norm(y, x, r.norm, p.rstd, r.eps)
 	p.end()
+}
+
+// visitSaved visits what the norm after the sublayer saves.
+func (r *residual) visitSaved(p *pass, hidden int64) {
+	if r.after != nil {
+		p.visit(&r.out, r.category, p.tokens, hidden)
+		p.visitF32(&r.outRStd, r.category, p.tokens)
+	}
 }
 
 // backward overwrites d [T, hidden], the gradient of the output, with the gradient of the input x.
 // It recomputes the norm's output.
 func (r *residual) backward(p *pass, x, d tensor.Tensor) {
-	r.applyNorm(p, x)
-	r.inner.Backward(p, p.act, d)
+	mark, dy := p.mark(), d
+	if r.after != nil {
+		dy = p.temp(d.Shape[:d.NDim]...)
+		r.backwardAfter(p, dy, x, d)
+	}
+	r.applyNorm(p, p.act, x)
+	r.inner.Backward(p, p.act, dy)
 	p.phase("norm")
 	p.NormBack(d, p.act, x, r.norm, p.rstd, true)
 	p.end()
+	p.reset(mark)
 	p.inspect("gradient before ", r.name, d)
+}
+
+// backwardAfter computes the gradient dy of the sublayer's output from d, through the norm after
+// it. Unless the output is saved, it runs the sublayer's forward half again.
+func (r *residual) backwardAfter(p *pass, dy, x, d tensor.Tensor) {
+	mark, out, rstd := p.mark(), r.out, r.outRStd
+	if out.IsNil() {
+		out, rstd = p.temp(d.Shape[:d.NDim]...), p.tempF32(p.tokens)
+		r.applyNorm(p, out, x)
+		r.inner.Forward(p, out)
+		p.phase("norm")
+		p.Norm(p.act, out, r.after, rstd, r.eps)
+		p.end()
+	}
+	p.phase("norm")
+	p.NormBack(dy, d, out, r.after, rstd, false)
+	p.end()
+	p.reset(mark)
 }
 
 // block is a decoder layer: a mixer and an MLP, each with a residual connection.
@@ -62,6 +125,9 @@ type block struct {
 
 func newBlock(cfg *Config, layer int64) *block {
 	norm := func(kind string) *Param {
+		if kind == "" {
+			return nil
+		}
 		return newNorm(cfg, fmt.Sprintf("model.layers.%d.%s.weight", layer, kind), "hidden_size", cfg.HiddenSize)
 	}
 	var mixer Mixer
@@ -72,23 +138,37 @@ func newBlock(cfg *Config, layer int64) *block {
 	} else {
 		mixer = newAttention(cfg, layer)
 	}
-	mlp := newMLP(cfg, layer)
+	mlp, names := newMLP(cfg, layer), cfg.family.norms
 	return &block{mixer: mixer, mlp: mlp,
-		mixerResidual: residual{name: name, norm: norm("input_layernorm"), inner: mixer, eps: cfg.RMSNormEps},
-		mlpResidual:   residual{name: "mlp", norm: norm("post_attention_layernorm"), inner: mlp, eps: cfg.RMSNormEps},
+		mixerResidual: residual{name: name, norm: norm(names.mixer), after: norm(names.mixerOut), inner: mixer, eps: cfg.RMSNormEps, category: attention},
+		mlpResidual:   residual{name: "mlp", norm: norm(names.mlp), after: norm(names.mlpOut), inner: mlp, eps: cfg.RMSNormEps, category: mlpSaved},
 	}
 }
 
 func (b *block) params() []*Param {
-	ps := append([]*Param{b.mixerResidual.norm}, b.mixer.Params()...)
-	return append(append(ps, b.mlpResidual.norm), b.mlp.Params()...)
+	return append(b.mixerResidual.params(b.mixer.Params()), b.mlpResidual.params(b.mlp.Params())...)
+}
+
+// params returns the parameters of the norms and, between them, of the sublayer.
+func (r *residual) params(inner []*Param) []*Param {
+	ps := append([]*Param{r.norm}, inner...)
+	if r.after != nil {
+		ps = append(ps, r.after)
+	}
+	return ps
 }
 
 // visitSaved visits the tensors that may be saved between the forward and the backward half.
 func (b *block) visitSaved(p *pass) {
 	p.visit(&b.mid, mlpSaved, p.tokens, b.mlp.down.out)
-	b.mixer.visitSaved(p)
+	b.visitMixer(p)
 	b.mlp.visitSaved(p)
+	b.mlpResidual.visitSaved(p, b.mlp.down.out)
+}
+
+func (b *block) visitMixer(p *pass) {
+	b.mixer.visitSaved(p)
+	b.mixerResidual.visitSaved(p, b.mlp.down.out)
 }
 
 // forward writes the layer's output to y [T, hidden], which may be x.
@@ -101,16 +181,16 @@ func (b *block) forward(p *pass, y, x tensor.Tensor) {
 	b.mlpResidual.forward(p, y, mid)
 }
 
-// forwardAgain is forward in the backward half. It uses saved activations of attention, if there
-// are any.
+// forwardAgain is forward in the backward half. It uses saved activations of attention and saved
+// outputs, if there are any.
 func (b *block) forwardAgain(p *pass, y, x tensor.Tensor) {
 	mark := p.mark()
 	if p.policy[attention] == Recompute {
 		b.mixerResidual.forward(p, y, x)
 	} else {
-		b.mixerResidual.apply(p, y, x, b.mixer.Output)
+		b.mixerResidual.again(p, y, x, b.mixer.Output)
 	}
-	b.mlpResidual.forward(p, y, y)
+	b.mlpResidual.again(p, y, y, b.mlp.Forward)
 	p.reset(mark)
 }
 
@@ -124,7 +204,7 @@ func (b *block) backward(p *pass, x, d tensor.Tensor) {
 		if recompute {
 			b.recomputeMixer(p, mid, x)
 		} else {
-			b.mixerResidual.apply(p, mid, x, b.mixer.Output)
+			b.mixerResidual.again(p, mid, x, b.mixer.Output)
 		}
 		recompute = false
 	}
@@ -144,6 +224,6 @@ func (b *block) recomputeMixer(p *pass, y, x tensor.Tensor) {
 		inQKV = free
 	}
 	p.setActions(allocate, inQKV, leave)
-	b.mixer.visitSaved(p)
+	b.visitMixer(p)
 	b.mixerResidual.forward(p, y, x)
 }

@@ -1,6 +1,7 @@
-// Package model implements Llama, Mistral, Ministral, Qwen2, Qwen3 and Qwen3.5 decoders, with
-// explicit forward and backward passes over one rank's shard of the tokens. Tokens interact only in
-// the token mixer (attention or linear attention). All other parts are local to a token.
+// Package model implements the decoders of the families in family.go, such as Llama, Gemma 3 and
+// Qwen3.5, with explicit forward and backward passes over one rank's shard of the tokens. Tokens
+// interact only in the token mixer (attention or linear attention). All other parts are local to a
+// token.
 package model
 
 import (
@@ -31,6 +32,7 @@ type Config struct {
 	RMSNormEps            float64
 	InitializerRange      float64
 	Rope                  Rope
+	LocalRope             *Rope // of layers with a window; nil = Rope
 	// number of features of a head that are rotated, from the first on: HeadDim ·
 	// partial_rotary_factor
 	RotaryDim         int64
@@ -44,7 +46,10 @@ type Config struct {
 	LayerTypes []string
 	// probability that a softmax weight becomes 0 in training; an evaluation has no dropout
 	AttentionDropout float64
-	Hybrid           // Qwen3.5 only
+	ScoreScale       float64 // of the product of a query and a key; 0 = 1/sqrt(HeadDim)
+	// c > 0: a scaled score, or a logit, x becomes c·tanh(x/c); 0 = off
+	ScoreSoftcap, LogitSoftcap float64
+	Hybrid                     // Qwen3.5 only
 
 	family *family
 	raw    map[string]any // config.json as read, for Save and Override
@@ -70,6 +75,19 @@ func (c *Config) Sinks() bool { return c.family.sinks }
 // NormCentre returns what is added to the weights of norms: 1 if they are stored as their distance
 // from 1, otherwise 0.
 func (c *Config) NormCentre() float64 { return c.family.normCentre }
+
+// embeddingScale returns the factor of embeddings, rounded to the compute type as in
+// transformers.
+func (c *Config) embeddingScale(compute tensor.DType) float64 {
+	if !c.family.embedScaled {
+		return 1
+	}
+	scale := float32(math.Sqrt(float64(c.HiddenSize)))
+	if compute == tensor.BF16 {
+		scale = tensor.BF16ToF32(tensor.F32ToBF16(scale))
+	}
+	return float64(scale)
+}
 
 // ParseConfig reads the text of a config.json. The error lists every fault with its field, its
 // value and what to do.
@@ -124,14 +142,17 @@ func (c *Config) Override(fields map[string]any) (*Config, error) {
 	if raw == nil {
 		raw = map[string]any{}
 	}
+	if fields["model_type"] != nil {
+		raw["model_type"] = fields["model_type"]
+	}
 	overrideRope(raw, fields)
-	if fields["use_sliding_window"] != nil || fields["max_window_layers"] != nil {
+	if fields["use_sliding_window"] != nil || fields["max_window_layers"] != nil || fields["sliding_window_pattern"] != nil {
 		delete(raw, "layer_types") // they follow from these fields
 	}
 	for name, value := range fields {
-		switch name {
-		case "rope_theta", "partial_rotary_factor", "rope_scaling", "rope_parameters": // as above
-		case "dtype", "torch_dtype":
+		switch {
+		case slices.Contains(ropeNames, name): // as above
+		case name == "dtype" || name == "torch_dtype":
 			delete(raw, "dtype")
 			raw["torch_dtype"] = value // transformers 4 and 5 both read it
 		default:
@@ -194,17 +215,21 @@ func readFields(r *reader) *Config {
 		return c // the other fields may have a different meaning
 	}
 	c.family.setRope(r.raw)
-	c.VocabSize = r.extent("vocab_size", 0, maxExtent)
+	c.VocabSize = r.extent("vocab_size", c.family.size("vocab_size", r), maxExtent)
 	c.HiddenSize = r.extent("hidden_size", 0, 1<<24)
 	c.IntermediateSize = r.extent("intermediate_size", 0, 1<<26)
 	c.NumHiddenLayers = r.extent("num_hidden_layers", 0, maxLayers)
-	c.NumAttentionHeads = r.extent("num_attention_heads", 0, 1<<16)
-	c.NumKeyValueHeads = r.extent("num_key_value_heads", max(c.NumAttentionHeads, 1), 1<<16)
+	c.NumAttentionHeads = r.extent("num_attention_heads", c.family.size("num_attention_heads", r), 1<<16)
+	keys := c.family.size("num_key_value_heads", r)
+	if keys == 0 {
+		keys = max(c.NumAttentionHeads, 1)
+	}
+	c.NumKeyValueHeads = r.extent("num_key_value_heads", keys, 1<<16)
 	c.readHeads(r)
 	if c.family.read != nil {
 		c.family.read(c, r)
 	}
-	c.MaxPositionEmbeddings = r.extent("max_position_embeddings", 2048, maxPositions)
+	c.MaxPositionEmbeddings = r.extent("max_position_embeddings", max(2048, c.family.size("max_position_embeddings", r)), maxPositions)
 	c.RMSNormEps = r.positive("rms_norm_eps", c.family.eps)
 	c.InitializerRange = r.number("initializer_range", 0.02)
 	if !(c.InitializerRange >= 0) || math.IsInf(c.InitializerRange, 0) {
@@ -253,10 +278,13 @@ func (c *Config) readHeads(r *reader) {
 // readRefused reads fields that would change the computation in a way that is not built. A value
 // other than the neutral one is a fault.
 func (c *Config) readRefused(r *reader) {
-	if act := r.text("hidden_act", "silu"); act != "silu" {
-		r.fault(status.Unsupported, "hidden_act = %q is not built: %s", act, notbuilt.Activations.Instead)
+	if act := c.family.activation; r.text(act.field, act.name) != act.name {
+		r.fault(status.Unsupported, "%s = %q is not built: %s", act.field, r.raw[act.field], notbuilt.Activations.Instead)
 	}
-	for _, name := range []string{"attn_logit_softcapping", "final_logit_softcapping"} {
+	for _, name := range softcapFields {
+		if c.family.softcaps {
+			break
+		}
 		if x := r.number(name, 0); x != 0 {
 			r.fault(status.Unsupported, "%s = %v is not built: %s", name, x, notbuilt.SoftCaps.Instead)
 		}

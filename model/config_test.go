@@ -2,6 +2,7 @@ package model
 
 import (
 	"encoding/json"
+	"math"
 	"reflect"
 	"regexp"
 	"strings"
@@ -40,6 +41,16 @@ const qwen35 = `{"model_type": "qwen3_5_text", "attention_bias": false, "attenti
  "max_position_embeddings": 262144, "mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": false, "num_attention_heads": 8,
  "num_hidden_layers": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-06, "rope_parameters": {"mrope_interleaved": true,
  "mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25, "rope_theta": 10000000, "rope_type": "default"}, "vocab_size": 248320}`
+
+const gemma2 = `{"model_type": "gemma2", "hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 64,
+ "intermediate_size": 96, "num_hidden_layers": 3, "sliding_window": 4096, "query_pre_attn_scalar": 144, "head_dim": 16}`
+
+// As Gemma 3 is published: most fields are left to the defaults of transformers.
+const gemma3 = `{"model_type": "gemma3_text", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 7, "sliding_window": 1024,
+ "rope_scaling": {"factor": 8.0, "rope_type": "linear"}}`
+
+const gemma3vision = `{"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "vision_config": {"depth": 12},
+ "mm_tokens_per_image": 256, "text_config": ` + gemma3 + `}`
 
 const qwen35vision = `{"architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5", "image_token_id": 248056,
  "tie_word_embeddings": true, "vision_config": {"depth": 12}, "text_config": ` + qwen35 + `}`
@@ -106,6 +117,77 @@ func TestParseHybrid(t *testing.T) {
 	o, err := parse(t, qwen35).Override(map[string]any{"rope_scaling": map[string]any{"rope_type": "linear", "factor": 2.0}})
 	if err != nil || o.RotaryDim != 64 || o.Rope.Type != "linear" || o.Rope.Theta != 1e7 {
 		t.Errorf("%+v, %v", o, err)
+	}
+}
+
+func TestParseGemma(t *testing.T) {
+	c := parse(t, gemma2)
+	if c.VocabSize != 256000 || c.NumAttentionHeads != 8 || c.NumKeyValueHeads != 4 || c.HeadDim != 16 || !c.TieWordEmbeddings || c.NormCentre() != 1 ||
+		c.ScoreScale != 1./12 || c.ScoreSoftcap != 50 || c.LogitSoftcap != 30 || c.QKNorm() || c.LocalRope != nil || c.MaxPositionEmbeddings != 8192 {
+		t.Errorf("%+v", c)
+	}
+	// null and 0 are no cap, and are written as null
+	for _, value := range []string{"null", "0"} {
+		c = parse(t, strings.Replace(gemma2, `"head_dim"`, `"final_logit_softcapping": `+value+`, "head_dim"`, 1))
+		if f := c.fields(); c.LogitSoftcap != 0 || c.ScoreSoftcap != 50 || f["final_logit_softcapping"] != nil {
+			t.Errorf("%s: %+v", value, c)
+		}
+	}
+	for _, text := range []string{gemma3, gemma3vision} {
+		c = parse(t, text)
+		if c.ModelType != "gemma3_text" || c.VocabSize != 262208 || c.HeadDim != 256 || !c.QKNorm() || c.ScoreSoftcap != 0 || c.LogitSoftcap != 0 ||
+			!reflect.DeepEqual(c.Rope, Rope{Type: "linear", Theta: 1e6, Factor: 8}) ||
+			!reflect.DeepEqual(*c.LocalRope, Rope{Type: "default", Theta: 1e4, Factor: 1}) || !c.Sliding(0) || c.Sliding(5) || !c.Sliding(6) {
+			t.Errorf("%+v", c)
+		}
+	}
+	// bf16 rounds the factor of embeddings
+	for hidden, want := range map[int64]float64{3584: 59.75, 4608: 68, 640: 25.25, 1152: 34, 2560: 50.5, 3840: 62, 5376: 73.5, 2304: 48} {
+		c.HiddenSize = hidden
+		near.Value(t, "scale", c.embeddingScale(tensor.BF16), want, 0)
+		near.Value(t, "scale", c.embeddingScale(tensor.F32), float64(float32(math.Sqrt(float64(hidden)))), 0)
+	}
+}
+
+// Old and new fields of Gemma 3's two sets of RoPE, their overrides, and what is written.
+func TestLocalRope(t *testing.T) {
+	const nested = `"rope_scaling": null, "rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 5e5}, "sliding_attention": `
+	linear := map[string]any{"rope_type": "linear", "factor": 2.0}
+	for _, c := range []struct {
+		fields      string
+		override    map[string]any
+		full, local Rope
+	}{
+		{nested + `{"rope_type": "default", "rope_theta": 300.0}}`, nil, Rope{Type: "linear", Theta: 5e5, Factor: 8}, Rope{Type: "default", Theta: 300, Factor: 1}},
+		{nested + `null}`, nil, Rope{Type: "linear", Theta: 5e5, Factor: 8}, Rope{Type: "default", Theta: 1e4, Factor: 1}},
+		{`"rope_theta": 100.0, "rope_local_base_freq": 10.0`, nil, Rope{Type: "linear", Theta: 100, Factor: 8}, Rope{Type: "default", Theta: 10, Factor: 1}},
+		{`"rope_theta": 100.0`, map[string]any{"rope_theta": 7.0}, Rope{Type: "linear", Theta: 7, Factor: 8}, Rope{Type: "default", Theta: 1e4, Factor: 1}},
+		{`"rope_theta": 100.0`, map[string]any{"rope_scaling": linear}, Rope{Type: "linear", Theta: 100, Factor: 2}, Rope{Type: "default", Theta: 1e4, Factor: 1}},
+		{nested + `{"rope_theta": 300.0}}`, map[string]any{"rope_local_base_freq": 8.0}, Rope{Type: "linear", Theta: 5e5, Factor: 8}, Rope{Type: "default", Theta: 8, Factor: 1}},
+		{nested + `{"rope_theta": 300.0}}`, map[string]any{"rope_parameters": map[string]any{"sliding_attention": linear}},
+			Rope{Type: "linear", Theta: 5e5, Factor: 8}, Rope{Type: "linear", Theta: 300, Factor: 2}},
+		{`"max_position_embeddings": 64`, map[string]any{"rope_scaling": map[string]any{"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}},
+			Rope{Type: "llama3", Theta: 1e6, Factor: 2, LowFreqFactor: 1, HighFreqFactor: 4, OriginalMaxPositionEmbeddings: 64}, Rope{Type: "default", Theta: 1e4, Factor: 1}},
+	} {
+		first, err := parseConfig(with(t, gemma3, c.fields), c.override)
+		if err != nil {
+			t.Errorf("%s: %v", c.fields, err)
+			continue
+		}
+		text, err := first.JSON()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, got := range []*Config{first, parse(t, string(text))} {
+			if !reflect.DeepEqual(got.Rope, c.full) || !reflect.DeepEqual(*got.LocalRope, c.local) {
+				t.Errorf("%s %v, read %d times: %+v, %+v", c.fields, c.override, i+1, got.Rope, got.LocalRope)
+			}
+		}
+	}
+	for _, override := range []map[string]any{{"rope_parameters": linear}, {"partial_rotary_factor": 0.5}, {"rope_scaling": 3}, {"rope_parameters": 3}} {
+		if _, err := parseConfig([]byte(gemma3), override); err == nil {
+			t.Errorf("%v is accepted", override)
+		}
 	}
 }
 
@@ -197,7 +279,7 @@ func TestConfigFaults(t *testing.T) {
 		{llama31, `"model_type": "qwen3_moe"`, no, []string{"mixture of experts"}},
 		{llama31, `"model_type": "qwen3_5"`, no, []string{"qwen3_5"}},
 		{llama31, `"model_type": "qwen2_vl"`, no, []string{"vision"}},
-		{llama31, `"model_type": "phi"`, no, []string{`"phi" is not built: llama, mistral, ministral, qwen2, qwen3, qwen3_5_text and gpt_oss with a dense MLP are`}},
+		{llama31, `"model_type": "phi"`, no, []string{`"phi" is not built: llama, mistral, ministral, gemma2, gemma3_text, qwen2, qwen3, qwen3_5_text and gpt_oss with a dense MLP are`}},
 		{llama31, `"model_type": "qwen3_next"`, no, []string{"mixture of experts"}},
 		{llama31, `"model_type": "qwen3_5_moe_text"`, no, []string{"mixture of experts"}},
 		{qwen35, `"linear_num_value_heads": 24`, bad, []string{"linear_num_value_heads = 24 is not a multiple of linear_num_key_heads = 16"}},
@@ -216,6 +298,17 @@ func TestConfigFaults(t *testing.T) {
 		{qwen35, `"mlp_bias": true`, bad, []string{"mlp_bias"}},
 		{qwen3, `"layer_types": ["full_attention", "linear_attention"]`, no, []string{`layer_types[1] = "linear_attention" is not built: full_attention and sliding_attention are`}},
 		{llama31, `"partial_rotary_factor": 0.5`, no, []string{"partial_rotary_factor = 0.5 is not built for llama"}},
+		{gemma2, `"hidden_activation": "silu"`, no, []string{`hidden_activation = "silu" is not built`}},
+		{gemma2, `"use_bidirectional_attention": true`, no, []string{"use_bidirectional_attention = true is not built"}},
+		{gemma2, `"attn_logit_softcapping": -1`, bad, []string{"attn_logit_softcapping = -1"}},
+		{gemma2, `"query_pre_attn_scalar": 0`, bad, []string{"query_pre_attn_scalar = 0"}},
+		{gemma2, `"partial_rotary_factor": 0.5`, no, []string{"partial_rotary_factor = 0.5 is not built for gemma2"}},
+		{gemma2, `"rope_parameters": {"full_attention": {}}`, no, []string{"a table for each kind of layer, which is not built for gemma2"}},
+		{gemma3, `"sliding_window_pattern": 0`, bad, []string{"sliding_window_pattern = 0"}},
+		{gemma3, `"rope_parameters": {"rope_type": "default"}`, bad, []string{"rope_parameters.rope_type and rope_theta belong into the tables"}},
+		{gemma3, `"rope_parameters": {"sliding_attention": {"rope_type": "yarn"}}`, bad, []string{"rope_parameters.sliding_attention.factor is missing"}},
+		{gemma3, `"rope_local_base_freq": -1`, bad, []string{"rope_local_base_freq = -1"}},
+		{gemma3, `"layer_types": ["linear_attention"]`, no, []string{"full_attention and sliding_attention are"}},
 		{llama31, `"model_type": null`, bad, []string{"model_type is missing"}},
 		{llama31, `"tie_word_embeddings": "yes"`, bad, []string{"tie_word_embeddings = yes: give true or false"}},
 		{llama31, `"torch_dtype": "float8_e4m3fn"`, no, []string{"float8_e4m3fn"}},
@@ -294,7 +387,8 @@ func TestUnbuiltModelFromScratch(t *testing.T) {
 func TestWindows(t *testing.T) {
 	base := map[string]string{"llama": llama31, "mistral": string(with(t, llama31, `"model_type": "mistral", "num_hidden_layers": 3`)),
 		"ministral": string(with(t, llama31, `"model_type": "ministral", "num_hidden_layers": 3, "head_dim": null`)),
-		"qwen2":     string(with(t, qwen2, `"num_hidden_layers": 3`)), "qwen3": string(with(t, qwen3, `"num_hidden_layers": 3, "layer_types": null`)),
+		"gemma2":    gemma2, "gemma3_text": string(with(t, gemma3, `"num_hidden_layers": 3`)),
+		"qwen2": string(with(t, qwen2, `"num_hidden_layers": 3`)), "qwen3": string(with(t, qwen3, `"num_hidden_layers": 3, "layer_types": null`)),
 		"gpt_oss": gptOss}
 	for _, c := range []struct {
 		model, fields string
@@ -309,6 +403,13 @@ func TestWindows(t *testing.T) {
 		{"ministral", ``, 4096, "sss"},
 		{"ministral", `"sliding_window": null`, 0, "fff"},
 		{"ministral", `"sliding_window": 5, "layer_types": ["full_attention", "sliding_attention", "attention"]`, 5, "fsf"},
+		{"gemma2", `"sliding_window": 5`, 5, "sfs"},
+		{"gemma2", `"sliding_window": null`, 0, "fff"},
+		{"gemma2", `"sliding_window": 5, "layer_types": ["full_attention", "full_attention", "sliding_attention"]`, 5, "ffs"},
+		{"gemma3_text", ``, 1024, "sss"},
+		{"gemma3_text", `"sliding_window_pattern": 2`, 1024, "sfs"},
+		{"gemma3_text", `"sliding_window_pattern": 1`, 0, "fff"},
+		{"gemma3_text", `"sliding_window": 5, "layer_types": ["full_attention", "sliding_attention", "full_attention"]`, 5, "fsf"},
 		{"qwen2", `"sliding_window": 5`, 0, "fff"},
 		{"qwen2", `"sliding_window": 5, "use_sliding_window": true, "max_window_layers": 1`, 5, "fss"},
 		{"qwen2", `"sliding_window": 5, "use_sliding_window": true, "max_window_layers": 0`, 5, "sss"},
@@ -402,7 +503,7 @@ func TestOverride(t *testing.T) {
 }
 
 func FuzzConfig(f *testing.F) {
-	for _, s := range []string{llama31, qwen2, qwen3, `{"model_type":"llama","num_attention_heads":3,"rope_scaling":[1]}`} {
+	for _, s := range []string{llama31, qwen2, qwen3, gemma2, gemma3, `{"model_type":"llama","num_attention_heads":3,"rope_scaling":[1]}`} {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, text []byte) {

@@ -2,6 +2,7 @@ package model
 
 import (
 	"encoding/json"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -17,39 +18,46 @@ func (c *Config) JSON() ([]byte, error) {
 	return append(text, '\n'), nil
 }
 
+// fields are the fields of a config.json.
+type fields map[string]any
+
+// put sets a field that is missing or null.
+func (f fields) put(name string, value any) {
+	if f[name] == nil {
+		f[name] = value
+	}
+}
+
 // fields returns the fields of config.json: the source's, and all that are missing.
-func (c *Config) fields() map[string]any {
-	f := map[string]any{}
+func (c *Config) fields() fields {
+	f := fields{}
 	if c.raw != nil {
 		f = asFloats(c.raw).(map[string]any)
 	}
-	put := func(name string, value any) {
-		if f[name] == nil {
-			f[name] = value
-		}
-	}
-	put("architectures", []string{c.family.class})
-	put("hidden_act", "silu")
-	put("num_key_value_heads", c.NumKeyValueHeads)
-	put("head_dim", c.HeadDim)
-	put("max_position_embeddings", c.MaxPositionEmbeddings)
-	put("rms_norm_eps", asFloats(c.RMSNormEps))
-	put("initializer_range", asFloats(c.InitializerRange))
-	put("tie_word_embeddings", c.TieWordEmbeddings)
+	f.put("architectures", []string{c.family.class})
+	f.put(c.family.activation.field, c.family.activation.name)
+	f.put("num_key_value_heads", c.NumKeyValueHeads)
+	f.put("head_dim", c.HeadDim)
+	f.put("max_position_embeddings", c.MaxPositionEmbeddings)
+	f.put("rms_norm_eps", asFloats(c.RMSNormEps))
+	f.put("initializer_range", asFloats(c.InitializerRange))
+	f.put("tie_word_embeddings", c.TieWordEmbeddings)
 	c.ropeFields(f)
 	if c.LayerTypes != nil && c.family.kinds != nil {
-		put("layer_types", c.LayerTypes)
+		f.put("layer_types", c.LayerTypes)
+	} else if c.family.window > 0 && !c.family.windowFlag && c.family.kinds != nil {
+		f.put("layer_types", slices.Repeat([]string{fullAttention}, int(c.NumHiddenLayers)))
 	}
 	if c.SlidingWindow > 0 {
-		put("sliding_window", c.SlidingWindow)
+		f.put("sliding_window", c.SlidingWindow)
 	} else if c.family.window > 0 && !c.family.windowFlag {
 		f["sliding_window"] = nil // if it were missing, the window would be the family's default
 	}
 	if c.family.write != nil {
-		c.family.write(c, put)
+		c.family.write(c, f)
 	}
 	if c.family.biases == optionalBiases {
-		put("attention_bias", c.AttentionBias)
+		f.put("attention_bias", c.AttentionBias)
 	}
 	if f["dtype"] == nil && f["torch_dtype"] == nil {
 		f["torch_dtype"] = "float32"

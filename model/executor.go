@@ -142,6 +142,13 @@ func (e *executor) Add(dst, a, b tensor.Tensor) {
 	}
 }
 
+// Scale multiplies x by f, unless f is 1.
+func (e *executor) Scale(x tensor.Tensor, f float64) {
+	if !e.skip() && f != 1 {
+		e.err = e.dev.Scale(e.ctx.Stream, x, f)
+	}
+}
+
 func (e *executor) ColumnSum(dst, x tensor.Tensor) {
 	if !e.skip() {
 		e.err = e.dev.ColumnSum(e.ctx.Stream, dst, x)
@@ -214,18 +221,19 @@ func (e *executor) GatedNormBack(d, dgate, x, gate tensor.Tensor, w *Param, rstd
 	e.gradReady(w)
 }
 
-// SwiGLU computes y = silu(gate)·up.
-func (e *executor) SwiGLU(y, gate, up tensor.Tensor) {
+// SwiGLU computes y = silu(gate)·up, or with GELU y = gelu(gate)·up.
+func (e *executor) SwiGLU(y, gate, up tensor.Tensor, gelu bool) {
 	if !e.skip() {
-		e.swiGLU = device.SwiGLU{Gate: gate, Up: up, Y: y}
+		e.swiGLU = device.SwiGLU{Gate: gate, Up: up, Y: y, GELU: gelu}
 		e.err = e.dev.SwiGLUForward(e.ctx.Stream, &e.swiGLU)
 	}
 }
 
-// SwiGLUBack overwrites gate and up with their gradients, and dy with silu(gate)·up.
-func (e *executor) SwiGLUBack(dy, gate, up tensor.Tensor) {
+// SwiGLUBack overwrites gate and up with their gradients, and dy, the gradient of SwiGLU's output,
+// with that output.
+func (e *executor) SwiGLUBack(dy, gate, up tensor.Tensor, gelu bool) {
 	if !e.skip() {
-		e.swiGLUGrad = device.SwiGLUGrad{Gate: gate, Up: up, DY: dy, DGate: gate, DUp: up, Restore: true}
+		e.swiGLUGrad = device.SwiGLUGrad{Gate: gate, Up: up, DY: dy, DGate: gate, DUp: up, Restore: true, GELU: gelu}
 		e.err = e.dev.SwiGLUBackward(e.ctx.Stream, &e.swiGLUGrad)
 	}
 }
@@ -248,10 +256,10 @@ func (e *executor) EmbedBack(dy, ids tensor.Tensor, w *Param) {
 }
 
 // CrossEntropy writes the negative log likelihoods nll, and the gradient dlogits of gradScale·Σnll
-// unless it is nil. dlogits may be logits.
-func (e *executor) CrossEntropy(nll, logits, dlogits, targets tensor.Tensor, gradScale float64) {
+// unless it is nil. dlogits may be logits. softcap is the cap of logits, 0 = none.
+func (e *executor) CrossEntropy(nll, logits, dlogits, targets tensor.Tensor, gradScale, softcap float64) {
 	if !e.skip() {
-		e.crossEntropy = device.CrossEntropy{Logits: logits, Targets: targets, NLL: nll, DLogits: dlogits, GradScale: gradScale}
+		e.crossEntropy = device.CrossEntropy{Logits: logits, Targets: targets, NLL: nll, DLogits: dlogits, GradScale: gradScale, Softcap: softcap}
 		e.err = e.dev.CrossEntropy(e.ctx.Stream, &e.crossEntropy)
 	}
 }

@@ -11,6 +11,7 @@ import (
 type family struct {
 	class string // of transformers, that loads a folder of the family
 
+	norms      norms   // of a layer
 	normCentre float64 // 1 if weights of norms are stored as their distance from 1
 	qkNorm     bool    // the heads of q and k have norms
 	outputGate bool    // the output of attention has a gate
@@ -18,14 +19,20 @@ type family struct {
 	biases     biases  // of the projections of attention
 	mlpBias    bool    // mlp_bias gives biases to gate, up and down
 
-	biased      bool           // default of attention_bias
-	experts     float64        // default of num_local_experts
-	tied        bool           // default of tie_word_embeddings
-	eps         float64        // default of rms_norm_eps
-	headDim     int64          // default of head_dim; 0 = hidden_size / num_attention_heads
-	theta       float64        // default of rope_theta
-	rotaryShare float64        // default of partial_rotary_factor; 0 = all features are rotated
-	rope        map[string]any // default of rope_parameters; nil = no scaling
+	activation  activation
+	softcaps    bool // of scores and logits
+	embedScaled bool // embeddings are multiplied by sqrt(hidden_size)
+
+	biased      bool             // default of attention_bias
+	experts     float64          // default of num_local_experts
+	sizes       map[string]int64 // defaults of fields that other families require in a config.json
+	tied        bool             // default of tie_word_embeddings
+	eps         float64          // default of rms_norm_eps
+	headDim     int64            // default of head_dim; 0 = hidden_size / num_attention_heads
+	theta       float64          // default of rope_theta
+	localTheta  float64          // default of rope_local_base_freq; 0: sliding layers rotate as all others
+	rotaryShare float64          // default of partial_rotary_factor; 0 = all features are rotated
+	rope        map[string]any   // default of rope_parameters; nil = no scaling
 
 	kinds      []string  // the kinds of layers that layer_types may list; nil: it has no meaning
 	window     int64     // default of sliding_window; 0: it is not read
@@ -35,9 +42,38 @@ type family struct {
 	// read reads the fields that only this family has, and write puts them into a config.json. nil
 	// = there are none.
 	read  func(c *Config, r *reader)
-	write func(c *Config, put func(name string, value any))
+	write func(c *Config, f fields)
 
 	files files
+}
+
+// norms are the names of a layer's norms: before the mixer and on its output, before the MLP and on
+// its output. "" = there is none.
+type norms struct{ mixer, mixerOut, mlp, mlpOut string }
+
+var (
+	preNorms      = norms{mixer: "input_layernorm", mlp: "post_attention_layernorm"}
+	sandwichNorms = norms{"input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"}
+)
+
+// activation is the activation of gate in the MLP.
+type activation struct {
+	field, name string // in config.json
+	gelu        bool   // GELU in the approximation by tanh, otherwise SiLU
+}
+
+var (
+	silu = activation{field: "hidden_act", name: "silu"}
+	gelu = activation{field: "hidden_activation", name: "gelu_pytorch_tanh", gelu: true}
+)
+
+// size returns the default of a field of a config.json, 0 if there is none. A job's own table has
+// no defaults of one published model.
+func (f *family) size(name string, r *reader) int64 {
+	if r.strict {
+		return 0
+	}
+	return f.sizes[name]
 }
 
 // files are the differences between a folder of the text model and one of the multimodal model
@@ -98,19 +134,30 @@ func slidingIf(slides bool) string {
 
 // families are the supported model types.
 var families = map[string]*family{
-	"llama": {class: "LlamaForCausalLM", mlpBias: true, eps: 1e-6, theta: 10000, kinds: []string{fullAttention}},
-	"mistral": {class: "MistralForCausalLM", biases: noBiases, eps: 1e-6, theta: 10000,
+	"llama": {class: "LlamaForCausalLM", norms: preNorms, activation: silu, mlpBias: true, eps: 1e-6, theta: 10000, kinds: []string{fullAttention}},
+	"mistral": {class: "MistralForCausalLM", norms: preNorms, activation: silu, biases: noBiases, eps: 1e-6, theta: 10000,
 		window: 4096, layers: allSlide},
-	"ministral": {class: "MinistralForCausalLM", biases: noBiases, eps: 1e-6, theta: 10000,
+	"ministral": {class: "MinistralForCausalLM", norms: preNorms, activation: silu, biases: noBiases, eps: 1e-6, theta: 10000,
 		kinds: softmaxKinds, window: 4096, layers: allSlide},
-	"qwen2": {class: "Qwen2ForCausalLM", biases: qkvBiases, eps: 1e-6, theta: 10000,
+	"qwen2": {class: "Qwen2ForCausalLM", norms: preNorms, activation: silu, biases: qkvBiases, eps: 1e-6, theta: 10000,
 		kinds: softmaxKinds, window: 4096, windowFlag: true, layers: lastSlide},
-	"qwen3": {class: "Qwen3ForCausalLM", qkNorm: true, eps: 1e-6, theta: 10000, headDim: 128,
+	"qwen3": {class: "Qwen3ForCausalLM", norms: preNorms, activation: silu, qkNorm: true, eps: 1e-6, theta: 10000, headDim: 128,
 		kinds: softmaxKinds, window: 4096, windowFlag: true, layers: lastSlide},
-	"gpt_oss": {class: "GptOssForCausalLM", sinks: true, biased: true, experts: 128, eps: 1e-5, theta: 150000, headDim: 64,
+	"gpt_oss": {class: "GptOssForCausalLM", norms: preNorms, activation: silu, sinks: true, biased: true, experts: 128, eps: 1e-5, theta: 150000, headDim: 64,
 		kinds: softmaxKinds, window: 128, layers: evenSlide, rope: map[string]any{"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
 			"truncate": false, "original_max_position_embeddings": int64(4096)}},
-	"qwen3_5_text": {class: "Qwen3_5ForCausalLM", normCentre: 1, qkNorm: true, outputGate: true,
+	"gemma2": {class: "Gemma2ForCausalLM", norms: sandwichNorms, normCentre: 1, activation: gelu, softcaps: true, embedScaled: true,
+		tied: true, eps: 1e-6, theta: 10000, headDim: 256, sizes: map[string]int64{"vocab_size": 256000, "num_attention_heads": 8,
+			"num_key_value_heads": 4, "max_position_embeddings": 8192},
+		kinds: softmaxKinds, window: 4096, layers: evenSlide, read: readGemma2, write: writeGemma},
+	"gemma3_text": {class: "Gemma3ForCausalLM", norms: sandwichNorms, normCentre: 1, qkNorm: true, activation: gelu, softcaps: true,
+		embedScaled: true, tied: true, eps: 1e-6, theta: 1e6, localTheta: 10000, headDim: 256, sizes: map[string]int64{"vocab_size": 262208,
+			"num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 131072},
+		kinds: softmaxKinds, window: 4096, layers: mostSlide, read: readGemma3, write: writeGemma,
+		files: files{outer: "gemma3", prefix: [][2]string{{"model.language_model.", "model."}, {"language_model.model.", "model."},
+			{"language_model.lm_head.", "lm_head."}}, dropped: []string{"vision_tower.", "multi_modal_projector.", "model.vision_tower.",
+			"model.multi_modal_projector."}}},
+	"qwen3_5_text": {class: "Qwen3_5ForCausalLM", norms: preNorms, activation: silu, normCentre: 1, qkNorm: true, outputGate: true,
 		eps: 1e-6, theta: 10000, headDim: 256, rotaryShare: 0.25,
 		kinds: []string{fullAttention, linearAttention}, layers: mostAreLinear, read: readHybrid, write: writeHybrid,
 		files: files{outer: "qwen3_5", prefix: [][2]string{{"model.language_model.", "model."}}, dropped: []string{"model.visual.", "mtp."}}},

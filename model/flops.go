@@ -49,9 +49,16 @@ func (m *Model) RecomputeFlops(tokens int64, pairs float64) float64 {
 	mlpUp, mlp := 4*n*h*f, 6*n*h*f
 
 	replays := int64(len(m.visits) - len(m.blocks)) // forward halves that segments run again
-	sum := float64(replays) * mlp
+	after := c.family.norms.mlpOut != ""            // outputs of sublayers are saved with them, for the norms
+	sum := 0.0
+	if !after || a.MLP == Recompute {
+		sum += float64(replays) * mlp
+	}
 	if m.tiles.MLP > 0 || a.MLP == Recompute {
 		sum += float64(len(m.blocks)) * mlpUp
+	}
+	if after && a.MLP == Recompute { // the output
+		sum += float64(len(m.blocks)) * mlp
 	}
 	kinds := [2]struct {
 		mixerFlops
@@ -62,6 +69,9 @@ func (m *Model) RecomputeFlops(tokens int64, pairs float64) float64 {
 		output := k.out
 		if a.QKV == Recompute { // the gate's input is recomputed
 			output += k.gate
+		}
+		if after {
+			output = 0
 		}
 		switch {
 		case a.Attention == Recompute:

@@ -60,10 +60,10 @@ func readHybrid(c *Config, r *reader) {
 	}
 }
 
-func writeHybrid(c *Config, put func(name string, value any)) {
-	put("linear_num_key_heads", c.LinearNumKeyHeads)
-	put("linear_num_value_heads", c.LinearNumValueHeads)
-	put("linear_key_head_dim", c.LinearKeyHeadDim)
-	put("linear_value_head_dim", c.LinearValueHeadDim)
-	put("linear_conv_kernel_dim", c.LinearConvKernelDim)
+func writeHybrid(c *Config, f fields) {
+	f.put("linear_num_key_heads", c.LinearNumKeyHeads)
+	f.put("linear_num_value_heads", c.LinearNumValueHeads)
+	f.put("linear_key_head_dim", c.LinearKeyHeadDim)
+	f.put("linear_value_head_dim", c.LinearValueHeadDim)
+	f.put("linear_conv_kernel_dim", c.LinearConvKernelDim)
 }

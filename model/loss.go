@@ -21,6 +21,7 @@ type head struct {
 	matrix linear // [V, hidden]; the table of the embedding if tied
 	tied   bool
 	eps    float64
+	cap    float64 // of logits; 0 = none
 
 	p               *pass
 	logits, dlogits tensor.Tensor // [tile, V] F32, and of the compute type
@@ -28,7 +29,7 @@ type head struct {
 }
 
 func newHead(cfg *Config, norm, matrix *Param) *head {
-	h := &head{norm: norm, matrix: newLinear([]*Param{matrix}, nil), tied: cfg.TieWordEmbeddings, eps: cfg.RMSNormEps}
+	h := &head{norm: norm, matrix: newLinear([]*Param{matrix}, nil), tied: cfg.TieWordEmbeddings, eps: cfg.RMSNormEps, cap: cfg.LogitSoftcap}
 	h.compute = tile.Compute{In: make([]tile.Operand, 2), Out: make([]tile.Operand, 2), Body: h}
 	return h
 }
@@ -93,7 +94,7 @@ func (h *head) Forward(t *tile.Tile) error {
 	}
 	h.matrix.forward(p, logits, act)
 	p.inspect("logits", "", logits)
-	p.CrossEntropy(t.Out[0], logits, dlogits, t.In[1], p.batch.GradScale)
+	p.CrossEntropy(t.Out[0], logits, dlogits, t.In[1], p.batch.GradScale, h.cap)
 	if p.backward {
 		h.matrix.addWeights(p, dlogits, act)
 		h.matrix.backwardInput(p, t.Out[1], dlogits)

@@ -6,9 +6,11 @@ import (
 	"ulysses/tensor"
 )
 
-// mlp is down(silu(gate(x))·up(x)). Its halves work in place, see Mixer.
+// mlp is down(silu(gate(x))·up(x)), or with GELU instead of SiLU. Its halves work in place, see
+// Mixer.
 type mlp struct {
 	gateUp, down linear
+	gelu         bool
 	width        int64         // F, features of gate and of up
 	hidden       tensor.Tensor // [T, 2F], gate and up, then their gradients
 	tiles        *mlpTiles
@@ -30,7 +32,7 @@ func newMLP(cfg *Config, layer int64) *mlp {
 		}
 		downBias = []*Param{newParam(name("down_proj.bias"), cfg.DType, zeros, wide[1:], cfg.HiddenSize)}
 	}
-	m := &mlp{gateUp: newLinear(up, upBias), down: newLinear(down, downBias), width: cfg.IntermediateSize}
+	m := &mlp{gateUp: newLinear(up, upBias), down: newLinear(down, downBias), gelu: cfg.family.activation.gelu, width: cfg.IntermediateSize}
 	m.tiles = newMLPTiles(m)
 	return m
 }
@@ -72,14 +74,14 @@ func (m *mlp) Forward(p *pass, x tensor.Tensor) {
 
 	p.phase("mlp")
 	m.gateUp.forward(p, hidden, x)
-	p.SwiGLU(y, gate, up)
+	p.SwiGLU(y, gate, up, m.gelu)
 	m.down.forward(p, x, y)
 	p.end()
 	p.reset(mark)
 }
 
-// Backward recomputes silu(gate)·up in the memory of its gradient. Saving it would add half to the
-// memory of gate and up.
+// Backward recomputes the input of down in the memory of its gradient. Saving it would add half to
+// the memory of gate and up.
 func (m *mlp) Backward(p *pass, x, dy tensor.Tensor) {
 	if tokens, tiled := m.tile(p); tiled {
 		m.tiles.run(p, tokens, x, dy)
@@ -91,7 +93,7 @@ func (m *mlp) Backward(p *pass, x, dy tensor.Tensor) {
 
 	p.phase("mlp")
 	m.down.backwardInput(p, y, dy)
-	p.SwiGLUBack(y, gate, up)
+	p.SwiGLUBack(y, gate, up, m.gelu)
 	m.down.backwardWeights(p, dy, y)
 	m.gateUp.backwardWeights(p, m.hidden, x)
 	m.gateUp.backwardInput(p, x, m.hidden)

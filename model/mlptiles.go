@@ -42,7 +42,7 @@ func (t *mlpTiles) run(p *pass, tokens int64, x, dy tensor.Tensor) {
 	p.reset(mark)
 }
 
-// project computes gate and up of a tile. y is memory for silu(gate)·up.
+// project computes gate and up of a tile. y is memory for the input of down.
 func (t *mlpTiles) project(x tensor.Tensor) (hidden, gate, up, y tensor.Tensor) {
 	hidden, y = t.hidden.Slice(0, 0, x.Shape[0]), t.y.Slice(0, 0, x.Shape[0])
 	gate, up = t.m.split(hidden)
@@ -50,11 +50,11 @@ func (t *mlpTiles) project(x tensor.Tensor) (hidden, gate, up, y tensor.Tensor) 
 	return hidden, gate, up, y
 }
 
-// Forward overwrites the x of a tile with down(silu(gate(x))·up(x)).
+// Forward overwrites the x of a tile with its output.
 func (t *mlpTiles) Forward(at *tile.Tile) error {
 	if at.Rows() > 0 {
 		_, gate, up, y := t.project(at.In[0])
-		t.p.SwiGLU(y, gate, up)
+		t.p.SwiGLU(y, gate, up, t.m.gelu)
 		t.m.down.forward(t.p, at.Out[0], y)
 	}
 	return t.p.err
@@ -66,7 +66,7 @@ func (t *mlpTiles) Backward(at *tile.Tile) error {
 		m, p, x, dy := t.m, t.p, at.In[0], at.DOut[0]
 		hidden, gate, up, y := t.project(x)
 		m.down.backwardInput(p, y, dy)
-		p.SwiGLUBack(y, gate, up)
+		p.SwiGLUBack(y, gate, up, m.gelu)
 		m.down.addWeights(p, dy, y)
 		m.gateUp.addWeights(p, hidden, x)
 		m.gateUp.backwardInput(p, at.DIn[0], hidden)

@@ -36,7 +36,8 @@ type Model struct {
 	compute   tensor.DType // of activations and of the weights in matrix products
 	ring      int64        // groups of ranks in the ring of attention
 	constants *device.Arena
-	rotation  rotation
+	rotations [masks]rotation
+	scale     float64       // of embeddings
 	sum       tensor.Tensor // [1] F64, of the loss
 	hostSum   []float64
 	targets   []int32 // of the current batch, in host memory
@@ -63,7 +64,8 @@ func New(d device.Device, c comm.Comm, cfg *Config, o Options) (*Model, error) {
 	if o.Compute == tensor.Invalid {
 		o.Compute = tensor.F32
 	}
-	m := &Model{Config: cfg, dev: d, comm: c, compute: o.Compute, ring: max(1, o.Ring), hostSum: make([]float64, 1)}
+	m := &Model{Config: cfg, dev: d, comm: c, compute: o.Compute, ring: max(1, o.Ring), hostSum: make([]float64, 1),
+		scale: cfg.embeddingScale(o.Compute)}
 	if err := m.plans.make(d, c, cfg, o); err != nil {
 		return nil, err
 	}
@@ -112,17 +114,12 @@ func (m *Model) MostTokens(seq int64) int64 {
 
 // makeConstants allocates and fills the model's constants on the device.
 func (m *Model) makeConstants() error {
-	m.rotation = newRotation(&m.Config.Rope, m.Config.RotaryDim)
-	freq := m.rotation.frequencies
-	n := int64(len(freq))
+	n, sets := m.Config.RotaryDim/2, int64(1)
+	if m.Config.LocalRope != nil {
+		sets = 2
+	}
 	var err error
-	if m.constants, err = device.NewArena(m.dev, "constants", device.Padded(m.dev, 4*n)+8); err != nil {
-		return err
-	}
-	if m.rotation.freq, err = m.constants.Tensor(tensor.F32, n); err != nil {
-		return err
-	}
-	if m.sum, err = m.constants.Tensor(tensor.F64, 1); err != nil {
+	if m.constants, err = device.NewArena(m.dev, "constants", sets*device.Padded(m.dev, 4*n)+8); err != nil {
 		return err
 	}
 	s, err := m.dev.NewStream()
@@ -130,7 +127,20 @@ func (m *Model) makeConstants() error {
 		return err
 	}
 	defer s.Close()
-	if err := m.dev.Copy(s, m.rotation.freq, tensor.OfFloat32(freq, n)); err != nil {
+	for k, rope := range [masks]*Rope{fullMask: &m.Config.Rope, slidingMask: m.Config.LocalRope} {
+		if rope == nil {
+			continue
+		}
+		r := newRotation(rope, m.Config.RotaryDim)
+		if r.freq, err = m.constants.Tensor(tensor.F32, n); err != nil {
+			return err
+		}
+		if err := m.dev.Copy(s, r.freq, tensor.OfFloat32(r.frequencies, n)); err != nil {
+			return err
+		}
+		m.rotations[k] = r
+	}
+	if m.sum, err = m.constants.Tensor(tensor.F64, 1); err != nil {
 		return err
 	}
 	return s.Sync()
@@ -221,16 +231,21 @@ func (m *Model) isAlone(b *sp.Batch) bool { return b.Size() == 1 && m.comm.Size(
 // counts memory.
 func (m *Model) execute(p *pass) {
 	b := p.batch
-	p.passBuffers.allocate(&p.executor, p.tokens, m.Config.HiddenSize, m.Config.RotaryDim)
+	p.passBuffers.allocate(&p.executor, p.tokens, m.Config.HiddenSize, m.Config.RotaryDim, m.Config.LocalRope != nil)
 	m.allocateStores(p)
 	p.phase("rope")
-	m.rotation.table(p, p.cos, p.sin)
+	for k := range m.rotations {
+		if r := &m.rotations[k]; r.rope != nil {
+			r.table(p, &p.tables[k])
+		}
+	}
 	p.end()
 
 	x := m.inputOf(p, 0) // the residual stream
 	p.gather(0)
 	p.phase("embedding")
 	p.Embed(x, b.IDs, m.embed)
+	p.Scale(x, m.scale)
 	p.inspect("output", "", x)
 	p.end()
 	p.release(0)
@@ -253,6 +268,7 @@ func (m *Model) execute(p *pass) {
 	p.gather(0)
 	p.phase("embedding")
 	p.inspect("gradient of its output", "", d)
+	p.Scale(d, m.scale)
 	p.EmbedBack(d, b.IDs, m.embed)
 	p.end()
 	p.release(0)
@@ -326,7 +342,7 @@ func (m *Model) check(op string, b *Batch, backward, gathered bool) error {
 		}
 	}
 	if m.Config.Switches() && b.Length < 1 {
-		return bad("the length is %d; rope_type = %q chooses its frequencies by the longest document of the batch, so set Length", b.Length, m.Config.Rope.Type)
+		return bad("the length is %d; RoPE chooses its frequencies by the longest document of the batch, so set Length", b.Length)
 	}
 	if gathered {
 		return nil

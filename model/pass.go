@@ -70,17 +70,25 @@ type pass struct {
 
 // passBuffers are the tensors that all layers of a pass share.
 type passBuffers struct {
-	cos, sin tensor.Tensor // [T, R/2] F32
-	rstd     tensor.Tensor // [T] F32, statistics of the last norm
+	tables [masks]angles
+	rstd   tensor.Tensor // [T] F32, statistics of the last norm
 	// [T, hidden]: the output of a norm, then of the sublayer after it; in the backward half the
 	// gradient of the norm's output
 	act            tensor.Tensor
 	residualStream tensor.Tensor // [T, hidden], where it is not saved
 }
 
-// allocate allocates the buffers for the rest of the pass.
-func (b *passBuffers) allocate(e *executor, tokens, hidden, rotaryDim int64) {
-	b.cos, b.sin = e.tempF32(tokens, rotaryDim/2), e.tempF32(tokens, rotaryDim/2)
+// angles has cos and sin of the angles of RoPE, [T, R/2] F32.
+type angles struct{ cos, sin tensor.Tensor }
+
+// allocate allocates the buffers for the rest of the pass. With local, layers with a window have a
+// RoPE of their own.
+func (b *passBuffers) allocate(e *executor, tokens, hidden, rotaryDim int64, local bool) {
+	table := func() angles { return angles{e.tempF32(tokens, rotaryDim/2), e.tempF32(tokens, rotaryDim/2)} }
+	b.tables[fullMask] = table()
+	if b.tables[slidingMask] = b.tables[fullMask]; local {
+		b.tables[slidingMask] = table()
+	}
 	b.rstd, b.act, b.residualStream = e.tempF32(tokens), e.temp(tokens, hidden), e.temp(tokens, hidden)
 }
 

@@ -54,7 +54,8 @@ func (p *plans) setGroups(d device.Device, c comm.Comm, cfg *Config, compute ten
 			continue
 		}
 		made[k], err = sp.NewPlan(d, c, sp.Layer{Heads: cfg.NumAttentionHeads / groups, KVHeads: cfg.NumKeyValueHeads / groups, Dim: cfg.HeadDim,
-			VDim: cfg.HeadDim, DType: compute, Causal: true, Window: cfg.window(k), Dropout: cfg.AttentionDropout, Sinks: cfg.Sinks(), Ring: p.ring, Gather: p.gather})
+			VDim: cfg.HeadDim, DType: compute, Causal: true, Window: cfg.window(k), Scale: cfg.ScoreScale, Softcap: cfg.ScoreSoftcap,
+			Dropout: cfg.AttentionDropout, Sinks: cfg.Sinks(), Ring: p.ring, Gather: p.gather})
 		if err != nil {
 			return err
 		}

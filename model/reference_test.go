@@ -3,8 +3,9 @@ package model
 import (
 	"fmt"
 	"math"
+	"strings"
 
-	"ulysses/device"
+	"ulysses/tensor"
 	"ulysses/testkit/ref"
 )
 
@@ -47,12 +48,12 @@ func columns(x []float64, n, lo, hi int64) (y []float64) {
 
 // frequencies computes RoPE's frequencies independently, from the formulas of the papers and of
 // transformers. TestRopeGoldens compares the other types.
-func (r *reference) frequencies(s *sequence) []float64 {
-	if r.cfg.Switches() || r.cfg.Rope.Type == "yarn" {
-		return ref.Convert[float64](r.cfg.Rope.Frequencies(r.cfg.RotaryDim, s.length()))
+func (r *reference) frequencies(s *sequence, rope *Rope) []float64 {
+	if rope.Switches() || rope.Type == "yarn" {
+		return ref.Convert[float64](rope.Frequencies(r.cfg.RotaryDim, s.length()))
 	}
-	f := ref.RopeFrequencies(r.cfg.Rope.Theta, r.cfg.RotaryDim)
-	switch rope := r.cfg.Rope; rope.Type {
+	f := ref.RopeFrequencies(rope.Theta, r.cfg.RotaryDim)
+	switch rope.Type {
 	case "linear":
 		for i := range f {
 			f[i] /= rope.Factor
@@ -72,32 +73,56 @@ func (r *reference) loss(s *sequence) float64 {
 	c := r.cfg
 	table := r.w["model.embed_tokens.weight"]
 	x := ref.Embedding(c.HiddenSize, table, wide(s.ids))
+	scale(x, c.embeddingScale(tensor.F32))
 	for i := range c.NumHiddenLayers {
 		name := func(part string) string { return fmt.Sprintf("model.layers.%d.%s", i, part) }
+		gemma := strings.HasPrefix(c.ModelType, "gemma")
 		n := r.norm(x, c.HiddenSize, name("input_layernorm"))
+		var y []float64
 		if c.Linear(i) {
-			add(x, r.linearAttention(s, n, name("linear_attn")))
+			y = r.linearAttention(s, n, name("linear_attn"))
 		} else {
-			add(x, r.attention(s, n, name("self_attn"), c.window(c.maskOf(i))))
+			y = r.attention(s, n, name("self_attn"), c.maskOf(i))
 		}
-		n = r.norm(x, c.HiddenSize, name("post_attention_layernorm"))
-		y := ref.SwiGLU(r.linear(n, c.HiddenSize, name("mlp.gate_proj")), r.linear(n, c.HiddenSize, name("mlp.up_proj")))
-		add(x, r.linear(y, c.IntermediateSize, name("mlp.down_proj")))
+		between, activate := "post_attention_layernorm", ref.SwiGLU[float64]
+		if gemma { // a norm of this name is behind attention
+			y = r.norm(y, c.HiddenSize, name(between))
+			between, activate = "pre_feedforward_layernorm", ref.GELUGate[float64]
+		}
+		add(x, y)
+		n = r.norm(x, c.HiddenSize, name(between))
+		y = activate(r.linear(n, c.HiddenSize, name("mlp.gate_proj")), r.linear(n, c.HiddenSize, name("mlp.up_proj")))
+		y = r.linear(y, c.IntermediateSize, name("mlp.down_proj"))
+		if gemma {
+			y = r.norm(y, c.HiddenSize, name("post_feedforward_layernorm"))
+		}
+		add(x, y)
 	}
 	matrix := "lm_head"
 	if c.TieWordEmbeddings {
 		matrix = "model.embed_tokens"
 	}
 	logits := r.linear(r.norm(x, c.HiddenSize, "model.norm"), c.HiddenSize, matrix)
+	if c.LogitSoftcap > 0 {
+		for i, z := range logits {
+			logits[i] = c.LogitSoftcap * math.Tanh(z/c.LogitSoftcap)
+		}
+	}
 	nll, _ := ref.CrossEntropy(c.VocabSize, logits, wide(s.targets), 1)
 	return ref.Sum(nll)
 }
 
-func (r *reference) attention(s *sequence, x []float64, name string, window *device.Window) []float64 {
-	c, tokens := r.cfg, int64(len(s.ids))
-	cos, sin := ref.RopeTable[float64](wide(s.positions), r.frequencies(s), r.cfg.Rope.Scale)
+func (r *reference) attention(s *sequence, x []float64, name string, kind mask) []float64 {
+	c, tokens, rope, window := r.cfg, int64(len(s.ids)), &r.cfg.Rope, r.cfg.window(kind)
+	if kind == slidingMask && c.LocalRope != nil {
+		rope = c.LocalRope
+	}
+	cos, sin := ref.RopeTable[float64](wide(s.positions), r.frequencies(s, rope), rope.Scale)
 	shape := &ref.Attention{Hq: c.NumAttentionHeads, Hkv: c.NumKeyValueHeads, D: c.HeadDim, Dv: c.HeadDim, CuQ: s.cu, CuK: s.cu,
-		Causal: true, Scale: 1 / math.Sqrt(float64(c.HeadDim)), Sinks: r.w[name+".sinks"]}
+		Causal: true, Scale: 1 / math.Sqrt(float64(c.HeadDim)), Softcap: c.ScoreSoftcap, Sinks: r.w[name+".sinks"]}
+	if c.ScoreScale > 0 {
+		shape.Scale = c.ScoreScale
+	}
 	if window != nil {
 		shape.Window = &ref.Window{Left: window.Left, Right: window.Right}
 	}
@@ -146,6 +171,12 @@ func (r *reference) slope(s *sequence, name string, direction []float64) float64
 		return r.loss(s)
 	}
 	return (at(step) - at(-step)) / (2 * step)
+}
+
+func scale(x []float64, f float64) {
+	for i := range x {
+		x[i] *= f
+	}
 }
 
 func add(x, y []float64) {

@@ -1,6 +1,7 @@
 package model
 
 import (
+	"fmt"
 	"maps"
 	"math"
 
@@ -41,7 +42,9 @@ func (r *Rope) Switches() bool { return r.Type == "dynamic" || r.Type == "longro
 
 // Switches reports whether RoPE's frequencies depend on the longest document of the batch. Then a
 // pass needs Batch.Length.
-func (c *Config) Switches() bool { return c.Rope.Switches() }
+func (c *Config) Switches() bool {
+	return c.Rope.Switches() || c.LocalRope != nil && c.LocalRope.Switches()
+}
 
 // readRope reads rope_parameters (transformers 5), or rope_theta with rope_scaling (transformers
 // 4), and how many features of a head are rotated. The sections of multimodal positions are
@@ -50,6 +53,15 @@ func (c *Config) readRope(r *reader) {
 	share := r.number("partial_rotary_factor", c.rotaryShare())
 	theta := r.positive("rope_theta", c.family.theta)
 	name, t := ropeTable(r)
+	if c.family.localTheta > 0 {
+		var local *reader
+		name, t, local = localTables(r)
+		rope := c.readRopeTable(r, "rope_parameters."+slidingAttention, local, r.positive("rope_local_base_freq", c.family.localTheta), &share)
+		c.LocalRope = &rope
+	} else if t != nil && (t.raw[fullAttention] != nil || t.raw[slidingAttention] != nil) {
+		r.fault(status.Unsupported, "%s has a table for each kind of layer, which is not built for %s: %s", name, c.ModelType, notbuilt.LayerRoPE.Instead)
+		return
+	}
 	c.Rope = c.readRopeTable(r, name, t, theta, &share)
 	c.RotaryDim = int64(float64(c.HeadDim) * share)
 	switch {
@@ -68,6 +80,34 @@ func (c *Config) readRope(r *reader) {
 			share, c.HeadDim, c.RotaryDim)
 	}
 	c.checkRope(r, name, &c.Rope)
+	if c.LocalRope != nil {
+		c.checkRope(r, "rope_parameters."+slidingAttention, c.LocalRope)
+	}
+}
+
+// localTables returns the tables of RoPE's parameters of full attention, with its name, and of
+// sliding attention, which may be nil. As in transformers, a rope_scaling changes fields of full
+// attention only, and a table that is null is the same as a missing one.
+func localTables(r *reader) (name string, full, local *reader) {
+	name = "rope_parameters." + fullAttention
+	if both := r.table("rope_parameters"); both != nil {
+		full, local = both.table(fullAttention), both.table(slidingAttention)
+		if both.raw["rope_type"] != nil || both.raw["rope_theta"] != nil {
+			both.fault(status.InvalidConfig, "rope_type and rope_theta belong into the tables %s and %s", fullAttention, slidingAttention)
+		} else if r.strict {
+			both.unknown()
+		}
+		r.adopt("rope_parameters", both)
+	}
+	if old := r.table("rope_scaling"); old != nil && len(old.raw) > 0 {
+		merged := map[string]any{}
+		if name = "rope_scaling"; full != nil {
+			maps.Copy(merged, full.raw)
+		}
+		maps.Copy(merged, old.raw)
+		old.raw, full = merged, old
+	}
+	return name, full, local
 }
 
 // rotaryShare returns the default of partial_rotary_factor.
@@ -118,7 +158,7 @@ func (c *Config) readRopeTable(r *reader, name string, t *reader, theta float64,
 	original := func() {
 		const field = "original_max_position_embeddings"
 		n := t.extent(field, c.MaxPositionEmbeddings, maxPositions)
-		if r.has(field) { // transformers prefers it, as Phi-3 needs
+		if c.family.localTheta == 0 && r.has(field) { // transformers prefers it, as Phi-3 needs
 			n = r.extent(field, c.MaxPositionEmbeddings, maxPositions)
 		}
 		rope.OriginalMaxPositionEmbeddings = float64(n)
@@ -362,6 +402,10 @@ func (r *Rope) llama3(f float32) float32 {
 // and for transformers 5 (rope_parameters). They agree, because transformers 5 reads a rope_scaling
 // before rope_parameters.
 func (c *Config) ropeFields(f map[string]any) {
+	if c.LocalRope != nil {
+		c.localRopeFields(f)
+		return
+	}
 	name, table := "rope_parameters", map[string]any{}
 	if old, _ := f["rope_scaling"].(map[string]any); len(old) > 0 {
 		name = "rope_scaling"
@@ -369,14 +413,7 @@ func (c *Config) ropeFields(f map[string]any) {
 	if given, ok := f[name].(map[string]any); ok {
 		table = maps.Clone(given)
 	}
-	if table["rope_theta"] == nil {
-		table["rope_theta"] = f["rope_theta"]
-		if f["rope_theta"] == nil {
-			table["rope_theta"] = asFloats(c.Rope.Theta)
-		}
-	}
-	delete(table, "type")
-	table["rope_type"] = c.Rope.Type
+	c.Rope.complete(table, f["rope_theta"])
 	if c.family.rotaryShare > 0 {
 		share := asFloats(float64(c.RotaryDim) / float64(c.HeadDim))
 		if f["partial_rotary_factor"] != nil {
@@ -386,30 +423,79 @@ func (c *Config) ropeFields(f map[string]any) {
 			table["partial_rotary_factor"] = share
 		}
 	}
-	switch c.Rope.Type {
-	case "yarn", "longrope", "llama3":
-		table["original_max_position_embeddings"] = int64(c.Rope.OriginalMaxPositionEmbeddings)
-	}
-	f["rope_parameters"], f["rope_theta"], f["rope_scaling"] = table, table["rope_theta"], nil
+	f["rope_parameters"] = table
 	if c.family.rotaryShare > 0 {
 		f["partial_rotary_factor"] = table["partial_rotary_factor"]
 	}
-	if c.Rope.Type != "default" {
+	c.Rope.oldFields(f, table)
+}
+
+// localRopeFields is ropeFields of families in which sliding layers have a RoPE of their own.
+func (c *Config) localRopeFields(f map[string]any) {
+	full, local := localParameters(f)
+	c.Rope.complete(full, f["rope_theta"])
+	c.LocalRope.complete(local, f["rope_local_base_freq"])
+	f["rope_parameters"] = map[string]any{fullAttention: full, slidingAttention: local}
+	f["rope_local_base_freq"] = local["rope_theta"]
+	c.Rope.oldFields(f, full)
+}
+
+// localParameters returns copies of the tables of full and of sliding attention in a config.json.
+func localParameters(f map[string]any) (full, local map[string]any) {
+	full, local = map[string]any{}, map[string]any{}
+	if both, ok := f["rope_parameters"].(map[string]any); ok {
+		for kind, table := range map[string]map[string]any{fullAttention: full, slidingAttention: local} {
+			given, _ := both[kind].(map[string]any)
+			maps.Copy(table, given)
+		}
+	}
+	old, _ := f["rope_scaling"].(map[string]any)
+	maps.Copy(full, old)
+	return full, local
+}
+
+// complete sets the fields of a table that transformers needs. theta is the file's own value
+// outside of the table, or nil.
+func (r *Rope) complete(table map[string]any, theta any) {
+	if table["rope_theta"] == nil {
+		if table["rope_theta"] = theta; theta == nil {
+			table["rope_theta"] = asFloats(r.Theta)
+		}
+	}
+	delete(table, "type")
+	table["rope_type"] = r.Type
+	switch r.Type {
+	case "yarn", "longrope", "llama3":
+		table["original_max_position_embeddings"] = int64(r.OriginalMaxPositionEmbeddings)
+	}
+}
+
+// oldFields sets the fields of transformers 4 from the table of transformers 5.
+func (r *Rope) oldFields(f, table map[string]any) {
+	f["rope_theta"], f["rope_scaling"] = table["rope_theta"], nil
+	if r.Type != "default" {
 		scaling := maps.Clone(table)
 		delete(scaling, "rope_theta")
 		f["rope_scaling"] = scaling
 	}
 }
 
+// ropeNames are the fields of a config.json with RoPE's parameters.
+var ropeNames = []string{"rope_theta", "rope_local_base_freq", "partial_rotary_factor", "rope_scaling", "rope_parameters"}
+
 // overrideRope replaces RoPE's fields of a config.json. The file may have a parameter in several
 // places; the result has it in one.
 func overrideRope(raw, fields map[string]any) {
 	touched := false
-	for _, name := range []string{"rope_theta", "partial_rotary_factor", "rope_scaling", "rope_parameters"} {
+	for _, name := range ropeNames {
 		_, given := fields[name]
 		touched = touched || given
 	}
 	if !touched {
+		return
+	}
+	if f := families[fmt.Sprint(raw["model_type"])]; f != nil && f.localTheta > 0 {
+		overrideLocalRope(raw, fields)
 		return
 	}
 	table := map[string]any{}
@@ -456,6 +542,56 @@ func overrideRope(raw, fields map[string]any) {
 	raw[into] = table
 }
 
+// overrideLocalRope is overrideRope for families in which sliding layers have a RoPE of their own.
+// rope_theta and rope_scaling are for full attention.
+func overrideLocalRope(raw, given map[string]any) {
+	full, local := localParameters(raw)
+	thetas := map[string]map[string]any{"rope_theta": full, "rope_local_base_freq": local}
+	for name, table := range thetas {
+		if table["rope_theta"] == nil && raw[name] != nil {
+			table["rope_theta"] = raw[name]
+		}
+		delete(raw, name)
+	}
+	delete(raw, "rope_scaling")
+	replace := func(table, by map[string]any) {
+		theta := table["rope_theta"]
+		clear(table)
+		if theta != nil {
+			table["rope_theta"] = theta
+		}
+		maps.Copy(table, by)
+	}
+	if value, ok := given["rope_parameters"]; ok {
+		both, isTable := value.(map[string]any)
+		if !isTable || both["rope_type"] != nil || both["rope_theta"] != nil { // a fault
+			raw["rope_parameters"] = value
+			return
+		}
+		for kind, table := range map[string]map[string]any{fullAttention: full, slidingAttention: local} {
+			if by, ok := both[kind].(map[string]any); ok {
+				replace(table, by)
+			}
+		}
+	}
+	if value, ok := given["rope_scaling"]; ok {
+		by, isTable := value.(map[string]any)
+		if !isTable && value != nil { // a fault
+			raw["rope_scaling"] = value
+		}
+		replace(full, by)
+	}
+	for name, table := range thetas {
+		if value, ok := given[name]; ok {
+			table["rope_theta"] = value
+		}
+	}
+	if value, ok := given["partial_rotary_factor"]; ok {
+		raw["partial_rotary_factor"] = value // refused, unless it is 1
+	}
+	raw["rope_parameters"] = map[string]any{fullAttention: full, slidingAttention: local}
+}
+
 // extend sets max_position_embeddings to the positions that an override of RoPE's scaling adds, so
 // that the saved config.json has the new length. Only types whose frequencies do not depend on that
 // field are extended.
@@ -465,14 +601,26 @@ func (c *Config) extend(fields map[string]any) {
 	}
 	if c.Rope.Type == "yarn" || c.Rope.Type == "llama3" {
 		if n := c.Positions(); n > c.MaxPositionEmbeddings {
-			for _, name := range []string{"rope_scaling", "rope_parameters"} {
-				if t, ok := c.raw[name].(map[string]any); ok {
-					t = maps.Clone(t)
-					t["original_max_position_embeddings"] = int64(c.Rope.OriginalMaxPositionEmbeddings)
-					c.raw[name] = t
-				}
-			}
+			c.fixOriginal()
 			c.MaxPositionEmbeddings, c.raw["max_position_embeddings"] = n, n
 		}
+	}
+}
+
+// fixOriginal writes the original length into the tables of the configuration, because it follows
+// from max_position_embeddings where it is missing.
+func (c *Config) fixOriginal() {
+	set := func(parent map[string]any, name string) {
+		if t, ok := parent[name].(map[string]any); ok {
+			t = maps.Clone(t)
+			t["original_max_position_embeddings"] = int64(c.Rope.OriginalMaxPositionEmbeddings)
+			parent[name] = t
+		}
+	}
+	if c.LocalRope == nil {
+		set(c.raw, "rope_parameters")
+		set(c.raw, "rope_scaling")
+	} else { // overrideLocalRope made a new map
+		set(c.raw["rope_parameters"].(map[string]any), fullAttention)
 	}
 }

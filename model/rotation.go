@@ -4,7 +4,7 @@ import "ulysses/tensor"
 
 // rotation has RoPE's frequencies on the device.
 type rotation struct {
-	rope        *Rope
+	rope        *Rope         // nil: layers of this kind rotate as in full attention
 	dim         int64         // rotated features of a head
 	length      int64         // for which frequencies was computed
 	frequencies []float32     // [dim/2] on the host
@@ -15,13 +15,13 @@ func newRotation(rope *Rope, dim int64) rotation {
 	return rotation{rope: rope, dim: dim, frequencies: rope.Frequencies(dim, 0)}
 }
 
-// table computes cos and sin [T, dim/2] of the batch's positions. If RoPE switches, it first copies
-// the frequencies for the batch to the device, unless they are there.
-func (r *rotation) table(p *pass, cos, sin tensor.Tensor) {
+// table computes cos and sin of the batch's positions. If RoPE switches, it first copies the
+// frequencies for the batch to the device, unless they are there.
+func (r *rotation) table(p *pass, t *angles) {
 	if n := p.batch.Length; r.rope.Switches() && n != r.length && !p.skip() {
 		r.rope.frequencies(r.frequencies, r.dim, n)
 		p.Copy(r.freq, tensor.OfFloat32(r.frequencies, int64(len(r.frequencies))))
 		r.length = n
 	}
-	p.RopeTable(cos, sin, p.batch.Positions, r.freq, r.rope.Scale)
+	p.RopeTable(t.cos, t.sin, p.batch.Positions, r.freq, r.rope.Scale)
 }

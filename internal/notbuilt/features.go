@@ -34,7 +34,7 @@ type Area struct {
 var Areas = []Area{
 	{"Parallelism", []*Feature{ModelParallelism}},
 	{"Attention", []*Feature{SoftCaps}},
-	{"Models", []*Feature{ModelTypes, Experts, Multimodal, LayerTypes, HybridLayerTypes, WindowLayerTypes, Activations, OutputGates, PartialRotary, RoPETypes, StorageTypes}},
+	{"Models", []*Feature{ModelTypes, Experts, Multimodal, LayerTypes, HybridLayerTypes, WindowLayerTypes, Activations, BidirectionalModels, OutputGates, PartialRotary, LayerRoPE, RoPETypes, StorageTypes}},
 	{"Training", []*Feature{Adapters, Preferences, ChatData, LowPrecision, Float16, Extras}},
 	{"Tokenizers", []*Feature{TokenizerModels, MergeDropout, Normalizers, EmptyReplacements, PreTokenizers, SplitBehaviors, PrependSchemes, LateMetaspace, Patterns, Decoders, ManyAddedTokens}},
 	{"The C library", []*Feature{SaveLess, Timeouts, SharedNCCL}},
@@ -44,20 +44,22 @@ var (
 	ModelParallelism = &Feature{Name: "tensor and pipeline parallelism", Where: "keys of other trainers such as `tensor_parallel` and `pp_size`", Many: true,
 		Instead: "set parallel.ulysses for long sequences and parallel.zero = 3 to shard weights"}
 
-	SoftCaps = &Feature{Name: "soft caps of scores and logits", Where: "`attn_logit_softcapping` and `final_logit_softcapping` of a config.json", Many: true,
+	SoftCaps = &Feature{Name: "soft caps of scores and logits, except in gemma2 and gemma3_text", Where: "`attn_logit_softcapping` and `final_logit_softcapping` of a config.json", Many: true,
 		Instead: "set it to 0 with model.override if the model was trained without it"}
 
-	ModelTypes       = &Feature{Name: "other model types", Where: "`model_type` of a config.json or of [model.new]", Instead: "llama, mistral, ministral, qwen2, qwen3, qwen3_5_text and gpt_oss with a dense MLP are", Many: true}
-	Experts          = &Feature{Name: "mixture of experts", Where: "`num_experts` and `num_local_experts` of a config.json; keys of other trainers such as `moe`", Instead: "use a dense model; the attention of gpt_oss is built, with a dense MLP (`num_local_experts = 0`)"}
-	Multimodal       = &Feature{Name: "models of images, and quantized models", Where: "`vision_config` and `quantization_config` of a config.json", Instead: "use a text model with F32, BF16 or F16 weights", Many: true}
-	LayerTypes       = &Feature{Name: "other kinds of layers in llama", Where: "`layer_types` of a config.json", Instead: "full_attention is", Many: true}
-	HybridLayerTypes = &Feature{Name: "other kinds of layers in qwen3_5_text", Where: "`layer_types` of a config.json", Instead: "full_attention and linear_attention are", Many: true}
-	WindowLayerTypes = &Feature{Name: "other kinds of layers in ministral, qwen2, qwen3 and gpt_oss", Where: "`layer_types` of a config.json", Instead: "full_attention and sliding_attention are", Many: true}
-	Activations      = &Feature{Name: "activations other than SiLU", Where: "`hidden_act` of a config.json", Instead: "silu is", Many: true}
-	OutputGates      = &Feature{Name: "qwen3_5_text without an output gate", Where: "`attn_output_gate` of a config.json", Instead: "true is"}
-	PartialRotary    = &Feature{Name: "RoPE on a share of a head", Where: "`partial_rotary_factor` of a config.json; qwen3_5_text has it", Instead: "1 is"}
-	RoPETypes        = &Feature{Name: "other kinds of RoPE scaling", Where: "`rope_type` of a config.json", Instead: "default, linear, dynamic, yarn, longrope, llama3 and proportional are", Many: true}
-	StorageTypes     = &Feature{Name: "other element types of a model's folder", Where: "`dtype` of a config.json", Instead: "float32, bfloat16 and float16 are", Many: true}
+	ModelTypes          = &Feature{Name: "other model types", Where: "`model_type` of a config.json or of [model.new]", Instead: "llama, mistral, ministral, gemma2, gemma3_text, qwen2, qwen3, qwen3_5_text and gpt_oss with a dense MLP are", Many: true}
+	Experts             = &Feature{Name: "mixture of experts", Where: "`num_experts` and `num_local_experts` of a config.json; keys of other trainers such as `moe`", Instead: "use a dense model; the attention of gpt_oss is built, with a dense MLP (`num_local_experts = 0`)"}
+	Multimodal          = &Feature{Name: "models of images, and quantized models", Where: "`vision_config` and `quantization_config` of a config.json", Instead: "use a text model with F32, BF16 or F16 weights", Many: true}
+	LayerTypes          = &Feature{Name: "other kinds of layers in llama", Where: "`layer_types` of a config.json", Instead: "full_attention is", Many: true}
+	HybridLayerTypes    = &Feature{Name: "other kinds of layers in qwen3_5_text", Where: "`layer_types` of a config.json", Instead: "full_attention and linear_attention are", Many: true}
+	WindowLayerTypes    = &Feature{Name: "other kinds of layers in ministral, gemma2, gemma3_text, qwen2, qwen3 and gpt_oss", Where: "`layer_types` of a config.json", Instead: "full_attention and sliding_attention are", Many: true}
+	Activations         = &Feature{Name: "other activations", Where: "`hidden_act` and `hidden_activation` of a config.json", Instead: "silu is, and in gemma2 and gemma3_text gelu_pytorch_tanh", Many: true}
+	BidirectionalModels = &Feature{Name: "gemma2 and gemma3_text without a causal mask", Where: "`use_bidirectional_attention` of a config.json", Instead: "false is", Many: true}
+	LayerRoPE           = &Feature{Name: "a RoPE for each kind of layer, except in gemma3_text", Where: "`rope_parameters` with a table for each kind", Instead: "one table for all layers is"}
+	OutputGates         = &Feature{Name: "qwen3_5_text without an output gate", Where: "`attn_output_gate` of a config.json", Instead: "true is"}
+	PartialRotary       = &Feature{Name: "RoPE on a share of a head", Where: "`partial_rotary_factor` of a config.json; qwen3_5_text has it", Instead: "1 is"}
+	RoPETypes           = &Feature{Name: "other kinds of RoPE scaling", Where: "`rope_type` of a config.json", Instead: "default, linear, dynamic, yarn, longrope, llama3 and proportional are", Many: true}
+	StorageTypes        = &Feature{Name: "other element types of a model's folder", Where: "`dtype` of a config.json", Instead: "float32, bfloat16 and float16 are", Many: true}
 
 	Adapters     = &Feature{Name: "LoRA and other adapters", Where: "keys of other trainers such as `lora.r`", Instead: "all weights are trained", Many: true}
 	Preferences  = &Feature{Name: "training on preferences or rewards", Where: "keys of other trainers such as `dpo_beta`", Instead: "train on text, or on `input_ids` with `labels`"}
@@ -89,7 +91,7 @@ var ModelTypeReasons = map[string]string{
 	"gpt2": "learned positions", "gpt_neo": "learned positions", "opt": "learned positions", "gptj": "parallel blocks",
 	"qwen2_moe": "mixture of experts", "qwen3_moe": "mixture of experts", "mixtral": "mixture of experts", "llama4": "mixture of experts",
 	"deepseek_v2": "mixture of experts", "deepseek_v3": "mixture of experts",
-	"qwen2_vl": "vision", "qwen2_5_vl": "vision", "qwen3_vl": "vision", "llava": "vision", "mllama": "vision", "gemma3": "vision",
+	"qwen2_vl": "vision", "qwen2_5_vl": "vision", "qwen3_vl": "vision", "llava": "vision", "mllama": "vision", "gemma3": "vision; a config.json with a text_config is read as that",
 	"qwen3_5": "vision; a config.json with a text_config is read as that", "qwen3_5_moe": "mixture of experts",
 	"qwen3_5_moe_text": "mixture of experts", "qwen3_next": "mixture of experts", "t5": "encoder-decoder", "bart": "encoder-decoder",
 	"mamba": "state space layers", "mamba2": "state space layers",

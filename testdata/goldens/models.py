@@ -1,5 +1,6 @@
 """The tiny random models of the goldens, written as Hugging Face folders to models/."""
 
+import copy
 import json
 import math
 import pathlib
@@ -123,7 +124,55 @@ MODELS = {
         ),
         at_the_top=dict(rope_theta=100.0, partial_rotary_factor=0.5),
     ),
+    # Windows in the even layers, shorter than the documents; capped scores and logits; a factor of
+    # scores other than 1/sqrt(head_dim). 6 heads on 3 key heads over 4 ranks.
+    "gemma2": dict(
+        seed=1010,
+        config=transformers.Gemma2Config,
+        fields=dict(
+            hidden_size=48,
+            intermediate_size=72,
+            num_hidden_layers=3,
+            num_attention_heads=6,
+            num_key_value_heads=3,
+            head_dim=12,
+            rope_theta=1000.0,
+            query_pre_attn_scalar=20,
+            sliding_window=5,
+            attn_implementation="eager",  # sdpa has no soft caps
+            attn_logit_softcapping=3.0,
+            final_logit_softcapping=5.0,
+            rms_norm_eps=1e-3,
+        ),
+    ),
+    # Full attention in every third layer, with its own RoPE, which is scaled; norms on the heads of
+    # q and k; biases; 5 heads on one key head. config.json has the keys of transformers 4.
+    "gemma3": dict(
+        seed=1011,
+        config=transformers.Gemma3TextConfig,
+        fields=dict(
+            hidden_size=40,
+            intermediate_size=64,
+            num_hidden_layers=4,
+            num_attention_heads=5,
+            num_key_value_heads=1,
+            head_dim=16,
+            query_pre_attn_scalar=24,
+            sliding_window=7,
+            sliding_window_pattern=3,
+            attention_bias=True,
+            final_logit_softcapping=6.0,
+            rms_norm_eps=1e-3,
+        ),
+        rope_theta=5000.0,
+        rope_local_base_freq=100.0,
+        rope_scaling=dict(rope_type="linear", factor=4.0),
+    ),
 }
+
+
+# The keys of RoPE's parameters in transformers 4.
+OLD_ROPE = ("rope_theta", "rope_local_base_freq", "rope_scaling")
 
 
 def randomize(model: torch.nn.Module, seed: int) -> None:
@@ -145,22 +194,27 @@ def randomize(model: torch.nn.Module, seed: int) -> None:
             elif name.endswith("A_log"):
                 p.copy_(1.5 * r - 3)  # slow decay in most heads, fast decay in some
             else:
-                zero_centred = model.config.model_type == "qwen3_5_text" and not name.endswith(
-                    "linear_attn.norm.weight"
-                )
+                zero_centred = model.config.model_type in (
+                    "qwen3_5_text",
+                    "gemma2",
+                    "gemma3_text",
+                ) and not name.endswith("linear_attn.norm.weight")
                 p.copy_(0.2 * r + (0 if zero_centred else 1))
 
 
-def write_models(root: pathlib.Path) -> None:
-    """Writes the models to a folder."""
+def write_models(root: pathlib.Path, only: set[str] | None = None) -> None:
+    """Writes the models, or only those of these names, to a folder."""
     for i, (name, m) in enumerate(MODELS.items()):
+        if only is not None and name not in only:
+            continue
         folder = root / name
         folder.mkdir(parents=True, exist_ok=True)
         for old in folder.iterdir():
             old.unlink()
-        config = m["config"](**COMMON | m["fields"] | m.get("at_the_top", {}))
+        old_keys = {k: copy.deepcopy(m[k]) for k in OLD_ROPE if k in m}
+        config = m["config"](**COMMON | m["fields"] | m.get("at_the_top", {}) | old_keys)
         model = transformers.AutoModelForCausalLM.from_config(config)
-        randomize(model, 1000 + i)
+        randomize(model, m.get("seed", 1000 + i))
         model.to(m.get("dtype", torch.float32))
         model.save_pretrained(folder, max_shard_size=m.get("shard", "1GB"))
         (folder / "generation_config.json").unlink(missing_ok=True)
@@ -177,7 +231,7 @@ def use_keys_of_transformers_4(path: pathlib.Path, m: dict) -> None:
     """Changes a config.json to the keys of transformers 4."""
     c = json.loads(path.read_text())
     c.pop("rope_parameters", None)
-    c["rope_theta"], c["rope_scaling"] = m["rope_theta"], m["rope_scaling"]
+    c |= {k: m[k] for k in OLD_ROPE if k in m}
     c["torch_dtype"] = c.pop("dtype")
     c["transformers_version"] = "4.57.0"
     path.write_text(json.dumps(c, indent=2, sort_keys=True) + "\n")

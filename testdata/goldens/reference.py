@@ -71,12 +71,27 @@ def gated_delta_net(m: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
     return m.out_proj(m.norm(torch.stack(out), gate).reshape(1, n, -1))
 
 
+def capped_attention(m, q, k, v, mask, scaling, dropout=0.0, softcap=None, **_):
+    """Computes attention with capped scores in the type of q. torch's sdpa has no caps.
+
+    q [B, Hq, n, D], k and v [B, Hkv, n, D], mask [1, 1, n, n].
+    """
+    k, v = (x.repeat_interleave(m.num_key_value_groups, dim=1) for x in (k, v))
+    scores = q @ k.transpose(2, 3) * scaling
+    scores = softcap * torch.tanh(scores / softcap)
+    weights = scores.masked_fill(~mask, -math.inf).softmax(-1)
+    return (weights @ v).transpose(1, 2), None
+
+
+transformers.AttentionInterface.register("capped", capped_attention)
+
+
 def exact(model: torch.nn.Module) -> torch.nn.Module:
     """Converts all arithmetic of the model to float64."""
     model = model.double()
     for m in model.modules():
         name = type(m).__name__
-        if name == "Qwen3_5RMSNorm":  # weights are stored as their difference from 1
+        if name in ("Qwen3_5RMSNorm", "Gemma2RMSNorm", "Gemma3RMSNorm"):  # weights are stored as their difference from 1
             m.forward = lambda x, m=m: (1 + m.weight) * rms(x, m.eps)
         elif name.endswith("RMSNorm"):
             m.forward = lambda x, m=m: m.weight * rms(x, m.variance_epsilon)
@@ -89,13 +104,16 @@ def exact(model: torch.nn.Module) -> torch.nn.Module:
     rotary = model.model.rotary_emb
     switch = rotary.forward  # chooses the frequencies, if they depend on the length
 
-    def angles(x, position_ids):
-        switch(x, position_ids)
+    def angles(x, position_ids, *kind):
+        switch(x, position_ids, *kind)
         if position_ids.ndim == 3:  # time, height and width, which are the same for text
             position_ids = position_ids[0]
-        a = position_ids[..., None].double() * rotary.inv_freq.double()
+        prefix = f"{kind[0]}_" if kind else ""  # Gemma 3: a set for each kind of layer
+        freq = getattr(rotary, prefix + "inv_freq")
+        factor = getattr(rotary, prefix + "attention_scaling")
+        a = position_ids[..., None].double() * freq.double()
         a = torch.cat((a, a), dim=-1)
-        return a.cos() * rotary.attention_scaling, a.sin() * rotary.attention_scaling
+        return a.cos() * factor, a.sin() * factor
 
     rotary.forward = angles
     return model
@@ -151,8 +169,9 @@ def load(folder, dtype: torch.dtype, override: dict | None = None) -> torch.nn.M
             theta = config.rope_parameters["rope_theta"]
             name, value = "rope_parameters", dict(value, rope_theta=theta)
         setattr(config, name, value)
+    attention = "capped" if config.model_type == "gemma2" else "sdpa"
     model = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, config=config, dtype=torch.float32, attn_implementation="sdpa"
+        folder, config=config, dtype=torch.float32, attn_implementation=attention
     )
     return exact(model) if dtype == torch.float64 else model
 
