@@ -91,7 +91,11 @@ def exact(model: torch.nn.Module) -> torch.nn.Module:
     model = model.double()
     for m in model.modules():
         name = type(m).__name__
-        if name in ("Qwen3_5RMSNorm", "Gemma2RMSNorm", "Gemma3RMSNorm"):  # weights are stored as their difference from 1
+        if name in (
+            "Qwen3_5RMSNorm",
+            "Gemma2RMSNorm",
+            "Gemma3RMSNorm",
+        ):  # weights are stored as their difference from 1
             m.forward = lambda x, m=m: (1 + m.weight) * rms(x, m.eps)
         elif name.endswith("RMSNorm"):
             m.forward = lambda x, m=m: m.weight * rms(x, m.variance_epsilon)
