@@ -25,7 +25,7 @@ type Ctx struct {
 
 // Names of tensors that Ctx.Inspect gets once for each tile of the loss, and once in a pass.
 const (
-	LogitsName    = "head: logits"             // [tile, V] F32
+	LogitsName    = "head: logits"             // [tile, V] F32, before Config.LogitSoftcap
 	TokenLossName = "head: loss of each token" // [T] F32, 0 without a target
 )
 

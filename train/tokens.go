@@ -1,6 +1,7 @@
 package train
 
 import (
+	"math"
 	"sort"
 
 	"ulysses/comm"
@@ -16,7 +17,7 @@ type TokenResult struct {
 	Index      int64 // of the token in the sequence
 	ID, Target int32 // Target is the next id, or data.Ignore
 	Loss       float32
-	Logits     []float32 // [V]
+	Logits     []float32 // [V], capped if the model has a cap
 }
 
 // tokenCollector copies the logits and the losses of a pass to the host.
@@ -42,11 +43,24 @@ func (t *Trainer) passWithTokens(m *data.MicroBatch, ranges []sp.Range, c *model
 func (x *tokenCollector) look(at string, v tensor.Tensor) (err error) {
 	switch at {
 	case model.LogitsName:
+		from := len(x.logits)
 		x.logits, err = x.append(x.logits, v)
+		capLogits(x.logits[from:], x.Model.Config.LogitSoftcap)
 	case model.TokenLossName:
 		x.losses, err = x.append(x.losses, v)
 	}
 	return err
+}
+
+// capLogits replaces each logit z by c·tanh(z/c), which the operation of the loss does itself.
+// c = 0 is no cap.
+func capLogits(logits []float32, c float64) {
+	if c == 0 {
+		return
+	}
+	for i, z := range logits {
+		logits[i] = float32(c * math.Tanh(float64(z)/c))
+	}
 }
 
 func (x *tokenCollector) append(to []float32, v tensor.Tensor) ([]float32, error) {

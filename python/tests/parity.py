@@ -68,6 +68,31 @@ FAMILIES = {
         dict(use_sliding_window=True, sliding_window=12, layer_types=MIXED),
     ),
     "qwen3.5": ("Qwen3_5", DELTA),
+    "gemma2": (
+        "Gemma2",
+        dict(
+            tie_word_embeddings=True,
+            sliding_window=5,
+            query_pre_attn_scalar=20,
+            attn_logit_softcapping=3.0,
+            final_logit_softcapping=5.0,
+        ),
+    ),
+    "gemma3": (
+        "Gemma3",
+        dict(
+            tie_word_embeddings=True,
+            sliding_window=12,
+            layer_types=MIXED,
+            query_pre_attn_scalar=24,
+            final_logit_softcapping=6.0,
+            attention_bias=True,
+            rope_parameters=dict(
+                full_attention=dict(rope_type="linear", rope_theta=5000.0, factor=4.0),
+                sliding_attention=dict(rope_type="default", rope_theta=100.0),
+            ),
+        ),
+    ),
     "gpt-oss": (
         "GptOss",
         dict(num_local_experts=0, sliding_window=5, max_position_embeddings=131072),
@@ -114,14 +139,14 @@ def dense():
 def classes(family: str) -> tuple[type, type]:
     """Returns the classes of a family's config and model."""
     prefix = FAMILIES[family][0]
-    config = prefix + ("TextConfig" if prefix == "Qwen3_5" else "Config")
+    config = prefix + ("TextConfig" if prefix in ("Qwen3_5", "Gemma3") else "Config")
     return getattr(transformers, config), getattr(transformers, prefix + "ForCausalLM")
 
 
 def randomize(model: torch.nn.Module) -> None:
     """Sets random weights, so large that attention is far from uniform and every weight matters."""
     g = torch.Generator().manual_seed(3)
-    centred = model.config.model_type == "qwen3_5_text"
+    centred = model.config.model_type in ("qwen3_5_text", "gemma2", "gemma3_text")
     with torch.no_grad():
         for name, p in model.named_parameters():
             r = torch.randn(p.shape, generator=g)
