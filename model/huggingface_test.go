@@ -281,49 +281,71 @@ func TestFolderTolerates(t *testing.T) {
 	})
 }
 
-// From a folder of Qwen3.5 with vision, only the language model is loaded, whose tensors have
-// longer names there. It is saved as a model without vision.
+// From a folder of a model with vision, only the language model is loaded, whose tensors have other
+// names there. It is saved as a model without vision.
 func TestFolderWithVision(t *testing.T) {
-	cfg := configs(t)["qwen3_5"]
-	onRank(t, cfg, func(r *rank) {
-		list := items(r.Model, tensor.F32)
-		for i, item := range list {
-			if rest, ok := strings.CutPrefix(item.Name, "model."); ok {
-				list[i].Name = "model.language_model." + rest
-			}
-		}
-		odd := tensor.OfFloat32([]float32{1}, 1)
-		list = append(list, tensor.Item{Name: "model.visual.pos_embed.weight", Tensor: odd}, tensor.Item{Name: "mtp.fc.weight", Tensor: odd})
-		dir := writeFolder(t, cfg, map[string][]tensor.Item{"a.safetensors": list[:5], "b.safetensors": list[5:]})
-		text, _ := json.Marshal(map[string]any{"model_type": "qwen3_5", "vision_config": map[string]any{"depth": 1}, "text_config": cfg.fields()})
-		os.WriteFile(filepath.Join(dir, configFile), text, 0o600)
-		f := must1(OpenFolder(dir, nil))
-		if got, want := f.Dropped(), []Dropped{{"model.visual.", 1, 4}, {"mtp.", 1, 4}}; !slices.Equal(got, want) {
-			t.Errorf("dropped %v, want %v", got, want)
-		}
-		f.Close()
-		saved := filepath.Join(t.TempDir(), "model")
-		same := func(got *rank) {
-			for i, g := range got.Groups() {
-				for j, p := range g.Params {
-					if want := r.Groups()[i].Params[j]; p.Name != want.Name || !slices.Equal(p.Value.View(p.Numel()).Float32s(), want.Value.View(p.Numel()).Float32s()) {
-						t.Errorf("%s differs from %s", p.Name, want.Name)
+	for _, x := range []struct {
+		config, outer  string
+		names, dropped []string // prefixes: the name here, the name in the folder; of further tensors
+	}{
+		{"qwen3_5", "qwen3_5", []string{"model.", "model.language_model."}, []string{"model.visual.", "mtp."}},
+		{"gemma3", "gemma3", []string{"model.", "model.language_model."}, []string{"model.vision_tower.", "model.multi_modal_projector."}},
+		{"gemma3", "gemma3", []string{"model.", "language_model.model."}, []string{"vision_tower.", "multi_modal_projector."}},
+	} {
+		t.Run(x.outer+" "+x.names[1], func(t *testing.T) {
+			cfg := configs(t)[x.config]
+			onRank(t, cfg, func(r *rank) {
+				list := items(r.Model, tensor.F32)
+				for i, item := range list {
+					if rest, ok := strings.CutPrefix(item.Name, x.names[0]); ok {
+						list[i].Name = x.names[1] + rest
 					}
+				}
+				for _, prefix := range x.dropped {
+					list = append(list, tensor.Item{Name: prefix + "odd.weight", Tensor: tensor.OfFloat32([]float32{1}, 1)})
+				}
+				dir := writeFolder(t, cfg, map[string][]tensor.Item{"a.safetensors": list[:5], "b.safetensors": list[5:]})
+				text := must1(json.Marshal(map[string]any{"model_type": x.outer, "vision_config": map[string]any{"depth": 1}, "text_config": cfg.fields()}))
+				must(os.WriteFile(filepath.Join(dir, configFile), text, 0o600))
+				f := must1(OpenFolder(dir, nil))
+				var dropped []string
+				for _, d := range f.Dropped() {
+					if dropped = append(dropped, d.Prefix); d.Tensors != 1 || d.Bytes != 4 {
+						t.Errorf("dropped %+v", d)
+					}
+				}
+				if f.Close(); !slices.Equal(slices.Sorted(slices.Values(dropped)), slices.Sorted(slices.Values(x.dropped))) {
+					t.Errorf("dropped %v, want %v", dropped, x.dropped)
+				}
+				loadedAsText(t, r, dir)
+				// In other models such names are not known.
+				must(os.WriteFile(filepath.Join(dir, configFile), must1(json.Marshal(configs(t)["qwen3"].fields())), 0o600))
+				if err := load(t, dir, nil, nil); status.Of(err) != status.InvalidConfig || !strings.Contains(err.Error(), "model.embed_tokens.weight[23 24] is missing") {
+					t.Errorf("qwen3: %v", err)
+				}
+			})
+		})
+	}
+}
+
+// loadedAsText loads and saves a folder, and loads what was saved. Its weights are equal to r's.
+func loadedAsText(t *testing.T, r *rank, dir string) {
+	saved := filepath.Join(t.TempDir(), "model")
+	same := func(got *rank) {
+		for i, g := range got.Groups() {
+			for j, p := range g.Params {
+				if want := r.Groups()[i].Params[j]; p.Name != want.Name || !slices.Equal(p.Value.View(p.Numel()).Float32s(), want.Value.View(p.Numel()).Float32s()) {
+					t.Errorf("%s differs from %s", p.Name, want.Name)
 				}
 			}
 		}
-		if err := load(t, dir, nil, func(got *rank) { same(got); must(got.Save(saved, dir, got.whole)) }); err != nil {
-			t.Fatal(err)
-		}
-		if err := load(t, saved, nil, same); err != nil {
-			t.Error(err)
-		}
-		// In other models such names are not known.
-		os.WriteFile(filepath.Join(dir, configFile), must1(json.Marshal(configs(t)["qwen3"].fields())), 0o600)
-		if err := load(t, dir, nil, nil); status.Of(err) != status.InvalidConfig || !strings.Contains(err.Error(), "model.embed_tokens.weight[23 24] is missing") {
-			t.Errorf("qwen3: %v", err)
-		}
-	})
+	}
+	if err := load(t, dir, nil, func(got *rank) { same(got); must(got.Save(saved, dir, got.whole)) }); err != nil {
+		t.Fatal(err)
+	}
+	if err := load(t, saved, nil, same); err != nil {
+		t.Error(err)
+	}
 }
 
 func must1[T any](x T, err error) T {
