@@ -12,11 +12,12 @@ import (
 
 // OpenComm returns the communicator for tensors of the device and of the host, and the reason for
 // its choice. policy is device.comm of the job file: "auto", or the required kind. Tensors of a CPU
-// device use the host's communicator. For GPUs, "auto" selects NCCL if every rank has its own GPU,
-// else ipc if all ranks are on one machine, else staged. "mpi" and "local" select staged. If "auto"
-// selects ipc and the machine does not support it, staged is used. A kind that is not possible, or
-// a rank without a device (nil), is an error on all ranks. OpenComm also tells each GPU how many
-// ranks share it, for its memory plan. The result owns host. Collective over host.
+// device use the host's communicator. For GPUs, "auto" selects NCCL if every rank has its own GPU
+// and its own process, else ipc if all ranks are on one machine, else staged. "mpi" and "local"
+// select staged. If "auto" selects ipc and the machine does not support it, staged is used. A kind
+// that is not possible, or a rank without a device (nil), is an error on all ranks. OpenComm also
+// tells each GPU how many ranks share it, for its memory plan. The result owns host. Collective
+// over host.
 func OpenComm(d device.Device, host comm.Comm, policy string) (c comm.Comm, why string, err error) {
 	gpu, _ := d.(*cuda.Device)
 	infos, err := gatherInfos(host, gpu, d)
@@ -57,6 +58,7 @@ func route(host comm.Comm) string {
 type rankInfo struct {
 	Kind    string // "cpu", "cuda"; "" = no device
 	Machine string
+	Process string // equal for ranks of one process
 	GPU     string // UUID
 	NCCL    bool
 	NoNCCL  string // why NCCL is not available
@@ -70,7 +72,7 @@ func gatherInfos(host comm.Comm, gpu *cuda.Device, d device.Device) ([]rankInfo,
 	var own rankInfo
 	switch {
 	case gpu != nil:
-		own = rankInfo{Kind: "cuda", Machine: cuda.Machine(), GPU: gpu.Details().UUID}
+		own = rankInfo{Kind: "cuda", Machine: cuda.Machine(), Process: cuda.Process(), GPU: gpu.Details().UUID}
 		own.NCCL, own.NoNCCL = cuda.HasNCCL()
 		own.HostID = os.Getenv("NCCL_HOSTID")
 	case d != nil:
@@ -104,18 +106,26 @@ func choose(infos []rankInfo, host, route, policy string) (kind, why string, err
 		return chooseHost(infos[0].Kind, host, policy)
 	}
 	noNCCL, noIPC, requested := whyNoNCCL(infos), whyNoIPC(infos), fmt.Sprintf("device.comm = %q", policy)
+	hazard := whyNCCLMayHang(infos)
 	switch policy {
 	case "auto":
 		switch {
 		case len(infos) == 1:
 			return "ipc", "ipc: there is one rank", nil
-		case noNCCL == "":
+		case noNCCL == "" && hazard == "":
 			return "nccl", fmt.Sprintf("nccl: each of %d ranks has its own GPU", len(infos)), nil
+		case noIPC == "" && noNCCL == "":
+			return "ipc", "ipc: " + hazard, nil
+		case noNCCL == "":
+			return "staged", fmt.Sprintf("staged %s: %s; ipc is not possible: %s", route, hazard, noIPC), nil
 		case noIPC == "":
 			return "ipc", fmt.Sprintf("ipc: all ranks are on one machine; nccl is not possible: %s", noNCCL), nil
 		}
 		return "staged", fmt.Sprintf("staged %s: nccl is not possible: %s; ipc is not possible: %s", route, noNCCL, noIPC), nil
 	case "nccl":
+		if noNCCL == "" && hazard != "" {
+			requested += "; warning: " + hazard + `; device.comm = "ipc" cannot hang`
+		}
 		if noNCCL == "" {
 			return "nccl", requested, nil
 		}
@@ -154,6 +164,21 @@ func whyNoNCCL(infos []rankInfo) string {
 			return fmt.Sprintf("ranks %d and %d share %s", other, r, c.GPU)
 		}
 		first[key] = r
+	}
+	return ""
+}
+
+// whyNCCLMayHang returns the reason why NCCL may hang with these ranks; "" if each rank is a
+// process of its own. NCCL's kernels wait for all ranks, and CUDA may delay an allocation, also one
+// for the code of a kernel that runs for the first time, until the kernels of the process have
+// finished (NCCL issue 787).
+func whyNCCLMayHang(infos []rankInfo) string {
+	first := map[string]int{}
+	for r, c := range infos {
+		if other, ok := first[c.Process]; ok && c.Process != "" {
+			return fmt.Sprintf("ranks %d and %d are threads of one process, in which nccl may hang while a rank allocates GPU memory", other, r)
+		}
+		first[c.Process] = r
 	}
 	return ""
 }

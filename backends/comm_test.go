@@ -1,6 +1,7 @@
 package backends
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -11,11 +12,20 @@ import (
 	"ulysses/testkit/cudatest"
 )
 
-// infosOf returns the infos of GPU ranks: "a0" is GPU a of machine 0; a trailing ! means no NCCL.
+// infosOf returns the infos of GPU ranks, each a process of its own: "a0" is GPU a of machine 0; a
+// trailing ! means no NCCL.
 func infosOf(ranks ...string) []rankInfo {
 	var infos []rankInfo
-	for _, r := range ranks {
-		infos = append(infos, rankInfo{Kind: "cuda", GPU: "GPU-" + r[:1], Machine: "node" + r[1:2], NCCL: len(r) == 2, NoNCCL: "not found"})
+	for i, r := range ranks {
+		infos = append(infos, rankInfo{Kind: "cuda", Process: fmt.Sprint(i), GPU: "GPU-" + r[:1], Machine: "node" + r[1:2], NCCL: len(r) == 2, NoNCCL: "not found"})
+	}
+	return infos
+}
+
+// oneProcess makes the ranks threads of one process.
+func oneProcess(infos []rankInfo) []rankInfo {
+	for i := range infos {
+		infos[i].Process = "one"
 	}
 	return infos
 }
@@ -38,6 +48,10 @@ func TestChoose(t *testing.T) {
 		{infosOf("a0", "b0", "a0"), "auto", "ipc", "nccl is not possible: ranks 0 and 2 share GPU-a"},
 		{infosOf("a0", "b0!"), "auto", "ipc", "nccl is not possible: rank 1 has no NCCL (not found)"},
 		{infosOf("a0", "b1", "b1"), "auto", "staged", "ipc is not possible: ranks 0 and 1 are on different machines (node0, node1)"},
+		{oneProcess(infosOf("a0", "b0")), "auto", "ipc", "ipc: ranks 0 and 1 are threads of one process, in which nccl may hang"},
+		{oneProcess(infosOf("a0", "b0!")), "auto", "ipc", "nccl is not possible: rank 1 has no NCCL"},
+		{oneProcess(infosOf("a0", "b1")), "auto", "staged", "may hang while a rank allocates GPU memory; ipc is not possible: ranks 0 and 1"},
+		{oneProcess(infosOf("a0", "b0")), "nccl", "nccl", `device.comm = "nccl"; warning: ranks 0 and 1 are threads of one process`},
 		{infosOf("a0", "b0"), "ipc", "ipc", `device.comm = "ipc"`},
 		{infosOf("a0", "b0"), "nccl", "nccl", `device.comm = "nccl"`},
 		{infosOf("a0", "b0"), "mpi", "staged", `staged through host memory and mpi: device.comm = "mpi"`},

@@ -24,6 +24,7 @@ import (
 type commStream struct {
 	d       *Device
 	s       *stream
+	shared  *sharedStream
 	entered *event // on the caller's stream, when the operation began
 	ended   *event // the end of an operation without a request
 	spare   []*request
@@ -32,9 +33,10 @@ type commStream struct {
 func newCommStream(d *Device) (*commStream, error) {
 	l := &commStream{d: d}
 	var err error
-	if l.s, err = acquireStream(d); err != nil {
+	if l.shared, err = acquireStream(d); err != nil {
 		return nil, err
 	}
+	l.s = l.shared.s
 	if l.entered, err = d.newEvent(false); err == nil {
 		l.ended, err = d.newEvent(false)
 	}
@@ -70,12 +72,23 @@ var streams = struct {
 	by map[*Device]*sharedStream
 }{by: map[*Device]*sharedStream{}}
 
+// sharedStream is the communication stream of a device, and scratch memory of its reductions. One
+// scratch is enough, because the stream orders all reductions.
 type sharedStream struct {
-	s     *stream
-	users int
+	s       *stream
+	scratch device.Buffer // nil if no communicator needs it
+	users   int
 }
 
-func acquireStream(d *Device) (*stream, error) {
+// allocateScratch allocates the scratch, unless an earlier communicator has.
+func (l *commStream) allocateScratch(bytes int64) (err error) {
+	if l.shared.scratch == nil {
+		l.shared.scratch, err = l.d.Alloc(bytes)
+	}
+	return err
+}
+
+func acquireStream(d *Device) (*sharedStream, error) {
 	streams.Lock()
 	defer streams.Unlock()
 	x := streams.by[d]
@@ -88,7 +101,7 @@ func acquireStream(d *Device) (*stream, error) {
 		streams.by[d] = x
 	}
 	x.users++
-	return x.s, nil
+	return x, nil
 }
 
 func releaseStream(d *Device) {
@@ -97,6 +110,9 @@ func releaseStream(d *Device) {
 	x := streams.by[d]
 	if x.users--; x.users == 0 {
 		delete(streams.by, d)
+		if x.scratch != nil {
+			x.scratch.Free()
+		}
 		x.s.Close()
 	}
 }

@@ -16,6 +16,10 @@ import (
 // barrier less than combining a shard on each rank.
 const smallReduce = 64 << 10
 
+// ipcScratch is the number of bytes of the scratch. CUDA places smaller allocations together in
+// blocks of 2 MiB, and a handle then shares the whole block.
+const ipcScratch = 2 << 20
+
 // ipc moves tensors between GPUs that can read each other's memory, or on one GPU that several
 // ranks share. Goroutine ranks use plain addresses, processes of a node use CUDA IPC.
 //

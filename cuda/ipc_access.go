@@ -53,9 +53,8 @@ func (c *ipc) writeProbe() (p accessProbe, err error) {
 	return p, nil
 }
 
-// checkAccess reads the text of rank j after its event ready. The scratch is a small allocation,
-// and CUDA places several of them in one block of memory; therefore the probe has an offset. A
-// barrier of all ranks follows before the scratch is overwritten.
+// checkAccess reads the text of rank j after its event ready. A barrier of all ranks follows before
+// the scratch is overwritten.
 func (c *ipc) checkAccess(j int, p accessProbe) error {
 	if c.peers[j].sameProcess {
 		return nil

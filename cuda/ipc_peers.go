@@ -18,6 +18,9 @@ import (
 // process identifies this process among all processes, also in other containers.
 var process = rand.Text()
 
+// Process returns a text that is equal for ranks of one process and for no others.
+func Process() string { return process }
+
 // Machine returns a text that is equal for ranks on one machine: the name of the host and, if there
 // is one, its boot id.
 func Machine() string {
@@ -107,7 +110,7 @@ func (c *ipc) prepare(d *Device, shared bool, own *rankInfo) (err error) {
 	if c.done, err = d.newEvent(shared); err != nil {
 		return err
 	}
-	if c.scratch, err = d.Alloc(smallReduce); err != nil {
+	if c.scratch, err = d.Alloc(ipcScratch); err != nil {
 		return err
 	}
 	c.maps, c.mapped = mappingsOf(d), map[mapping]uintptr{}

@@ -10,9 +10,10 @@ import (
 	"ulysses/tensor"
 )
 
-// ncclScratch is the limit in bytes of the blocks of all ranks that arrive before this rank
-// combines them.
-const ncclScratch = 32 << 20
+// ncclScratch is the number of bytes of the blocks of all ranks that arrive before this rank
+// combines them. The f32 gradients of a layer of Llama 8B (872 MB) are reduced in 7 chunks. Tests
+// lower it.
+var ncclScratch = int64(128 << 20)
 
 // ncclPoll is the interval of the queries for asynchronous errors.
 const ncclPoll = time.Second
@@ -22,17 +23,20 @@ const ncclPoll = time.Second
 // or reductions that propagate NaN. For these, sends and receives of NCCL move the blocks and
 // combine reduces them in rank order.
 //
+// A call allocates no GPU memory. CUDA may delay an allocation until running kernels have finished,
+// and NCCL's kernels wait for all ranks: if two ranks of one process allocate between collectives,
+// the process hangs (NCCL issue 787). Therefore the constructor allocates the scratch.
+//
 // A kernel of NCCL waits on the GPU for the other ranks, so after the death of a rank a stream
 // never finishes. A goroutine queries NCCL's asynchronous errors and timeouts and, after one,
 // aborts the communicator. That ends the kernel and the wait. The data that the kernel should have
 // moved is invalid then: the next call returns the error. Without a next call, Close returns it.
 type nccl struct {
 	*commStream
-	host    comm.Comm
-	scratch device.Buffer
+	host comm.Comm
 	// four vectors of size: offsets and bytes to receive, offsets and bytes to send
 	counts []int64
-	rows   []int64   // two vectors of size: rows of the shards, rows of a chunk
+	rows   []int64   // three vectors of size: rows and elements of the shards, elements of a chunk
 	blocks []uintptr // by rank
 
 	mu      sync.Mutex // one call of the library at a time
@@ -64,8 +68,11 @@ func newNCCL(d *Device, host comm.Comm) (transport, error) {
 // ranks call newNCCLOver to agree on it. Collective over host.
 func newNCCLOver(host comm.Comm, l *commStream, library ncclLibrary, err error) (transport, error) {
 	n := host.Size()
-	c := &nccl{commStream: l, host: host, library: library, counts: make([]int64, 4*n), rows: make([]int64, 2*n), blocks: make([]uintptr, n), stop: make(chan struct{})}
+	c := &nccl{commStream: l, host: host, library: library, counts: make([]int64, 4*n), rows: make([]int64, 3*n), blocks: make([]uintptr, n), stop: make(chan struct{})}
 	var id []byte
+	if err == nil && n > 1 {
+		err = l.allocateScratch(ncclScratch)
+	}
 	if err == nil && host.Rank() == 0 {
 		id, err = library.id()
 	}
@@ -135,10 +142,6 @@ func (c *nccl) close() error {
 		err = closed
 	}
 	c.failed = status.Errorf(status.InvalidArgument, "NCCL: the communicator is closed")
-	if c.scratch != nil {
-		c.scratch.Free()
-		c.scratch = nil
-	}
 	if closed := c.commStream.close(); err == nil {
 		err = closed
 	}
@@ -261,44 +264,40 @@ func (c *nccl) ReduceScatter(s device.Stream, dst, src tensor.Tensor, rows []int
 // runs in chunks, which are the same on all ranks.
 func (c *nccl) reduceShards(dst, src uintptr, rows []int64, unit int64, dtype tensor.DType, op comm.Op) error {
 	me, n := c.host.Rank(), c.host.Size()
-	if unit == 0 {
-		return nil
+	if n == 1 {
+		return c.copy(dst, src, rows[me]*unit)
 	}
-	x := newChunks(rows, unit, c.rows[n:], ncclScratch)
-	if need := int64(n) * min(x.step, rows[me]) * unit; c.scratch == nil || c.scratch.Bytes() < need {
-		if c.scratch != nil {
-			c.scratch.Free() // waits for the work that uses it
-		}
-		var err error
-		if c.scratch, err = c.d.Alloc(need); err != nil {
-			c.scratch = nil
-			return err
-		}
+	shards, elem := c.rows[n:2*n], dtype.Size() // in elements, because a row may exceed the scratch
+	for j := range rows {
+		shards[j] = rows[j] * (unit / elem)
 	}
-	in := address(c.scratch.Pointer())
+	scratch := c.shared.scratch
+	block := scratch.Bytes() / int64(n) / align * align
+	x := newChunks(shards, elem, c.rows[2*n:], block*int64(n))
+	in := address(scratch.Pointer())
 	for k := range x.n {
 		x.selectChunk(k)
-		now := x.current[me] * unit
+		now := x.current[me] * elem
 		recvAt, recv, sendAt, send := c.vectors()
-		for j := range rows {
+		for j := range shards {
 			c.blocks[j] = in + uintptr(int64(j)*now)
 			if j == me {
 				continue
 			}
 			recvAt[j], recv[j] = int64(j)*now, now
-			sendAt[j], send[j] = (comm.RowsBefore(rows, j)+k*x.step)*unit, x.current[j]*unit
+			sendAt[j], send[j] = (comm.RowsBefore(shards, j)+k*x.step)*elem, x.current[j]*elem
 		}
 		if err := c.allToAll(in, src); err != nil {
 			return err
 		}
-		own := src + uintptr((comm.RowsBefore(rows, me)+k*x.step)*unit)
+		own := src + uintptr((comm.RowsBefore(shards, me)+k*x.step)*elem)
 		if n <= maxCombined {
 			c.blocks[me] = own
 		} else if err := c.copy(c.blocks[me], own, now); err != nil {
 			// the copy is needed because dst may be own, and is written before all blocks are read
 			return err
 		}
-		if err := c.combine(dst+uintptr(k*x.step*unit), c.blocks, now/dtype.Size(), dtype, op); err != nil {
+		if err := c.combine(dst+uintptr(k*x.step*elem), c.blocks, x.current[me], dtype, op); err != nil {
 			return err
 		}
 	}

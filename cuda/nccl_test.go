@@ -324,6 +324,66 @@ func (r *gpuRank) result(d tensor.DType, out, in int64, run func(out, in tensor.
 	return bits, err
 }
 
+// TestNCCLScratch checks that reductions allocate no GPU memory, whatever the size of their tensors
+// and rows, and that sums in chunks are bitwise equal to the sums of the staged transport.
+func TestNCCLScratch(t *testing.T) {
+	defer func(n int64) { ncclScratch = n }(ncclScratch)
+	ncclScratch = 4096
+	onGPUs(t, 3, func(d *Device, host comm.Comm) (*Comm, error) {
+		return newComm(host, func(h comm.Comm) (transport, error) { return newFakeNCCL(d, h) })
+	}, func(r *gpuRank) error {
+		if err := sameAsStaged(r, 3); err != nil {
+			return err
+		}
+		wide, err := r.tensor(tensor.F32, 3, 5000) // a row exceeds the scratch
+		if err != nil {
+			return err
+		}
+		low, err := r.tensor(tensor.BF16, 30_000)
+		if err != nil {
+			return err
+		}
+		one, err := r.tensor(tensor.F32, 1, 5000)
+		if err != nil {
+			return err
+		}
+		if err := r.d.Fill(r.s[0], wide, 0.5); err != nil {
+			return err
+		}
+		before := r.d.live
+		if err := r.c.ReduceScatter(r.s[0], one, wide, []int64{1, 1, 1}); err != nil {
+			return err
+		}
+		if err := r.c.AllReduce(r.s[0], low, comm.Sum); err != nil {
+			return err
+		}
+		if r.d.live != before {
+			return status.Errorf(status.Internal, "reductions made %d allocations", r.d.live-before)
+		}
+		got, err := r.values(r.s[0], one)
+		if err != nil {
+			return err
+		}
+		for i, x := range got {
+			if x != 1.5 {
+				return status.Errorf(status.Internal, "element %d of a long row is %v, want 1.5", i, x)
+			}
+		}
+		return nil
+	})
+}
+
+// TestIPCScratch checks that the scratch of ipc fills a block of CUDA's, which a handle shares
+// whole.
+func TestIPCScratch(t *testing.T) {
+	onGPUs(t, 2, ofKind("ipc"), func(r *gpuRank) error {
+		if n := r.c.transport.(*ipc).scratch.Bytes(); n%(2<<20) != 0 || n == 0 {
+			return status.Errorf(status.Internal, "the scratch has %d bytes, want a multiple of 2 MiB", n)
+		}
+		return nil
+	})
+}
+
 // TestNCCLFails checks that an asynchronous error ends the communicator at once and that the next
 // call returns it. A sum that cannot be rounded once must be refused.
 func TestNCCLFails(t *testing.T) {
