@@ -88,6 +88,9 @@ func (a *Arena) Reset(mark int64) { a.used = mark }
 // Name returns the component in errors and in the memory table.
 func (a *Arena) Name() string { return a.name }
 
+// Place returns where the memory is.
+func (a *Arena) Place() tensor.Place { return a.place }
+
 // Peak returns the largest number of bytes that were in use.
 func (a *Arena) Peak() int64 { return a.peak }
 

@@ -31,7 +31,8 @@ type Param struct {
 type Part struct {
 	Lo, Hi int64
 	Value  tensor.Tensor // [Hi - Lo] of the compute type
-	// [Hi - Lo] F32, of which Value is the rounded copy; nil when training in F32
+	// [Hi - Lo] F32, of which Value is the rounded copy; nil if the optimizer updates Value. It may
+	// be in the host's memory.
 	Master tensor.Tensor
 }
 
@@ -184,29 +185,22 @@ func (m *Model) Init(seed uint64) error {
 }
 
 func (m *Model) initParam(s device.Stream, p *Param, seed uint64) error {
-	if p.fill == ones || p.fill == zeros {
-		value := map[fill]float64{ones: 1, zeros: 0}[p.fill]
-		for _, t := range [...]tensor.Tensor{p.Owned.Master, p.Owned.Value} {
-			if t.IsNil() {
-				continue
-			}
-			if err := m.dev.Fill(s, t, value); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
 	h := fnv.New64a()
 	h.Write([]byte(p.Name))
 	key := splitmix.Mix(splitmix.Mix(seed) ^ h.Sum64())
 	buffer := make([]float32, min(p.Numel(), 1<<16))
 	return m.upload(s, p, buffer, func(at int64, dst []float32) error {
 		for i := range dst {
-			if p.fill == decays {
+			switch p.fill {
+			case ones:
+				dst[i] = 1
+			case zeros:
+				dst[i] = 0
+			case decays:
 				dst[i] = float32(math.Log(0.01 + 15.99*uniform(key, uint64(at)+uint64(i))))
-				continue
+			default:
+				dst[i] = float32(m.Config.InitializerRange * gauss(key, uint64(at)+uint64(i)))
 			}
-			dst[i] = float32(m.Config.InitializerRange * gauss(key, uint64(at)+uint64(i)))
 		}
 		return nil
 	})
@@ -222,7 +216,7 @@ func (m *Model) upload(s device.Stream, p *Param, buffer []float32, read func(at
 			return err
 		}
 		n := int64(len(dst))
-		if err := m.dev.Copy(s, owned.Full().Slice(0, at-owned.Lo, at-owned.Lo+n), tensor.OfFloat32(dst, n)); err != nil {
+		if err := device.CopyAnywhere(m.dev, s, owned.Full().Slice(0, at-owned.Lo, at-owned.Lo+n), tensor.OfFloat32(dst, n)); err != nil {
 			return err
 		}
 		if err := s.Sync(); err != nil { // the buffer is used again

@@ -16,12 +16,23 @@ type planned struct {
 	dtype  tensor.DType
 	numel  int64
 	tensor *tensor.Tensor
+	host   bool // in the host's memory
+}
+
+func (b *planned) bytes() int64 { return b.numel * b.dtype.Size() }
+
+// label returns the name of the buffer's component.
+func (b *planned) label() string {
+	if b.host {
+		return b.name + " (host)"
+	}
+	return b.name
 }
 
 // components lists the buffers for the memory plan.
 func components(plan []planned) (c []model.Component) {
 	for _, b := range plan {
-		c = append(c, model.Component{Name: b.name, Bytes: b.numel * b.dtype.Size()})
+		c = append(c, model.Component{Name: b.label(), Bytes: b.bytes(), Host: b.host})
 	}
 	return c
 }
@@ -30,7 +41,11 @@ func components(plan []planned) (c []model.Component) {
 // after an error.
 func allocate(d device.Device, plan []planned) (buffers []*device.Arena, err error) {
 	for _, b := range plan {
-		a, err := device.NewArena(d, b.name, b.numel*b.dtype.Size())
+		open := device.NewArena
+		if b.host {
+			open = device.NewHostArena
+		}
+		a, err := open(d, b.label(), b.bytes())
 		if err != nil {
 			return buffers, err
 		}
@@ -43,9 +58,9 @@ func allocate(d device.Device, plan []planned) (buffers []*device.Arena, err err
 }
 
 // allocated lists the buffers for the memory table.
-func allocated(buffers []*device.Arena) (c []model.Component) {
+func allocated(d device.Device, buffers []*device.Arena) (c []model.Component) {
 	for _, b := range buffers {
-		c = append(c, model.Component{Name: b.Name(), Bytes: b.Bytes()})
+		c = append(c, model.Component{Name: b.Name(), Bytes: b.Bytes(), Host: b.Place() != d.Info().Place})
 	}
 	return c
 }

@@ -17,7 +17,8 @@ type OptimizerConfig struct {
 	Warmup      int64      `toml:"warmup" min:"0"` // optimizer steps
 }
 
-// MemoryConfig is [memory]: the policy for each category of saved activations, and limits in GiB.
+// MemoryConfig is [memory]: the policy for each category of saved activations, where the
+// optimizer's states are, and limits in GiB.
 type MemoryConfig struct {
 	BlockInput string `toml:"block_input" enum:"auto keep recompute offload"`
 	Attention  string `toml:"attention" enum:"auto keep recompute offload"`
@@ -26,9 +27,11 @@ type MemoryConfig struct {
 	// every segment-th block input is kept or offloaded; 0 = auto
 	Segment int64 `toml:"segment" min:"0" max:"1000000"`
 	// groups of heads for which attention and its all-to-all run together; 0 = auto
-	HeadGroups int64   `toml:"head_groups" min:"0" max:"1000000"`
-	Device     float64 `toml:"device" min:"0"`
-	Host       float64 `toml:"host" min:"0"`
+	HeadGroups int64 `toml:"head_groups" min:"0" max:"1000000"`
+	// where the optimizer's states are
+	Optimizer string  `toml:"optimizer" enum:"auto device offload"`
+	Device    float64 `toml:"device" min:"0"`
+	Host      float64 `toml:"host" min:"0"`
 }
 
 // TrainConfig is [train].

@@ -24,11 +24,22 @@ func fits(d device.Device, plan []model.Component) error {
 	return within(plan, false, info.Memory, whose)
 }
 
+// fitsHost returns an error for a plan that needs more host memory than this rank may use; 0 =
+// unknown.
+func fitsHost(free int64, plan []model.Component) error {
+	if free == 0 {
+		return nil
+	}
+	return within(plan, true, free, "the host has free for it")
+}
+
 // within returns an error for a plan that exceeds a limit of the device's memory, or of the host's.
 func within(plan []model.Component, host bool, limit int64, whose string) error {
 	planned, fix := model.Bytes(plan), "use more ranks, or set a shorter data.sequence or a smaller data.batch, and leave the keys of [memory] and [tile] at \"auto\""
+	where := ""
 	if host {
-		planned, fix = model.HostBytes(plan), "raise memory.host, or set fewer keys of [memory] to \"offload\""
+		where = "of host memory "
+		planned, fix = model.HostBytes(plan), "use more nodes or a higher parallel.zero, raise memory.host if it is set, or set fewer keys of [memory] to \"offload\""
 	}
 	if planned <= limit {
 		return nil
@@ -40,6 +51,6 @@ func within(plan []model.Component, host bool, limit int64, whose string) error 
 		}
 	}
 	const mib = 1 << 20
-	return status.Errorf(status.OutOfMemory, "train: %.1f MiB are planned on this rank, but %s %.1f MiB; the largest allocation is %s with %.1f MiB; %s",
-		float64(planned)/mib, whose, float64(limit)/mib, largest.Name, float64(largest.Bytes)/mib, fix)
+	return status.Errorf(status.OutOfMemory, "train: %.1f MiB %sare planned on this rank, but %s %.1f MiB; the largest allocation is %s with %.1f MiB; %s",
+		float64(planned)/mib, where, whose, float64(limit)/mib, largest.Name, float64(largest.Bytes)/mib, fix)
 }

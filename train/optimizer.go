@@ -36,22 +36,81 @@ func (o *OptimizerConfig) kinds() int {
 	return 1
 }
 
-// optimizer calls the device's AdamW or SGD. It keeps the argument structs, so that no step
-// allocates.
-type optimizer struct {
-	*OptimizerConfig
-	adamw device.AdamW
-	sgd   device.SGD
+// Stepper runs optimizer steps. A device.Device is one.
+type Stepper interface {
+	AdamW(s device.Stream, a *device.AdamW) error
+	SGD(s device.Stream, a *device.SGD) error
 }
 
-// update runs step t, counted from 1, for the weights of x with gradients [Hi - Lo] F32, multiplied
-// by scale. Weight decay applies to the ranges of decay alone.
-func (o *optimizer) update(d device.Device, s device.Stream, x State, grads tensor.Tensor, decay []device.Range, lr, scale float64, t int64) error {
-	if o.Name == "adamw" {
-		o.adamw = device.AdamW{W: x.Master, G: grads, M: x.M, V: x.V, Low: x.Compute, LR: lr, Beta1: o.Betas[0], Beta2: o.Betas[1],
-			Eps: o.Eps, WeightDecay: o.WeightDecay, GradScale: scale, Decay: decay, Step: t}
-		return d.AdamW(s, &o.adamw)
+// optimizer calls AdamW or SGD for the buckets of a rank. It keeps the argument structs, so that no
+// step allocates.
+type optimizer struct {
+	*OptimizerConfig
+	offload
+	dev     device.Device
+	buckets []bucket
+	adamw   device.AdamW
+	sgd     device.SGD
+}
+
+// bucket has the weights and moments that one call updates. Weight decay applies to the elements of
+// decay alone.
+type bucket struct {
+	State
+	grads tensor.Tensor // [Hi - Lo] F32
+	decay []device.Range
+}
+
+// add adds the elements that this rank owns of a group, or of all groups. If states are offloaded,
+// they are divided into buckets of at most the size of a slot.
+func (o *optimizer) add(x bucket) {
+	n, each := x.Hi-x.Lo, x.Hi-x.Lo
+	if o.Offloaded() {
+		each = o.largest
 	}
-	o.sgd = device.SGD{W: x.Master, G: grads, Low: x.Compute, LR: lr, WeightDecay: o.WeightDecay, GradScale: scale, Decay: decay}
-	return d.SGD(s, &o.sgd)
+	for at := int64(0); at < n; at += each {
+		lo, hi := at, min(n, at+each)
+		cut := func(t tensor.Tensor) tensor.Tensor {
+			if t.IsNil() {
+				return t
+			}
+			return t.Slice(0, lo, hi)
+		}
+		b := bucket{State: State{Lo: x.Lo + lo, Hi: x.Lo + hi, Master: cut(x.Master), Compute: cut(x.Compute), M: cut(x.M), V: cut(x.V)},
+			grads: cut(x.grads), decay: []device.Range{}}
+		for _, r := range x.decay {
+			if from, to := max(r.Lo, lo), min(r.Hi, hi); from < to {
+				b.decay = append(b.decay, device.Range{Lo: from - lo, Hi: to - lo})
+			}
+		}
+		o.buckets = append(o.buckets, b)
+	}
+}
+
+// update runs step t, counted from 1, with the gradients multiplied by scale.
+func (o *optimizer) update(s device.Stream, lr, scale float64, t int64) error {
+	o.adamw = device.AdamW{LR: lr, Beta1: o.Betas[0], Beta2: o.Betas[1], Eps: o.Eps, WeightDecay: o.WeightDecay, GradScale: scale, Step: t}
+	o.sgd = device.SGD{LR: lr, WeightDecay: o.WeightDecay, GradScale: scale}
+	switch o.Step {
+	case StepStreamed:
+		return o.stream(s)
+	case StepOnHost:
+		return o.onHost(s)
+	}
+	for i := range o.buckets {
+		if err := o.step(o.dev, s, &o.buckets[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// step runs the step for one bucket, whose tensors are in the memory of the stepper.
+func (o *optimizer) step(by Stepper, s device.Stream, b *bucket) error {
+	if o.Name == "adamw" {
+		o.adamw.W, o.adamw.G, o.adamw.M, o.adamw.V, o.adamw.Low, o.adamw.Decay = b.Master, b.grads, b.M, b.V, b.Compute, b.decay
+		return by.AdamW(s, &o.adamw)
+	}
+	o.sgd.W, o.sgd.G, o.sgd.Low, o.sgd.Decay = b.Master, b.grads, b.Compute, b.decay
+	return by.SGD(s, &o.sgd)
 }

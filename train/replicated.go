@@ -11,13 +11,11 @@ import (
 // (ZeRO stage 0). Each is one flat buffer in the order of the groups, so that one call reduces all
 // gradients and one call updates all weights.
 type Replicated struct {
-	dev     device.Device
+	optimizer
 	world   comm.Comm
-	opt     optimizer
 	compute tensor.DType
 	groups  []*model.Group
 	ranges  []device.Range // elements of each group
-	decay   []device.Range // elements to which weight decay applies; not nil, which means all
 	ready   readiness
 
 	values      tensor.Tensor // [numel] of the compute type
@@ -30,19 +28,16 @@ type Replicated struct {
 
 // NewReplicated allocates the parameters of the groups and attaches them. compute is the type of
 // the weights that passes read. opt is nil for an evaluation.
-func NewReplicated(d device.Device, world comm.Comm, groups []*model.Group, compute tensor.DType, opt *OptimizerConfig) (*Replicated, error) {
-	w := &Replicated{dev: d, world: world, opt: optimizer{OptimizerConfig: opt}, compute: compute, groups: groups, decay: []device.Range{}, squares: newSquares()}
+func NewReplicated(d device.Device, world comm.Comm, groups []*model.Group, compute tensor.DType, opt *OptimizerConfig, o Offload) (*Replicated, error) {
+	w := &Replicated{optimizer: newOptimizer(d, opt, o), world: world, compute: compute, groups: groups, squares: newSquares()}
+	decay := []device.Range{}
 	n := int64(0)
 	for _, g := range groups {
 		w.ranges = append(w.ranges, device.Range{Lo: n, Hi: n + g.Numel()})
 		n += g.Numel()
 	}
-	plan := w.plan(n)
-	if err := fits(d, components(plan)); err != nil {
-		return nil, err
-	}
 	var err error
-	if w.buffers, err = allocate(d, plan); err != nil {
+	if w.buffers, err = w.allocate(w.plan(n), compute); err != nil {
 		w.Free()
 		return nil, err
 	}
@@ -54,11 +49,12 @@ func NewReplicated(d device.Device, world comm.Comm, groups []*model.Group, comp
 		for _, p := range g.Params {
 			w.ready.add(p)
 			if p.Decay {
-				w.decay = addRange(w.decay, device.Range{Lo: at, Hi: at + p.Numel()})
+				decay = addRange(decay, device.Range{Lo: at, Hi: at + p.Numel()})
 			}
 			at += p.Numel()
 		}
 	}
+	w.add(bucket{State: w.stateOf(device.Range{Hi: n}), grads: w.grads, decay: decay})
 	return w, nil
 }
 
@@ -72,29 +68,24 @@ func (w *Replicated) slice(all tensor.Tensor, group int) tensor.Tensor {
 
 // plan returns the buffers for n elements. An evaluation needs only the weights.
 func (w *Replicated) plan(n int64) []planned {
-	p := []planned{{"weights", w.compute, n, &w.values}}
-	if w.opt.OptimizerConfig == nil {
+	p := []planned{{"weights", w.compute, n, &w.values, false}}
+	if w.OptimizerConfig == nil {
 		return p
 	}
-	if w.compute != tensor.F32 {
-		p = append(p, planned{"master weights", tensor.F32, n, &w.masters})
-	}
-	p = append(p, planned{"gradients", tensor.F32, n, &w.grads}, planned{"norm", tensor.F64, 1, &w.sum})
-	if w.opt.Name == "adamw" {
-		p = append(p, planned{"first moments", tensor.F32, n, &w.m}, planned{"second moments", tensor.F32, n, &w.v})
-	}
-	return p
+	p = append(p, planned{"gradients", tensor.F32, n, &w.grads, false}, planned{"norm", tensor.F64, 1, &w.sum, false})
+	return append(p, w.optimizer.plan(n, n, "", w.compute, &w.masters, &w.m, &w.v)...)
 }
 
 // Free releases the memory.
 func (w *Replicated) Free() {
+	w.close()
 	for _, b := range w.buffers {
 		b.Free()
 	}
 	w.buffers = nil
 }
 
-func (w *Replicated) Components() []model.Component { return allocated(w.buffers) }
+func (w *Replicated) Components() []model.Component { return allocated(w.dev, w.buffers) }
 func (w *Replicated) Arenas() []*device.Arena       { return w.buffers }
 
 // Pass, Gather, Release and Loaded do nothing: every rank has all parameters.
@@ -107,18 +98,35 @@ func (w *Replicated) GradReady(p *model.Param, _ device.Stream) error { return w
 
 // State returns the whole group.
 func (w *Replicated) State(group int) State {
-	x := State{Hi: w.groups[group].Numel(), Master: w.slice(w.values, group), M: w.slice(w.m, group), V: w.slice(w.v, group)}
+	x := w.stateOf(w.ranges[group])
+	x.Lo, x.Hi = 0, w.groups[group].Numel()
+	return x
+}
+
+// stateOf returns the states of a range of all elements.
+func (w *Replicated) stateOf(r device.Range) State {
+	cut := func(t tensor.Tensor) tensor.Tensor {
+		if t.IsNil() {
+			return t
+		}
+		return t.Slice(0, r.Lo, r.Hi)
+	}
+	x := State{Lo: r.Lo, Hi: r.Hi, Master: cut(w.values), M: cut(w.m), V: cut(w.v)}
 	if !w.masters.IsNil() {
-		x.Master, x.Compute = w.slice(w.masters, group), x.Master
+		x.Master, x.Compute = cut(w.masters), x.Master
 	}
 	return x
 }
 
-// Whole returns the group without communication.
-func (w *Replicated) Whole(group int, grads bool, _ device.Stream) (tensor.Tensor, error) {
+// Whole returns the group without communication. Master weights that are offloaded are copied to
+// the memory of the gradients.
+func (w *Replicated) Whole(group int, grads bool, s device.Stream) (tensor.Tensor, error) {
 	switch {
 	case grads:
 		return w.slice(w.grads, group), nil
+	case !w.masters.IsNil() && w.Offloaded():
+		whole := w.slice(w.grads, group)
+		return whole, w.dev.Copy(s, whole, w.slice(w.masters, group))
 	case !w.masters.IsNil():
 		return w.slice(w.masters, group), nil
 	}
@@ -152,11 +160,7 @@ func (w *Replicated) Reduce(s device.Stream) (float64, error) {
 }
 
 func (w *Replicated) Update(s device.Stream, lr, scale float64, t int64) error {
-	x := State{Master: w.values, M: w.m, V: w.v}
-	if !w.masters.IsNil() {
-		x.Master, x.Compute = w.masters, w.values
-	}
-	return w.opt.update(w.dev, s, x, w.grads, w.decay, lr, scale, t)
+	return w.update(s, lr, scale, t)
 }
 
 // Traffic returns the bytes of one all-reduce of all gradients for each step: 2(P-1)/P of their

@@ -23,7 +23,7 @@ type saver struct {
 	settings map[string]string
 
 	// arena is the copy, in the host's memory; nil if checkpoints are written only when the run is
-	// stopped, which needs no copy.
+	// stopped, which needs no copy, and if the optimizer's states are offloaded.
 	arena   *device.Arena
 	copies  [][]float32 // in arena, for each kind: this rank's shards of all groups
 	shards  []checkpoint.Shard
@@ -44,9 +44,10 @@ func newSaver(s *Setup) *saver {
 		settings: settings(s.Optimizer, s.Loop.Steps)}
 }
 
-// component lists the memory of the copy, if there is one.
+// component lists the memory of the copy, if there is one. States that are offloaded are written
+// from the host memory in which they are: a copy would need as much host memory again.
 func (s *saver) component() (c []model.Component) {
-	if s == nil || s.Every == 0 {
+	if s == nil || s.Every == 0 || s.weights.Offloaded() {
 		return nil
 	}
 	n, name := int64(0), "checkpoint copy"
@@ -132,7 +133,7 @@ func (s *saver) reserve(stream device.Stream) (err error) {
 // fetch copies elements [lo, lo+len(dst)) of a group to the host: weights or moments, by kind.
 func (s *saver) fetch(group, kind int, lo int64, dst []float32) error {
 	n, state := int64(len(dst)), s.weights.State(group)
-	if err := s.dev.Copy(s.stream, tensor.OfFloat32(dst, n), state.slice(kind, lo, lo+n)); err != nil {
+	if err := device.CopyAnywhere(s.dev, s.stream, tensor.OfFloat32(dst, n), state.slice(kind, lo, lo+n)); err != nil {
 		return err
 	}
 	return s.stream.Sync()

@@ -64,7 +64,7 @@ func (x *scanner) walk(t tensor.Tensor, base int64, whole []int64, bad *badValue
 		return x.walk(t.Slice(axis, half, dims[axis]), base+half*step, whole, bad)
 	}
 	values := x.block[:t.Numel()]
-	if err := x.dev.Copy(x.stream, tensor.OfFloat32(values, dims...), t); err != nil {
+	if err := device.CopyAnywhere(x.dev, x.stream, tensor.OfFloat32(values, dims...), t); err != nil {
 		return err
 	}
 	if err := x.stream.Sync(); err != nil {

@@ -156,10 +156,7 @@ func (t *Trainer) Choices() []Choice { return t.planner.listed() }
 // PeakBytes returns the largest number of bytes of device memory in use so far.
 func (t *Trainer) PeakBytes() int64 {
 	n := t.arena.Peak() + t.inputs.Peak() + t.saver.peak()
-	for _, c := range t.Weights.Components() {
-		n += c.Bytes
-	}
-	return n
+	return n + model.Bytes(t.Weights.Components())
 }
 
 // Allocation is an allocation of this rank: its planned size and its largest use so far, in bytes.
@@ -180,7 +177,7 @@ func (t *Trainer) Allocations() []Allocation {
 		}
 	}
 	for _, a := range t.Weights.Arenas() {
-		add(a, false)
+		add(a, a.Place() != t.Device.Info().Place)
 	}
 	var own, host []model.Component
 	for _, c := range t.planner.activations {

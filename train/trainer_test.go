@@ -51,8 +51,10 @@ type run struct {
 	lr        float64      // of sgd; 0 = 0.3
 	keep      *Checkpoints // nil = no checkpoints
 	stop      bool         // after the first step
+	resume    bool         // from the newest checkpoint of keep
 	memory    MemoryConfig
 	free      int64   // of the host
+	offload   Offload // of the optimizer's states
 	choice    *Choice // set to the choice of the planner; nil = not set
 }
 
@@ -149,8 +151,8 @@ func (x run) with(d device.Device, c comm.Comm, done func() error, dataset *data
 			opt.LR = x.lr
 		}
 	}
-	w, err := NewWeights(d, mesh.World, m.Groups(), x.compute, opt, x.zero)
-	if err != nil {
+	w, err := NewWeights(d, mesh.World, m.Groups(), x.compute, opt, x.zero, x.offload)
+	if err = comm.Agree(mesh.World, err); err != nil {
 		return o, err
 	}
 	defer w.Free()
@@ -170,6 +172,13 @@ func (x run) with(d device.Device, c comm.Comm, done func() error, dataset *data
 	setup := Setup{Device: d, Mesh: mesh, Model: m, Weights: w, Optimizer: opt, Clock: clock.New(), Checkpoints: x.keep,
 		Data:   Data{Train: set.Train(), Eval: eval, Config: dataset},
 		Memory: Memory{Config: x.memory, FreeHost: x.free}, Loop: Loop{Steps: x.length(), OnNaN: "stop"}}
+	if x.resume {
+		r, err := x.keep.Resume("", d, mesh.World, w, m.Groups(), opt, x.length())
+		if err != nil {
+			return o, err
+		}
+		setup.Loop.Resumed, setup.Loop.Updates = r.Step, r.Updates
+	}
 	setup.Hooks.Stop = func() bool { return x.stop }
 	setup.Hooks.Step = func(r *Record) error {
 		if o.peak = r.PeakBytes; o.table == nil {
@@ -357,7 +366,7 @@ func TestDecayRanges(t *testing.T) {
 		{Params: []*model.Param{{Name: "a", Shape: []int64{2, 3}, Decay: true}, {Name: "b", Shape: []int64{3}}}},
 		{Params: []*model.Param{{Name: "c", Shape: []int64{4, 1}, Decay: true}, {Name: "d", Shape: []int64{1, 5}, Decay: true}, {Name: "e", Shape: []int64{2}}}},
 	}
-	w, err := NewReplicated(d, comm.Local(1)[0], groups, tensor.F32, &OptimizerConfig{Name: "sgd", WeightDecay: 0.5})
+	w, err := NewReplicated(d, comm.Local(1)[0], groups, tensor.F32, &OptimizerConfig{Name: "sgd", WeightDecay: 0.5}, Offload{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -378,12 +387,12 @@ func TestDecayRanges(t *testing.T) {
 			t.Errorf("element %d is %v, want %v", i, v, want)
 		}
 	}
-	if len(w.decay) != 2 {
-		t.Errorf("ranges %v", w.decay)
+	if len(w.buckets[0].decay) != 2 {
+		t.Errorf("ranges %v", w.buckets[0].decay)
 	}
 	norms := &model.Group{Params: []*model.Param{{Name: "n", Shape: []int64{3}}}}
-	if w, err = NewReplicated(d, comm.Local(1)[0], []*model.Group{norms}, tensor.F32, &OptimizerConfig{Name: "sgd"}); err != nil || w.decay == nil {
-		t.Errorf("no matrices: ranges %v, %v", w.decay, err)
+	if w, err = NewReplicated(d, comm.Local(1)[0], []*model.Group{norms}, tensor.F32, &OptimizerConfig{Name: "sgd"}, Offload{}); err != nil || w.buckets[0].decay == nil {
+		t.Errorf("no matrices: ranges %v, %v", w.buckets[0].decay, err)
 	}
 	w.Free()
 }

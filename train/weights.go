@@ -29,6 +29,8 @@ type Weights interface {
 	Whole(group int, grads bool, s device.Stream) (tensor.Tensor, error)
 	// State returns the elements of a group that this rank owns.
 	State(group int) State
+	// Offloaded reports whether the optimizer's states are in host memory, and not in the device's.
+	Offloaded() bool
 	// Components lists the allocated memory for the memory table.
 	Components() []model.Component
 	// Arenas returns the arenas of this memory.
@@ -39,11 +41,11 @@ type Weights interface {
 }
 
 // State has views of the elements [Lo, Hi) of a group, which one rank owns. Each is flat [Hi - Lo],
-// or nil if there is no such buffer.
+// or nil if there is no such buffer. Master and the moments may be in the host's memory.
 type State struct {
 	Lo, Hi  int64
 	Master  tensor.Tensor // the weights that the optimizer updates: F32 when training
-	Compute tensor.Tensor // their copy of the compute type; nil if the compute type is Master's
+	Compute tensor.Tensor // their copy of the compute type; nil if passes read Master
 	M, V    tensor.Tensor // moments of AdamW, F32
 }
 

@@ -8,12 +8,13 @@ import (
 )
 
 // NewWeights allocates the parameters for ZeRO stage 0 to 3. compute is the type of the weights
-// that passes read. opt is nil for an evaluation. Collective.
-func NewWeights(d device.Device, world comm.Comm, groups []*model.Group, compute tensor.DType, opt *OptimizerConfig, stage int) (Weights, error) {
+// that passes read. opt is nil for an evaluation. o says where the optimizer's states are.
+// Collective.
+func NewWeights(d device.Device, world comm.Comm, groups []*model.Group, compute tensor.DType, opt *OptimizerConfig, stage int, o Offload) (Weights, error) {
 	if stage == 0 || world.Size() == 1 {
-		return NewReplicated(d, world, groups, compute, opt)
+		return NewReplicated(d, world, groups, compute, opt, o)
 	}
-	return NewZeRO(d, world, groups, compute, opt, stage)
+	return NewZeRO(d, world, groups, compute, opt, stage, o)
 }
 
 // ZeRO shards parameters by layer groups over all ranks, data and sequence alike (Rajbhandari et
@@ -26,11 +27,10 @@ func NewWeights(d device.Device, world comm.Comm, groups []*model.Group, compute
 // reduces gradients into the shards of their owners while the next group computes. Sums are in rank
 // order, as in Replicated.
 type ZeRO struct {
-	dev        device.Device
+	optimizer
 	world      comm.Comm
 	commWorld  comm.Comm     // the same ranks, for calls on commStream
 	commStream device.Stream // gathers weights and reduces gradients
-	opt        optimizer
 	compute    tensor.DType
 	stage      int
 	groups     []zeroGroup
@@ -82,16 +82,12 @@ func (g *zeroGroup) shardOf(t tensor.Tensor) tensor.Tensor {
 
 // NewZeRO allocates the shards of stage 1, 2 or 3. compute is the type of the weights that passes
 // read. opt is nil for an evaluation. Collective.
-func NewZeRO(d device.Device, world comm.Comm, groups []*model.Group, compute tensor.DType, opt *OptimizerConfig, stage int) (*ZeRO, error) {
-	w := &ZeRO{dev: d, world: world, commWorld: comm.OnCommStream(world), opt: optimizer{OptimizerConfig: opt}, compute: compute, stage: stage, squares: newSquares()}
+func NewZeRO(d device.Device, world comm.Comm, groups []*model.Group, compute tensor.DType, opt *OptimizerConfig, stage int, o Offload) (*ZeRO, error) {
+	w := &ZeRO{optimizer: newOptimizer(d, opt, o), world: world, commWorld: comm.OnCommStream(world), compute: compute, stage: stage, squares: newSquares()}
 	numel, largest := w.shard(groups)
 	w.expected.open(len(groups))
-	plan := w.plan(numel, largest)
-	if err := fits(d, components(plan)); err != nil {
-		return nil, err
-	}
 	err := func() (err error) {
-		if w.buffers, err = allocate(d, plan); err != nil {
+		if w.buffers, err = w.allocate(w.plan(numel, largest), compute); err != nil {
 			return err
 		}
 		if w.commStream, err = d.NewStream(); err != nil {
@@ -110,6 +106,13 @@ func NewZeRO(d device.Device, world comm.Comm, groups []*model.Group, compute te
 		return nil, err
 	}
 	w.attachResident()
+	if opt == nil {
+		return w, nil
+	}
+	for i := range w.groups {
+		g := &w.groups[i]
+		w.add(bucket{State: w.State(i), grads: w.shardGrads(g), decay: g.decay})
+	}
 	return w, nil
 }
 
@@ -145,28 +148,23 @@ func (w *ZeRO) shard(groups []*model.Group) (numel int64, largest [2]int64) {
 
 // plan returns the buffers.
 func (w *ZeRO) plan(numel int64, largest [2]int64) []planned {
-	p := []planned{{"weights", w.compute, numel, &w.values}}
+	p := []planned{{"weights", w.compute, numel, &w.values, false}}
 	if w.stage == 3 {
-		p = []planned{{"weights, shard", w.compute, w.own, &w.values},
-			{"weights, largest layer", w.compute, largest[0], &w.gatheredMem[0]}, {"weights, second layer", w.compute, largest[1], &w.gatheredMem[1]}}
+		p = []planned{{"weights, shard", w.compute, w.own, &w.values, false},
+			{"weights, largest layer", w.compute, largest[0], &w.gatheredMem[0], false}, {"weights, second layer", w.compute, largest[1], &w.gatheredMem[1], false}}
 	}
-	if w.opt.OptimizerConfig == nil {
+	if w.OptimizerConfig == nil {
 		return p
 	}
-	if w.compute != tensor.F32 {
-		p = append(p, planned{"master weights, shard", tensor.F32, w.own, &w.masters})
-	}
 	if w.stage == 1 {
-		p = append(p, planned{"gradients", tensor.F32, numel, &w.grads})
+		p = append(p, planned{"gradients", tensor.F32, numel, &w.grads, false})
 	} else {
-		p = append(p, planned{"gradients, shard", tensor.F32, w.own, &w.grads},
-			planned{"gradients, largest layer", tensor.F32, largest[0], &w.reducedMem[0]}, planned{"gradients, second layer", tensor.F32, largest[1], &w.reducedMem[1]})
+		p = append(p, planned{"gradients, shard", tensor.F32, w.own, &w.grads, false},
+			planned{"gradients, largest layer", tensor.F32, largest[0], &w.reducedMem[0], false}, planned{"gradients, second layer", tensor.F32, largest[1], &w.reducedMem[1], false})
 	}
-	p = append(p, planned{"norm", tensor.F64, 1, &w.sum})
-	if w.opt.Name == "adamw" {
-		p = append(p, planned{"first moments, shard", tensor.F32, w.own, &w.m}, planned{"second moments, shard", tensor.F32, w.own, &w.v})
-	}
-	return p
+	p = append(p, planned{"norm", tensor.F64, 1, &w.sum, false})
+	_, shard := comm.Shard(largest[0], int64(w.world.Size()), 0)
+	return append(p, w.optimizer.plan(w.own, shard, ", shard", w.compute, &w.masters, &w.m, &w.v)...)
 }
 
 // attachResident attaches the weights and gradients that are always whole on every rank, and the
@@ -189,7 +187,7 @@ func (w *ZeRO) resident(g *zeroGroup) (values, grads tensor.Tensor) {
 	if w.stage < 3 {
 		values = g.whole(w.values)
 	}
-	if w.stage == 1 && w.opt.OptimizerConfig != nil {
+	if w.stage == 1 && w.OptimizerConfig != nil {
 		grads = g.whole(w.grads)
 	}
 	return values, grads
@@ -223,6 +221,7 @@ func (w *ZeRO) shardGrads(g *zeroGroup) tensor.Tensor {
 func (w *ZeRO) Free() {
 	w.gathered.close()
 	w.reduced.close()
+	w.optimizer.close()
 	if w.updated != nil {
 		w.updated.Close()
 	}
@@ -235,7 +234,7 @@ func (w *ZeRO) Free() {
 	w.buffers = nil
 }
 
-func (w *ZeRO) Components() []model.Component { return allocated(w.buffers) }
+func (w *ZeRO) Components() []model.Component { return allocated(w.dev, w.buffers) }
 func (w *ZeRO) Arenas() []*device.Arena       { return w.buffers }
 
 // Traffic returns (P-1) times the size of this rank's shard for each all-gather, and the size of

@@ -51,14 +51,8 @@ func (w *ZeRO) Reduce(s device.Stream) (float64, error) {
 
 // Update runs the optimizer on the shards. Stages 1 and 2 then gather the weights.
 func (w *ZeRO) Update(s device.Stream, lr, scale float64, t int64) error {
-	for i := range w.groups {
-		g := &w.groups[i]
-		if g.hi == g.lo {
-			continue
-		}
-		if err := w.opt.update(w.dev, s, w.State(i), w.shardGrads(g), g.decay, lr, scale, t); err != nil {
-			return err
-		}
+	if err := w.update(s, lr, scale, t); err != nil {
+		return err
 	}
 	w.gathered.clear()
 	if err := s.Record(w.updated); err != nil {
@@ -113,7 +107,7 @@ func (w *ZeRO) Whole(group int, grads bool, s device.Stream) (tensor.Tensor, err
 	if grads {
 		shard = w.shardGrads(g)
 	}
-	evaluation := w.opt.OptimizerConfig == nil
+	evaluation := w.OptimizerConfig == nil
 	var all tensor.Tensor
 	switch {
 	case evaluation && w.stage < 3:
@@ -128,5 +122,12 @@ func (w *ZeRO) Whole(group int, grads bool, s device.Stream) (tensor.Tensor, err
 	w.gathered.clear()
 	w.expected.wholes[group] += shard.DType.Size()
 	all = all.Slice(0, 0, g.numel)
+	if !grads && w.Offloaded() && !w.masters.IsNil() && shard.Numel() > 0 {
+		own := g.ownIn(all, 0)
+		if err := w.dev.Copy(s, own, shard); err != nil {
+			return all, err
+		}
+		shard = own
+	}
 	return all, w.world.AllGather(s, all, shard, g.counts)
 }

@@ -145,7 +145,7 @@ func TestShardedOrder(t *testing.T) {
 		for i, g := range groups {
 			own[i] = &model.Group{Name: g.Name, Params: []*model.Param{{Name: g.Name, Shape: g.Params[0].Shape}}}
 		}
-		w, err := NewZeRO(d, logged{c, &mine}, own, tensor.F32, &OptimizerConfig{Name: "sgd"}, 3)
+		w, err := NewZeRO(d, logged{c, &mine}, own, tensor.F32, &OptimizerConfig{Name: "sgd"}, 3, Offload{})
 		if err != nil {
 			return err
 		}

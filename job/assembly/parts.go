@@ -53,8 +53,17 @@ func (p *Parts) Layout() error {
 	if j.Kind == "train" {
 		opt = &j.Optimizer
 	}
-	p.Weights, err = train.NewWeights(p.Device, p.Mesh.World, p.Model.Groups(), p.Compute, opt, int(j.Parallel.Zero))
+	p.Weights, err = train.NewWeights(p.Device, p.Mesh.World, p.Model.Groups(), p.Compute, opt, int(j.Parallel.Zero), p.offload())
 	return err
+}
+
+// offload says where the optimizer's states are.
+func (p *Parts) offload() train.Offload {
+	x := train.Offload{FreeHost: p.FreeHost}
+	if p.Job.Memory.Optimizer == "offload" {
+		x.Step = train.StepStreamed
+	}
+	return x
 }
 
 // Setup returns the trainer's setup as the job file determines it, without data.

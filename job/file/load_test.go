@@ -98,6 +98,7 @@ qkv = "auto"
 mlp = "auto"
 segment = 0
 head_groups = 0
+optimizer = "auto"
 device = 0.0
 host = 0.0
 [checkpoint]

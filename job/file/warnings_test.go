@@ -52,7 +52,7 @@ func TestWarnings(t *testing.T) {
 		{train, "gdn.strategy=auto eval.split=0.1 eval.every=5 memory.host=1 optimizer.min_lr=1e-5 data.pack=false", nil},
 		{train, "gdn.strategy=state", []string{`--set gdn.strategy=state: gdn.strategy: no effect, because the model has no layers of linear attention; remove it`}},
 		{smallData + hybridNew, "gdn.strategy=state memory.head_groups=1", nil},
-		{train, "memory.host=1 memory.block_input=recompute memory.attention=keep memory.qkv=keep memory.mlp=recompute", []string{"memory.host: no effect, because no activations are offloaded"}},
+		{train, "memory.host=1 memory.block_input=recompute memory.attention=keep memory.qkv=keep memory.mlp=recompute", []string{"memory.host: no effect, because no activations or optimizer states are offloaded"}},
 		{train, "memory.host=1 memory.block_input=recompute memory.attention=keep memory.qkv=keep memory.mlp=offload", nil},
 		{train, "optimizer.name=sgd optimizer.betas=[0.8,0.9] optimizer.eps=1e-6", []string{"optimizer.betas, optimizer.eps: no effect"}},
 		{train, "optimizer.schedule=constant optimizer.min_lr=1e-5", []string{"optimizer.min_lr: no effect"}},

@@ -17,10 +17,11 @@ import (
 
 // Options configure a test device.
 type Options struct {
-	Seed      uint64         // of the order in which streams run
-	Compute   []tensor.DType // nil = BF16, F32
-	HeadMajor bool           // attention is fastest on [H, T, D], as on the CPU
-	Memory    int64          // bytes in Info, and the limit of allocations; 0 = no limit
+	Seed       uint64         // of the order in which streams run
+	Compute    []tensor.DType // nil = BF16, F32
+	HeadMajor  bool           // attention is fastest on [H, T, D], as on the CPU
+	Memory     int64          // bytes in Info, and the limit of allocations; 0 = no limit
+	HostMemory int64          // most bytes of an allocation of AllocHost; 0 = no limit
 }
 
 // Device is a test device. It serves one goroutine at a time.
@@ -120,8 +121,9 @@ type mark struct{ passed bool }
 // task is an operation in a stream, a recording, or a wait.
 type task struct {
 	run   func() error
-	mark  *mark // recorded here
-	after *mark // the task waits for this recording
+	mark  *mark  // recorded here
+	after *mark  // the task waits for this recording
+	reads []byte // host memory that the operation reads; nil = none
 }
 
 type stream struct {

@@ -41,7 +41,12 @@ func (d *Device) Alloc(bytes int64) (device.Buffer, error) {
 
 // AllocHost returns zeroed host memory, in place of pinned memory. Operations other than Copy
 // return an error for it.
-func (d *Device) AllocHost(bytes int64) (device.Buffer, error) { return d.inner.Alloc(bytes) }
+func (d *Device) AllocHost(bytes int64) (device.Buffer, error) {
+	if limit := d.options.HostMemory; limit > 0 && bytes > limit {
+		return nil, status.Errorf(status.OutOfMemory, "fake.AllocHost: %d bytes, but an allocation has at most %d", bytes, limit)
+	}
+	return d.inner.Alloc(bytes)
+}
 
 func (b *buffer) Pointer() unsafe.Pointer { return unsafe.Pointer(unsafe.SliceData(b.shown)) }
 func (b *buffer) Bytes() int64            { return b.bytes }

@@ -19,6 +19,7 @@ func (d *Device) enqueue(s device.Stream, op device.Op, args unsafe.Pointer) err
 		return status.Errorf(status.InvalidArgument, "fake.%s: a stream of another device", o.Name)
 	}
 	args = o.Clone(args) // the caller may use args and lists again
+	var reads []byte
 	for i := range o.Operands {
 		p := &o.Operands[i]
 		t := p.Tensor(args)
@@ -28,7 +29,10 @@ func (d *Device) enqueue(s device.Stream, op device.Op, args unsafe.Pointer) err
 		case p.Host && t.Where == tensor.Host && !t.Contiguous():
 			return status.Errorf(status.InvalidArgument, "fake.%s: %s is %v; a host tensor must be dense", o.Name, p.Name, *t)
 		case p.Host && t.Where == tensor.Host:
-			if p.Out && t.Numel() > 0 {
+			if t.Numel() > 0 && !p.Out {
+				reads = t.RawBytes()
+			}
+			if p.Out && t.Numel() > 0 && !d.willRead(t.RawBytes()) {
 				// Until the operation has run, the destination has values that must not be read.
 				for i, raw := 0, t.RawBytes(); i < len(raw); i++ {
 					raw[i] = 0xff
@@ -43,7 +47,7 @@ func (d *Device) enqueue(s device.Stream, op device.Op, args unsafe.Pointer) err
 			}
 		}
 	}
-	x.queue = append(x.queue, task{run: func() error {
+	x.queue = append(x.queue, task{reads: reads, run: func() error {
 		err := d.onHost(o, args, d.real)
 		if err == nil {
 			err = o.Call(d.inner, d.host, args)
@@ -54,6 +58,21 @@ func (d *Device) enqueue(s device.Stream, op device.Op, args unsafe.Pointer) err
 		return nil
 	}})
 	return nil
+}
+
+// willRead reports whether an enqueued operation reads host memory.
+func (d *Device) willRead(memory []byte) bool {
+	lo := uintptr(unsafe.Pointer(unsafe.SliceData(memory)))
+	hi := lo + uintptr(len(memory))
+	for _, s := range d.streams {
+		for _, t := range s.queue {
+			at := uintptr(unsafe.Pointer(unsafe.SliceData(t.reads)))
+			if len(t.reads) > 0 && at < hi && lo < at+uintptr(len(t.reads)) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // onHost replaces the device tensors of a call by the results of by.
