@@ -31,12 +31,18 @@ type candidate struct {
 	longest       int64   // tokens of the longest sequence that fits; 0 = none
 	why           error   // the reason why the job does not fit or is not possible
 
-	parse func(sets ...string) (*file.Job, error)
-	ranks int
+	estimate float64 // seconds for the tokens of a step, comparable between candidates
+	parse    func(sets ...string) (*file.Job, error)
+	ranks    int
 }
 
-// search plans every mesh of the ranks, with both forms of a ring, and with the fastest of the ZeRO
-// stages. A ring or a stage that the job sets is kept. It prints the meshes, the fastest first.
+// tooSlow is the estimate, relative to the least one of a mesh that fits, above which search leaves
+// a mesh out. It is far above the error of estimates.
+const tooSlow = 3
+
+// search plans the meshes of the ranks, with both forms of a ring, and with the fastest of the ZeRO
+// stages. A ring or a stage that the job sets is kept. It prints the meshes, the fastest first, and
+// how many it has left out because their estimates are too slow.
 func search(w io.Writer, parse func(sets ...string) (*file.Job, error), ranks int, m *Machine, x *subject) error {
 	given, err := parse()
 	if err != nil {
@@ -53,18 +59,56 @@ func search(w io.Writer, parse func(sets ...string) (*file.Job, error), ranks in
 	}
 	var all []candidate
 	for _, mesh := range meshes(given, int64(ranks), m, x) {
-		all = append(all, candidate{mesh: mesh, stages: stages, parse: parse, ranks: ranks})
+		c := candidate{mesh: mesh, stages: stages, parse: parse, ranks: ranks, estimate: estimate(given, &mesh, m, x)}
+		if given.Kind == "eval" { // the estimate is of a pass, in which each replica has its own sequences
+			c.estimate /= float64(mesh.Replicas)
+		}
+		all = append(all, c)
 	}
 	if len(all) == 0 {
 		return given.Resolve(ranks) // the ring does not divide the ranks
 	}
-	if err := planAll(all, m, x); err != nil {
+	planned, err := planNear(all, m, x)
+	if err != nil {
 		return err
 	}
-	slices.SortStableFunc(all, func(a, b candidate) int {
+	slices.SortStableFunc(planned, func(a, b candidate) int {
 		return cmp.Or(cmp.Compare(b.rate, a.rate), cmp.Compare(b.longest, a.longest))
 	})
-	return printCandidates(w, all, m)
+	if err := printCandidates(w, planned, m); err != nil || len(planned) == len(all) {
+		return err
+	}
+	_, err = fmt.Fprintf(w, "\n%d of %d meshes are left out: by the formula, they take more than %d times as long as the fastest mesh that fits\n",
+		len(all)-len(planned), len(all), tooSlow)
+	return err
+}
+
+// planNear plans the candidates in the order of their estimates, and leaves out those that are too
+// slow. They are planned in groups of fixed size, so the result does not depend on the number of
+// cores.
+func planNear(all []candidate, m *Machine, x *subject) (planned []candidate, err error) {
+	slices.SortStableFunc(all, func(a, b candidate) int { return cmp.Compare(a.estimate, b.estimate) })
+	const group = 8
+	best := math.Inf(1) // least estimate of a candidate that fits
+	for at := 0; at < len(all); at = len(planned) {
+		next := all[at:min(at+group, len(all))]
+		if n := slices.IndexFunc(next, func(c candidate) bool { return c.estimate > tooSlow*best }); n >= 0 {
+			next = next[:n]
+		}
+		if len(next) == 0 {
+			break
+		}
+		if err := planAll(next, m, x); err != nil {
+			return nil, err
+		}
+		for i := range next {
+			if next[i].rate > 0 {
+				best = min(best, next[i].estimate)
+			}
+		}
+		planned = all[:at+len(next)]
+	}
+	return planned, nil
 }
 
 // lockedSizes serialises calls of a device's sizes, because a device serves one caller at a time.

@@ -1,0 +1,81 @@
+package plan
+
+import (
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+
+	"ulysses/job/file"
+)
+
+// On a slow network, search leaves out meshes whose estimates are more than three times the best
+// of those that fit, and says how many. Where all meshes are near, it plans all of them.
+func TestSearchLeavesSlowMeshesOut(t *testing.T) {
+	const tiny = `
+[model.new]
+model_type = "llama"
+vocab_size = 256
+hidden_size = 512
+intermediate_size = 512
+num_hidden_layers = 1
+num_attention_heads = 8
+num_key_value_heads = 8
+head_dim = 64
+[data]
+path = ["a.txt"]
+sequence = 1024
+[parallel]
+zero = 1
+`
+	_, x := parsed(t, tiny)
+	parse := func(sets ...string) (*file.Job, error) {
+		return file.Parse([]byte(tiny), "job.toml", sets, os.LookupEnv)
+	}
+	for _, c := range []struct {
+		network float64 // bytes/s
+		left    bool
+	}{{1e15, false}, {1e7, true}} {
+		m := h200s(1)
+		m.Rates.Network, m.Rates.Latency = c.network, 1e-9
+		var out strings.Builder
+		if err := search(&out, parse, 8, m, x); err != nil {
+			t.Fatal(err)
+		}
+		text := out.String()
+		left, of := 0, 0
+		if at := strings.LastIndex(strings.TrimSpace(text), "\n"); c.left {
+			if _, err := fmt.Sscanf(text[at+1:], "%d of %d meshes are left out", &left, &of); err != nil {
+				t.Errorf("%v in\n%s", err, text)
+			}
+		}
+		all := len(meshes(mustParse(t, parse), 8, m, x))
+		if named := strings.Contains(text, "left out"); named != c.left || c.left && (left < 1 || of != all) {
+			t.Errorf("network %v: %d of %d meshes are left out, %d are possible:\n%s", c.network, left, of, all, text)
+		}
+		if shown := tableRows(text); shown != all-left {
+			t.Errorf("network %v: %d meshes are shown, want %d - %d:\n%s", c.network, shown, all, left, text)
+		}
+		// replicas send only gradients, so they are the fastest
+		if !strings.Contains(strings.Join(strings.Fields(text), " "), "longest sequence 1 1 8 1 ") {
+			t.Errorf("network %v: the mesh of replicas is not the first:\n%s", c.network, text)
+		}
+	}
+}
+
+func mustParse(t *testing.T, parse func(sets ...string) (*file.Job, error)) *file.Job {
+	t.Helper()
+	j, err := parse()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return j
+}
+
+// tableRows returns the number of meshes in the table of search.
+func tableRows(text string) int {
+	_, table, _ := strings.Cut(text, "longest sequence")
+	_, table, _ = strings.Cut(table, "\n")
+	rows, _, _ := strings.Cut(table, "\n\n")
+	return strings.Count(strings.TrimSpace(rows), "\n") + 1
+}
