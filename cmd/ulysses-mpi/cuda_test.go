@@ -67,7 +67,7 @@ func TestCUDAWithoutIPC(t *testing.T) {
 		ipc, comm, says string
 		fine            bool
 	}{
-		{"0", "auto", "staged through host memory and mpi: rank 0: creating an event: cudaErrorNotSupported", true},
+		{"0", "auto", "staged through host memory and mpi: creating an event: cudaErrorNotSupported", true},
 		{"1", "auto", "GPU memory: CUDA cannot map the memory of rank 1", true},
 		{"1", "ipc", "CUDA cannot map the memory of rank", false},
 	} {
