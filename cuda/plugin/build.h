@@ -6,7 +6,7 @@
 // functions for GPU instructions that kernels call: gpu/cuda.h or emulated/cuda.h.
 //
 // The limits of the emulated build are small. Tests with small tensors therefore reach the code
-// that handles more work than one grid, one scratch allocation or one group of heads.
+// that handles more work than one grid, one scratch allocation or one panel of the delta rule.
 #pragma once
 
 #include <stdint.h>
@@ -20,7 +20,7 @@ constexpr int64_t GRID_LIMIT = 5; // blocks of attention and the delta rule
 // blocks in a grid of elementwise kernels (blocks_for)
 constexpr int64_t ELEMENTWISE_GRID_LIMIT = 7;
 constexpr int64_t STREAM_SCRATCH = 1 << 20;    // bytes of a stream's scratch
-constexpr int64_t DELTA_GROUP_BYTES = 1 << 16; // workspace for the heads of one pass (delta_index.h)
+constexpr int64_t DELTA_PANEL_BYTES = 1 << 15; // workspace for a panel (delta_index.h)
 // Tests set the variable to make every index 64-bit.
 inline bool narrow_allowed() { return getenv("ULYSSES_EMULATED_WIDE") == nullptr; }
 
@@ -31,7 +31,7 @@ constexpr bool emulated = false;
 constexpr int64_t GRID_LIMIT = INT32_MAX;
 constexpr int64_t ELEMENTWISE_GRID_LIMIT = 1 << 20;
 constexpr int64_t STREAM_SCRATCH = 64 << 20;
-constexpr int64_t DELTA_GROUP_BYTES = 2ll << 30;
+constexpr int64_t DELTA_PANEL_BYTES = 2ll << 30;
 inline bool narrow_allowed() { return true; }
 
 #endif

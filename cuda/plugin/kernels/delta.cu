@@ -111,6 +111,57 @@ int32_t copy_through(uly_device *d, uly_stream *s, const Operands &a, const Delt
   return ULY_OK;
 }
 
+// set_panel sets the extents of a panel between two borders, and the memory that depends on it. The
+// carried states are saved if a backward pass follows. The results of DeltaState and DeltaStateGrad
+// serve as their carried states, because these operations have one document.
+void set_panel(DeltaCall &call, const Operands &a, const DeltaShape &shape, const DeltaLayout &l, int64_t panel,
+               const DeltaBorder &lo, const DeltaBorder &hi) {
+  char *w = (char *)a.workspace.data;
+  call.chunk0 = lo.chunk, call.chunks = hi.chunk - lo.chunk, call.token0 = lo.token, call.tokens = hi.token - lo.token;
+  call.document0 = lo.document, call.panel_documents = hi.document + hi.crossed - lo.document, call.seam0 = lo.seam;
+  const bool saved = given(a.saved);
+  call.solve = saved ? (float *)a.saved.data : (float *)(w + l.solve);
+  call.solve_token = saved ? 0 : lo.token, call.solve_rows = saved ? shape.tokens : l.rows;
+  if (a.pass == DELTA_STATE) {
+    call.carried_in = call.carried_out = call.state_out;
+    call.dcarried_in = call.dcarried_out = call.dstate_in;
+    return;
+  }
+  // border n is the one before panel n
+  auto carried = [&](int64_t border) {
+    return saved ? (float *)((char *)a.saved.data + delta_saved_states(shape) + (border - 1) * delta_state(shape))
+                 : (float *)(w + l.carried[border % 2]);
+  };
+  call.carried_in = lo.crossed ? carried(panel) : nullptr;
+  call.carried_out = hi.crossed && a.pass == DELTA_FORWARD ? carried(panel + 1) : nullptr;
+  call.dcarried_in = (const float *)(w + l.carried[(panel + 1) % 2]);
+  call.dcarried_out = (float *)(w + l.carried[panel % 2]);
+}
+
+// run_panel launches the kernels for a panel.
+int32_t run_panel(uly_device *d, uly_stream *s, const Operands &a, bool bf16, const DeltaCall &call) {
+  const bool backward = a.pass == DELTA_BACKWARD, has_q = given(a.q), has_v = given(a.v);
+  const int64_t scan_bytes = delta_scan_bytes(call.dim_k, call.chunk), warps = DELTA_THREADS / 32,
+                chunks = call.chunks * call.value_heads, documents = call.panel_documents * call.value_heads;
+  const int64_t value_slices = ceil_div(call.dim_v, DELTA_SLICE),
+                transition_slices = given(a.transition) ? ceil_div(call.dim_k, DELTA_SLICE) : 0;
+  if (a.l2norm)
+    TRY(start(d, s, a.op, norms, bf16, 0, ceil_div((has_q ? 2 : 1) * call.key_heads * call.tokens, warps), call));
+  TRY(start(d, s, a.op, prepare, bf16, DELTA_PREPARE, chunks, call));
+  // DeltaStateGrad has no values and needs only the backward scan.
+  if (has_v) {
+    DeltaCall forward = call;
+    if (backward) forward.state_out = nullptr, forward.states_out = 0;
+    TRY(start(d, s, a.op, scan, bf16, scan_bytes, documents * (value_slices + transition_slices), forward));
+  }
+  if (a.pass == DELTA_FORWARD) TRY(start(d, s, a.op, out, bf16, DELTA_OUT, chunks * ceil_div(call.dim_v, 64), call));
+  if (backward || !has_v) TRY(start(d, s, a.op, scan_back, bf16, scan_bytes, documents * value_slices, call));
+  if (!backward) return ULY_OK;
+  TRY(start(d, s, a.op, gradients, bf16, DELTA_GRADIENTS, chunks, call));
+  const int64_t heads = a.per_head ? call.value_heads : call.key_heads;
+  return start(d, s, a.op, finish, bf16, 0, ceil_div(2 * call.tokens * heads, warps), call);
+}
+
 int32_t run(uly_device *d, uly_stream *s, const Operands &a) {
   const bool backward = a.pass == DELTA_BACKWARD, state = a.pass == DELTA_STATE, has_q = given(a.q), has_v = given(a.v);
   const uly_tensor &values = has_v ? a.v : a.dout;
@@ -149,7 +200,7 @@ int32_t run(uly_device *d, uly_stream *s, const Operands &a) {
   if (given(a.dstate_in)) c.dense("DStateIn", a.dstate_in, ULY_F32, {in, hv, dk, dv});
   if (given(a.dstate_out)) c.dense("DStateOut", a.dstate_out, ULY_F32, {out_states, hv, dk, dv});
   if (given(a.transition)) c.dense("Transition", a.transition, ULY_F32, {hv, dk, dk});
-  if (given(a.saved) || (backward && delta_saved(shape) > 0)) { // the matrices T (delta.h)
+  if (given(a.saved) || (backward && delta_saved(shape) > 0)) { // the matrices T and carried states
     c.dense("saved", a.saved, ULY_U8, {-1});
     if (!c.failed() && a.saved.shape[0] < delta_saved(shape))
       c.refuse("saved %s: GatedDeltaSizes requires %lld bytes", text_of(a.saved).c_str(),
@@ -175,16 +226,14 @@ int32_t run(uly_device *d, uly_stream *s, const Operands &a) {
   DeltaCall call = {};
   char *w = (char *)a.workspace.data;
   Tables tables(d, s, a.op, w);
-  const int64_t chunks =
-      delta_tables(shape, l, a.cu, a.cu.documents(), state, [&](int64_t at, int64_t value) { tables(at, value); });
+  delta_tables(shape, l, a.cu, a.cu.documents(), state, [&](int64_t at, int64_t value) { tables(at, value); });
   TRY(tables.end());
   auto table = [&](int64_t at) { return (const int64_t *)(w + at); };
   auto floats = [&](int64_t at) { return (float *)(w + at); };
   call.q = view(a.q), call.k = view(a.k), call.v = view(a.v), call.out = view(a.out), call.dout = view(a.dout);
   call.dq = view(a.dq), call.dk = view(a.dk), call.dv = view(a.dv);
   call.g = gate(a.g), call.beta = gate(a.beta), call.dg = gate(a.dg), call.dbeta = gate(a.dbeta);
-  call.tokens = tokens, call.value_heads = hv, call.documents = documents, call.chunks = chunks,
-  call.seams = shape.seams();
+  call.value_heads = hv, call.key_heads = hk, call.documents = documents;
   call.dim_k = (int)dk, call.dim_v = (int)dv, call.chunk = (int)shape.chunk;
   call.start = table(l.start), call.chunks_before = table(l.chunks), call.document = table(l.document);
   call.key_head = table(l.key_head), call.value_first = table(l.first);
@@ -193,6 +242,7 @@ int32_t run(uly_device *d, uly_stream *s, const Operands &a) {
   call.dstate_in = (float *)a.dstate_in.data, call.dstate_out = (const float *)a.dstate_out.data,
   call.transition = (float *)a.transition.data;
   call.scale = (float)a.scale, call.normed = a.l2norm, call.per_head = a.per_head;
+  call.rows = l.rows, call.slots = l.slots;
   if (a.l2norm) call.unit_q = floats(l.unit_q), call.unit_k = floats(l.unit_k);
   call.decay = (float4 *)(w + l.decay);
   call.scores = has_q ? floats(l.scores) : nullptr;
@@ -202,34 +252,17 @@ int32_t run(uly_device *d, uly_stream *s, const Operands &a) {
     call.keys_product = floats(l.keys);
   call.solved = backward;
 
-  const bool bf16 = type == ULY_BF16;
-  const int64_t scan_bytes = delta_scan_bytes((int)dk, (int)shape.chunk), warps = DELTA_THREADS / 32;
-  const int64_t value_slices = ceil_div(dv, DELTA_SLICE),
-                transition_slices = given(a.transition) ? ceil_div(dk, DELTA_SLICE) : 0;
-  call.keys = hk;
-  if (a.l2norm) TRY(start(d, s, a.op, norms, bf16, 0, ceil_div((has_q ? 2 : 1) * hk * tokens, warps), call));
-  for (DeltaHeads h = delta_heads(shape, l, {});; h = delta_heads(shape, l, h)) {
-    call.head0 = h.lo, call.heads = h.hi - h.lo, call.key0 = h.key_lo, call.keys = h.key_hi - h.key_lo;
-    call.solve = given(a.saved) ? (float *)a.saved.data + h.lo * tokens * shape.chunk : floats(l.solve);
-    TRY(start(d, s, a.op, prepare, bf16, DELTA_PREPARE, chunks * call.heads, call));
-    // DeltaStateGrad has no values and needs only the backward scan.
-    if (has_v) {
-      DeltaCall forward = call;
-      if (backward) forward.state_out = nullptr, forward.states_out = 0;
-      TRY(start(d, s, a.op, scan, bf16, scan_bytes, documents * call.heads * (value_slices + transition_slices),
-                forward));
-    }
-    if (a.pass == DELTA_FORWARD)
-      TRY(start(d, s, a.op, out, bf16, DELTA_OUT, chunks * call.heads * ceil_div(dv, 64), call));
-    if (backward || !has_v)
-      TRY(start(d, s, a.op, scan_back, bf16, scan_bytes, documents * call.heads * value_slices, call));
-    if (backward) {
-      TRY(start(d, s, a.op, gradients, bf16, DELTA_GRADIENTS, chunks * call.heads, call));
-      TRY(start(d, s, a.op, finish, bf16, 0, ceil_div(2 * tokens * (a.per_head ? call.heads : call.keys), warps),
-                call));
-    }
-    if (h.hi == hv) return ULY_OK;
+  const bool descends = backward || (state && !has_v); // from the last panel to the first
+  const int64_t span = delta_span(shape), panels = delta_panels(shape);
+  DeltaBorders border = {a.cu.data, tokens, shape.chunk};
+  const DeltaBorder none = {}, end = {0, tokens, documents, 0, false};
+  for (int64_t n = 0; n < panels; n++) {
+    const int64_t panel = descends ? panels - 1 - n : n;
+    const DeltaBorder lo = tokens > 0 ? border(panel * span) : none, hi = tokens > 0 ? border((panel + 1) * span) : end;
+    set_panel(call, a, shape, l, panel, lo, hi);
+    TRY(run_panel(d, s, a, type == ULY_BF16, call));
   }
+  return ULY_OK;
 }
 
 void set_operands(Operands &x, const uly_gated_delta &a) {

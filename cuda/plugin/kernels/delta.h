@@ -33,28 +33,59 @@ struct DeltaGate {
   int64_t token, head;
 }; // [tokens, heads] F32
 
-// DeltaCall has the arguments of the kernels. Arrays of heads begin at head0, the first head of
-// this pass, and are indexed from there.
+// DeltaCall has the arguments of the kernels for a panel (delta_index.h). Intermediate results have
+// rows for the panel's tokens, solve for the tokens from solve_token on.
 struct DeltaCall {
   DeltaView q, k, v, out, dout, dq, dk, dv;
   DeltaGate g, beta, dg, dbeta;
-  int64_t tokens, value_heads, head0, heads, key0, keys, documents, chunks, seams;
+  int64_t value_heads, key_heads, all_documents;
+  int64_t documents; // in the tables
+  // the panel's chunks, tokens and documents, the first seam of its states, and the extents of rows
+  // and states
+  int64_t chunk0, chunks, token0, tokens, document0, panel_documents, seam0, rows, slots;
+  int64_t solve_token, solve_rows;
   int dim_k, dim_v, chunk;
   const int64_t *start, *chunks_before, *document, *key_head, *value_first;
   // states_in: the number of documents, from the first on, that have an initial state; states_out:
   // the number of documents, up to the last, that have a final state
-  int64_t states_in, states_out, all_documents;
+  int64_t states_in, states_out;
   const float *state_in, *dstate_out;
   float *state_out, *dstate_in, *transition;
+  // the state of the document that began before the panel, and that of the document that continues
+  // after it; in the backward pass, their gradients from the following panel and to the preceding
+  const float *carried_in, *dcarried_in;
+  float *carried_out, *dcarried_out;
   float *unit_q, *unit_k; // NULL = 1
   float4 *decay;          // G as the sum of two floats, then E and F
   float *solve, *scores, *keys_product, *x, *y, *grad_q, *grad_k, *states, *dstates;
   float scale;
   bool solved, normed, per_head;
 
-  __device__ __forceinline__ int64_t row(int64_t head, int64_t token) const { return head * tokens + token; }
-  __device__ __forceinline__ const float *given(const float *states, int64_t n, int64_t head) const {
-    return states + (n * value_heads + head0 + head) * dim_k * dim_v;
+  __device__ __forceinline__ int64_t row(int64_t head, int64_t token) const { return head * rows + token - token0; }
+  __device__ __forceinline__ float *solve_row(int64_t head, int64_t token) const {
+    return solve + (head * solve_rows + token - solve_token) * chunk;
+  }
+  // state_of returns the state of a head among states [n, value heads, dim_k, dim_v].
+  template <typename E> __device__ __forceinline__ E *state_of(E *states, int64_t n, int64_t head) const {
+    return states + (n * value_heads + head) * dim_k * dim_v;
+  }
+  __device__ __forceinline__ float *at_seam(float *states, int64_t head, int64_t seam) const {
+    return states + (head * slots + seam - seam0) * dim_k * dim_v;
+  }
+  __device__ __forceinline__ DeltaChunk find(int64_t n) const {
+    return delta_find(start, chunks_before, documents, chunk0 + n, chunk);
+  }
+};
+
+// DeltaRange has the chunks [lo, hi) of a document that are in the panel, counted from the start of
+// the document. begins and ends: the panel has the document's start and its end.
+struct DeltaRange {
+  int64_t lo, hi;
+  bool begins, ends;
+  __device__ __forceinline__ DeltaRange(const DeltaCall &a, int64_t document) {
+    const int64_t before = a.chunks_before[document], all = a.chunks_before[document + 1] - before;
+    lo = most(a.chunk0 - before, 0), hi = least(a.chunk0 + a.chunks - before, all);
+    begins = lo == 0, ends = hi == all;
   }
 };
 
@@ -66,8 +97,8 @@ struct DeltaFactors {
   __device__ __forceinline__ DeltaFactors(const DeltaCall &a, const DeltaChunk &c, int64_t head, int64_t key, int r) {
     const bool there = r < c.rows;
     decay = there ? a.decay[a.row(head, c.token + r)] : make_float4(0, 0, 0, 0);
-    unit = there && a.unit_k ? a.unit_k[key * a.tokens + c.token + r] : 1;
-    beta = there ? a.beta.data[(c.token + r) * a.beta.token + (a.head0 + head) * a.beta.head] : 0;
+    unit = there && a.unit_k ? a.unit_k[a.row(key, c.token + r)] : 1;
+    beta = there ? a.beta.data[(c.token + r) * a.beta.token + head * a.beta.head] : 0;
   }
 };
 
@@ -144,10 +175,9 @@ __device__ __forceinline__ void fill_rows(Word *to, int step, const float *from,
 // and another with the chunk's rows of a square matrix, T or P.
 template <typename T, typename F>
 __device__ __forceinline__ void fill_chunk(Word *keys, int step, Word *square, int square_step, const DeltaCall &a,
-                                           const DeltaView &x, int64_t key, const float *from, int64_t head,
-                                           const DeltaChunk &c, int all, F by) {
+                                           const DeltaView &x, int64_t key, const float *squares, const DeltaChunk &c,
+                                           int all, F by) {
   const T *data = (const T *)x.data + c.token * x.token + key * x.head;
-  const float *squares = from + a.row(head, c.token) * a.chunk;
   const int columns = up32(a.dim_k);
   // The keys are loaded in two halves, whose width suits chunks of this size, and the square matrix
   // in one pass.

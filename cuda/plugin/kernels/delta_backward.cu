@@ -25,28 +25,30 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_
   const Lane lane;
   const int warp = (int)threadIdx.x / 32, m0 = warp % 4 * 16, n0 = warp / 4 * 16;
   const int slices = (a.dim_v + DELTA_SLICE - 1) / DELTA_SLICE;
-  for (int64_t w = blockIdx.x; w < a.documents * a.heads * slices; w += gridDim.x) {
-    const int64_t head = w / slices % a.heads, document = w / slices / a.heads, key = a.key_head[a.head0 + head],
-                  id = a.document[document];
+  for (int64_t w = blockIdx.x; w < a.panel_documents * a.value_heads * slices; w += gridDim.x) {
+    const int64_t head = w / slices % a.value_heads, document = a.document0 + w / slices / a.value_heads,
+                  key = a.key_head[head], id = a.document[document];
     const int c0 = (int)(w % slices) * DELTA_SLICE;
-    const int64_t chunks = a.chunks_before[document + 1] - a.chunks_before[document],
-                  behind = id - (a.all_documents - a.states_out);
+    const int64_t behind = id - (a.all_documents - a.states_out);
+    const DeltaRange range(a, document);
     DeltaSlice s(a.dim_k, a.dim_v, c0);
-    if (behind >= 0 && a.dstate_out) s.load(a.given(a.dstate_out, behind, head));
-    for (int64_t i = chunks - 1; i >= 0; i--) {
+    if (!range.ends) s.load(a.state_of(a.dcarried_in, 0, head));
+    else if (behind >= 0 && a.dstate_out) s.load(a.state_of(a.dstate_out, behind, head));
+    for (int64_t i = range.hi - 1; i >= range.lo; i--) {
       const DeltaChunk c = delta_chunk_at(a.start, a.chunks_before, document, i, a.chunk);
       const int rows = up16(c.rows);
       const bool active = m0 < rows;
-      if (!c.last && a.dstates) s.store(a.dstates + (head * a.seams + c.seam) * a.dim_k * a.dim_v);
+      if (!c.last && a.dstates) s.store(a.at_seam(a.dstates, head, c.seam));
       __syncthreads(); // all threads have read the following chunk
       s.template words<T>(ss, STEP);
       const int r = (int)threadIdx.x;
       const DeltaFactors f(a, c, head, key, r);
-      fill_view<T, DELTA_SLICE>(ws, STEP, a.dout, c.token, a.head0 + head, c0, c.rows, rows, AsItIs());
-      fill_chunk<T>(ks, step, ts, square, a, a.q, key, a.scores, head, c, rows, [&](int row) {
-        return a.scale * a.decay[a.row(head, c.token + row)].z *
-               (a.unit_q ? a.unit_q[key * a.tokens + c.token + row] : 1);
-      });
+      fill_view<T, DELTA_SLICE>(ws, STEP, a.dout, c.token, head, c0, c.rows, rows, AsItIs());
+      fill_chunk<T>(ks, step, ts, square, a, a.q, key, a.scores + a.row(head, c.token) * a.chunk, c, rows,
+                    [&](int row) {
+                      return a.scale * a.decay[a.row(head, c.token + row)].z *
+                             (a.unit_q ? a.unit_q[a.row(key, c.token + row)] : 1);
+                    });
       if (r < a.chunk) es[r] = f.decay.z, fk[r] = f.decay.w * f.unit, bek[r] = f.beta * f.decay.z * f.unit;
       __syncthreads();
       float x[2][4], y[2][4];
@@ -55,7 +57,7 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_
         product<T, false, true, false, false>(x, ts + m0 * square + m0, square, ws + m0 * STEP + n0, STEP, rows - m0);
       s.template add<T, false, true>(es[c.rows - 1], ks, step, ws, STEP, rows);
       __syncthreads();
-      fill_chunk<T>(ks, step, ts, square, a, a.k, key, a.solve, head, c, rows, [](int) { return 1.0f; });
+      fill_chunk<T>(ks, step, ts, square, a, a.k, key, a.solve_row(head, c.token), c, rows, [](int) { return 1.0f; });
       __syncthreads();
       if (active) {
         zero(y);
@@ -87,8 +89,8 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_
       __syncthreads();
       s.template add<T, true, false>(1, ks, step, ys, STEP, rows);
     }
-    if (id < a.states_in && a.dstate_in)
-      s.store(a.dstate_in + (id * a.value_heads + a.head0 + head) * a.dim_k * a.dim_v);
+    if (!range.begins) s.store(a.state_of(a.dcarried_out, 0, head));
+    else if (id < a.states_in && a.dstate_in) s.store(a.state_of(a.dstate_in, id, head));
   }
 }
 
@@ -115,17 +117,17 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_
   float *crossing = with_d + 2 * DELTA_CHUNK, *room = crossing + DELTA_CHUNK;
   const Lane lane;
   const int warp = (int)threadIdx.x / 32, m0 = warp % 4 * 16, half_of = warp / 4, n0 = half_of * 32;
-  for (int64_t w = blockIdx.x; w < a.chunks * a.heads; w += gridDim.x) {
-    const int64_t head = w % a.heads, key = a.key_head[a.head0 + head];
-    const DeltaChunk c = delta_find(a.start, a.chunks_before, a.documents, w / a.heads, a.chunk);
+  for (int64_t w = blockIdx.x; w < a.chunks * a.value_heads; w += gridDim.x) {
+    const int64_t head = w % a.value_heads, key = a.key_head[head];
+    const DeltaChunk c = a.find(w / a.value_heads);
     const int64_t id = a.document[c.document], behind = id - (a.all_documents - a.states_out);
     const int rows = up16(c.rows);
     const bool active = m0 < rows;
-    const float *s = !c.first                         ? a.states + (head * a.seams + c.seam - 1) * a.dim_k * a.dim_v
-                     : id < a.states_in && a.state_in ? a.given(a.state_in, id, head)
+    const float *s = !c.first                         ? a.at_seam(a.states, head, c.seam - 1)
+                     : id < a.states_in && a.state_in ? a.state_of(a.state_in, id, head)
                                                       : nullptr;
-    const float *d = !c.last                       ? a.dstates + (head * a.seams + c.seam) * a.dim_k * a.dim_v
-                     : behind >= 0 && a.dstate_out ? a.given(a.dstate_out, behind, head)
+    const float *d = !c.last                       ? a.at_seam(a.dstates, head, c.seam)
+                     : behind >= 0 && a.dstate_out ? a.state_of(a.dstate_out, behind, head)
                                                    : nullptr;
     __syncthreads();
     for (int r = (int)threadIdx.x; r < DELTA_CHUNK; r += DELTA_THREADS) {
@@ -133,7 +135,7 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_
       const float4 g = there ? a.decay[a.row(head, c.token + r)] : make_float4(0, 0, 0, 0);
       sums[r] = make_float2(g.x, g.y);
       es[r] = g.z, fs[r] = g.w;
-      bs[r] = there ? a.beta.data[(c.token + r) * a.beta.token + (a.head0 + head) * a.beta.head] : 0;
+      bs[r] = there ? a.beta.data[(c.token + r) * a.beta.token + head * a.beta.head] : 0;
     }
 
     // W·Xᵀ and Y·Xᵀ; dv, and Y·v.
@@ -142,7 +144,7 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_
     zero(b);
     for (int v0 = 0; v0 < a.dim_v; v0 += DELTA_SLICE) {
       __syncthreads();
-      fill_view<T, DELTA_SLICE>(ws, DELTA_NARROW, a.dout, c.token, a.head0 + head, v0, c.rows, rows, AsItIs());
+      fill_view<T, DELTA_SLICE>(ws, DELTA_NARROW, a.dout, c.token, head, v0, c.rows, rows, AsItIs());
       fill_rows<T, DELTA_SLICE>(xs, DELTA_NARROW, a.x + a.row(head, c.token) * a.dim_v, a.dim_v, v0, c.rows, rows,
                                 AsItIs());
       fill_rows<T, DELTA_SLICE>(
@@ -150,16 +152,14 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_
           [&](int r, int column, float (&y)[4]) {
             const int64_t token = c.token + r, left = a.dim_v - v0 - column;
             float v[4];
-            load_flat<4>((const T *)a.v.data + token * a.v.token + (a.head0 + head) * a.v.head + v0 + column, left,
-                         a.v.wide, v);
+            load_flat<4>((const T *)a.v.data + token * a.v.token + head * a.v.head + v0 + column, left, a.v.wide, v);
             const float sum = (y[0] * v[0] + y[1] * v[1]) + (y[2] * v[2] + y[3] * v[3]);
             const bool second = r >= DELTA_THREADS / 8; // a thread has rows r and r + 32
             with_v[0] += second ? 0 : sum;
             with_v[1] += second ? sum : 0;
 #pragma unroll
             for (int i = 0; i < 4; i++) v[i] = bs[r] * y[i];
-            store_flat<4>((T *)a.dv.data + token * a.dv.token + (a.head0 + head) * a.dv.head + v0 + column, left,
-                          a.dv.wide, v);
+            store_flat<4>((T *)a.dv.data + token * a.dv.token + head * a.dv.head + v0 + column, left, a.dv.wide, v);
           });
       __syncthreads();
       if (!active || n0 > m0) continue;
@@ -233,7 +233,7 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_
       zero(b);  // X·Dᵀ, then dk
       for (int v0 = 0; v0 < a.dim_v; v0 += DELTA_SLICE) {
         __syncthreads();
-        fill_view<T, DELTA_SLICE>(ws, DELTA_NARROW, a.dout, c.token, a.head0 + head, v0, c.rows, rows, AsItIs());
+        fill_view<T, DELTA_SLICE>(ws, DELTA_NARROW, a.dout, c.token, head, v0, c.rows, rows, AsItIs());
         fill_rows<T, DELTA_SLICE>(xs, DELTA_NARROW, a.x + a.row(head, c.token) * a.dim_v, a.dim_v, v0, c.rows, rows,
                                   AsItIs());
         fill_rows<T, DELTA_SLICE>(ys, DELTA_NARROW, a.y + a.row(head, c.token) * a.dim_v, a.dim_v, v0, c.rows, rows,
@@ -266,7 +266,7 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_
       __syncthreads();
       auto unit = [&](const float *factors) {
         return [&, factors](int r, int, float (&x)[4]) {
-          const float by = factors ? factors[key * a.tokens + c.token + r] : 1;
+          const float by = factors ? factors[a.row(key, c.token + r)] : 1;
 #pragma unroll
           for (int i = 0; i < 4; i++) x[i] *= by;
         };
@@ -319,10 +319,8 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_
       float after = 0, before = 0;
       for (int r = c.rows - 1; r >= t; r--) after += es[r] * (a.scale * both(with_q, r) - bs[r] * both(with_k, r));
       for (int r = 0; r < t; r++) before += fs[r] * both(with_d, r);
-      a.dg.data[token * a.dg.token + (a.head0 + head) * a.dg.head] =
-          crossing[t] + after + before + es[c.rows - 1] * states;
-      a.dbeta.data[token * a.dbeta.token + (a.head0 + head) * a.dbeta.head] =
-          yv[t] - es[t] * both(with_k, t) + both(yb, t);
+      a.dg.data[token * a.dg.token + head * a.dg.head] = crossing[t] + after + before + es[c.rows - 1] * states;
+      a.dbeta.data[token * a.dbeta.token + head * a.dbeta.head] = yv[t] - es[t] * both(with_k, t) + both(yb, t);
     }
   }
 }
@@ -334,16 +332,15 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_
 template <typename T> __global__ void __launch_bounds__(DELTA_THREADS) delta_finish_kernel(DeltaCall a) {
   constexpr int PARTS = DELTA_HEAD / 32;
   const int lane = (int)threadIdx.x % 32;
-  const int64_t heads = a.per_head ? a.heads : a.keys, all = a.tokens * heads;
+  const int64_t heads = a.per_head ? a.value_heads : a.key_heads, all = a.tokens * heads;
   for (int64_t w = (int64_t)blockIdx.x * (DELTA_THREADS / 32) + threadIdx.x / 32; w < 2 * all;
        w += (int64_t)gridDim.x * (DELTA_THREADS / 32)) {
     const bool is_q = w < all;
-    const int64_t token = (is_q ? w : w - all) / heads,
-                  out = (is_q ? w : w - all) % heads + (a.per_head ? a.head0 : a.key0);
+    const int64_t at = is_q ? w : w - all, token = a.token0 + at / heads, out = at % heads;
     const int64_t key = a.per_head ? a.key_head[out] : out, lo = a.per_head ? out : a.value_first[out],
                   hi = a.per_head ? out + 1 : a.value_first[out + 1];
     const DeltaView &of = is_q ? a.q : a.k, &to = is_q ? a.dq : a.dk;
-    const float unit = a.normed ? (is_q ? a.unit_q : a.unit_k)[key * a.tokens + token] : 1;
+    const float unit = a.normed ? (is_q ? a.unit_q : a.unit_k)[a.row(key, token)] : 1;
     const bool one = a.normed && a.dim_k == 1;
     const float by = one ? unit * DELTA_EPS * unit * unit : unit;
     float sum[PARTS], x[PARTS];
@@ -355,7 +352,7 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS) delta_fin
                                              : 0;
     }
     for (int64_t h = lo; h < hi; h++) {
-      const float *from = (is_q ? a.grad_q : a.grad_k) + a.row(h - a.head0, token) * a.dim_k;
+      const float *from = (is_q ? a.grad_q : a.grad_k) + a.row(h, token) * a.dim_k;
       float g[PARTS], along = 0;
 #pragma unroll
       for (int i = 0; i < PARTS; i++) {

@@ -5,11 +5,11 @@
 // delta_norms computes the factors 1 / |row| of keys and queries. A warp has a row.
 template <typename T> __global__ void __launch_bounds__(DELTA_THREADS) delta_norms_kernel(DeltaCall a) {
   const int lane = (int)threadIdx.x % 32;
-  const int64_t rows = a.keys * a.tokens, all = a.q.data ? 2 * rows : rows;
+  const int64_t rows = a.key_heads * a.tokens, all = a.q.data ? 2 * rows : rows;
   for (int64_t w = (int64_t)blockIdx.x * (DELTA_THREADS / 32) + threadIdx.x / 32; w < all;
        w += (int64_t)gridDim.x * (DELTA_THREADS / 32)) {
     const DeltaView &x = w < rows ? a.k : a.q;
-    const int64_t at = w < rows ? w : w - rows, key = at / a.tokens, token = at % a.tokens;
+    const int64_t at = w < rows ? w : w - rows, key = at / a.tokens, token = a.token0 + at % a.tokens;
     const T *p = (const T *)x.data + token * x.token + key * x.head;
     float sum = 0;
     for (int c = lane; c < x.width; c += 32) {
@@ -17,7 +17,7 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS) delta_nor
       sum = madd(v, v, sum);
     }
     sum = warp_sum(sum);
-    if (lane == 0) (w < rows ? a.unit_k : a.unit_q)[at] = 1 / sqrtf(sum + DELTA_EPS);
+    if (lane == 0) (w < rows ? a.unit_k : a.unit_q)[a.row(key, token)] = 1 / sqrtf(sum + DELTA_EPS);
   }
 }
 
@@ -36,9 +36,9 @@ static __device__ __forceinline__ void delta_gates(const DeltaCall &a, const Del
   for (int i = 0; i < 2; i++) {
     const int r = 2 * lane + i;
     const bool there = r < c.rows;
-    const float x = there ? a.g.data[(c.token + r) * a.g.token + (a.head0 + head) * a.g.head] : 0;
+    const float x = there ? a.g.data[(c.token + r) * a.g.token + head * a.g.head] : 0;
     g[i] = x < DELTA_LOWEST ? DELTA_LOWEST : x;
-    beta[r] = there ? a.beta.data[(c.token + r) * a.beta.token + (a.head0 + head) * a.beta.head] : 0;
+    beta[r] = there ? a.beta.data[(c.token + r) * a.beta.token + head * a.beta.head] : 0;
   }
   double sum = g[0] + g[1];
 #pragma unroll
@@ -92,9 +92,9 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 2) delta_
   float2 *sums = (float2 *)(beta + DELTA_CHUNK);
   const Lane lane;
   const int warp = (int)threadIdx.x / 32, m0 = warp % 4 * 16, n0 = warp / 4 * 32;
-  for (int64_t w = blockIdx.x; w < a.chunks * a.heads; w += gridDim.x) {
-    const int64_t head = w % a.heads, key = a.key_head[a.head0 + head];
-    const DeltaChunk c = delta_find(a.start, a.chunks_before, a.documents, w / a.heads, a.chunk);
+  for (int64_t w = blockIdx.x; w < a.chunks * a.value_heads; w += gridDim.x) {
+    const int64_t head = w % a.value_heads, key = a.key_head[head];
+    const DeltaChunk c = a.find(w / a.value_heads);
     const int rows = up16(c.rows);
     float kk[4][4], qk[4][4];
     zero(kk);
@@ -123,7 +123,7 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 2) delta_
           float b = 0, p = 0;
           if (i < c.rows && j <= i) {
             const float decay = expf((sums[i].x - sums[j].x) + (sums[i].y - sums[j].y));
-            const int64_t at = key * a.tokens + c.token;
+            const int64_t at = a.row(key, c.token);
             const float by = a.unit_k ? a.unit_k[at + j] : 1;
             if (j < i) b = kk[n][e] * (a.unit_k ? a.unit_k[at + i] * by : 1) * decay;
             if (a.scores) p = qk[n][e] * (a.unit_q ? a.unit_q[at + i] * by : 1) * decay * a.scale;
@@ -141,7 +141,7 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 2) delta_
     delta_invert(m, inverse, rows);
     for (int at = (int)threadIdx.x; at < c.rows * a.chunk; at += DELTA_THREADS) {
       const int i = at / a.chunk, j = at % a.chunk;
-      a.solve[a.row(head, c.token + i) * a.chunk + j] = j <= i ? inverse[i * DELTA_WIDE + j] : 0;
+      a.solve_row(head, c.token + i)[j] = j <= i ? inverse[i * DELTA_WIDE + j] : 0;
     }
   }
 }
@@ -162,25 +162,28 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_
   const int warp = (int)threadIdx.x / 32, m0 = warp % 4 * 16, n0 = warp / 4 * 16;
   const int value_slices = (a.dim_v + DELTA_SLICE - 1) / DELTA_SLICE,
             slices = value_slices + (a.transition ? (a.dim_k + DELTA_SLICE - 1) / DELTA_SLICE : 0);
-  for (int64_t w = blockIdx.x; w < a.documents * a.heads * slices; w += gridDim.x) {
-    const int64_t head = w / slices % a.heads, document = w / slices / a.heads, key = a.key_head[a.head0 + head],
-                  id = a.document[document];
+  for (int64_t w = blockIdx.x; w < a.panel_documents * a.value_heads * slices; w += gridDim.x) {
+    const int64_t head = w / slices % a.value_heads, document = a.document0 + w / slices / a.value_heads,
+                  key = a.key_head[head], id = a.document[document];
     const bool identity = w % slices >= value_slices;
     const int width = identity ? a.dim_k : a.dim_v,
               c0 = (int)(w % slices - (identity ? value_slices : 0)) * DELTA_SLICE;
-    const int64_t chunks = a.chunks_before[document + 1] - a.chunks_before[document];
+    const DeltaRange range(a, document);
     DeltaSlice s(a.dim_k, width, c0);
-    if (identity) s.each([&](int row, int column, float &x, float &y) { x = row == column, y = row == column + 1; });
-    else if (id < a.states_in && a.state_in) s.load(a.given(a.state_in, id, head));
-    for (int64_t i = 0; i < chunks; i++) {
+    float *transition = identity ? a.transition + head * a.dim_k * a.dim_k : nullptr;
+    if (!range.begins) s.load(identity ? transition : a.state_of(a.carried_in, 0, head));
+    else if (identity)
+      s.each([&](int row, int column, float &x, float &y) { x = row == column, y = row == column + 1; });
+    else if (id < a.states_in && a.state_in) s.load(a.state_of(a.state_in, id, head));
+    for (int64_t i = range.lo; i < range.hi; i++) {
       const DeltaChunk c = delta_chunk_at(a.start, a.chunks_before, document, i, a.chunk);
       const int rows = up16(c.rows);
-      if (i > 0 && a.states) s.store(a.states + (head * a.seams + c.seam - 1) * a.dim_k * a.dim_v);
+      if (!c.first && a.states) s.store(a.at_seam(a.states, head, c.seam - 1));
       __syncthreads(); // all threads have read the previous chunk
       s.template words<T>(ss, STEP);
       const int r = (int)threadIdx.x;
       const DeltaFactors f(a, c, head, key, r);
-      fill_chunk<T>(ks, step, ts, square, a, a.k, key, a.solve, head, c, rows, [](int) { return 1.0f; });
+      fill_chunk<T>(ks, step, ts, square, a, a.k, key, a.solve_row(head, c.token), c, rows, [](int) { return 1.0f; });
       if (r < a.chunk) es[r] = f.decay.z, ek[r] = f.decay.z * f.unit, fk[r] = f.decay.w * f.unit, bs[r] = f.beta;
       __syncthreads();
       const bool active = m0 < rows;
@@ -193,8 +196,8 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_
             const int row = m0 + lane.row + 8 * half, column = c0 + n0 + 8 * n + lane.column;
             v[n][half][0] = v[n][half][1] = 0;
             if (!identity && row < c.rows && column < width)
-              load_two((const T *)a.v.data + (c.token + row) * a.v.token + (a.head0 + head) * a.v.head + column,
-                       width - column, a.v.wide, v[n][half]);
+              load_two((const T *)a.v.data + (c.token + row) * a.v.token + head * a.v.head + column, width - column,
+                       a.v.wide, v[n][half]);
           }
         zero(r);
         product<T, true, false, true, false>(r, ks + m0 * step, step, ss + n0, STEP, up16(a.dim_k));
@@ -228,9 +231,10 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_
       s.template add<T, true, false>(es[c.rows - 1], ks, step, xs, STEP, rows);
     }
     const int64_t behind = id - (a.all_documents - a.states_out);
-    if (identity) s.store(a.transition + (a.head0 + head) * a.dim_k * a.dim_k);
-    else if (behind >= 0 && a.state_out)
-      s.store(a.state_out + (behind * a.value_heads + a.head0 + head) * a.dim_k * a.dim_v);
+    if (identity) s.store(transition);
+    else if (!range.ends) {
+      if (a.carried_out) s.store(a.state_of(a.carried_out, 0, head));
+    } else if (behind >= 0 && a.state_out) s.store(a.state_of(a.state_out, behind, head));
   }
 }
 
@@ -241,13 +245,13 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 2) delta_
   Word *as = shared, *bs = as + DELTA_CHUNK * DELTA_WIDE;
   const Lane lane;
   const int warp = (int)threadIdx.x / 32, m0 = warp % 4 * 16, n0 = warp / 4 * 32, slices = (a.dim_v + 63) / 64;
-  for (int64_t w = blockIdx.x; w < a.chunks * a.heads * slices; w += gridDim.x) {
-    const int64_t head = w / slices % a.heads, key = a.key_head[a.head0 + head];
-    const DeltaChunk c = delta_find(a.start, a.chunks_before, a.documents, w / slices / a.heads, a.chunk);
+  for (int64_t w = blockIdx.x; w < a.chunks * a.value_heads * slices; w += gridDim.x) {
+    const int64_t head = w / slices % a.value_heads, key = a.key_head[head];
+    const DeltaChunk c = a.find(w / slices / a.value_heads);
     const int c0 = (int)(w % slices) * 64, rows = up16(c.rows);
     const int64_t id = a.document[c.document];
-    const float *s = !c.first                         ? a.states + (head * a.seams + c.seam - 1) * a.dim_k * a.dim_v
-                     : id < a.states_in && a.state_in ? a.given(a.state_in, id, head)
+    const float *s = !c.first                         ? a.at_seam(a.states, head, c.seam - 1)
+                     : id < a.states_in && a.state_in ? a.state_of(a.state_in, id, head)
                                                       : nullptr;
     const bool active = m0 < rows;
     float o[4][4];
@@ -265,7 +269,7 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 2) delta_
       for (int half = 0; half < 2; half++) {
         const int row = m0 + lane.row + 8 * half;
         const float by = row < c.rows ? a.decay[a.row(head, c.token + row)].z * a.scale *
-                                            (a.unit_q ? a.unit_q[key * a.tokens + c.token + row] : 1)
+                                            (a.unit_q ? a.unit_q[a.row(key, c.token + row)] : 1)
                                       : 0;
 #pragma unroll
         for (int n = 0; n < 4; n++) o[n][2 * half] *= by, o[n][2 * half + 1] *= by;
@@ -283,8 +287,8 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 2) delta_
       for (int half = 0; half < 2; half++) {
         const int row = m0 + lane.row + 8 * half, column = c0 + n0 + 8 * n + lane.column;
         if (row < c.rows && column < a.dim_v)
-          store_two((T *)a.out.data + (c.token + row) * a.out.token + (a.head0 + head) * a.out.head + column,
-                    a.dim_v - column, a.out.wide, o[n][2 * half], o[n][2 * half + 1]);
+          store_two((T *)a.out.data + (c.token + row) * a.out.token + head * a.out.head + column, a.dim_v - column,
+                    a.out.wide, o[n][2 * half], o[n][2 * half + 1]);
       }
   }
 }

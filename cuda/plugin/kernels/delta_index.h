@@ -1,4 +1,4 @@
-// Index arithmetic of the gated delta rule: chunks of documents, groups of heads, and the layout of
+// Index arithmetic of the gated delta rule: chunks of documents, panels, and the layout of
 // the workspace. The file includes no CUDA; delta_index_test.cpp tests it on the host.
 //
 // A document is divided into chunks from its start; all chunks but the last are full. A seam is the
@@ -32,11 +32,9 @@ inline int64_t delta_scan_bytes(int dim_k, int chunk) {
 struct DeltaShape {
   int64_t tokens, key_heads, value_heads, dk, dv;
   int64_t chunk;           // tokens of a chunk, a multiple of 16
-  int64_t group;           // most value heads of one key head
   const int64_t *key_head; // NULL: h / (value heads / key heads)
 
   int64_t key(int64_t h) const { return key_head ? key_head[h] : h / (value_heads / key_heads); }
-  int64_t seams() const { return tokens / chunk; }
 };
 
 // delta_chunk returns the tokens of a chunk, at most `limit` (0: no limit). Chunks of wide keys are
@@ -48,33 +46,60 @@ inline int64_t delta_chunk(int64_t limit, int64_t dk) {
 
 inline DeltaShape delta_shape(int64_t tokens, int64_t key_heads, int64_t value_heads, int64_t dk, int64_t dv,
                               int64_t chunk, const int64_t *key_head) {
-  DeltaShape s = {tokens, key_heads, value_heads, dk, dv, delta_chunk(chunk, dk), 0, key_head};
-  for (int64_t h = 0, n = 0; h < value_heads; h++) {
-    n = h > 0 && s.key(h) == s.key(h - 1) ? n + 1 : 1;
-    s.group = most(s.group, n);
-  }
-  return s;
+  return {tokens, key_heads, value_heads, dk, dv, delta_chunk(chunk, dk), key_head};
 }
 
-inline int64_t delta_saved(const DeltaShape &s) { return ceil_div(s.value_heads * s.tokens * s.chunk * 4, 256) * 256; }
+// A call is computed in panels: ranges of the sequence with all heads. The state of the document
+// that continues in the next panel is carried through memory in F32. Therefore the recurrence runs
+// over the sequence once, results do not depend on the panels, and the intermediate results of a
+// panel need DELTA_PANEL_BYTES, however long the sequence is. The forward pass saves the carried
+// states; the backward pass computes panel by panel, from the last to the first, and computes the
+// intermediate results of each panel again from its carried state.
+
+// delta_row returns the bytes of intermediate results of a token and value head in the backward
+// pass.
+inline int64_t delta_row(const DeltaShape &s) {
+  return 16 + 4 * (2 * s.chunk + 2 * s.dv + 2 * s.dk) + ceil_div(8 * s.dk * s.dv, s.chunk);
+}
+
+// delta_span returns the tokens of a panel, a multiple of the chunk. Panel n has the chunks that
+// begin at tokens [n·span, (n + 1)·span).
+inline int64_t delta_span(const DeltaShape &s) {
+  const int64_t chunk = most(s.value_heads, 1) * delta_row(s) * s.chunk;
+  return most(2, DELTA_PANEL_BYTES / chunk) * s.chunk;
+}
+inline int64_t delta_panels(const DeltaShape &s) { return most(1, ceil_div(s.tokens, delta_span(s))); }
+
+// delta_state returns the bytes of the states of all heads.
+inline int64_t delta_state(const DeltaShape &s) { return s.value_heads * s.dk * s.dv * 4; }
+
+// Saved has the matrices T, [value heads][T][chunk] F32, then the carried states [panels - 1].
+inline int64_t delta_saved_states(const DeltaShape &s) {
+  return ceil_div(s.value_heads * s.tokens * s.chunk * 4, 256) * 256;
+}
+inline int64_t delta_saved(const DeltaShape &s) {
+  return delta_saved_states(s) + ceil_div((delta_panels(s) - 1) * delta_state(s), 256) * 256;
+}
 
 enum DeltaPass { DELTA_FORWARD, DELTA_BACKWARD, DELTA_STATE };
 
-// DeltaLayout is the layout of a workspace, in byte offsets: tables (int64), the factors of the L2
-// norms, and the intermediate results of `heads` value heads, head by head. All results but states
-// have a row for each token.
+// DeltaLayout is the layout of a workspace, in byte offsets: tables (int64), the carried states,
+// and the intermediate results of a panel. All intermediate results but states have `rows` rows for
+// each head.
 struct DeltaLayout {
   // start [documents + 1]: first token; chunks [documents + 1]: number of chunks in the preceding
   // documents; document [documents]: index in the call's list
   int64_t start, chunks, document;
   int64_t key_head, first;     // [value heads] key head; [key heads + 1] first value head
-  int64_t unit_q, unit_k;      // [key heads][T] F32, with L2Norm
-  int64_t heads;               // value heads that are computed at a time
-  int64_t decay;               // [heads][T] float4
-  int64_t solve, scores, keys; // [heads][T][chunk] F32
-  int64_t x, y;                // [heads][T][dv] F32
-  int64_t dq, dk;              // [heads][T][dk] F32
-  int64_t states, dstates;     // [heads][seams][dk][dv] F32
+  int64_t carried[2];          // [value heads][dk][dv] F32, used by panels alternately
+  int64_t rows;                // most tokens of a panel
+  int64_t slots;               // most states of a panel
+  int64_t unit_q, unit_k;      // [key heads][rows] F32, with L2Norm
+  int64_t decay;               // [value heads][rows] float4
+  int64_t solve, scores, keys; // [value heads][rows][chunk] F32
+  int64_t x, y;                // [value heads][rows][dv] F32
+  int64_t dq, dk;              // [value heads][rows][dk] F32
+  int64_t states, dstates;     // [value heads][slots][dk][dv] F32
   int64_t bytes;
 };
 
@@ -92,47 +117,27 @@ inline DeltaLayout delta_layout(const DeltaShape &s, int64_t documents, DeltaPas
   l.document = take(documents, 8);
   l.key_head = take(s.value_heads, 8);
   l.first = take(s.key_heads + 1, 8);
-  l.unit_q = take(s.key_heads * s.tokens, 4);
-  l.unit_k = take(s.key_heads * s.tokens, 4);
-  const int64_t front = l.bytes;
-  auto heads = [&](int64_t n) {
-    l.bytes = front;
-    l.decay = take(n * s.tokens, 16);
-    l.scores = take(n * s.tokens * s.chunk, 4);
-    if (pass == DELTA_BACKWARD) l.keys = take(n * s.tokens * s.chunk, 4);
-    else l.solve = take(n * s.tokens * s.chunk, 4);
-    if (pass == DELTA_STATE) return;
-    l.x = take(n * s.tokens * s.dv, 4);
-    l.states = take(n * s.seams() * s.dk * s.dv, 4);
-    if (pass == DELTA_FORWARD) return;
-    l.y = take(n * s.tokens * s.dv, 4);
-    l.dq = take(n * s.tokens * s.dk, 4);
-    l.dk = take(n * s.tokens * s.dk, 4);
-    l.dstates = take(n * s.seams() * s.dk * s.dv, 4);
-  };
-  heads(1);
-  l.heads = least(s.value_heads, most(s.group, DELTA_GROUP_BYTES / most(l.bytes - front, 1)));
-  heads(l.heads);
-  // More heads fit if there are fewer tokens. A call with fewer tokens must not need more bytes.
-  if (l.heads < s.value_heads) l.bytes = most(l.bytes, front + DELTA_GROUP_BYTES);
+  if (pass != DELTA_STATE && delta_panels(s) > 1)
+    for (int64_t &at : l.carried) at = take(delta_state(s), 1);
+  // The last chunk of a panel can end up to a chunk after the panel's tokens.
+  l.rows = least(s.tokens, delta_span(s) + s.chunk);
+  l.slots = least(s.tokens, delta_span(s)) / s.chunk + 1; // with the state before the first chunk
+  const int64_t n = s.value_heads * l.rows;
+  l.unit_q = take(s.key_heads * l.rows, 4);
+  l.unit_k = take(s.key_heads * l.rows, 4);
+  l.decay = take(n, 16);
+  l.scores = take(n * s.chunk, 4);
+  if (pass == DELTA_BACKWARD) l.keys = take(n * s.chunk, 4);
+  else l.solve = take(n * s.chunk, 4);
+  if (pass == DELTA_STATE) return l;
+  l.x = take(n * s.dv, 4);
+  l.states = take(l.slots * delta_state(s), 1);
+  if (pass == DELTA_FORWARD) return l;
+  l.y = take(n * s.dv, 4);
+  l.dq = take(n * s.dk, 4);
+  l.dk = take(n * s.dk, 4);
+  l.dstates = take(l.slots * delta_state(s), 1);
   return l;
-}
-
-// DeltaHeads is a group of value heads [lo, hi) that are computed at a time, and their key heads
-// [key_lo, key_hi). All value heads of a key head are in one group. Key heads without value heads
-// belong to the group of the preceding key head.
-struct DeltaHeads {
-  int64_t lo, hi, key_lo, key_hi;
-};
-
-// delta_heads returns the group after `before`; it is empty if there is none. The first call passes
-// {}.
-inline DeltaHeads delta_heads(const DeltaShape &s, const DeltaLayout &l, const DeltaHeads &before) {
-  DeltaHeads x = {before.hi, least(before.hi + l.heads, s.value_heads), before.key_hi, s.key_heads};
-  if (x.hi == s.value_heads) return x;
-  while (x.hi > x.lo && s.key(x.hi) == s.key(x.hi - 1)) x.hi--;
-  x.key_hi = s.key(x.hi);
-  return x;
 }
 
 inline int64_t delta_documents(const int64_t *cu, int64_t documents, int64_t tokens) {
@@ -196,3 +201,28 @@ ULY_BOTH DeltaChunk delta_find(const int64_t *start, const int64_t *chunks, int6
   }
   return delta_chunk_at(start, chunks, lo, n - chunks[lo], chunk);
 }
+
+// DeltaBorder is a boundary between panels: the first chunk that begins at or after a token. If the
+// chunk is not the first of its document, seam is the seam before it.
+struct DeltaBorder {
+  int64_t chunk, token, document, seam;
+  bool crossed; // by a document
+};
+
+// DeltaBorders finds borders. It keeps the document of the last border, so that all borders in
+// order or in reverse order take one pass over the documents. It is for sequences with tokens.
+struct DeltaBorders {
+  const int64_t *cu, tokens, chunk;
+  int64_t at = 0, document = 0, chunks = 0; // cu[at] is the start of `document`
+
+  int64_t count() const { return ceil_div(cu[at + 1] - cu[at], chunk); }
+  DeltaBorder operator()(int64_t token) {
+    token = least(token, tokens);
+    for (; token > cu[at + 1]; at++) chunks += count(), document += cu[at + 1] > cu[at];
+    while (token < cu[at]) at--, chunks -= count(), document -= cu[at + 1] > cu[at];
+    const int64_t i = ceil_div(token - cu[at], chunk);
+    const bool end = i == count();
+    return {chunks + i, least(cu[at] + i * chunk, cu[at + 1]), document + (end && i > 0),
+            chunks - document + most(i - 1, 0), i > 0 && !end};
+  }
+};

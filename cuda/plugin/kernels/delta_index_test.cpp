@@ -1,4 +1,4 @@
-// Compares chunks, seams, groups of heads and workspaces of the gated delta rule with their
+// Compares chunks, seams, panels and workspaces of the gated delta rule with their
 // definitions, also with extents beyond any memory. cuda/headers_test.go compiles and runs this
 // test.
 #include "delta_index.h"
@@ -47,53 +47,135 @@ static void chunks(const std::vector<int64_t> &cu, int64_t asked) {
           (long long)c.seam, (long long)seams);
     token += c.rows, seams += !c.last;
   }
-  CHECK(token == tokens && seams <= s.seams(), "%lld tokens, %lld seams of %lld", (long long)token, (long long)seams,
-        (long long)s.seams());
+  CHECK(token == tokens && seams <= tokens / s.chunk, "%lld tokens, %lld seams", (long long)token, (long long)seams);
 }
 
-// Groups of heads follow each other without gaps. The value heads of a key head are in one group.
-// Key heads belong to the group in which their value heads end.
-static void heads(const std::vector<int64_t> &key, int64_t key_heads, int64_t tokens) {
-  const DeltaShape s = delta_shape(tokens, key_heads, (int64_t)key.size(), 128, 128, 0, key.data());
-  const DeltaLayout l = delta_layout(s, 1, DELTA_BACKWARD);
-  DeltaHeads h = {};
-  for (int i = 0;; i++) {
-    const DeltaHeads next = delta_heads(s, l, h);
-    CHECK(next.lo == h.hi && next.key_lo == h.key_hi, "heads %lld.. after %lld", (long long)next.lo, (long long)h.hi);
-    CHECK(next.hi - next.lo <= l.heads, "%lld heads, room for %lld", (long long)(next.hi - next.lo),
-          (long long)l.heads);
-    CHECK(next.hi > next.lo || s.value_heads == 0, "no heads");
-    for (int64_t v = 0; v < s.value_heads; v++)
-      CHECK((next.lo <= v && v < next.hi) == (next.key_lo <= key[(size_t)v] && key[(size_t)v] < next.key_hi),
-            "value head %lld of key head %lld", (long long)v, (long long)key[(size_t)v]);
-    h = next;
-    if (h.hi == s.value_heads || i > 1000) break;
+// The borders of panels, in order and in reverse order, agree with the chunks: every chunk is in
+// the panel in whose range it begins, and each panel fits into the memory of the layout.
+static void panels(const std::vector<int64_t> &cu, int64_t asked, int64_t heads) {
+  const int64_t documents = (int64_t)cu.size() - 1, tokens = cu.back();
+  const DeltaShape s = delta_shape(tokens, 1, heads, 16, 16, asked, nullptr);
+  const int64_t n = delta_documents(cu.data(), documents, tokens), span = delta_span(s), count = delta_panels(s);
+  const DeltaLayout l = delta_layout(s, n, DELTA_BACKWARD);
+  if (tokens == 0) return;
+  struct Start {
+    int64_t token, document, index, of;
+  };
+  std::vector<Start> starts; // of chunks
+  int64_t document = 0;
+  for (int64_t i = 0; i < documents; i++) {
+    const int64_t rows = cu[i + 1] - cu[i], of = ceil_div(rows, s.chunk);
+    for (int64_t j = 0; j < of; j++) starts.push_back({cu[i] + j * s.chunk, document, j, of});
+    document += rows > 0;
   }
-  CHECK(h.hi == s.value_heads && h.key_hi == key_heads, "%lld heads, %lld key heads", (long long)h.hi,
-        (long long)h.key_hi);
+  starts.push_back({tokens, document, 0, 0});
+  DeltaBorders border = {cu.data(), tokens, s.chunk};
+  std::vector<DeltaBorder> found;
+  for (int64_t p = 0; p <= count; p++) found.push_back(border(p * span));
+  for (int64_t p = count; p >= 0; p--) {
+    const DeltaBorder again = border(p * span), &b = found[(size_t)p];
+    CHECK(again.chunk == b.chunk && again.token == b.token && again.document == b.document && again.seam == b.seam &&
+              again.crossed == b.crossed,
+          "border %lld differs in reverse order", (long long)p);
+    int64_t chunk = 0, seam = 0;
+    while (starts[(size_t)chunk].token < p * span && starts[(size_t)chunk].token < tokens) chunk++;
+    const Start &want = starts[(size_t)chunk];
+    for (int64_t i = 0; i < chunk; i++) seam += starts[(size_t)i].index + 1 < starts[(size_t)i].of;
+    seam -= want.index > 0;
+    CHECK(b.chunk == chunk && b.token == want.token && b.document == want.document && b.crossed == (want.index > 0) &&
+              b.seam == seam,
+          "border %lld: chunk %lld, token %lld, document %lld, seam %lld, crossed %d; want %lld, %lld, %lld, %lld, %d",
+          (long long)p, (long long)b.chunk, (long long)b.token, (long long)b.document, (long long)b.seam, b.crossed,
+          (long long)chunk, (long long)want.token, (long long)want.document, (long long)seam, want.index > 0);
+    if (p == count) continue;
+    const DeltaBorder &next = found[(size_t)p + 1];
+    const int64_t slots = next.seam + next.crossed - b.seam;
+    CHECK(next.token - b.token <= l.rows && slots <= l.slots, "panel %lld: %lld tokens of %lld, %lld states of %lld",
+          (long long)p, (long long)(next.token - b.token), (long long)l.rows, (long long)slots, (long long)l.slots);
+  }
+  CHECK(found[0].chunk == 0 && found[0].token == 0 && found.back().token == tokens &&
+            found.back().chunk == (int64_t)starts.size() - 1 && found.back().document == n,
+        "the panels do not have all chunks");
 }
 
 // The workspace for unknown documents is enough for any documents, and that for many tokens is
-// enough for fewer. The heads of a group fit into the limit.
+// enough for fewer. The intermediate results of a panel fit into DELTA_PANEL_BYTES, with the rows
+// and the state that a panel has beyond its span.
 static void sizes(int64_t tokens, int64_t key_heads, int64_t group, int64_t dk, int64_t dv) {
   const DeltaShape s = delta_shape(tokens, key_heads, key_heads * group, dk, dv, 0, nullptr);
-  CHECK(s.group == group, "groups of %lld", (long long)s.group);
   for (DeltaPass pass : {DELTA_FORWARD, DELTA_BACKWARD, DELTA_STATE}) {
     const DeltaLayout all = delta_layout(s, tokens, pass), few = delta_layout(s, 1, pass);
-    CHECK(few.bytes <= all.bytes && few.heads == all.heads, "%lld bytes for one document, %lld for any",
-          (long long)few.bytes, (long long)all.bytes);
-    CHECK(all.heads >= group && all.heads <= s.value_heads, "%lld heads at a time", (long long)all.heads);
-    const int64_t one = tokens * (16 + 4 * s.chunk);
-    CHECK(few.bytes > few.heads * one, "%lld bytes", (long long)few.bytes);
+    CHECK(few.bytes <= all.bytes, "%lld bytes for one document, %lld for any", (long long)few.bytes,
+          (long long)all.bytes);
+    CHECK(few.bytes > few.rows * s.value_heads * (16 + 4 * s.chunk), "%lld bytes", (long long)few.bytes);
     for (int64_t fewer : {tokens / 2, tokens - tokens / 8, tokens - 1}) {
-      const DeltaLayout less =
-          delta_layout(delta_shape(fewer, key_heads, key_heads * group, dk, dv, 0, nullptr), 1, pass);
-      CHECK(less.bytes <= few.bytes, "%lld bytes for %lld tokens, %lld for %lld", (long long)less.bytes,
-            (long long)fewer, (long long)few.bytes, (long long)tokens);
+      const DeltaShape x = delta_shape(fewer, key_heads, key_heads * group, dk, dv, 0, nullptr);
+      const DeltaLayout less = delta_layout(x, 1, pass);
+      CHECK(less.bytes <= few.bytes && delta_saved(x) <= delta_saved(s), "%lld bytes for %lld tokens, %lld for %lld",
+            (long long)less.bytes, (long long)fewer, (long long)few.bytes, (long long)tokens);
     }
-    CHECK(few.heads == s.value_heads || few.heads == group || few.bytes - few.decay <= DELTA_GROUP_BYTES + 4096,
-          "%lld bytes of %lld heads", (long long)few.bytes, (long long)few.heads);
+    const int64_t beyond = s.value_heads * delta_row(s) * s.chunk + 2 * delta_state(s) + 8 * key_heads * few.rows,
+                  least_span = 2 * s.value_heads * delta_row(s) * s.chunk;
+    CHECK(few.bytes - few.unit_q <= most(DELTA_PANEL_BYTES, least_span) + beyond + 16 * 256,
+          "%lld bytes for a panel of %lld tokens", (long long)(few.bytes - few.unit_q), (long long)few.rows);
   }
+}
+
+// Cost of a call: how often the recurrence runs over the sequence, launches, bytes of saved
+// activations and of the workspace, and operations of the matrix products (a multiply-add counts
+// two) without the halves that are zero.
+struct Cost {
+  int64_t visits = 0, launches = 0, saved, workspace;
+  double flops = 0;
+};
+
+static Cost cost(int64_t tokens, int64_t heads, DeltaPass pass) {
+  const int64_t d = 128, cu[2] = {0, tokens};
+  const DeltaShape s = delta_shape(tokens, heads, heads, d, d, 0, nullptr);
+  Cost c;
+  c.saved = delta_saved(s), c.workspace = delta_layout(s, 1, pass).bytes;
+  DeltaBorders border = {cu, tokens, s.chunk};
+  const double square = (double)s.chunk * (double)s.chunk * d, state = (double)s.chunk * d * d;
+  // forward: k·kᵀ, q·kᵀ, T·…, P·X, half of each; k·S, kᵀ·X, q·S. backward: those that compute
+  // X and S again, and k·D, qᵀ·W, kᵀ·Y, W·Sᵀ, Y·Sᵀ, X·Dᵀ; Pᵀ·W, Tᵀ·…, W·Xᵀ, Y·Xᵀ, dP·k, dPᵀ·q,
+  // half of each; dB·k
+  const double chunk = pass == DELTA_FORWARD ? 4 * square + 6 * state : (3 + 6 + 2) * square + 2 * (2 + 6) * state;
+  for (int64_t p = 0; p < delta_panels(s); p++) {
+    const int64_t chunks = border((p + 1) * delta_span(s)).chunk - border(p * delta_span(s)).chunk;
+    c.visits += chunks;
+    c.launches += pass == DELTA_FORWARD ? 4 : 6; // with L2Norm
+    c.flops += (double)(chunks * heads) * chunk;
+  }
+  return c;
+}
+
+// The recurrence runs over the sequence once, with all heads. The workspace does not grow with the
+// sequence after the first panel; launches, saved bytes and operations grow linearly.
+static void costs() {
+  for (DeltaPass pass : {DELTA_FORWARD, DELTA_BACKWARD})
+    for (int64_t heads : {2, 4, 32, 64}) {
+      const int64_t base = 32 << 10;
+      const Cost first = cost(base, heads, pass);
+      for (int64_t times : {1, 2, 4, 8, 16, 32}) {
+        const int64_t tokens = base * times;
+        const Cost c = cost(tokens, heads, pass);
+        CHECK(c.visits == tokens / DELTA_CHUNK, "%lld tokens, %lld heads: the scan visits %lld chunks",
+              (long long)tokens, (long long)heads, (long long)c.visits);
+        CHECK(c.launches <= first.launches * times, "%lld tokens, %lld heads: %lld launches", (long long)tokens,
+              (long long)heads, (long long)c.launches);
+        CHECK(
+            c.saved <= first.saved * times + times * delta_state(delta_shape(base, heads, heads, 128, 128, 0, nullptr)),
+            "%lld tokens, %lld heads: %lld bytes saved", (long long)tokens, (long long)heads, (long long)c.saved);
+        CHECK(c.workspace <= DELTA_PANEL_BYTES + (64ll << 20), "%lld tokens, %lld heads: workspace of %lld bytes",
+              (long long)tokens, (long long)heads, (long long)c.workspace);
+        CHECK(c.flops == first.flops * (double)times, "%lld tokens, %lld heads: %g operations", (long long)tokens,
+              (long long)heads, c.flops);
+        if (getenv("DELTA_COSTS"))
+          printf("%s %lld heads %lld tokens: %lld launches, %.3f GB saved, %.3f GB workspace, %.1f GFLOP\n",
+                 pass == DELTA_FORWARD ? "forward" : "backward", (long long)heads, (long long)tokens,
+                 (long long)c.launches, (double)c.saved / 1e9, (double)c.workspace / 1e9, c.flops / 1e9);
+      }
+    }
 }
 
 int main() {
@@ -120,13 +202,15 @@ int main() {
   const DeltaChunk c = delta_find(start, before, 2, far / 64 + 1, 64);
   CHECK(c.document == 1 && c.token == far + 64 && c.rows == 36 && c.last && !c.first && c.seam == far / 64,
         "a chunk at %lld", (long long)c.token);
-  for (int round = 0; round < 300; round++) {
-    std::vector<int64_t> key;
-    const int64_t key_heads = 1 + below(6);
-    for (int64_t k = 0; k < key_heads; k++)
-      for (int64_t i = below(5); i > 0; i--) key.push_back(k);
-    heads(key, key_heads, 1ll << below(24));
-  }
+  // So many heads that a panel has two chunks, or only a few more.
+  for (int64_t heads : {20, 2000, 1000000})
+    for (int64_t asked : {0, 16, 48})
+      for (int round = 0; round < 100; round++) {
+        std::vector<int64_t> cu = {0};
+        for (int64_t i = below(20); i >= 0; i--) cu.push_back(cu.back() + (below(3) ? below(70) : below(2000)));
+        panels(cu, asked, heads);
+      }
+  costs();
   for (int64_t tokens : {1, 64, 1000, 8192, 1 << 20, 1 << 26})
     for (int64_t group : {1, 2, 5})
       for (int64_t d : {16, 128, 256}) sizes(tokens, 8, group, d, 256 - d + 16);
