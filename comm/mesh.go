@@ -18,6 +18,9 @@ type Mesh struct {
 	Ring     int      // groups of such ranks, over which attention is sharded by rows
 	Replica  int      // of this rank; its rank in Data
 	Replicas int      // size of Data
+	// For SetLevels: the node of each rank of Seq (nil = all are on one), and the links of a rank.
+	Nodes []int
+	Links Links
 }
 
 // NewMesh splits the world into its axes. With ulysses = 0, all ranks form one sequence axis

@@ -15,8 +15,9 @@ import (
 // leaves this rank's values unchanged. Only time and traffic are counted.
 type Comm struct {
 	d       *Device
-	members []int // world ranks of the group, in the group's order
-	rank    int   // of this rank in the group
+	members []int  // world ranks of the group, in the group's order
+	rank    int    // of this rank in the group
+	levels  [2]int // nodes and ranks of a node, if all-to-alls have two levels
 }
 
 // NewMesh returns the mesh that comm.NewMesh makes on a rank of a world of size ranks. ulysses is
@@ -35,6 +36,9 @@ func NewMesh(d *Device, rank, size, ulysses, ring int, l *comm.Ledger, c *clock.
 	m.World = counted("world", 0, 1, size, rank)
 	m.Seq = counted("sequence", m.Replica*p, 1, p, rank%p)
 	m.Data = counted("data", rank%p, p, m.Replicas, m.Replica)
+	for i := range p {
+		m.Nodes = append(m.Nodes, (m.Replica*p+i)/d.rates.PerNode)
+	}
 	return m
 }
 
@@ -125,7 +129,34 @@ func (c *Comm) AllToAll(s device.Stream, dst, src tensor.Tensor, recvRows, sendR
 		sent.add(c, r, sendRows[r]*comm.RowBytes(src))
 		received.add(c, r, recvRows[r]*comm.RowBytes(dst))
 	}
+	if c.levels[0] > 0 {
+		return c.twoLevels(s, sent.node+sent.network)
+	}
 	return c.communicate(s, sent, received)
+}
+
+// ServesTwoLevels reports whether a run on this kind of device can have two levels.
+func (c *Comm) ServesTwoLevels() bool { return c.d.Info().Place == tensor.Host }
+
+// ModelTwoLevels gives all-to-alls the time and the traffic of two levels (comm.TwoLevel).
+func (c *Comm) ModelTwoLevels(nodes, perNode int) { c.levels = [2]int{nodes, perNode} }
+
+// twoLevels charges an all-to-all in which this rank sends bytes to others, in equal blocks. One
+// level follows the other, and bytes are copied twice more.
+func (c *Comm) twoLevels(s device.Stream, bytes int64) error {
+	a, n, r := int64(c.levels[0]), int64(c.levels[1]), &c.d.rates
+	all := bytes * (a * n) / (a*n - 1) // with the own block
+	by := traffic{node: all * (n - 1) / n, network: all * (a - 1) / a}
+	_, seconds := r.Links().AllToAllSeconds(int(a), int(n), all)
+	c.d.spent.Waits[c.d.clock.Current()]++
+	if s != nil {
+		c.d.spent.Node += by.node
+		c.d.spent.Network += by.network
+		if x, ok := s.(*stream); ok {
+			x.queue(seconds, seconds)
+		}
+	}
+	return c.d.charge(s, seconds)
 }
 
 // request is a started all-to-all, which ends at a time of the host's clock.

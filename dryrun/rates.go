@@ -16,7 +16,10 @@
 // afterwards.
 package dryrun
 
-import "ulysses/internal/status"
+import (
+	"ulysses/comm"
+	"ulysses/internal/status"
+)
 
 // Rates are the speeds of one rank for each kind of work while all ranks of its node work.
 type Rates struct {
@@ -37,7 +40,14 @@ type Rates struct {
 	Network   float64 // bytes/s that a rank sends to ranks of other nodes
 	Launch    float64 // shortest time of an operation in seconds
 	Latency   float64 // shortest time of a communication over one hop, in seconds
+	Message   float64 // time for which a message to another node occupies the link, in seconds
 	PerNode   int     // ranks of a node
+}
+
+// Links returns the links of a rank for the model of all-to-alls.
+func (r *Rates) Links() comm.Links {
+	return comm.Links{Inside: comm.Link{Latency: r.Latency, Bandwidth: r.Node}, Between: comm.Link{Latency: r.Latency, Overhead: r.Message, Bandwidth: r.Network},
+		CopyBandwidth: r.Memory}
 }
 
 // Check returns an error if a rate that has no default is not above 0.

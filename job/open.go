@@ -24,10 +24,11 @@ import (
 type opener struct {
 	device func(backends.Choice) (d device.Device, why string, err error)
 	comm   func(d device.Device, host comm.Comm, policy string) (c comm.Comm, why string, err error)
+	nodes  func(c comm.Comm) ([]int, error) // the node of each rank; nil = comm.Nodes
 }
 
 // defaultOpener opens the devices and communicators of package backends.
-var defaultOpener = opener{backends.Open, backends.OpenComm}
+var defaultOpener = opener{backends.Open, backends.OpenComm, nil}
 
 // open reads the job file, opens the device and makes the mesh. Collective: all ranks succeed or
 // return the same error.
@@ -147,7 +148,15 @@ func (e *Env) openMesh(host comm.Comm) error {
 		e.Log.Info().Msg("communicator: " + why)
 	}
 	e.layered = c != host
-	e.Mesh, err = comm.NewMesh(c, int(e.Job.Mesh.Ulysses), int(e.Job.Mesh.Ring), e.Ledger, e.Clock, e.Watch)
+	if e.Mesh, err = comm.NewMesh(c, int(e.Job.Mesh.Ulysses), int(e.Job.Mesh.Ring), e.Ledger, e.Clock, e.Watch); err != nil {
+		return err
+	}
+	nodes := e.opener.nodes
+	if nodes == nil {
+		nodes = comm.Nodes
+	}
+	e.Mesh.Links = plan.TypicalLinks
+	e.Mesh.Nodes, err = nodes(e.Mesh.Seq)
 	return err
 }
 

@@ -72,6 +72,9 @@ func (s *session) load() (*train.Setup, error) {
 	if err = comm.Agree(s.Mesh.World, err); err != nil {
 		return nil, err
 	}
+	if s.parts.Levels != "" {
+		s.Log.Info().Msg("communicator: " + s.parts.Levels)
+	}
 	j := s.Job
 	config := j.Data
 	if j.Kind == "eval" && len(j.Eval.Path) > 0 {

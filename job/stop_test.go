@@ -26,7 +26,7 @@ func TestStopEarly(t *testing.T) {
 		return backends.Open(c)
 	}
 	err := Run(Options{Path: filepath.Join(dir, "job.toml"), Sets: []string{"train.steps=1000"}, Ranks: 2, Stdout: io.Discard, Stderr: io.Discard,
-		open: opener{ask, backends.OpenComm}})
+		open: opener{ask, backends.OpenComm, nil}})
 	if status.Of(err) != status.Preempted {
 		t.Errorf("it is to stop, and %v", err)
 	}
@@ -44,7 +44,7 @@ func TestStoppedRunNamesWhatIsThere(t *testing.T) {
 		}
 		var out strings.Builder
 		err := Run(Options{Path: filepath.Join(dir, "job.toml"), Sets: []string{"train.steps=1000", "checkpoint.resume=off", "output.overwrite=true"}, Quiet: quiet, Stdout: &out, Stderr: io.Discard,
-			open: opener{ask, backends.OpenComm}})
+			open: opener{ask, backends.OpenComm, nil}})
 		if _, statErr := os.Stat(filepath.Join(dir, "out", "model")); status.Of(err) != status.Preempted || statErr == nil || strings.Contains(out.String(), filepath.Join("out", "model")) ||
 			!strings.Contains(out.String(), "report") {
 			t.Errorf("%v\n%s", err, out.String())
@@ -78,7 +78,7 @@ func TestStopBeforeEvaluation(t *testing.T) {
 		}
 	})
 	err := Run(Options{Path: filepath.Join(dir, "job.toml"), Sets: []string{"train.steps=1000", "eval.every=1", "eval.split=0.3"}, Stdout: io.Discard, Stderr: said,
-		open: opener{ask, backends.OpenComm}})
+		open: opener{ask, backends.OpenComm, nil}})
 	if status.Of(err) != status.Preempted || len(found) != 1 || found[0] != nil {
 		t.Errorf("%v, and at each evaluation the checkpoint: %v", err, found)
 	}

@@ -27,6 +27,7 @@ type Parts struct {
 	FreeHost int64        // bytes of host memory that this rank may allocate; 0 = unknown
 	Config   *model.Config
 
+	Levels  string // how all-to-alls are made, if that is a choice; see comm.Mesh.SetLevels
 	Model   *model.Model
 	Weights train.Weights
 }
@@ -37,6 +38,11 @@ func (p *Parts) Layout() error {
 	j := p.Job
 	strategy, err := gdn.ParseStrategy(j.GDN.Strategy)
 	if err != nil {
+		return err
+	}
+	rows := j.Data.Batch * j.Data.Sequence / int64(p.Mesh.Seq.Size())
+	row := (p.Config.NumAttentionHeads + 2*p.Config.NumKeyValueHeads) * p.Config.HeadDim * p.Compute.Size()
+	if p.Levels, err = p.Mesh.SetLevels(j.Parallel.TwoLevel, rows*row); err != nil {
 		return err
 	}
 	// On the CPU, the ranks that move bytes and the kernels share cores.

@@ -36,6 +36,7 @@ type ClusterRates struct {
 	Network float64 `toml:"network" min:"0"` // GB/s that a rank sends to other nodes
 	Launch  float64 `toml:"launch" min:"0"`  // least time of an operation, in µs
 	Latency float64 `toml:"latency" min:"0"` // least time of a collective, in µs
+	Message float64 `toml:"message" min:"0"` // time of a message to another node, beside its bytes, in µs
 }
 
 var clusterKeys, _ = walk(reflect.TypeFor[Cluster](), "", nil)

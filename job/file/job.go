@@ -59,6 +59,8 @@ type ParallelTable struct {
 	Overlap string `toml:"overlap" enum:"auto on off"`
 	// the groups of a ring get all keys in one all-to-all; auto = chosen (plan.Choose)
 	Gather string `toml:"gather" enum:"auto on off"`
+	// all-to-alls of a sequence on several nodes have two levels (comm.TwoLevel)
+	TwoLevel string `toml:"two_level" enum:"auto on off"`
 }
 
 // DeviceTable is [device].
@@ -160,7 +162,7 @@ type GDNTable struct {
 func Default() Job {
 	return Job{
 		Kind: "train", Seed: 1,
-		Parallel: ParallelTable{Overlap: "auto", Gather: "auto"},
+		Parallel: ParallelTable{Overlap: "auto", Gather: "auto", TwoLevel: "auto"},
 		Device:   DeviceTable{Backend: "auto", DType: "auto", Comm: "auto"},
 		Data: data.Config{Tokenizer: "auto", AddEOS: true, TextField: "text", Sequence: 4096, Batch: 1, Accumulate: 1,
 			Pack: true, Shuffle: true},

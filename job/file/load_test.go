@@ -47,6 +47,7 @@ ring = 0
 zero = 0
 overlap = "auto"
 gather = "auto"
+two_level = "auto"
 [device]
 backend = "auto"
 dtype = "auto"

@@ -69,6 +69,10 @@ func (in *attentionInput) layer(t *file.AttentionTable) sp.Layer {
 // noWindow is the value of attention.window for attention without a window.
 var noWindow = [2]int64{-1, -1}
 
+func (in *attentionInput) elements() int64 {
+	return in.sq*in.hq*in.d + in.sk*in.hkv*(in.d+in.dv)
+}
+
 func (in *attentionInput) spec() sp.BatchSpec {
 	return sp.BatchSpec{Batch: 1, Seq: in.sq, KVSeq: in.sk, CuSeqlens: in.cuQ, CuSeqlensKV: in.cuK, Positions: in.positions}
 }

@@ -44,6 +44,8 @@ func (in *gdnInput) layer(t *file.GDNTable) gdn.Layer {
 		Strategy: strategy, Tokens: in.s, NoBackward: !in.backward()}
 }
 
+func (in *gdnInput) elements() int64 { return in.s * (2*in.hk*in.dk + in.hv*in.dv) }
+
 func (in *gdnInput) spec() sp.BatchSpec {
 	return sp.BatchSpec{Batch: 1, Seq: in.s, CuSeqlens: in.cu, Positions: in.positions}
 }

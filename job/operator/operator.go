@@ -26,6 +26,8 @@ type header interface {
 	String() string
 	backward() bool
 	spec() sp.BatchSpec
+	// elements returns the number of elements of q, k and v
+	elements() int64
 	// plan plans the operator and sets the report's plan and formula. Collective
 	plan(r run, j *file.Job, compute tensor.DType) (operation, error)
 }
@@ -44,12 +46,19 @@ func Open(j *file.Job, d device.Device, m *comm.Mesh, clk *clock.Clock, compute 
 		err = in.base().same(m.Seq)
 	}
 	var op operation
+	levels := ""
+	if err == nil {
+		levels, err = m.SetLevels(j.Parallel.TwoLevel, in.elements()/int64(m.Seq.Size())*compute.Size())
+	}
 	if err == nil {
 		op, err = newOperation(j, in, run{in: in.base(), dev: d, comm: m.Seq, ring: int64(m.Ring), gather: j.Mesh.Gather, clock: clk}, compute)
 	}
 	if err != nil {
 		in.base().close()
 		return nil, err
+	}
+	if levels != "" {
+		op.base().report.Plan += "; " + levels
 	}
 	return &Run{op}, nil
 }

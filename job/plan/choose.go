@@ -370,7 +370,10 @@ func reason(j *file.Job, chosen meshOption, tried []meshOption, m *Machine, x *s
 // nominalCPU has typical rates of a thread, and of links of 10 Gb/s. Only ratios matter for the
 // choice of a mesh.
 var nominalCPU = dryrun.Rates{Products: 60e9, Attention: 25e9, Gradient: 20e9, Delta: 10e9, Stencil: 2e9, Memory: 8e9, Copies: 8e9, Node: 4e9,
-	Network: 1e9, Launch: 2e-6, Latency: 10e-6}
+	Network: 1e9, Launch: 2e-6, Latency: 10e-6, Message: 5e-6}
+
+// TypicalLinks are the links by which a run and a plan choose the levels of all-to-alls on CPUs.
+var TypicalLinks = nominalCPU.Links()
 
 // ForChoice returns the machine with the rates by which a mesh is chosen, which are the same in a
 // plan and in a run: the published ones of a GPU (unknown GPUs: an H100's), and typical ones of a

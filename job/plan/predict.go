@@ -152,6 +152,7 @@ func PredictRank(j *file.Job, m *Machine, x *subject, rank int, timing bool) (*F
 		return nil, err
 	}
 	mesh := dryrun.NewMesh(d, rank, int(j.Mesh.World), int(j.Mesh.Ulysses), int(j.Mesh.Ring), ledger, clk)
+	mesh.Links = TypicalLinks
 	parts := &assembly.Parts{Job: j, Device: d, Mesh: mesh, Clock: clk, Compute: compute, FreeHost: m.Host, Config: x.config}
 	f := &Forecast{Parts: parts, ledger: ledger, Rank: rank, device: d}
 	if x.config == nil {

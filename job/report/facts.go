@@ -22,6 +22,7 @@ type rankFacts struct {
 	Phases            []clock.Phase
 	Sent              []comm.Entry
 	Formula           []train.Traffic
+	Levels            *comm.Traffic // of all-to-alls with two levels; nil if they are direct
 	Memory            []train.Allocation
 	Resident          int64   // peak memory of the process; 0 = unknown
 	Cores             int     // cores that the process may use
@@ -37,7 +38,12 @@ func (r *Run) gatherFacts() ([]rankFacts, error) {
 	if r.Threads {
 		waited /= float64(r.world().Size()) // all ranks are in this process
 	}
-	own, err := json.Marshal(rankFacts{Host: host, CPU: strings.TrimSpace(cpuid.CPU.BrandName), Device: info.Name, Threads: info.Workers,
+	var levels *comm.Traffic
+	if t := r.Parts.Mesh.TwoLevel(); t != nil {
+		moved := t.Moved()
+		levels = &moved
+	}
+	own, err := json.Marshal(rankFacts{Levels: levels, Host: host, CPU: strings.TrimSpace(cpuid.CPU.BrandName), Device: info.Name, Threads: info.Workers,
 		Phases: r.Parts.Clock.Phases(), Sent: r.Ledger.Entries(), Formula: r.Trainer.Traffic(), Memory: r.Trainer.Allocations(),
 		Resident: proc.ResidentPeak(), Cores: runtime.NumCPU(), Waited: waited})
 	if err != nil {

@@ -152,6 +152,16 @@ func (r *Run) printTraffic(facts []rankFacts) {
 	if out == io.Discard {
 		fmt.Fprintf(r.Stdout, "traffic          %d bytes sent by all ranks, equal to the formulas\n", sent)
 	}
+	var levels comm.Traffic
+	for _, f := range facts {
+		if f.Levels != nil {
+			levels.InsideBytes += f.Levels.InsideBytes
+			levels.BetweenBytes += f.Levels.BetweenBytes
+		}
+	}
+	if levels != (comm.Traffic{}) {
+		fmt.Fprintf(r.Stdout, "two levels       %d bytes sent inside nodes, %d between nodes\n", levels.InsideBytes, levels.BetweenBytes)
+	}
 	for _, t := range rows {
 		verdict := "equal"
 		if !t.Equal {

@@ -1,0 +1,82 @@
+package comm
+
+import (
+	"fmt"
+
+	"ulysses/internal/status"
+)
+
+// levelModel is a communicator of a dry run, which only models the time of two levels.
+type levelModel interface {
+	ServesTwoLevels() bool
+	ModelTwoLevels(nodes, perNode int)
+}
+
+// SetLevels gives the all-to-alls of the sequence axis two levels (NewTwoLevel), or leaves them
+// direct. how is "on", "off" or "auto": two levels if all-to-alls of so many bytes a rank, its own
+// block included, then take less time by m.Links. why says what was chosen if the ranks of a
+// sequence are on several nodes, otherwise it is "". Results do not depend on it. The choice uses
+// only values that are equal on all ranks. "on" is Unsupported if the nodes have different numbers
+// of ranks, or if the communicator has no two levels; "auto" is then direct. Collective over the
+// sequence axis.
+func (m *Mesh) SetLevels(how string, bytes int64) (why string, err error) {
+	const key = "parallel.two_level"
+	if m.TwoLevel() != nil {
+		return "", nil // by an earlier call
+	}
+	nodes, perNode, even := 1, len(m.Nodes), true
+	if len(m.Nodes) > 0 {
+		nodes, perNode, even = nodeSizes(m.Nodes)
+	}
+	model, dry := m.Seq.inner.(levelModel)
+	served := dry && model.ServesTwoLevels() || !dry && serves("", m.Seq.inner) == nil
+	switch {
+	case nodes == 1 || how == "off":
+		return "", nil
+	case how == "on" && !even:
+		return "", status.Errorf(status.Unsupported, "%s = \"on\": the nodes of a sequence have different numbers of ranks; start the same number on each node, or set it to \"auto\"", key)
+	case how == "on" && !served:
+		return "", status.Errorf(status.Unsupported, "%s = \"on\": communicators of kind %q have no two-level all-to-all; set it to \"auto\"", key, m.Seq.Kind())
+	case !even || !served || perNode == 1:
+		return "direct all-to-alls", nil
+	}
+	direct, two := m.Links.AllToAllSeconds(nodes, perNode, bytes)
+	text := fmt.Sprintf("by the model of the links, %.3g ms with two levels and %.3g ms direct for %d bytes a rank", 1e3*two, 1e3*direct, bytes)
+	if how == "auto" && two >= direct {
+		return "direct all-to-alls: " + text, nil
+	}
+	if dry {
+		model.ModelTwoLevels(nodes, perNode)
+	} else {
+		t, err := NewTwoLevel(m.Seq, m.Nodes)
+		if err != nil {
+			return "", err
+		}
+		c := m.Seq
+		m.Seq = NewCounted(t, c.axis, c.ledger, c.clock, c.watch)
+	}
+	if how == "on" {
+		text = key + " = \"on\""
+	}
+	return fmt.Sprintf("all-to-alls with two levels, over %d nodes of %d ranks: %s", nodes, perNode, text), nil
+}
+
+// TwoLevel returns the two levels of the sequence axis, nil if its all-to-alls are direct.
+func (m *Mesh) TwoLevel() *TwoLevel {
+	t, _ := m.Seq.inner.(*TwoLevel)
+	return t
+}
+
+// nodeSizes returns the number of nodes, the ranks of the first rank's node, and whether all nodes
+// have as many.
+func nodeSizes(nodeOf []int) (nodes, perNode int, even bool) {
+	ranks := map[int]int{}
+	for _, n := range nodeOf {
+		ranks[n]++
+	}
+	perNode, even = ranks[nodeOf[0]], true
+	for _, n := range ranks {
+		even = even && n == perNode
+	}
+	return len(ranks), perNode, even
+}
