@@ -45,6 +45,13 @@ func TestSlurm(t *testing.T) {
 			t.Fatal(code, e)
 		}
 		same(t, "srun", losses(t, there), losses(t, here), 1e-5)
+		// Two levels between the nodes give the same bits.
+		levels := t.TempDir()
+		code, stdout, stderr := launch(t, conf, append(srun, small(levels, steps, "parallel.two_level=on")...)...)
+		if code != 0 || !strings.Contains(stderr, "two levels, over 2 nodes of 2 ranks") || !strings.Contains(stdout, " bytes sent inside nodes, ") {
+			t.Fatalf("two levels: exit %d\n%s\n%s", code, stdout, stderr)
+		}
+		same(t, "two levels", losses(t, levels), losses(t, there), 0)
 	})
 	t.Run("scancel", func(t *testing.T) {
 		dir, job := jobFolder(t)
