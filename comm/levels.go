@@ -14,11 +14,10 @@ type levelModel interface {
 
 // SetLevels gives the all-to-alls of the sequence axis two levels (NewTwoLevel), or leaves them
 // direct. how is "on", "off" or "auto": two levels if all-to-alls of so many bytes a rank, its own
-// block included, then take less time by m.Links. why says what was chosen if the ranks of a
-// sequence are on several nodes, otherwise it is "". Results do not depend on it. The choice uses
-// only values that are equal on all ranks. "on" is Unsupported if the nodes have different numbers
-// of ranks, or if the communicator has no two levels; "auto" is then direct. Collective over the
-// sequence axis.
+// block included, then take less time by m.Links. why says what was chosen, and is "" if there is
+// no choice, as for ranks on one node. Results do not depend on it. The choice uses only values
+// that are equal on all ranks. "on" is Unsupported if the nodes have different numbers of ranks, or
+// if the communicator has no two levels; "auto" is then direct. Collective over the sequence axis.
 func (m *Mesh) SetLevels(how string, bytes int64) (why string, err error) {
 	const key = "parallel.two_level"
 	if m.TwoLevel() != nil {
@@ -38,7 +37,7 @@ func (m *Mesh) SetLevels(how string, bytes int64) (why string, err error) {
 	case how == "on" && !served:
 		return "", status.Errorf(status.Unsupported, "%s = \"on\": communicators of kind %q have no two-level all-to-all; set it to \"auto\"", key, m.Seq.Kind())
 	case !even || !served || perNode == 1:
-		return "direct all-to-alls", nil
+		return "", nil // there is no choice
 	}
 	direct, two := m.Links.AllToAllSeconds(nodes, perNode, bytes)
 	text := fmt.Sprintf("by the model of the links, %.3g ms with two levels and %.3g ms direct for %d bytes a rank", 1e3*two, 1e3*direct, bytes)

@@ -145,6 +145,9 @@ func (f *Forecast) print(out io.Writer, m *Machine) error {
 		return err
 	}
 	f.printRing(out)
+	if f.Levels != "" {
+		fmt.Fprintf(out, "\nlevels           %s\n", f.Levels)
+	}
 	rate := units.Short(float64(f.tokens) / f.Seconds)
 	if f.Operator != nil {
 		fmt.Fprintf(out, "\nspeed            %s tokens/s, without reading and writing\n", rate)
