@@ -85,8 +85,8 @@ func (g NoGPU) AttentionWorkspace(a *device.Attention, backward bool) int64 {
 	return max(l.bytes, tables+roundUp(g.sdpaWorkspace(a, backward), align))
 }
 
-// deltaRoom limits the bytes for heads that are computed at a time, unless one key head needs more.
-const deltaRoom, deltaRoomEmulated = 2 << 30, 1 << 16
+// deltaPanel is DELTA_PANEL_BYTES: the bytes for the intermediate results of a panel.
+const deltaPanel, deltaPanelEmulated = 2 << 30, 1 << 15
 
 // GatedDeltaSizes returns the most bytes that any kernel needs for the call; 0 if the arguments are
 // invalid.
@@ -94,12 +94,12 @@ func (g NoGPU) GatedDeltaSizes(a *device.GatedDelta) (none device.DeltaSizes) {
 	if device.Operations[device.OpGatedDeltaForward].Check(unsafe.Pointer(a), true) != nil || a.K.NDim != 3 || a.V.NDim != 3 {
 		return none
 	}
-	s := deltaShape{tokens: a.K.Shape[0], keyHeads: a.K.Shape[1], valueHeads: a.V.Shape[1], dk: a.K.Shape[2], dv: a.V.Shape[2], room: deltaRoom}
+	s := deltaShape{tokens: a.K.Shape[0], keyHeads: a.K.Shape[1], valueHeads: a.V.Shape[1], dk: a.K.Shape[2], dv: a.V.Shape[2], panel: deltaPanel}
 	if s.dk < 1 || s.dv < 1 || a.KeyHead == nil && s.valueHeads > 0 && (s.keyHeads == 0 || s.valueHeads%s.keyHeads != 0) {
 		return none
 	}
 	if g.emulated {
-		s.room = deltaRoomEmulated
+		s.panel = deltaPanelEmulated
 	}
 	if s.chunk = 64; s.dk > 128 {
 		s.chunk = 32
@@ -107,7 +107,7 @@ func (g NoGPU) GatedDeltaSizes(a *device.GatedDelta) (none device.DeltaSizes) {
 	if a.Chunk > 0 && a.Chunk < s.chunk {
 		s.chunk = a.Chunk / 16 * 16
 	}
-	key, run := int64(-1), int64(0)
+	key := int64(-1)
 	for h := range s.valueHeads {
 		k := int64(0)
 		if a.KeyHead != nil {
@@ -118,16 +118,13 @@ func (g NoGPU) GatedDeltaSizes(a *device.GatedDelta) (none device.DeltaSizes) {
 		if k < max(key, 0) || k >= s.keyHeads {
 			return none
 		}
-		if run++; k != key {
-			run = 1
-		}
-		key, s.group = k, max(s.group, run)
+		key = k
 	}
 	documents := s.tokens
 	if a.Cu != nil {
 		documents = documentsOf(a.Cu, a.Cu)
 	}
-	return device.DeltaSizes{Saved: roundUp(s.valueHeads*s.tokens*s.chunk*4, align), Forward: s.workspace(documents, deltaForward),
+	return device.DeltaSizes{Saved: s.saved(), Forward: s.workspace(documents, deltaForward),
 		Backward: s.workspace(documents, deltaBackward), State: s.workspace(1, deltaState)}
 }
 
@@ -135,8 +132,23 @@ func (g NoGPU) GatedDeltaSizes(a *device.GatedDelta) (none device.DeltaSizes) {
 type deltaShape struct {
 	tokens, keyHeads, valueHeads, dk, dv int64
 	chunk                                int64 // tokens
-	group                                int64 // most value heads of one key head
-	room                                 int64
+	panel                                int64 // bytes
+}
+
+// span returns the tokens of a panel (delta_span).
+func (s *deltaShape) span() int64 {
+	row := 16 + 4*(2*s.chunk+2*s.dv+2*s.dk) + (8*s.dk*s.dv+s.chunk-1)/s.chunk
+	return max(2, s.panel/(max(s.valueHeads, 1)*row*s.chunk)) * s.chunk
+}
+
+func (s *deltaShape) panels() int64 { return max(1, (s.tokens+s.span()-1)/s.span()) }
+
+// state returns the bytes of the states of all heads.
+func (s *deltaShape) state() int64 { return s.valueHeads * s.dk * s.dv * 4 }
+
+// saved returns the bytes of the matrices T and of the states that panels pass on (delta_saved).
+func (s *deltaShape) saved() int64 {
+	return roundUp(s.valueHeads*s.tokens*s.chunk*4, align) + roundUp((s.panels()-1)*s.state(), align)
 }
 
 // deltaPass is an operation of the gated delta rule.
@@ -148,41 +160,37 @@ const (
 	deltaState
 )
 
-// workspace returns the bytes of the tables and of the factors of the L2 norms, plus the memory of
-// the value heads that are computed at a time.
+// workspace returns the bytes of the tables, of the states between panels, and of the intermediate
+// results of a panel (delta_layout).
 func (s *deltaShape) workspace(documents int64, pass deltaPass) int64 {
-	var front allocator
-	front.take(documents+1, 8)
-	front.take(documents+1, 8)
-	front.take(documents, 8)
-	front.take(s.valueHeads, 8)
-	front.take(s.keyHeads+1, 8)
-	front.take(s.keyHeads*s.tokens, 4)
-	front.take(s.keyHeads*s.tokens, 4)
-	seams := s.tokens / s.chunk
-	of := func(n int64) int64 {
-		l := front
-		l.take(n*s.tokens, 16)
-		l.take(n*s.tokens*s.chunk, 4)
-		l.take(n*s.tokens*s.chunk, 4)
-		if pass == deltaState {
-			return l.bytes
-		}
-		l.take(n*s.tokens*s.dv, 4)
-		l.take(n*seams*s.dk*s.dv, 4)
-		if pass == deltaForward {
-			return l.bytes
-		}
-		l.take(n*s.tokens*s.dv, 4)
-		l.take(n*s.tokens*s.dk, 4)
-		l.take(n*s.tokens*s.dk, 4)
-		l.take(n*seams*s.dk*s.dv, 4)
+	var l allocator
+	l.take(documents+1, 8)
+	l.take(documents+1, 8)
+	l.take(documents, 8)
+	l.take(s.valueHeads, 8)
+	l.take(s.keyHeads+1, 8)
+	if pass != deltaState && s.panels() > 1 {
+		l.take(s.state(), 1)
+		l.take(s.state(), 1)
+	}
+	rows, slots := min(s.tokens, s.span()+s.chunk), min(s.tokens, s.span())/s.chunk+1
+	n := s.valueHeads * rows
+	l.take(s.keyHeads*rows, 4)
+	l.take(s.keyHeads*rows, 4)
+	l.take(n, 16)
+	l.take(n*s.chunk, 4)
+	l.take(n*s.chunk, 4)
+	if pass == deltaState {
 		return l.bytes
 	}
-	heads := min(s.valueHeads, max(s.group, s.room/max(of(1)-front.bytes, 1)))
-	if bytes := of(heads); heads == s.valueHeads {
-		return bytes
-	} else {
-		return max(bytes, front.bytes+s.room)
+	l.take(n*s.dv, 4)
+	l.take(slots*s.state(), 1)
+	if pass == deltaForward {
+		return l.bytes
 	}
+	l.take(n*s.dv, 4)
+	l.take(n*s.dk, 4)
+	l.take(n*s.dk, 4)
+	l.take(slots*s.state(), 1)
+	return l.bytes
 }
