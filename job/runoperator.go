@@ -60,6 +60,9 @@ func runOperator(e *Env) error {
 	w := tabwriter.NewWriter(e.Stdout, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(w, "input\t%s\n", r.Input)
 	fmt.Fprintf(w, "plan\t%s\n", r.Plan)
+	if r.Levels != "" {
+		fmt.Fprintf(w, "levels\t%s\n", r.Levels)
+	}
 	fmt.Fprintf(w, "seconds\t%.4f on rank 0, in %s, kernels %s\n", r.Seconds, file.DTypeName(e.Compute), e.Device.Info().Kernels)
 	fmt.Fprintf(w, "memory\t%.1f MiB on rank 0\n", units.MiB(r.Bytes))
 	fmt.Fprintf(w, "all-to-all\t%d bytes sent by all ranks, formula %d: %s\n", sums[0], sums[1], verdict)

@@ -398,14 +398,14 @@ func TestDecayRanges(t *testing.T) {
 }
 
 // A plan that exceeds the memory of the device is refused before the first step. The error names
-// the largest allocation and the fix.
+// the largest allocation and the fix. Gradients have as many bytes as the master weights.
 func TestPlanMustFit(t *testing.T) {
 	text := strings.Repeat("all work and no play. ", 200)
 	for _, x := range []struct {
 		memory   int64
 		sequence int64
 		largest  string
-	}{{100 << 10, 48, "master weights"}, {2 << 20, 4000, "working memory"}} {
+	}{{100 << 10, 48, "gradients"}, {2 << 20, 4000, "working memory"}} {
 		dataset := config(x.sequence, file(t, t.TempDir(), "a.txt", text))
 		err := comm.RunLocal(1, func(host comm.Comm) error {
 			d, err := fake.Open(fake.Options{Memory: x.memory})

@@ -57,9 +57,7 @@ func Open(j *file.Job, d device.Device, m *comm.Mesh, clk *clock.Clock, compute 
 		in.base().close()
 		return nil, err
 	}
-	if levels != "" {
-		op.base().report.Plan += "; " + levels
-	}
+	op.base().report.Levels = levels
 	return &Run{op}, nil
 }
 

@@ -15,6 +15,7 @@ import (
 type Report struct {
 	Input    string // names and shapes of the input tensors
 	Plan     string // how the ranks share the work
+	Levels   string // how all-to-alls are made, if that is a choice (comm.Mesh.SetLevels)
 	Backward bool
 	Bytes    int64   // of device memory
 	Seconds  float64 // of the forward pass, and of the backward pass if there was one

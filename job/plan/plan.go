@@ -145,8 +145,12 @@ func (f *Forecast) print(out io.Writer, m *Machine) error {
 		return err
 	}
 	f.printRing(out)
-	if f.Levels != "" {
-		fmt.Fprintf(out, "\nlevels           %s\n", f.Levels)
+	levels := f.Levels
+	if f.Operator != nil {
+		levels = f.Operator.Levels
+	}
+	if levels != "" {
+		fmt.Fprintf(out, "\nlevels           %s\n", levels)
 	}
 	rate := units.Short(float64(f.tokens) / f.Seconds)
 	if f.Operator != nil {
