@@ -23,22 +23,20 @@ func (m *Mesh) SetLevels(how string, bytes int64) (why string, err error) {
 	if m.TwoLevel() != nil {
 		return "", nil // by an earlier call
 	}
-	nodes, perNode, even := 1, len(m.Nodes), true
-	if len(m.Nodes) > 0 {
-		nodes, perNode, even = nodeSizes(m.Nodes)
-	}
+	ranks, uneven := byNode(key, m.Nodes, len(m.Nodes)) // of each node
 	model, dry := m.Seq.inner.(levelModel)
 	served := dry && model.ServesTwoLevels() || !dry && serves("", m.Seq.inner) == nil
 	switch {
-	case nodes == 1 || how == "off":
+	case how == "off" || uneven == nil && len(ranks) <= 1:
 		return "", nil
-	case how == "on" && !even:
+	case how == "on" && uneven != nil:
 		return "", status.Errorf(status.Unsupported, "%s = \"on\": the nodes of a sequence have different numbers of ranks; start the same number on each node, or set it to \"auto\"", key)
 	case how == "on" && !served:
 		return "", status.Errorf(status.Unsupported, "%s = \"on\": communicators of kind %q have no two-level all-to-all; set it to \"auto\"", key, m.Seq.Kind())
-	case !even || !served || perNode == 1:
+	case uneven != nil || !served || len(ranks[0]) == 1:
 		return "", nil // there is no choice
 	}
+	nodes, perNode := len(ranks), len(ranks[0])
 	direct, two := m.Links.AllToAllSeconds(nodes, perNode, bytes)
 	text := fmt.Sprintf("by the model of the links, %.3g ms with two levels and %.3g ms direct for %d bytes a rank", 1e3*two, 1e3*direct, bytes)
 	if how == "auto" && two >= direct {
@@ -64,18 +62,4 @@ func (m *Mesh) SetLevels(how string, bytes int64) (why string, err error) {
 func (m *Mesh) TwoLevel() *TwoLevel {
 	t, _ := m.Seq.inner.(*TwoLevel)
 	return t
-}
-
-// nodeSizes returns the number of nodes, the ranks of the first rank's node, and whether all nodes
-// have as many.
-func nodeSizes(nodeOf []int) (nodes, perNode int, even bool) {
-	ranks := map[int]int{}
-	for _, n := range nodeOf {
-		ranks[n]++
-	}
-	perNode, even = ranks[nodeOf[0]], true
-	for _, n := range ranks {
-		even = even && n == perNode
-	}
-	return len(ranks), perNode, even
 }

@@ -69,8 +69,9 @@ func (c *Comm) nodes() (here int, others bool) {
 	return here, others
 }
 
-// traffic is the number of bytes between this rank and ranks of its node, and of other nodes.
-type traffic struct{ node, network int64 }
+// traffic is the number of bytes between this rank and ranks of its node, and of other nodes, and
+// the number of messages to or from other nodes.
+type traffic struct{ node, network, messages int64 }
 
 // add counts bytes to or from a rank of the group. Bytes to this rank itself, or to no rank (below
 // 0), do not count.
@@ -81,6 +82,9 @@ func (t *traffic) add(c *Comm, rank int, bytes int64) {
 		t.node += bytes
 	default:
 		t.network += bytes
+		if bytes > 0 {
+			t.messages++
+		}
 	}
 }
 
@@ -95,6 +99,7 @@ func (c *Comm) communicate(s device.Stream, sent, received traffic) error {
 	c.d.spent.Waits[c.d.clock.Current()]++ // every communication waits for other ranks
 	r := &c.d.rates
 	node, network := float64(max(sent.node, received.node))/r.Node, float64(max(sent.network, received.network))/r.Network
+	network += float64(max(sent.messages, received.messages)) * r.Message
 	seconds := max(r.Latency*float64(bits.Len(uint(c.Size()-1))), node, network)
 	if s == nil {
 		return c.d.charge(s, seconds)

@@ -150,6 +150,40 @@ func TestLinksHaveQueues(t *testing.T) {
 	}
 }
 
+// A direct all-to-all pays for each message to another node. With two levels it takes the time of
+// the model of the links, and sends the bytes of comm.TwoLevelTraffic.
+func TestLevelsOfAllToAlls(t *testing.T) {
+	rates := slow
+	rates.PerNode, rates.Network, rates.Message = 2, 0.5, 7
+	spent := func(two bool) Account {
+		d := open(t, tensor.Host, rates, nil)
+		m := NewMesh(d, 0, 4, 4, 1, comm.NewLedger(), nil)
+		m.Links = rates.Links()
+		if two {
+			if why, err := m.SetLevels("on", 32); err != nil || why == "" {
+				t.Fatalf("%q, %v", why, err)
+			}
+		}
+		s, _ := d.NewStream()
+		x := of(tensor.Host, 8)
+		if err := m.Seq.AllToAll(s, x, x, []int64{2, 2, 2, 2}, []int64{2, 2, 2, 2}); err != nil {
+			t.Fatal(err)
+		}
+		return d.Spent()
+	}
+	block := 2 * of(tensor.Host, 1).Bytes()
+	direct, levels := spent(false), spent(true)
+	if want := 2*7 + 2*float64(block)/0.5; direct.Seconds != want || direct.Node != block || direct.Network != 2*block {
+		t.Errorf("direct: %v s, %d and %d bytes, want %v s", direct.Seconds, direct.Node, direct.Network, want)
+	}
+	links := rates.Links()
+	_, want := links.AllToAllSeconds(2, 2, 4*block)
+	moved, err := comm.TwoLevelTraffic(0, []int{0, 0, 1, 1}, func(int, int) int64 { return block })
+	if err != nil || levels.Seconds != want || levels.Node != moved.InsideBytes || levels.Network != moved.BetweenBytes {
+		t.Errorf("two levels: %v s, %d and %d bytes, want %v s, %+v, %v", levels.Seconds, levels.Node, levels.Network, want, moved, err)
+	}
+}
+
 // An operation takes the longest of its arithmetic, its memory traffic and the minimum time.
 func TestWork(t *testing.T) {
 	spent := func(rates Rates, call func(d *Device, s device.Stream) error) float64 {

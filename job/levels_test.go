@@ -35,20 +35,7 @@ func TestTwoLevelsChangeNothing(t *testing.T) {
 			var losses [2][]float64
 			var weights [2][]byte
 			for i, how := range []string{"off", "on"} {
-				out := t.TempDir()
-				var stdout, stderr bytes.Buffer
-				err := Run(Options{Path: filepath.Join(goldens, name, "job.toml"), Sets: append([]string{"output.dir=" + out, "parallel.two_level=" + how}, sets...),
-					Ranks: 4, Verbose: true, Stdout: &stdout, Stderr: &stderr, open: onNodes(twoEach)})
-				if err != nil {
-					t.Fatalf("%s %v %s: %v\n%s", name, sets, how, err, stderr.String())
-				}
-				for _, r := range readMetrics(t, filepath.Join(out, "metrics.jsonl")) {
-					losses[i] = append(losses[i], r.Loss)
-				}
-				if weights[i], err = os.ReadFile(filepath.Join(out, "model", "model.safetensors")); err != nil {
-					t.Fatal(err)
-				}
-				outputs[i] = stdout.String() + stderr.String()
+				losses[i], weights[i], outputs[i] = trainedOn(t, onNodes(twoEach), filepath.Join(goldens, name, "job.toml"), 4, append([]string{"parallel.two_level=" + how}, sets...)...)
 			}
 			if !slices.Equal(losses[0], losses[1]) || !bytes.Equal(weights[0], weights[1]) {
 				t.Errorf("%s %v: losses %v, with two levels %v; weights are equal: %v", name, sets, losses[0], losses[1], bytes.Equal(weights[0], weights[1]))

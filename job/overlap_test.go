@@ -12,9 +12,16 @@ import (
 // trained runs a golden's job and returns its losses and the bytes of its weights.
 func trained(t *testing.T, path string, ranks int, sets ...string) (losses []float64, weights []byte) {
 	t.Helper()
+	losses, weights, _ = trainedOn(t, opener{}, path, ranks, sets...)
+	return losses, weights
+}
+
+// trainedOn is trained with an opener, and also returns what the run has printed.
+func trainedOn(t *testing.T, open opener, path string, ranks int, sets ...string) (losses []float64, weights []byte, printed string) {
+	t.Helper()
 	out := t.TempDir()
 	var stdout, stderr bytes.Buffer
-	err := Run(Options{Path: path, Sets: append([]string{"output.dir=" + out}, sets...), Ranks: ranks, Verbose: true, Stdout: &stdout, Stderr: &stderr})
+	err := Run(Options{Path: path, Sets: append([]string{"output.dir=" + out}, sets...), Ranks: ranks, Verbose: true, Stdout: &stdout, Stderr: &stderr, open: open})
 	if err != nil {
 		t.Fatalf("%v: %v\n%s", sets, err, stderr.String())
 	}
@@ -25,7 +32,7 @@ func trained(t *testing.T, path string, ranks int, sets ...string) (losses []flo
 	if err != nil {
 		t.Fatal(err)
 	}
-	return losses, weights
+	return losses, weights, stdout.String() + stderr.String()
 }
 
 // Overlapping projections with all-to-alls changes no bit of losses and weights: with norms of q
