@@ -58,7 +58,7 @@ func (c *context) readGDNDesc(op string, desc unsafe.Pointer) (l gdn.Layer, d cG
 			info.Kind, info.DeltaHead)
 	}
 	return gdn.Layer{KeyHeads: d.qk_heads, ValueHeads: d.v_heads, KeyDim: d.qk_dim, ValueDim: d.v_dim, DType: dtype, Scale: float64(d.scale), Chunk: int64(d.chunk),
-		L2Norm: d.flags&flagL2Norm != 0, NoBackward: d.flags&flagNoBackward != 0, Tokens: d.max_tokens,
+		L2Norm: d.flags&flagL2Norm != 0, NoBackward: d.flags&flagNoBackward != 0, Deterministic: d.flags&flagDeterministic != 0, Tokens: d.max_tokens,
 		Strategy: [...]gdn.Strategy{gdnAuto: gdn.Auto, gdnHeads: gdn.Heads, gdnState: gdn.State}[d.strategy]}, d, nil
 }
 

@@ -1,7 +1,11 @@
 package cuda
 
 import (
+	"math"
+	"math/rand/v2"
+	"slices"
 	"testing"
+	"unsafe"
 
 	"ulysses/device"
 	"ulysses/internal/status"
@@ -112,5 +116,83 @@ func TestDeltaLists(t *testing.T) {
 	}
 	if err := s.Sync(); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestDeltaSegments: the sequence of a few heads is divided into segments, which changes bits but
+// not values. A deterministic call, or any call on a deterministic device, is not divided and
+// needs no memory for segments.
+func TestDeltaSegments(t *testing.T) {
+	const tokens, hv, dk, dv = 600, 2, 16, 16
+	random := rand.New(rand.NewPCG(3, 4))
+	values := func(n int64, f func() float64) []float32 {
+		x := make([]float32, n)
+		for i := range x {
+			x[i] = float32(f())
+		}
+		return x
+	}
+	q, k, v := values(tokens*dk, random.NormFloat64), values(tokens*dk, random.NormFloat64), values(tokens*hv*dv, random.NormFloat64)
+	g, beta := values(tokens*hv, func() float64 { return -0.02 * random.Float64() }), values(tokens*hv, random.Float64)
+	run := func(d *Device, s device.Stream, alloc func(tensor.DType, ...int64) tensor.Tensor, deterministic bool) (bits []uint32, size device.DeltaSizes) {
+		put := func(x []float32, shape ...int64) tensor.Tensor {
+			y, from := alloc(tensor.F32, shape...), tensor.Of(unsafe.Pointer(&x[0]), tensor.F32, shape...)
+			if err := d.Copy(s, y, from); err != nil {
+				t.Fatal(err)
+			}
+			return y
+		}
+		a := &device.GatedDelta{Q: put(q, tokens, 1, dk), K: put(k, tokens, 1, dk), V: put(v, tokens, hv, dv), Out: alloc(tensor.F32, tokens, hv, dv),
+			G: put(g, tokens, hv), Beta: put(beta, tokens, hv), Cu: []int64{0, tokens}, L2Norm: true, Scale: 1, Chunk: 16, Deterministic: deterministic}
+		size = d.GatedDeltaSizes(a)
+		a.Saved, a.Workspace = alloc(tensor.U8, size.Saved), alloc(tensor.U8, max(size.Forward, size.Backward))
+		if err := d.GatedDeltaForward(s, a); err != nil {
+			t.Fatal(err)
+		}
+		y := &device.GatedDeltaGrad{GatedDelta: *a, DOut: a.V, DQ: alloc(tensor.F32, tokens, 1, dk), DK: alloc(tensor.F32, tokens, 1, dk), DV: alloc(tensor.F32, tokens, hv, dv),
+			DG: alloc(tensor.F32, tokens, hv), DBeta: alloc(tensor.F32, tokens, hv)}
+		if err := d.GatedDeltaBackward(s, y); err != nil {
+			t.Fatal(err)
+		}
+		for _, x := range []tensor.Tensor{a.Out, y.DQ, y.DK, y.DV, y.DG, y.DBeta} {
+			to := make([]uint32, x.Numel())
+			if err := d.Copy(s, tensor.Of(unsafe.Pointer(&to[0]), tensor.F32, x.Dims()...), x); err != nil {
+				t.Fatal(err)
+			}
+			if err := s.Sync(); err != nil {
+				t.Fatal(err)
+			}
+			bits = append(bits, to...)
+		}
+		return bits, size
+	}
+	d, s, alloc := opened(t, Options{})
+	if !d.Details().Emulated {
+		t.Skip("SKIPPED: a GPU does not divide so short a sequence")
+	}
+	divided, size := run(d, s, alloc, false)
+	again, _ := run(d, s, alloc, false)
+	whole, small := run(d, s, alloc, true)
+	exact, sExact, allocExact := opened(t)
+	same, smallToo := run(exact, sExact, allocExact, false)
+	if !slices.Equal(divided, again) {
+		t.Error("a second call has other bits")
+	}
+	if slices.Equal(divided, whole) {
+		t.Error("the call is not divided into segments")
+	}
+	if !slices.Equal(whole, same) {
+		t.Error("a deterministic device and a deterministic call differ in bits")
+	}
+	if small != smallToo || small.Forward >= size.Forward || small.Backward >= size.Backward {
+		t.Errorf("%+v with segments, %+v and %+v without", size, small, smallToo)
+	}
+	var most, largest float64
+	for i := range whole {
+		x := float64(math.Float32frombits(whole[i]))
+		most, largest = max(most, math.Abs(x-float64(math.Float32frombits(divided[i])))), max(largest, math.Abs(x))
+	}
+	if !(most <= 2e-5*largest) {
+		t.Errorf("segments change values by %g of %g", most, largest)
 	}
 }

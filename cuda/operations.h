@@ -205,12 +205,13 @@ typedef struct {
   bool l2norm;
   double scale;
   int64_t chunk;
+  bool deterministic;
   uly_tensor state_in;
   uly_tensor state_out;
   uly_tensor saved;
   uly_tensor workspace;
 } uly_gated_delta;
-ULY_SIZE(uly_gated_delta, 1512)
+ULY_SIZE(uly_gated_delta, 1520)
 
 typedef struct {
   uly_gated_delta gated_delta;
@@ -224,7 +225,7 @@ typedef struct {
   uly_tensor dstate_in;
   bool per_head;
 } uly_gated_delta_grad;
-ULY_SIZE(uly_gated_delta_grad, 2672)
+ULY_SIZE(uly_gated_delta_grad, 2680)
 
 typedef struct {
   uly_tensor x;
@@ -403,4 +404,4 @@ ULY_SIZE(uly_swiglu, 440)
   X(SWIGLU_FORWARD, swiglu_forward, uly_swiglu)
 
 // A checksum of the above: program and plug-in must have the same operations.
-#define ULY_OPERATIONS_SUM 0x0b4e9a5fu
+#define ULY_OPERATIONS_SUM 0xae5b2820u

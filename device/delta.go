@@ -7,8 +7,11 @@ import "ulysses/tensor"
 // betas, recurrent states and their gradients are F32 for every compute type.
 //
 // The results of a value head depend on its own values and its key head only, and the results of a
-// channel on that channel only, bitwise. Therefore a layer whose heads are sharded has bitwise
-// equal results for every number of ranks.
+// channel on that channel only. On the CPU, and with GatedDelta.Deterministic on every device, they
+// are bitwise equal for any other heads in the call. Therefore a layer whose heads are sharded has
+// bitwise equal results for every number of ranks. Without Deterministic, a device may divide
+// sequences by the shape of the call; results are bitwise reproducible, and equal up to rounding
+// for other numbers of heads.
 type DeltaOps interface {
 	// GatedDeltaSizes returns the bytes of a call's memory. If Cu is nil, it returns a bound for
 	// any documents with as many tokens, and for any number of states in StateIn and StateOut.
@@ -55,6 +58,10 @@ type GatedDelta struct {
 	L2Norm  bool
 	Scale   float64 // the caller resolves 0 = 1/sqrt(Dk)
 	Chunk   int64   // largest number of tokens of a chunk, at least 16; 0 = the device chooses
+
+	// Deterministic: the results of a head are bitwise equal for any other heads and documents in
+	// the call.
+	Deterministic bool
 
 	// [i, Hv, Dk, Dv] dense: the states before the first i documents; absent or i = 0: zero
 	StateIn tensor.Tensor `op:"in,optional"`

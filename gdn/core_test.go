@@ -2,6 +2,7 @@ package gdn
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"sync"
 	"testing"
@@ -82,8 +83,30 @@ func (r *coreRun) reference(k *testCase) map[string][]float64 {
 	states := !r.a.StateIn.IsNil()
 	entry, _ := references.LoadOrStore(fmt.Sprint("core ", k.name, r.p.layer.DType, states), new(lazy))
 	e := entry.(*lazy)
-	e.once.Do(func() { e.x = k.reference(r.p.layer, r.x, states) })
+	e.once.Do(func() { e.x = k.reference(r.p.layer, r.x, states, nil) })
 	return e.x
+}
+
+// plainErrors returns max|Δ|/max|ref| of the results of a plain implementation, which keeps its
+// values in BF16 between operations.
+func (r *coreRun) plainErrors(k *testCase) map[string]float64 {
+	low := func(v float64) float64 { return float64(round(tensor.BF16, float32(v))) }
+	exact, plain := r.reference(k), k.reference(r.p.layer, r.x, !r.a.StateIn.IsNil(), low)
+	errors := map[string]float64{}
+	for _, x := range r.results() {
+		var delta, top float64
+		for i, v := range exact[x.name] {
+			y := plain[x.name][i]
+			if x.t.DType == tensor.BF16 {
+				y = low(y)
+			}
+			delta, top = max(delta, math.Abs(y-v)), max(top, math.Abs(v))
+		}
+		if top > 0 {
+			errors[x.name] = delta / top
+		}
+	}
+	return errors
 }
 
 // whole returns the elements of a global input, tokens before heads.
@@ -106,9 +129,11 @@ func (k *testCase) geometry(l Layer, x *sp.Batch, states bool) *ref.GatedDelta {
 	return g
 }
 
-func (k *testCase) reference(l Layer, x *sp.Batch, states bool) map[string][]float64 {
+// reference returns the results of the whole batch. keep: ref.GatedDelta.Keep.
+func (k *testCase) reference(l Layer, x *sp.Batch, states bool, keep func(float64) float64) map[string][]float64 {
 	b, s, f32 := x.Batch(), x.Seq(), tensor.F32
 	g := k.geometry(l, x, states)
+	g.Keep = keep
 	docs := g.Documents()
 	q, key := k.whole(nameQ, l.DType, b, s, l.KeyHeads, l.KeyDim), k.whole(nameK, l.DType, b, s, l.KeyHeads, l.KeyDim)
 	v, dout := k.whole(nameV, l.DType, b, s, l.ValueHeads, l.ValueDim), k.whole(nameDOut, l.DType, b, s, l.ValueHeads, l.ValueDim)

@@ -51,6 +51,7 @@ func (m *headsMethod) heads(rank int64) headRange { return m.layer.headShard(m.s
 
 // divide makes one segment of all tokens of the batch.
 func (m *headsMethod) divide(l *layout) {
+	l.oneGroup = l.batch.OneGroup() // linear attention has no ring: all ranks share the heads
 	l.tokens, l.position = l.batch.Seq(), 0
 	l.maxDocs, l.starts, l.ends = l.docs, l.docs, l.docs
 	if m.heads(m.rank).values() > 0 {
@@ -310,13 +311,13 @@ func as4D(t tensor.Tensor, dtype tensor.DType) tensor.Tensor {
 
 // toHeads reshards the added tensors from tokens to heads, and removes them from the list.
 func (m *headsMethod) toHeads(c *call) error {
-	return m.ulysses.SeqToHeads(c.stream, c.layout.batch, m.reshard.take(c.scratch, false))
+	return m.ulysses.SeqToHeads(c.stream, c.layout.oneGroup, m.reshard.take(c.scratch, false))
 }
 
 // toTokens reshards the added tensors from heads to tokens, and removes them from the list. With
 // sum, the copies of a key head on several ranks are added in rank order.
 func (m *headsMethod) toTokens(c *call, sum bool) error {
-	return m.ulysses.HeadsToSeq(c.stream, c.layout.batch, m.reshard.take(c.scratch, sum))
+	return m.ulysses.HeadsToSeq(c.stream, c.layout.oneGroup, m.reshard.take(c.scratch, sum))
 }
 
 // take returns the arguments of the all-to-all of the added tensors, and empties the list.

@@ -58,6 +58,10 @@ type Layer struct {
 	Tokens     int64
 	ConvWidth  int64 // width of LayerForward's convolution; 0 = only the core is used
 	NoBackward bool  // no backward call will follow: nothing is saved
+	// Deterministic: with Heads, results are bitwise equal for every number of ranks. They always
+	// are on the CPU; on a GPU, the results of other numbers of ranks are equal up to rounding
+	// without it
+	Deterministic bool
 }
 
 // check returns an error if no device, or not the device of info, can run the layer.
@@ -117,6 +121,7 @@ func (l Layer) fields() []comm.Field {
 		{Name: "tokens", Value: number(l.Tokens)},
 		{Name: "conv_width", Value: number(l.ConvWidth)},
 		{Name: "no_backward", Value: strconv.FormatBool(l.NoBackward)},
+		{Name: "deterministic", Value: strconv.FormatBool(l.Deterministic)},
 	}
 }
 

@@ -119,6 +119,7 @@ func (t *tokenShards) documentsAt(sequence, position int64, starts bool) (first,
 // layout is how the calls of this rank process a batch.
 type layout struct {
 	batch    *sp.Batch
+	oneGroup *sp.Batch // batch without a ring, for strategy heads
 	shards   tokenShards
 	position int64 // of this rank; -1 = it has no tokens
 	tokens   int64 // tokens of a sequence in the local tensors

@@ -121,7 +121,7 @@ func (p *Plan) ruleSizes(x *segment) device.DeltaSizes {
 func (p *Plan) setRuleArgs(x *segment) {
 	l, f := &p.layer, &p.call.buffers
 	p.delta = device.GatedDelta{Q: x.view(f.q), K: x.view(f.k), V: x.view(f.v), Out: x.view(f.v), G: x.view(f.g), Beta: x.view(f.beta),
-		Cu: x.cu, KeyHead: p.keyHead, L2Norm: l.L2Norm, Scale: l.Scale, Chunk: l.Chunk}
+		Cu: x.cu, KeyHead: p.keyHead, L2Norm: l.L2Norm, Scale: l.Scale, Chunk: l.Chunk, Deterministic: l.Deterministic}
 }
 
 // Reserve makes the communicator allocate, before the first step, the memory that it needs for

@@ -50,6 +50,17 @@ func TestShardedHybrids(t *testing.T) {
 	}
 }
 
+// In a ring, all ranks of a sequence share the heads of linear attention.
+func TestHybridsInARing(t *testing.T) {
+	dir := filepath.Join(goldens, "qwen3_5-adamw-packed")
+	c := readGoldens(t, "train")[dir]
+	for _, strategy := range []string{"heads", "state", "auto"} {
+		for _, sets := range [][]string{{"parallel.ulysses=2", "parallel.ring=2"}, {"parallel.ulysses=1", "parallel.ring=4", "parallel.zero=3"}} {
+			trainGolden(t, dir, c, 4, append(sets, "gdn.strategy="+strategy)...)
+		}
+	}
+}
+
 // The first step on four ranks is equal to the step on one rank, tensor by tensor.
 func TestVerifyHybrids(t *testing.T) {
 	for _, strategy := range []string{"heads", "state"} {

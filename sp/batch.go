@@ -47,6 +47,13 @@ type axis struct {
 	inOrder, zigzag placement
 }
 
+// regroup makes one group of all ranks, with the same tokens on each.
+func (x *axis) regroup(rank int64) {
+	x.inOrder.attention = x.tokens.grouped(1)
+	x.inOrder.exchange = newExchange(x.tokens, x.inOrder.attention, rank)
+	x.zigzag = x.inOrder
+}
+
 // placement is a layout of attention and how this rank reaches it from the layout of tokens.
 type placement struct {
 	attention layout // by group of the ring
@@ -349,6 +356,19 @@ func (x *axis) ranges(rank int) []Range {
 // zigzag.
 func (b *Batch) Ring() int64  { return b.spec.Ring }
 func (b *Batch) Zigzag() bool { return b.spec.Zigzag }
+
+// OneGroup returns the batch with a ring of 1: the same tokens on the same ranks, for plans without
+// a ring.
+func (b *Batch) OneGroup() *Batch {
+	if b.spec.Ring == 1 {
+		return b
+	}
+	one := *b
+	one.spec.Ring = 1
+	one.queries.regroup(b.rank)
+	one.keys.regroup(b.rank)
+	return &one
+}
 
 // GroupRows and GroupKVRows are the sums of Rows and KVRows over the ranks of this rank's group.
 func (b *Batch) GroupRows() int64   { return rows(b.queries.inOrder.attention[b.group()]) }

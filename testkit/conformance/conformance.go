@@ -48,6 +48,12 @@ func RunAttentionTiled(t *testing.T, open Opener) {
 	run(t, open, suite{reproducible: true, tiled: true}, "Attention", "AttentionWide", "AttentionLaws")
 }
 
+// RunAttentionUnrepeatable is RunAttentionTiled, with some of the cases, for a device whose
+// gradients are not bitwise reproducible.
+func RunAttentionUnrepeatable(t *testing.T, open Opener) {
+	run(t, open, suite{tiled: true, few: true}, "Attention", "AttentionWide")
+}
+
 // RunChoosing is Run for a device that chooses attention's kernel by heads and layout. Its calls
 // are bitwise reproducible, but AttentionLaws, which compares different calls, is skipped: the
 // calls may run on different kernels.

@@ -33,6 +33,7 @@ func lawCases() []deltaCase {
 	return []deltaCase{
 		{GatedDelta: ref.GatedDelta{Hk: 3, Hv: 5, Dk: 16, Dv: 33, Cu: bounds(20, 0, 1, 70), KeyHead: []int64{0, 0, 1, 2, 2}, L2Norm: true, Scale: 0.3, In: 2, Out: 3}},
 		{GatedDelta: ref.GatedDelta{Hk: 2, Hv: 4, Dk: 64, Dv: 16, Cu: bounds(65, 3), Scale: 0.2, In: 2, Out: 2}, chunk: 16},
+		{GatedDelta: ref.GatedDelta{Hk: 1, Hv: 2, Dk: 16, Dv: 16, Cu: bounds(110, 30), L2Norm: true, Scale: 0.3, In: 2, Out: 2}, chunk: 16},
 	}
 }
 
@@ -54,7 +55,7 @@ func (c *deltaCase) heads(bits []byte, result string, d tensor.DType, lo, n int6
 // equal, the rule is exact for any number of ranks.
 func (s *suite) valueHeadsAlone(t *testing.T, d tensor.DType) {
 	for _, c := range lawCases() {
-		c.perHead = true
+		c.perHead, c.alone = true, true
 		x := newDeltaInput(d, &c, seeded(54, c.Dk))
 		all := s.deltaBits(t, &c, x, headMajor)
 		for h := range c.Hv {
@@ -106,7 +107,7 @@ func (s *suite) keyHeadSums(t *testing.T, d tensor.DType) {
 // deltaDocuments runs packed documents, then each alone.
 func (s *suite) deltaDocuments(t *testing.T, d tensor.DType) {
 	for _, c := range lawCases() {
-		c.In, c.Out = c.Documents(), c.Documents()
+		c.In, c.Out, c.alone = c.Documents(), c.Documents(), true
 		x := newDeltaInput(d, &c, seeded(55, c.Dk))
 		packed := s.deltaBits(t, &c, x, headMajor)
 		for i := range c.Documents() {

@@ -48,18 +48,8 @@ func testDeltaStates(s *suite) {
 	}
 }
 
-// stateWant returns the want of a result in F32 that is computed from activations of type d.
-func stateWant(d tensor.DType, name string, r []float64, p []float32) want {
-	w := both(name, r, p)
-	if w.chain = deltaChain; d != tensor.F32 {
-		w.bound = largestSplit
-	}
-	return w
-}
-
 func (s *suite) stateCase(d tensor.DType, suffix string, c *deltaCase, l deltaLayouts) {
 	x := newDeltaInput(d, c, seeded(51, c.T(), c.Hv, c.Dk, c.Dv))
-	f := ref.Convert[float32, float64]
 	g, n := &c.GatedDelta, c.T()
 	state, transition := ref.DeltaState(g, x.k, x.v, x.g, x.beta)
 	// the unit matrix, before terms are subtracted from it
@@ -70,10 +60,22 @@ func (s *suite) stateCase(d tensor.DType, suffix string, c *deltaCase, l deltaLa
 			decayed[i] = math.Exp(ref.Sum(columns(x.g, c.Hv, at/c.Dk/c.Dk, 1)))
 		}
 	}
-	state32, transition32 := ref.DeltaState(g, f(x.k), f(x.v), f(x.g), f(x.beta))
-	dstate, dstate32 := ref.DeltaStateGrad(g, x.q, x.k, x.g, x.beta, x.dout), ref.DeltaStateGrad(g, f(x.q), f(x.k), f(x.g), f(x.beta), f(x.dout))
-	wants := []want{stateWant(d, "state", state, state32), stateWant(d, "transition", transition, transition32)}
-	wants[1].chain *= growth(decayed, transition)
+	dstate := ref.DeltaStateGrad(g, x.q, x.k, x.g, x.beta, x.dout)
+	refs := [][]float64{state, transition, dstate}
+	plain := c.plain(d, refs, []int{1, 0, 1}, func(g *ref.GatedDelta, by float32) [][]float32 {
+		q, k, decay, beta := times(1, x.q), times(1, x.k), times(1, x.g), times(1, x.beta)
+		state, transition := ref.DeltaState(g, k, times(by, x.v), decay, beta)
+		return [][]float32{state, transition, ref.DeltaStateGrad(g, q, k, decay, beta, times(by, x.dout))}
+	})
+	at := func(i int, name string) want {
+		return want{name: name, ref: refs[i], plain: plain[i], rounds: d == tensor.BF16, chain: deltaChain}
+	}
+	wants := []want{at(0, "state"), at(1, "transition")}
+	if by := growth(decayed, transition); d == tensor.BF16 {
+		wants[1].chain, wants[1].gate = resolutionBF16*by, largestBF16*by
+	} else {
+		wants[1].chain *= by
+	}
 	for _, whole := range []bool{true, false} { // or without the transition
 		results := 1
 		if whole {
@@ -92,7 +94,7 @@ func (s *suite) stateCase(d tensor.DType, suffix string, c *deltaCase, l deltaLa
 			return []*array{state, transition}, b.dev.DeltaState(b.stream, y)
 		})
 	}
-	s.check(fmt.Sprint(c, suffix, ", gradient"), []want{stateWant(d, "dstate", dstate, dstate32)}, func(b *bench) ([]*array, error) {
+	s.check(fmt.Sprint(c, suffix, ", gradient"), []want{at(2, "dstate")}, func(b *bench) ([]*array, error) {
 		a := b.deltaArgs(c, x, l, false)
 		dstate := b.out("dstate", tensor.F32, dense, c.Hv, c.Dk, c.Dv)
 		return []*array{dstate}, b.dev.DeltaStateGrad(b.stream, &device.DeltaStateGrad{Q: a.Q, K: a.K, G: a.G, Beta: a.Beta,

@@ -30,11 +30,14 @@ type want struct {
 	// result of a plain f32 implementation: twice its error is allowed; nil = only the absolute
 	// bound applies
 	plain []float64
-	bf16  bool    // the result is in BF16
-	exact bool    // the result must be equal: copies and casts
-	bound float64 // largest error, for results more exact than f32; 0 = largest or largestBF16
-	gate  float64 // largest error in BF16 of results with rounded factors; 0 = largestBF16
-	chain float64 // error that is always allowed, by a chain of roundings; 0 = resolution
+	bf16  bool // the result is in BF16
+	// the result is in F32, but the plain implementation rounds factors of it to BF16: the bounds
+	// of BF16 apply
+	rounds bool
+	exact  bool    // the result must be equal: copies and casts
+	bound  float64 // largest error, for results more exact than f32; 0 = largest or largestBF16
+	gate   float64 // largest error in BF16 of results with rounded factors; 0 = largestBF16
+	chain  float64 // error that is always allowed, by a chain of roundings; 0 = resolution
 	// the result is [tokens, heads], and each head is also compared relative to its own largest
 	// value; 0 = only the whole result is compared
 	heads int64
@@ -83,7 +86,7 @@ func (w want) compare(t testing.TB, got []float64) {
 	}
 	e, fault := deviation(got, w.ref)
 	bound, least := largest, resolution
-	if w.bf16 {
+	if w.bf16 || w.rounds {
 		bound, least = max(w.gate, largestBF16), resolutionBF16
 	}
 	if w.bound > 0 {
@@ -111,7 +114,7 @@ func (w want) compare(t testing.TB, got []float64) {
 func (w want) compareHeads(t testing.TB, got []float64) {
 	t.Helper()
 	for h := range w.heads {
-		one := want{name: fmt.Sprintf("%s of head %d", w.name, h), ref: columns(w.ref, w.heads, h, 1), bf16: w.bf16, bound: w.bound, gate: w.gate,
+		one := want{name: fmt.Sprintf("%s of head %d", w.name, h), ref: columns(w.ref, w.heads, h, 1), bf16: w.bf16, rounds: w.rounds, bound: w.bound, gate: w.gate,
 			// the roundings are relative to the tensor's largest value, which may be larger than
 			// the head's
 			chain: 2 * w.chain}

@@ -12,6 +12,29 @@ type GatedDelta struct {
 	Scale          float64
 	// the first In documents begin with a given state; the states after the last Out are returned
 	In, Out int64
+	// Keep, if not nil, rounds the operands and the results of products, as a plain implementation
+	// does that keeps them in a type of lower precision between its operations. Sums and states,
+	// and the results of DG and DBeta, are not rounded.
+	Keep func(float64) float64
+}
+
+// kept returns x as the call keeps it between operations, and keptAll every element of x.
+func kept[T Float](a *GatedDelta, x T) T {
+	if a.Keep == nil {
+		return x
+	}
+	return T(a.Keep(float64(x)))
+}
+
+func keptAll[T Float](a *GatedDelta, x []T) []T {
+	if a.Keep == nil {
+		return x
+	}
+	y := make([]T, len(x))
+	for i, v := range x {
+		y[i] = kept(a, v)
+	}
+	return y
 }
 
 // T returns the number of tokens.
@@ -52,7 +75,7 @@ func unit[T Float](a *GatedDelta, x []T) (y []T, by T) {
 	}
 	y, by = make([]T, len(x)), 1/sqrt(SumSquares(x)+T(1e-6))
 	for i, v := range x {
-		y[i] = v * by
+		y[i] = kept(a, v*by)
 	}
 	return y, by
 }
@@ -78,47 +101,50 @@ type GatedDeltaGrad[T Float] struct{ DQ, DK, DV, DG, DBeta, DState []T }
 
 // deltaStep updates the state s [Dk, N] for one token with v [N]: s ← e^g·s; u = beta·(v - sᵀk); s
 // ← s + k·uᵀ.
-func deltaStep[T Float](s, k, v []T, g, beta T) {
+func deltaStep[T Float](a *GatedDelta, s, k, v []T, g, beta T) {
 	n, decay, u := len(v), exp(g), slices.Clone(v)
 	for i := range s {
 		s[i] *= decay
 	}
 	for i, x := range k {
-		for j := range u {
-			u[j] -= x * s[i*n+j]
+		for j, y := range keptAll(a, s[i*n:][:n]) {
+			u[j] -= x * y
 		}
 	}
+	u = keptAll(a, u)
 	for i, x := range k {
 		for j := range u {
-			s[i*n+j] += x * beta * u[j]
+			s[i*n+j] += x * kept(a, beta*u[j])
 		}
 	}
 }
 
 // deltaStepGrad is the derivative of deltaStep. s is the state before the token. d is the gradient
 // of the state after the token, and becomes the gradient of s.
-func deltaStepGrad[T Float](s, d, k, v []T, g, beta T) (dk, dv []T, dg, dbeta T) {
+func deltaStepGrad[T Float](a *GatedDelta, s, d, k, v []T, g, beta T) (dk, dv []T, dg, dbeta T) {
 	n, decay, e := len(v), exp(g), slices.Clone(v)
 	decayed := make([]T, len(s))
 	for i := range s {
 		decayed[i] = decay * s[i]
 	}
+	keptS, keptD := keptAll(a, decayed), keptAll(a, d)
 	dk, dv = make([]T, len(k)), make([]T, n)
 	for i, x := range k {
 		for j := range e {
-			e[j] -= x * decayed[i*n+j]
-			dv[j] += x * d[i*n+j]
+			e[j] -= x * keptS[i*n+j]
+			dv[j] += x * keptD[i*n+j]
 		}
 	}
+	e, dv = keptAll(a, e), keptAll(a, dv)
 	for j := range e {
 		dbeta += dv[j] * e[j]
-		dv[j] *= beta
+		dv[j] = kept(a, beta*dv[j])
 	}
 	for i, x := range k {
 		for j := range e {
-			dk[i] += d[i*n+j]*beta*e[j] - decayed[i*n+j]*dv[j]
+			dk[i] += keptD[i*n+j]*kept(a, beta*e[j]) - keptS[i*n+j]*dv[j]
 			d[i*n+j] -= x * dv[j]
-			dg += d[i*n+j] * decayed[i*n+j]
+			dg += kept(a, d[i*n+j]) * keptS[i*n+j]
 			d[i*n+j] *= decay
 		}
 	}
@@ -144,11 +170,11 @@ func GatedDeltaForward[T Float](a *GatedDelta, q, k, v, g, beta, in []T) (out, l
 			for t := a.Cu[document]; t < a.Cu[document+1]; t++ {
 				key, _ := unit(a, row(k, t, a.Hk, a.Key(h), a.Dk))
 				query, _ := unit(a, row(q, t, a.Hk, a.Key(h), a.Dk))
-				deltaStep(s, key, row(v, t, a.Hv, h, a.Dv), g[t*a.Hv+h], beta[t*a.Hv+h])
+				deltaStep(a, s, key, row(v, t, a.Hv, h, a.Dv), g[t*a.Hv+h], beta[t*a.Hv+h])
 				o := row(out, t, a.Hv, h, a.Dv)
 				for i, x := range query {
 					for j := range o {
-						o[j] += T(a.Scale) * x * s[int64(i)*a.Dv+int64(j)]
+						o[j] += T(a.Scale) * x * kept(a, s[int64(i)*a.Dv+int64(j)])
 					}
 				}
 			}
@@ -171,7 +197,7 @@ func GatedDeltaBackward[T Float](a *GatedDelta, q, k, v, g, beta, in, dout, dlas
 			for t := lo; t < hi; t++ {
 				s := slices.Clone(states[t-lo])
 				key, _ := unit(a, row(k, t, a.Hk, a.Key(h), a.Dk))
-				deltaStep(s, key, row(v, t, a.Hv, h, a.Dv), g[t*a.Hv+h], beta[t*a.Hv+h])
+				deltaStep(a, s, key, row(v, t, a.Hv, h, a.Dv), g[t*a.Hv+h], beta[t*a.Hv+h])
 				states = append(states, s)
 			}
 			d := make([]T, a.Dk*a.Dv)
@@ -185,13 +211,13 @@ func GatedDeltaBackward[T Float](a *GatedDelta, q, k, v, g, beta, in, dout, dlas
 				dq := make([]T, a.Dk)
 				for i, x := range query {
 					for j, o := range do {
-						dq[i] += T(a.Scale) * states[t-lo+1][int64(i)*a.Dv+int64(j)] * o
+						dq[i] += T(a.Scale) * kept(a, states[t-lo+1][int64(i)*a.Dv+int64(j)]) * o
 						d[int64(i)*a.Dv+int64(j)] += T(a.Scale) * x * o
 					}
 				}
-				dk, dv, dg, dbeta := deltaStepGrad(states[t-lo], d, key, row(v, t, a.Hv, h, a.Dv), g[at], beta[at])
-				copy(row(y.DQ, t, a.Hv, h, a.Dk), unitGrad(a, query, queryBy, dq))
-				copy(row(y.DK, t, a.Hv, h, a.Dk), unitGrad(a, key, keyBy, dk))
+				dk, dv, dg, dbeta := deltaStepGrad(a, states[t-lo], d, key, row(v, t, a.Hv, h, a.Dv), g[at], beta[at])
+				copy(row(y.DQ, t, a.Hv, h, a.Dk), unitGrad(a, query, queryBy, keptAll(a, dq)))
+				copy(row(y.DK, t, a.Hv, h, a.Dk), unitGrad(a, key, keyBy, keptAll(a, dk)))
 				copy(row(y.DV, t, a.Hv, h, a.Dv), dv)
 				y.DG[at], y.DBeta[at] = dg, dbeta
 			}
@@ -215,8 +241,8 @@ func DeltaState[T Float](a *GatedDelta, k, v, g, beta []T) (state, transition []
 		}
 		for t := range a.T() {
 			key, _ := unit(a, row(k, t, a.Hk, a.Key(h), a.Dk))
-			deltaStep(s, key, row(v, t, a.Hv, h, a.Dv), g[t*a.Hv+h], beta[t*a.Hv+h])
-			deltaStep(m, key, make([]T, a.Dk), g[t*a.Hv+h], beta[t*a.Hv+h])
+			deltaStep(a, s, key, row(v, t, a.Hv, h, a.Dv), g[t*a.Hv+h], beta[t*a.Hv+h])
+			deltaStep(a, m, key, make([]T, a.Dk), g[t*a.Hv+h], beta[t*a.Hv+h])
 		}
 	}
 	return state, transition
@@ -237,7 +263,7 @@ func DeltaStateGrad[T Float](a *GatedDelta, q, k, g, beta, dout []T) (dstate []T
 				}
 			}
 			// This gradient does not depend on the state and on v.
-			deltaStepGrad(make([]T, len(d)), d, key, make([]T, a.Dv), g[t*a.Hv+h], beta[t*a.Hv+h])
+			deltaStepGrad(a, make([]T, len(d)), d, key, make([]T, a.Dv), g[t*a.Hv+h], beta[t*a.Hv+h])
 		}
 	}
 	return dstate

@@ -9,6 +9,7 @@
 // Without a fused multiply-add instruction, fmaf is a slow library function. Such a host rounds
 // twice.
 inline float madd(float a, float b, float c) {
+  uly_emulated::count_multiply_add();
 #ifdef __FMA__
   return fmaf(a, b, c);
 #else
@@ -97,4 +98,12 @@ inline void mma_pair(float (&c0)[4], float (&c1)[4], const uint32_t (&a)[4], con
       c0[e] = madd(x[e / 2][k], y[e % 2][k], c0[e]);
       c1[e] = madd(x[e / 2][k], y[2 + e % 2][k], c1[e]);
     }
+}
+
+inline uint32_t in_loop(uint32_t x) { return x; }
+
+// Atomic additions of different threads are no race.
+__attribute__((noinline, no_sanitize("thread"))) inline void add_four(float *p, float4 x) {
+  float4 &sum = *reinterpret_cast<float4 *>(p);
+  sum = make_float4(sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w);
 }

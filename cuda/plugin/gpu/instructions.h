@@ -63,3 +63,25 @@ __device__ __forceinline__ void mma_pair(float (&c0)[4], float (&c1)[4], const u
   mma(c0, a, {b[0], b[1]});
   mma(c1, a, {b[2], b[3]});
 }
+
+// in_loop returns x. The compiler does not move what depends on the result out of a loop, where it
+// would take registers.
+__device__ __forceinline__ uint32_t in_loop(uint32_t x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
+// add_four adds x to four floats at p in global memory, a multiple of 16 bytes. Other threads may
+// add to the same floats; the order of additions is not defined.
+__device__ __forceinline__ void add_four(float *p, float4 x) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(p), "f"(x.x), "f"(x.y), "f"(x.z),
+               "f"(x.w)
+               : "memory");
+#else
+  atomicAdd(p, x.x);
+  atomicAdd(p + 1, x.y);
+  atomicAdd(p + 2, x.z);
+  atomicAdd(p + 3, x.w);
+#endif
+}

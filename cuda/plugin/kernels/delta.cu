@@ -22,7 +22,7 @@ struct Operands {
   const int64_t *key_head = nullptr;
   int64_t chunk = 0;
   double scale = 0;
-  bool l2norm = false, per_head = false;
+  bool l2norm = false, per_head = false, deterministic = false;
   Operands(const char *op, DeltaPass pass) : op(op), pass(pass) {}
 };
 
@@ -59,7 +59,8 @@ DeltaView view(const uly_tensor &t) {
   if (!given(t)) return {};
   const bool wide =
       t.stride[0] % 4 == 0 && t.stride[1] % 4 == 0 && (uintptr_t)t.data % (t.dtype == ULY_BF16 ? 8 : 16) == 0;
-  return {t.data, t.stride[0], t.stride[1], (int)t.shape[2], wide};
+  const int64_t size = t.dtype == ULY_BF16 ? 2 : 4;
+  return {t.data, t.stride[0], t.stride[1], (int)t.shape[2], wide, aligned16(t.data, size, t.stride[0], t.stride[1])};
 }
 DeltaGate gate(const uly_tensor &t) {
   return given(t) ? DeltaGate{(float *)t.data, t.stride[0], t.stride[1]} : DeltaGate{};
@@ -72,7 +73,8 @@ struct Kernel {
   std::atomic<uint64_t> configured[2];
 };
 Kernel norms = {delta_norms, {}}, prepare = {delta_prepare, {}}, scan = {delta_scan, {}}, out = {delta_out, {}},
-       scan_back = {delta_scan_back, {}}, gradients = {delta_gradients, {}}, finish = {delta_finish, {}};
+       scan_back = {delta_scan_back, {}}, gradients = {delta_gradients, {}}, finish = {delta_finish, {}},
+       join = {delta_join, {}}, join_back = {delta_join_back, {}};
 
 int32_t start(uly_device *d, uly_stream *s, const char *what, Kernel &kernel, bool bf16, int64_t shared, int64_t work,
               const DeltaCall &call) {
@@ -119,8 +121,9 @@ void set_panel(DeltaCall &call, const Operands &a, const DeltaShape &shape, cons
   char *w = (char *)a.workspace.data;
   call.chunk0 = lo.chunk, call.chunks = hi.chunk - lo.chunk, call.token0 = lo.token, call.tokens = hi.token - lo.token;
   call.document0 = lo.document, call.panel_documents = hi.document + hi.crossed - lo.document, call.seam0 = lo.seam;
+  call.segment0 = lo.segment, call.segments = hi.segments_end - lo.segment, call.joint0 = lo.segment - lo.document;
   const bool saved = given(a.saved);
-  call.solve = saved ? (float *)a.saved.data : (float *)(w + l.solve);
+  call.solve = saved ? (char *)a.saved.data : w + l.solve;
   call.solve_token = saved ? 0 : lo.token, call.solve_rows = saved ? shape.tokens : l.rows;
   if (a.pass == DELTA_STATE) {
     call.carried_in = call.carried_out = call.state_out;
@@ -138,26 +141,48 @@ void set_panel(DeltaCall &call, const Operands &a, const DeltaShape &shape, cons
   call.dcarried_out = (float *)(w + l.carried[panel % 2]);
 }
 
+// TileBytes has the bytes of shared memory of the kernels that process chunks in parallel.
+struct TileBytes {
+  int64_t prepare, out, gradients;
+};
+template <int SIZE>
+constexpr TileBytes tile_bytes = {DeltaTiles<SIZE>::PREPARE, DeltaTiles<SIZE>::OUT, DeltaTiles<SIZE>::GRADIENTS};
+
+// run_scan launches a scan. If documents of the panel are divided into segments, it first computes
+// the states at the joints between them.
+int32_t run_scan(uly_device *d, uly_stream *s, const Operands &a, bool bf16, const DeltaCall &call, Kernel &kernel,
+                 Kernel &joins, int64_t transition_slices) {
+  const int64_t bytes = delta_scan_bytes(call.dim_k, call.chunk), blocks = call.segments * call.value_heads,
+                value_slices = ceil_div(call.dim_v, DELTA_SLICE);
+  if (call.segments > call.panel_documents) {
+    DeltaCall partial = call;
+    partial.partial = true, partial.x = partial.y = partial.states = partial.dstates = nullptr;
+    const int64_t moves = &kernel == &scan ? ceil_div(call.dim_k, DELTA_SLICE) : 0;
+    TRY(start(d, s, a.op, kernel, bf16, bytes, blocks * (value_slices + moves), partial));
+    TRY(start(d, s, a.op, joins, bf16, 0,
+              call.panel_documents * call.value_heads * ceil_div(call.dim_v, DELTA_JOIN_COLUMNS), call));
+  }
+  return start(d, s, a.op, kernel, bf16, bytes, blocks * (value_slices + transition_slices), call);
+}
+
 // run_panel launches the kernels for a panel.
 int32_t run_panel(uly_device *d, uly_stream *s, const Operands &a, bool bf16, const DeltaCall &call) {
   const bool backward = a.pass == DELTA_BACKWARD, has_q = given(a.q), has_v = given(a.v);
-  const int64_t scan_bytes = delta_scan_bytes(call.dim_k, call.chunk), warps = DELTA_THREADS / 32,
-                chunks = call.chunks * call.value_heads, documents = call.panel_documents * call.value_heads;
-  const int64_t value_slices = ceil_div(call.dim_v, DELTA_SLICE),
-                transition_slices = given(a.transition) ? ceil_div(call.dim_k, DELTA_SLICE) : 0;
+  const TileBytes tiles = bf16 ? tile_bytes<2> : tile_bytes<4>;
+  const int64_t warps = DELTA_THREADS / 32, chunks = call.chunks * call.value_heads;
   if (a.l2norm)
     TRY(start(d, s, a.op, norms, bf16, 0, ceil_div((has_q ? 2 : 1) * call.key_heads * call.tokens, warps), call));
-  TRY(start(d, s, a.op, prepare, bf16, DELTA_PREPARE, chunks, call));
+  TRY(start(d, s, a.op, prepare, bf16, tiles.prepare, chunks, call));
   // DeltaStateGrad has no values and needs only the backward scan.
   if (has_v) {
     DeltaCall forward = call;
     if (backward) forward.state_out = nullptr, forward.states_out = 0;
-    TRY(start(d, s, a.op, scan, bf16, scan_bytes, documents * (value_slices + transition_slices), forward));
+    TRY(run_scan(d, s, a, bf16, forward, scan, join, given(a.transition) ? ceil_div(call.dim_k, DELTA_SLICE) : 0));
   }
-  if (a.pass == DELTA_FORWARD) TRY(start(d, s, a.op, out, bf16, DELTA_OUT, chunks * ceil_div(call.dim_v, 64), call));
-  if (backward || !has_v) TRY(start(d, s, a.op, scan_back, bf16, scan_bytes, documents * value_slices, call));
+  if (a.pass == DELTA_FORWARD) TRY(start(d, s, a.op, out, bf16, tiles.out, chunks * ceil_div(call.dim_v, 64), call));
+  if (backward || !has_v) TRY(run_scan(d, s, a, bf16, call, scan_back, join_back, 0));
   if (!backward) return ULY_OK;
-  TRY(start(d, s, a.op, gradients, bf16, DELTA_GRADIENTS, chunks, call));
+  TRY(start(d, s, a.op, gradients, bf16, tiles.gradients, chunks, call));
   const int64_t heads = a.per_head ? call.value_heads : call.key_heads;
   return start(d, s, a.op, finish, bf16, 0, ceil_div(2 * call.tokens * heads, warps), call);
 }
@@ -170,8 +195,8 @@ int32_t run(uly_device *d, uly_stream *s, const Operands &a) {
   if (c.failed()) return c.code;
   const int type = c.compute("k", a.k);
   const int64_t tokens = a.k.shape[0];
-  const DeltaShape shape =
-      delta_shape(tokens, a.k.shape[1], values.shape[1], a.k.shape[2], values.shape[2], a.chunk, a.key_head);
+  const DeltaShape shape = delta_shape(type == ULY_BF16 ? 2 : 4, tokens, a.k.shape[1], values.shape[1], a.k.shape[2],
+                                       values.shape[2], a.chunk, a.key_head);
   const int64_t hk = shape.key_heads, hv = shape.value_heads, dk = shape.dk, dv = shape.dv,
                 gradient_heads = a.per_head ? hv : hk;
   c.rows("k", a.k, type, {tokens, hk, dk});
@@ -209,7 +234,8 @@ int32_t run(uly_device *d, uly_stream *s, const Operands &a) {
       c.refuse("saved at %p: it must be aligned to 256 bytes", a.saved.data);
   }
   const int64_t documents = state ? 1 : delta_documents(a.cu, a.cu.documents(), tokens);
-  const DeltaLayout l = delta_layout(shape, documents, a.pass);
+  const bool divided = !state && !a.deterministic && !d->deterministic;
+  const DeltaLayout l = delta_layout(shape, documents, a.pass, divided);
   c.dense("workspace", a.workspace, ULY_U8, {-1});
   if (!c.failed() && a.workspace.shape[0] < l.bytes)
     c.refuse("workspace %s: GatedDeltaSizes requires %lld bytes", text_of(a.workspace).c_str(), (long long)l.bytes);
@@ -226,7 +252,8 @@ int32_t run(uly_device *d, uly_stream *s, const Operands &a) {
   DeltaCall call = {};
   char *w = (char *)a.workspace.data;
   Tables tables(d, s, a.op, w);
-  delta_tables(shape, l, a.cu, a.cu.documents(), state, [&](int64_t at, int64_t value) { tables(at, value); });
+  const int64_t segment = divided ? delta_segment(shape, a.cu.data, a.cu.documents()) : DELTA_UNDIVIDED;
+  delta_tables(shape, l, a.cu, a.cu.documents(), state, segment, [&](int64_t at, int64_t value) { tables(at, value); });
   TRY(tables.end());
   auto table = [&](int64_t at) { return (const int64_t *)(w + at); };
   auto floats = [&](int64_t at) { return (float *)(w + at); };
@@ -236,6 +263,8 @@ int32_t run(uly_device *d, uly_stream *s, const Operands &a) {
   call.value_heads = hv, call.key_heads = hk, call.documents = documents;
   call.dim_k = (int)dk, call.dim_v = (int)dv, call.chunk = (int)shape.chunk;
   call.start = table(l.start), call.chunks_before = table(l.chunks), call.document = table(l.document);
+  call.segments_before = table(l.segments), call.segment = segment, call.joints = l.joints;
+  call.ends = floats(l.ends), call.transitions = floats(l.transitions);
   call.key_head = table(l.key_head), call.value_first = table(l.first);
   call.states_in = in, call.states_out = out_states, call.all_documents = a.cu.documents();
   call.state_in = (const float *)a.state_in.data, call.state_out = (float *)a.state_out.data;
@@ -245,20 +274,19 @@ int32_t run(uly_device *d, uly_stream *s, const Operands &a) {
   call.rows = l.rows, call.slots = l.slots;
   if (a.l2norm) call.unit_q = floats(l.unit_q), call.unit_k = floats(l.unit_k);
   call.decay = (float4 *)(w + l.decay);
-  call.scores = has_q ? floats(l.scores) : nullptr;
-  if (!state) call.x = floats(l.x), call.states = floats(l.states);
-  if (backward)
-    call.y = floats(l.y), call.grad_q = floats(l.dq), call.grad_k = floats(l.dk), call.dstates = floats(l.dstates),
-    call.keys_product = floats(l.keys);
+  call.scores = has_q ? w + l.scores : nullptr;
+  if (!state) call.x = w + l.x, call.states = w + l.states;
+  if (backward) call.y = w + l.y, call.grad_q = w + l.dq, call.grad_k = w + l.dk, call.dstates = w + l.dstates;
   call.solved = backward;
 
   const bool descends = backward || (state && !has_v); // from the last panel to the first
-  const int64_t span = delta_span(shape), panels = delta_panels(shape);
-  DeltaBorders border = {a.cu.data, tokens, shape.chunk};
-  const DeltaBorder none = {}, end = {0, tokens, documents, 0, false};
+  const int64_t stride = delta_stride(shape), panels = delta_panels(shape);
+  DeltaBorders border = {a.cu.data, tokens, shape.chunk, segment};
+  const DeltaBorder none = {}, end = {0, tokens, documents, 0, documents, documents, false};
   for (int64_t n = 0; n < panels; n++) {
     const int64_t panel = descends ? panels - 1 - n : n;
-    const DeltaBorder lo = tokens > 0 ? border(panel * span) : none, hi = tokens > 0 ? border((panel + 1) * span) : end;
+    const DeltaBorder lo = tokens > 0 ? border(panel * stride) : none,
+                      hi = tokens > 0 ? border((panel + 1) * stride) : end;
     set_panel(call, a, shape, l, panel, lo, hi);
     TRY(run_panel(d, s, a, type == ULY_BF16, call));
   }
@@ -269,6 +297,7 @@ void set_operands(Operands &x, const uly_gated_delta &a) {
   x.q = a.q, x.k = a.k, x.v = a.v, x.out = a.out, x.g = a.g, x.beta = a.beta;
   x.state_in = a.state_in, x.state_out = a.state_out, x.saved = a.saved, x.workspace = a.workspace;
   x.cu = a.cu, x.key_head = a.key_head, x.chunk = a.chunk, x.scale = a.scale, x.l2norm = a.l2norm;
+  x.deterministic = a.deterministic;
 }
 
 int32_t forward(uly_device *d, uly_stream *s, const void *args) {
@@ -322,11 +351,12 @@ int32_t delta_sizes(uly_device *d, const uly_gated_delta *a, uly_delta_sizes *to
   Check c(d, "GatedDeltaSizes");
   check_heads(c, a->k, a->v, a->key_head);
   if (c.failed()) return c.code;
-  const DeltaShape s =
-      delta_shape(a->k.shape[0], a->k.shape[1], a->v.shape[1], a->k.shape[2], a->v.shape[2], a->chunk, a->key_head);
+  const DeltaShape s = delta_shape(a->k.dtype == ULY_BF16 ? 2 : 4, a->k.shape[0], a->k.shape[1], a->v.shape[1],
+                                   a->k.shape[2], a->v.shape[2], a->chunk, a->key_head);
   const int64_t documents = delta_documents(a->cu, a->cu.documents(), s.tokens);
-  *to = {delta_saved(s), delta_layout(s, documents, DELTA_FORWARD).bytes,
-         delta_layout(s, documents, DELTA_BACKWARD).bytes, delta_layout(s, 1, DELTA_STATE).bytes};
+  const bool divided = !a->deterministic && !d->deterministic;
+  *to = {delta_saved(s), delta_layout(s, documents, DELTA_FORWARD, divided).bytes,
+         delta_layout(s, documents, DELTA_BACKWARD, divided).bytes, delta_layout(s, 1, DELTA_STATE, false).bytes};
   return ULY_OK;
 }
 

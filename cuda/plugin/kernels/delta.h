@@ -9,29 +9,43 @@
 //   X = T·(beta·(v - E·k·S)),  out = scale·E·q·S + P·X,  S ← exp(Gend)·S + kᵀ·(F·X)
 //
 // All chunks are prepared (B, T, P) and finished (out, gradients) in parallel. Between these, a
-// block loops over the chunks of a document with a slice of the state's columns: in the forward
-// pass with S, in the backward pass with its gradient. Intermediate results are F32. mma.h
-// describes the precision of products, which applies to the transition as well.
+// block loops over the chunks of a segment (delta_index.h) with a slice of the state's columns: in
+// the forward pass with S, in the backward pass with its gradient.
+//
+// Intermediate results in memory have the type of q, k and v. Decays, norms, and the states that
+// panels and segments pass on are F32. Sums are F32.
 //
 // The forward pass saves T. The backward pass computes S and X again. A NaN in a row of v, k or q
 // also reaches the earlier rows of its chunk, because 0·NaN is NaN.
 #pragma once
 
 #include "delta_index.h"
-#include "mma.h"
+#include "tile.h"
 
 // DeltaView is a tensor [tokens, heads, width]. token and head are strides in elements. wide: four
-// elements can be accessed as one vector.
+// elements can be accessed as one vector; vectors: 16 bytes can.
 struct DeltaView {
   void *data;
   int64_t token, head;
   int width;
-  bool wide;
+  bool wide, vectors;
+
+  template <typename T> __device__ __forceinline__ T *row(int64_t t, int64_t h) const {
+    return (T *)data + t * token + h * head;
+  }
 };
 struct DeltaGate {
   float *data;
   int64_t token, head;
 }; // [tokens, heads] F32
+
+// DeltaStored is a state or its gradient in memory: one at a seam, in the call's type, or an
+// argument in F32. If both are NULL, the state is zero.
+template <typename T> struct DeltaStored {
+  const T *seam;
+  const float *argument;
+  __device__ __forceinline__ explicit operator bool() const { return seam || argument; }
+};
 
 // DeltaCall has the arguments of the kernels for a panel (delta_index.h). Intermediate results have
 // rows for the panel's tokens, solve for the tokens from solve_token on.
@@ -45,7 +59,9 @@ struct DeltaCall {
   int64_t chunk0, chunks, token0, tokens, document0, panel_documents, seam0, rows, slots;
   int64_t solve_token, solve_rows;
   int dim_k, dim_v, chunk;
-  const int64_t *start, *chunks_before, *document, *key_head, *value_first;
+  // the panel's segments, their chunks, the panel's first joint, and the extent of joints
+  int64_t segment0, segments, segment, joint0, joints;
+  const int64_t *start, *chunks_before, *segments_before, *document, *key_head, *value_first;
   // states_in: the number of documents, from the first on, that have an initial state; states_out:
   // the number of documents, up to the last, that have a final state
   int64_t states_in, states_out;
@@ -55,37 +71,53 @@ struct DeltaCall {
   // after it; in the backward pass, their gradients from the following panel and to the preceding
   const float *carried_in, *dcarried_in;
   float *carried_out, *dcarried_out;
-  float *unit_q, *unit_k; // NULL = 1
-  float4 *decay;          // G as the sum of two floats, then E and F
-  float *solve, *scores, *keys_product, *x, *y, *grad_q, *grad_k, *states, *dstates;
+  // at joints: the states after the preceding segments or the gradients before the following ones,
+  // and the segments' transition matrices
+  float *ends, *transitions;
+  float *unit_q, *unit_k;                                            // NULL = 1
+  float4 *decay;                                                     // G as the sum of two floats, then E and F
+  void *solve, *scores, *x, *y, *grad_q, *grad_k, *states, *dstates; // of the call's type
   float scale;
-  bool solved, normed, per_head;
+  // partial: the scan computes each segment for zero before it, and its transition matrix
+  bool solved, normed, per_head, partial;
 
   __device__ __forceinline__ int64_t row(int64_t head, int64_t token) const { return head * rows + token - token0; }
-  __device__ __forceinline__ float *solve_row(int64_t head, int64_t token) const {
-    return solve + (head * solve_rows + token - solve_token) * chunk;
+  // rows_of returns the row of a token in an intermediate result with rows of `width` elements.
+  template <typename T> __device__ __forceinline__ T *rows_of(void *of, int width, int64_t head, int64_t token) const {
+    return (T *)of + row(head, token) * width;
+  }
+  template <typename T> __device__ __forceinline__ T *solve_row(int64_t head, int64_t token) const {
+    return (T *)solve + (head * solve_rows + token - solve_token) * chunk;
   }
   // state_of returns the state of a head among states [n, value heads, dim_k, dim_v].
   template <typename E> __device__ __forceinline__ E *state_of(E *states, int64_t n, int64_t head) const {
     return states + (n * value_heads + head) * dim_k * dim_v;
   }
-  __device__ __forceinline__ float *at_seam(float *states, int64_t head, int64_t seam) const {
-    return states + (head * slots + seam - seam0) * dim_k * dim_v;
+  template <typename T> __device__ __forceinline__ T *at_seam(void *states, int64_t head, int64_t seam) const {
+    return (T *)states + (head * slots + seam - seam0) * dim_k * dim_v;
+  }
+  // before and after return the state before a chunk and the gradient of the state after it.
+  template <typename T> __device__ __forceinline__ DeltaStored<T> before(const DeltaChunk &c, int64_t head) const {
+    if (!c.first) return {at_seam<T>(states, head, c.seam - 1), nullptr};
+    const int64_t id = document[c.document];
+    return {nullptr, id < states_in && state_in ? state_of(state_in, id, head) : nullptr};
+  }
+  template <typename T> __device__ __forceinline__ DeltaStored<T> after(const DeltaChunk &c, int64_t head) const {
+    if (!c.last) return {at_seam<T>(dstates, head, c.seam), nullptr};
+    const int64_t behind = document[c.document] - (all_documents - states_out);
+    return {nullptr, behind >= 0 && dstate_out ? state_of(dstate_out, behind, head) : nullptr};
+  }
+  __device__ __forceinline__ float *end_at(int64_t head, int64_t joint) const {
+    return ends + (head * joints + joint - joint0) * dim_k * dim_v;
+  }
+  __device__ __forceinline__ float *transition_at(int64_t head, int64_t joint) const {
+    return transitions + (head * joints + joint - joint0) * dim_k * dim_k;
   }
   __device__ __forceinline__ DeltaChunk find(int64_t n) const {
     return delta_find(start, chunks_before, documents, chunk0 + n, chunk);
   }
-};
-
-// DeltaRange has the chunks [lo, hi) of a document that are in the panel, counted from the start of
-// the document. begins and ends: the panel has the document's start and its end.
-struct DeltaRange {
-  int64_t lo, hi;
-  bool begins, ends;
-  __device__ __forceinline__ DeltaRange(const DeltaCall &a, int64_t document) {
-    const int64_t before = a.chunks_before[document], all = a.chunks_before[document + 1] - before;
-    lo = most(a.chunk0 - before, 0), hi = least(a.chunk0 + a.chunks - before, all);
-    begins = lo == 0, ends = hi == all;
+  __device__ __forceinline__ DeltaSegment find_segment(int64_t n) const {
+    return delta_segment_at(chunks_before, segments_before, documents, segment0 + n, segment, chunk0, chunks);
   }
 };
 
@@ -107,6 +139,8 @@ typedef void (*DeltaKernel)(DeltaCall);
 // The kernels, for F32 and for BF16.
 extern const DeltaKernel delta_norms[2], delta_prepare[2], delta_scan[2], delta_out[2], delta_scan_back[2],
     delta_gradients[2], delta_finish[2];
+// These add up the states, and their gradients, at joints. They are the same for both types.
+extern const DeltaKernel delta_join[2], delta_join_back[2];
 
 // Fetched has four columns of some rows of a tile in registers, between global memory and a tile of
 // COLUMNS columns. The source has rows [0, rows) of `width` elements; NULL and missing rows read as
@@ -164,18 +198,18 @@ __device__ __forceinline__ void fill_view(Word *to, int step, const DeltaView &x
   fill<T, COLUMNS>(to, step, (const T *)x.data + token * x.token + head * x.head + c0, x.token, x.wide, x.width - c0,
                    rows, all, made);
 }
-template <typename T, int COLUMNS, typename F>
-__device__ __forceinline__ void fill_rows(Word *to, int step, const float *from, int64_t width, int c0, int rows,
-                                          int all, F made) {
-  fill<T, COLUMNS>(to, step, from + c0, width, width % 4 == 0 && (uintptr_t)from % 16 == 0, (int)width - c0, rows, all,
-                   made);
+template <typename T, int COLUMNS, typename E, typename F>
+__device__ __forceinline__ void fill_rows(Word *to, int step, const E *from, int64_t width, int c0, int rows, int all,
+                                          F made) {
+  fill<T, COLUMNS>(to, step, from + c0, width, width % 4 == 0 && (uintptr_t)from % (4 * sizeof(E)) == 0,
+                   (int)width - c0, rows, all, made);
 }
 
 // fill_chunk fills one tile with all columns of a chunk's keys or queries, multiplied by by(row),
 // and another with the chunk's rows of a square matrix, T or P.
 template <typename T, typename F>
 __device__ __forceinline__ void fill_chunk(Word *keys, int step, Word *square, int square_step, const DeltaCall &a,
-                                           const DeltaView &x, int64_t key, const float *squares, const DeltaChunk &c,
+                                           const DeltaView &x, int64_t key, const T *squares, const DeltaChunk &c,
                                            int all, F by) {
   const T *data = (const T *)x.data + c.token * x.token + key * x.head;
   const int columns = up32(a.dim_k);
@@ -206,6 +240,29 @@ __device__ __forceinline__ void fill_chunk(Word *keys, int step, Word *square, i
     fill_rows<T, 16>(square + c0, square_step, squares, a.chunk, c0, c.rows, all, AsItIs());
 }
 
+// copy_view copies columns c0 … c0 + COLUMNS - 1 of a chunk's rows of a tensor to a tile
+// (copy_tile). copy_rows does so for rows of `width` elements of an intermediate result, and
+// copy_state for rows of a state from row k0 on.
+template <int COLUMNS, typename T> __device__ __forceinline__ void copy_view(Copies &copies, T *to, int step,
+                                                                             const DeltaView &x, const DeltaChunk &c,
+                                                                             int64_t head, int c0) {
+  copy_tile<DELTA_THREADS, COLUMNS>(copies, to, step, x.row<T>(c.token, head) + c0, x.token, x.vectors, x.width - c0,
+                                    c.rows, up16(c.rows));
+}
+template <int COLUMNS, typename T> __device__ __forceinline__ void copy_rows(Copies &copies, T *to, int step,
+                                                                             const T *from, int width, int c0, int rows,
+                                                                             int all) {
+  const bool vectors = width % Wide<T>::LANES == 0 && (uintptr_t)from % 16 == 0;
+  copy_tile<DELTA_THREADS, COLUMNS>(copies, to, step, from + c0, width, vectors, width - c0, rows, all);
+}
+template <int COLUMNS, typename T> __device__ __forceinline__ void copy_state(Copies &copies, T *to, int step,
+                                                                              const DeltaStored<T> &s, int width,
+                                                                              int k0, int c0, int rows, int all) {
+  const int64_t at = (int64_t)k0 * width;
+  if (s.seam) copy_rows<COLUMNS>(copies, to, step, s.seam + at, width, c0, rows, all);
+  else convert_tile<DELTA_THREADS, COLUMNS>(to, step, s.argument + at + c0, width, width - c0, rows, all);
+}
+
 // load_two and store_two move two neighbouring columns of a lane, as many as exist, of a tensor or
 // of dense rows of `width` floats.
 template <typename E> __device__ __forceinline__ void load_two(const E *p, int left, bool wide, float (&x)[2]) {
@@ -215,7 +272,9 @@ template <typename E> __device__ __forceinline__ void store_two(E *p, int left, 
   const float both[2] = {x, y};
   store_flat<2>(p, left, wide, both);
 }
-__device__ __forceinline__ bool even(const float *p, int width) { return width % 2 == 0 && (uintptr_t)p % 8 == 0; }
+template <typename E> __device__ __forceinline__ bool even(const E *p, int width) {
+  return width % 2 == 0 && (uintptr_t)p % (2 * sizeof(E)) == 0;
+}
 
 // DeltaSlice is a slice of a state [dim_k, 32 columns from c0 of `width`] in a block's registers:
 // warp w has rows 16(w + 8i) … 16(w + 8i) + 15.
@@ -251,7 +310,7 @@ struct DeltaSlice {
       x = both[0], y = both[1];
     });
   }
-  __device__ __forceinline__ void store(float *to) {
+  template <typename E> __device__ __forceinline__ void store(E *to) {
     const bool wide = even(to, width);
     each([&](int row, int column, float x, float y) {
       store_two(to + (int64_t)row * width + column, width - column, wide, x, y);

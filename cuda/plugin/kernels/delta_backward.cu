@@ -14,7 +14,7 @@
 #include "delta.h"
 
 // delta_scan_back: a block has a slice of the columns of the state's gradient, and loops over the
-// chunks of a document from last to first. It writes the gradients at seams, and Y.
+// chunks of a segment from last to first. It writes the gradients at seams, and Y.
 template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_scan_back_kernel(DeltaCall a) {
   constexpr int STEP = DELTA_SLICE + 4;
   const int step = up32(a.dim_k) + 8, square = a.chunk + 4;
@@ -25,26 +25,28 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_
   const Lane lane;
   const int warp = (int)threadIdx.x / 32, m0 = warp % 4 * 16, n0 = warp / 4 * 16;
   const int slices = (a.dim_v + DELTA_SLICE - 1) / DELTA_SLICE;
-  for (int64_t w = blockIdx.x; w < a.panel_documents * a.value_heads * slices; w += gridDim.x) {
-    const int64_t head = w / slices % a.value_heads, document = a.document0 + w / slices / a.value_heads,
-                  key = a.key_head[head], id = a.document[document];
+  for (int64_t w = blockIdx.x; w < a.segments * a.value_heads * slices; w += gridDim.x) {
+    const int64_t head = w / slices % a.value_heads, key = a.key_head[head];
+    const DeltaSegment range = a.find_segment(w / slices / a.value_heads);
+    const int64_t document = range.document, id = a.document[document], behind = id - (a.all_documents - a.states_out);
     const int c0 = (int)(w % slices) * DELTA_SLICE;
-    const int64_t behind = id - (a.all_documents - a.states_out);
-    const DeltaRange range(a, document);
+    if (a.partial && !range.follows) continue; // no segment needs the gradient before the first
     DeltaSlice s(a.dim_k, a.dim_v, c0);
-    if (!range.ends) s.load(a.state_of(a.dcarried_in, 0, head));
+    if (range.leads) {
+      if (!a.partial) s.load(a.end_at(head, range.joint));
+    } else if (!range.ends) s.load(a.state_of(a.dcarried_in, 0, head));
     else if (behind >= 0 && a.dstate_out) s.load(a.state_of(a.dstate_out, behind, head));
     for (int64_t i = range.hi - 1; i >= range.lo; i--) {
       const DeltaChunk c = delta_chunk_at(a.start, a.chunks_before, document, i, a.chunk);
       const int rows = up16(c.rows);
       const bool active = m0 < rows;
-      if (!c.last && a.dstates) s.store(a.at_seam(a.dstates, head, c.seam));
+      if (!c.last && a.dstates) s.store(a.at_seam<T>(a.dstates, head, c.seam));
       __syncthreads(); // all threads have read the following chunk
       s.template words<T>(ss, STEP);
       const int r = (int)threadIdx.x;
       const DeltaFactors f(a, c, head, key, r);
       fill_view<T, DELTA_SLICE>(ws, STEP, a.dout, c.token, head, c0, c.rows, rows, AsItIs());
-      fill_chunk<T>(ks, step, ts, square, a, a.q, key, a.scores + a.row(head, c.token) * a.chunk, c, rows,
+      fill_chunk<T>(ks, step, ts, square, a, a.q, key, a.rows_of<T>(a.scores, a.chunk, head, c.token), c, rows,
                     [&](int row) {
                       return a.scale * a.decay[a.row(head, c.token + row)].z *
                              (a.unit_q ? a.unit_q[a.row(key, c.token + row)] : 1);
@@ -57,7 +59,8 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_
         product<T, false, true, false, false>(x, ts + m0 * square + m0, square, ws + m0 * STEP + n0, STEP, rows - m0);
       s.template add<T, false, true>(es[c.rows - 1], ks, step, ws, STEP, rows);
       __syncthreads();
-      fill_chunk<T>(ks, step, ts, square, a, a.k, key, a.solve_row(head, c.token), c, rows, [](int) { return 1.0f; });
+      fill_chunk<T>(ks, step, ts, square, a, a.k, key, a.solve_row<T>(head, c.token), c, rows,
+                    [](int) { return 1.0f; });
       __syncthreads();
       if (active) {
         zero(y);
@@ -80,7 +83,7 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_
           for (int half = 0; half < 2; half++) {
             const int row = m0 + lane.row + 8 * half, column = n0 + 8 * n + lane.column;
             if (a.y && row < c.rows && c0 + column < a.dim_v)
-              store_two(a.y + a.row(head, c.token + row) * a.dim_v + c0 + column, a.dim_v - c0 - column,
+              store_two(a.rows_of<T>(a.y, a.dim_v, head, c.token + row) + c0 + column, a.dim_v - c0 - column,
                         a.dim_v % 2 == 0, y[n][2 * half], y[n][2 * half + 1]);
 #pragma unroll
             for (int e = 0; e < 2; e++) ys[row * STEP + column + e] = to_word<T>(-bek[row] * y[n][2 * half + e]);
@@ -89,7 +92,9 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_
       __syncthreads();
       s.template add<T, true, false>(1, ks, step, ys, STEP, rows);
     }
-    if (!range.begins) s.store(a.state_of(a.dcarried_out, 0, head));
+    if (range.follows) {
+      if (a.partial) s.store(a.end_at(head, range.joint - 1));
+    } else if (!range.begins) s.store(a.state_of(a.dcarried_out, 0, head));
     else if (id < a.states_in && a.dstate_in) s.store(a.state_of(a.dstate_in, id, head));
   }
 }
@@ -100,235 +105,350 @@ static __device__ __forceinline__ float row_sum(float x) {
   return x + __shfl_xor_sync(0xffffffffu, x, 2);
 }
 
-// delta_gradients computes the gradients of a chunk and head. The gradients of q and k are those
-// before the L2 norm and before the sum over value heads.
-template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_gradients_kernel(DeltaCall a) {
-  constexpr int STEP = DELTA_CHUNK + 4, TILE = DELTA_CHUNK * DELTA_NARROW, PAIRS = DELTA_CHUNK + 1;
-  SHARED(Word, shared);
-  Word *dps = shared, *dbs = dps + DELTA_CHUNK * DELTA_WIDE, *ws = dbs + DELTA_CHUNK * DELTA_WIDE, *ys = ws + TILE,
-       *xs = ys + TILE, *ss = xs + TILE, *ds = ss + TILE;
-  Word *qs = ws, *ks = qs + DELTA_CHUNK * STEP; // reuse the memory from ws on
-  float *pairs = (float *)ws;                   // reuses ws: [64][PAIRS]
-  float2 *sums = (float2 *)(ds + TILE);
-  float *es = (float *)(sums + DELTA_CHUNK), *fs = es + DELTA_CHUNK, *bs = fs + DELTA_CHUNK, *yv = bs + DELTA_CHUNK;
-  // one entry for each half of the columns
-  float *yb = yv + DELTA_CHUNK, *with_q = yb + 2 * DELTA_CHUNK, *with_k = with_q + 2 * DELTA_CHUNK,
-        *with_d = with_k + 2 * DELTA_CHUNK;
-  float *crossing = with_d + 2 * DELTA_CHUNK, *room = crossing + DELTA_CHUNK;
+// with_later adds to x, in the rows of a warp's result, the rows below: c[n][e] becomes the sum of
+// its column from its row to the warp's last.
+static __device__ __forceinline__ void with_later(float (&x)[4][4]) {
+  const int lane = (int)threadIdx.x % 32;
+#pragma unroll
+  for (int n = 0; n < 4; n++)
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+      float &upper = x[n][e], &lower = x[n][2 + e];
+#pragma unroll
+      for (int by = 4; by < 32; by *= 2) {
+        const float u = __shfl_down_sync(0xffffffffu, upper, by), l = __shfl_down_sync(0xffffffffu, lower, by);
+        if (lane + by < 32) upper += u, lower += l;
+      }
+      upper += __shfl_sync(0xffffffffu, lower, lane % 4);
+    }
+}
+
+// Gradients is the shared memory of delta_gradients. In F32, the values have a slice of columns,
+// and q and k reuse their memory.
+template <typename T> struct Gradients {
+  typedef DeltaTiles<sizeof(T)> Tiles;
+  T *dps, *dbs, *ws, *xs, *ys, *ss, *ds, *qs, *ks;
+  float2 *sums;
+  float *es, *fs, *bs, *uq, *uk, *yv;
+  // an entry for each half of the columns
+  float *yb, *with_q, *with_k, *with_d, *crossing;
+  float *strips, *room; // strips: sums of the columns of 16 rows
+  __device__ __forceinline__ explicit Gradients(T *shared) {
+    dps = shared, dbs = dps + Tiles::SQUARE, ws = dbs + Tiles::SQUARE, xs = ws + Tiles::VALUES, ys = xs + Tiles::VALUES,
+    ss = ys + Tiles::VALUES, ds = ss + Tiles::STATE;
+    qs = ON_CORES<T> ? ss : ws, ks = qs + Tiles::SQUARE;
+    constexpr int N = DELTA_CHUNK;
+    es = (float *)(ds + Tiles::STATE), fs = es + N, bs = fs + N, uq = bs + N, uk = uq + N, yv = uk + N;
+    yb = yv + N, with_q = yb + 2 * N, with_k = with_q + 2 * N, with_d = with_k + 2 * N, crossing = with_d + 2 * N;
+    strips = crossing + 2 * N, sums = (float2 *)(strips + 4 * N), room = (float *)(sums + N);
+  }
+};
+
+// delta_gradients computes the gradients of a chunk and head. It stores the gradients of the
+// normalized rows of q and k, times the factor of the L2 norm, for every value head.
+//
+// In BF16, X, Y, the states and the factors dP and dB are rounded to BF16 for the products. P and B
+// are computed again from q and k, so that they are rounded nowhere.
+template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, ON_CORES<T> ? 2 : 1)
+    delta_gradients_kernel(DeltaCall a) {
+  typedef DeltaTiles<sizeof(T)> Tiles;
+  constexpr int SLICE = Tiles::SLICE, KSTEP = DELTA_WIDE, SSTEP = SLICE + TILE_GAP, UNIT = Wide<T>::LANES;
+  SHARED(T, shared);
+  const Gradients<T> t(shared);
+  // All columns of the values stay in shared memory if there is room for them.
+  const int all_step = (a.dim_v + SLICE - 1) / SLICE * SLICE + TILE_GAP;
+  const bool resident = ON_CORES<T> && a.chunk * all_step <= Tiles::VALUES;
+  const int vstep = resident ? all_step : SSTEP;
   const Lane lane;
   const int warp = (int)threadIdx.x / 32, m0 = warp % 4 * 16, half_of = warp / 4, n0 = half_of * 32;
+  Copies copies;
   for (int64_t w = blockIdx.x; w < a.chunks * a.value_heads; w += gridDim.x) {
-    const int64_t head = w % a.value_heads, key = a.key_head[head];
+    const int head = (int)(w % a.value_heads), key = (int)a.key_head[head];
     const DeltaChunk c = a.find(w / a.value_heads);
-    const int64_t id = a.document[c.document], behind = id - (a.all_documents - a.states_out);
     const int rows = up16(c.rows);
-    const bool active = m0 < rows;
-    const float *s = !c.first                         ? a.at_seam(a.states, head, c.seam - 1)
-                     : id < a.states_in && a.state_in ? a.state_of(a.state_in, id, head)
-                                                      : nullptr;
-    const float *d = !c.last                       ? a.at_seam(a.dstates, head, c.seam)
-                     : behind >= 0 && a.dstate_out ? a.state_of(a.dstate_out, behind, head)
-                                                   : nullptr;
-    __syncthreads();
-    for (int r = (int)threadIdx.x; r < DELTA_CHUNK; r += DELTA_THREADS) {
-      const bool there = r < c.rows;
-      const float4 g = there ? a.decay[a.row(head, c.token + r)] : make_float4(0, 0, 0, 0);
-      sums[r] = make_float2(g.x, g.y);
-      es[r] = g.z, fs[r] = g.w;
-      bs[r] = there ? a.beta.data[(c.token + r) * a.beta.token + head * a.beta.head] : 0;
+    const bool active = m0 < rows, lower = active && n0 <= m0;
+    // The addresses of the states are found again for each copy, to save registers.
+    const bool has_s(a.before<T>(c, head)), has_d(a.after<T>(c, head));
+
+    auto copy_keys = [&](int c0, T *q, T *k) {
+      copy_view<64>(copies, q, KSTEP, a.q, c, key, c0);
+      copy_view<64>(copies, k, KSTEP, a.k, c, key, c0);
+    };
+    auto copy_values = [&](int v0) {
+      const int at = resident ? v0 : 0;
+      copy_view<SLICE>(copies, t.ws + at, vstep, a.dout, c, head, v0);
+      copy_rows<SLICE>(copies, t.xs + at, vstep, a.rows_of<T>(a.x, a.dim_v, head, c.token), a.dim_v, v0, c.rows, rows);
+      copy_rows<SLICE>(copies, t.ys + at, vstep, a.rows_of<T>(a.y, a.dim_v, head, c.token), a.dim_v, v0, c.rows, rows);
+    };
+    auto copy_states = [&](int k0, int v0) {
+      const int columns = (int)least(64, a.dim_k - k0);
+      if (has_s) copy_state<SLICE>(copies, t.ss, SSTEP, a.before<T>(c, head), a.dim_v, k0, v0, columns, 64);
+      if (has_d) copy_state<SLICE>(copies, t.ds, SSTEP, a.after<T>(c, head), a.dim_v, k0, v0, columns, 64);
+    };
+    auto arrive = [&] {
+      copies.close();
+      copies.wait<0>();
+      __syncthreads();
+    };
+
+    // q·kᵀ and k·kᵀ, 128 columns at a time
+    float qk[4][4], kk[4][4];
+    zero(qk);
+    zero(kk);
+    for (int c0 = 0; c0 < a.dim_k; c0 += 128) {
+      __syncthreads(); // all threads have read the previous tiles
+      copy_keys(c0, t.qs, t.ks);
+      if (c0 + 64 < a.dim_k) copy_keys(c0 + 64, t.dps, t.dbs);
+      copies.close();
+      if (c0 > 0) {
+        copies.wait<0>();
+      } else {
+        for (int v0 = 0; resident && v0 < a.dim_v; v0 += SLICE) copy_values(v0);
+        copies.close();
+        if (threadIdx.x < DELTA_CHUNK) {
+          const int r = (int)threadIdx.x;
+          const DeltaFactors f(a, c, head, key, r);
+          t.sums[r] = make_float2(f.decay.x, f.decay.y);
+          t.es[r] = f.decay.z, t.fs[r] = f.decay.w, t.bs[r] = f.beta, t.uk[r] = f.unit;
+          t.uq[r] = r < c.rows && a.unit_q ? a.unit_q[a.row(key, c.token + r)] : 1;
+        }
+        copies.wait<1>(); // for the keys
+      }
+      __syncthreads();
+      if (!lower) continue;
+      const int depth = up16((int)least(64, a.dim_k - c0)), depth2 = up16((int)least(64, a.dim_k - c0 - 64));
+      tile_product<true, true>(qk, t.qs + m0 * KSTEP, KSTEP, t.ks + n0 * KSTEP, KSTEP, depth);
+      tile_product<true, true>(kk, t.ks + m0 * KSTEP, KSTEP, t.ks + n0 * KSTEP, KSTEP, depth);
+      if (depth2 <= 0) continue;
+      tile_product<true, true>(qk, t.dps + m0 * KSTEP, KSTEP, t.dbs + n0 * KSTEP, KSTEP, depth2);
+      tile_product<true, true>(kk, t.dbs + m0 * KSTEP, KSTEP, t.dbs + n0 * KSTEP, KSTEP, depth2);
     }
 
-    // W·Xᵀ and Y·Xᵀ; dv, and Y·v.
+    // W·Xᵀ and Y·Xᵀ; dv, and Y·v, of which a thread has a unit of 16 bytes in two rows
     float p[4][4], b[4][4], with_v[2] = {0, 0};
     zero(p);
     zero(b);
-    for (int v0 = 0; v0 < a.dim_v; v0 += DELTA_SLICE) {
-      __syncthreads();
-      fill_view<T, DELTA_SLICE>(ws, DELTA_NARROW, a.dout, c.token, head, v0, c.rows, rows, AsItIs());
-      fill_rows<T, DELTA_SLICE>(xs, DELTA_NARROW, a.x + a.row(head, c.token) * a.dim_v, a.dim_v, v0, c.rows, rows,
-                                AsItIs());
-      fill_rows<T, DELTA_SLICE>(
-          ys, DELTA_NARROW, a.y + a.row(head, c.token) * a.dim_v, a.dim_v, v0, c.rows, rows,
-          [&](int r, int column, float (&y)[4]) {
-            const int64_t token = c.token + r, left = a.dim_v - v0 - column;
-            float v[4];
-            load_flat<4>((const T *)a.v.data + token * a.v.token + head * a.v.head + v0 + column, left, a.v.wide, v);
-            const float sum = (y[0] * v[0] + y[1] * v[1]) + (y[2] * v[2] + y[3] * v[3]);
-            const bool second = r >= DELTA_THREADS / 8; // a thread has rows r and r + 32
-            with_v[0] += second ? 0 : sum;
-            with_v[1] += second ? sum : 0;
+    for (int v0 = 0; v0 < a.dim_v; v0 += SLICE) {
+      const int at = resident ? v0 : 0;
+      if (v0 == 0 || !resident) {
+        __syncthreads(); // all threads have read q and k, or the previous slice
+        if (!resident) copy_values(v0);
+        arrive();
+      }
+      if (v0 + SLICE >= a.dim_v && ON_CORES<T>) copy_states(0, 0);
+      if (lower) {
+        const int depth = up16((int)least(SLICE, a.dim_v - v0));
+        tile_product<true, true>(p, t.ws + m0 * vstep + at, vstep, t.xs + n0 * vstep + at, vstep, depth);
+        tile_product<true, true>(b, t.ys + m0 * vstep + at, vstep, t.xs + n0 * vstep + at, vstep, depth);
+      }
+#pragma unroll 1
+      for (int i = 0; i < 2; i++) { // not unrolled, to save registers
+        const int r = (int)threadIdx.x / 8 + i * (DELTA_THREADS / 8), column = (int)threadIdx.x % 8 * UNIT;
+        const int left = a.dim_v - v0 - column;
+        if (r >= c.rows || left <= 0) continue;
+        float v[UNIT], sum = 0;
+        load_flat<UNIT>(a.v.row<T>(c.token + r, head) + v0 + column, left, a.v.vectors, v);
+        const T *y = t.ys + r * vstep + at + column;
 #pragma unroll
-            for (int i = 0; i < 4; i++) v[i] = bs[r] * y[i];
-            store_flat<4>((T *)a.dv.data + token * a.dv.token + head * a.dv.head + v0 + column, left, a.dv.wide, v);
-          });
-      __syncthreads();
-      if (!active || n0 > m0) continue;
-      product<T, true, false, true, true>(p, ws + m0 * DELTA_NARROW, DELTA_NARROW, xs + n0 * DELTA_NARROW, DELTA_NARROW,
-                                          DELTA_SLICE);
-      product<T, false, false, true, true>(b, ys + m0 * DELTA_NARROW, DELTA_NARROW, xs + n0 * DELTA_NARROW,
-                                           DELTA_NARROW, DELTA_SLICE);
+        for (int e = 0; e < UNIT; e += 2) {
+          const float2 two = pair_at(y + e);
+          sum = madd(two.y, v[e + 1], madd(two.x, v[e], sum));
+          v[e] = t.bs[r] * two.x, v[e + 1] = t.bs[r] * two.y;
+        }
+        with_v[0] += i == 0 ? sum : 0;
+        with_v[1] += i == 1 ? sum : 0;
+        store_flat<UNIT>(a.dv.row<T>(c.token + r, head) + v0 + column, left, a.dv.vectors, v);
+      }
     }
 #pragma unroll
     for (int i = 0; i < 2; i++) {
 #pragma unroll
       for (int by = 1; by < 8; by *= 2) with_v[i] += __shfl_xor_sync(0xffffffffu, with_v[i], by);
-      if (threadIdx.x % 8 == 0) yv[threadIdx.x / 8 + 32 * i] = with_v[i];
+      if (threadIdx.x % 8 == 0) t.yv[threadIdx.x / 8 + 32 * i] = with_v[i];
     }
-    __syncthreads();
 
-    // dP, dB + dBᵀ, and their contributions to the decays' gradients: `pairs`, below the diagonal.
-    if (active) {
-      float along[2] = {0, 0};
+    // dP and dB, times the factors of the L2 norm, and their contributions to the decays'
+    // gradients: the pairs (i, j) below the diagonal replace qk.
+    float along[2] = {0, 0};
+    if (lower) {
 #pragma unroll
       for (int n = 0; n < 4; n++)
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
-          const int i = m0 + lane.row + e / 2 * 8, j = n0 + 8 * n + lane.column + e % 2;
-          float dp = 0, db = 0, pair = 0;
-          if (j <= i && i < c.rows) {
-            const int64_t at = a.row(head, c.token + i) * a.chunk + j;
-            const float decay = expf((sums[i].x - sums[j].x) + (sums[i].y - sums[j].y));
-            dp = a.scale * decay * p[n][e];
-            if (j < i) {
-              const float in_b = -b[n][e] * a.keys_product[at];
-              along[e / 2] += in_b;
-              db = -bs[i] * decay * b[n][e];
-              pair = madd(p[n][e], a.scores[at], bs[i] * in_b);
+        for (int half = 0; half < 2; half++) {
+          const int i = m0 + lane.row + 8 * half, j = n0 + 8 * n + lane.column;
+          float dp[2], db[2];
+#pragma unroll
+          for (int e = 0; e < 2; e++) {
+            const int at = 2 * half + e;
+            float &pair = qk[n][at];
+            dp[e] = db[e] = 0;
+            if (j + e <= i && i < c.rows) {
+              const float decay = expf((t.sums[i].x - t.sums[j + e].x) + (t.sums[i].y - t.sums[j + e].y)) * t.uk[j + e];
+              dp[e] = a.scale * decay * t.uq[i] * p[n][at];
+              if (j + e < i) {
+                const float by = decay * t.uk[i] * b[n][at], in_b = -by * kk[n][at];
+                along[half] += in_b;
+                db[e] = -t.bs[i] * by;
+                pair = madd(dp[e], pair, t.bs[i] * in_b);
+              } else {
+                pair = 0;
+              }
+            } else {
+              pair = 0;
             }
           }
-          dps[i * DELTA_WIDE + j] = to_word<T>(dp);
-          pairs[i * PAIRS + j] = pair;
-          if (j < i) dbs[i * DELTA_WIDE + j] = dbs[j * DELTA_WIDE + i] = to_word<T>(db);
-          if (j == i) dbs[i * DELTA_WIDE + j] = 0;
+          put_pair(t.dps + i * DELTA_WIDE + j, dp[0], dp[1]);
+          put_pair(t.dbs + i * DELTA_WIDE + j, db[0], db[1]);
+        }
+      with_later(qk);
+    } else {
+      zero(qk);
+    }
+    if (lane.row == 0)
+#pragma unroll
+      for (int n = 0; n < 4; n++)
+#pragma unroll
+        for (int e = 0; e < 2; e++) t.strips[m0 / 16 * DELTA_CHUNK + n0 + 8 * n + lane.column + e] = qk[n][e];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      const float sum = row_sum(along[i]);
+      if (lane.column == 0) t.yb[half_of * DELTA_CHUNK + m0 + lane.row + 8 * i] = sum;
+    }
+    __syncthreads();
+    // The pairs with i >= t > j: qk has the sums over i in the warp's rows, the strips have the
+    // sums in the rows below.
+    {
+      float sum[2] = {0, 0};
+#pragma unroll
+      for (int n = 0; n < 4; n++)
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+          const int j = n0 + 8 * n + lane.column + e;
+          float below = 0;
+          for (int strip = 3; lower && strip > m0 / 16; strip--) below += t.strips[strip * DELTA_CHUNK + j];
+#pragma unroll
+          for (int half = 0; half < 2; half++)
+            if (lower && j < m0 + lane.row + 8 * half) sum[half] += qk[n][2 * half + e] + below;
         }
 #pragma unroll
-      for (int i = 0; i < 2; i++) {
-        const float sum = row_sum(along[i]);
-        if (lane.column == 0) yb[half_of * DELTA_CHUNK + m0 + lane.row + 8 * i] = sum;
+      for (int half = 0; half < 2; half++) {
+        const float all = row_sum(sum[half]);
+        if (lane.column == 0) t.crossing[half_of * DELTA_CHUNK + m0 + lane.row + 8 * half] = all;
       }
-    }
-    __syncthreads();
-    // The pairs with i >= t > j: first sums over i, down the columns, then over j.
-    if ((int)threadIdx.x < c.rows) {
-      const int j = (int)threadIdx.x;
-      float sum = 0;
-      for (int i = c.rows - 1; i > j; i--) pairs[i * PAIRS + j] = sum += pairs[i * PAIRS + j];
-    }
-    __syncthreads();
-    if ((int)threadIdx.x < c.rows) {
-      const int t = (int)threadIdx.x;
-      float sum = 0;
-      for (int j = 0; j < t; j++) sum += pairs[t * PAIRS + j];
-      crossing[t] = sum;
     }
 
     // 64 columns of q and k at a time: W·Sᵀ, Y·Sᵀ and X·Dᵀ, their contributions to the decays'
     // gradients, and the gradients of q and k.
     float with_s_d = 0, sum_q[2] = {0, 0}, sum_k[2] = {0, 0}, sum_d[2] = {0, 0};
     for (int k0 = 0; k0 < a.dim_k; k0 += 64) {
-      const int columns = (int)least(64, a.dim_k - k0);
       float yk[4][4];
       zero(p);  // W·Sᵀ, then dq
       zero(yk); // Y·Sᵀ
       zero(b);  // X·Dᵀ, then dk
-      for (int v0 = 0; v0 < a.dim_v; v0 += DELTA_SLICE) {
-        __syncthreads();
-        fill_view<T, DELTA_SLICE>(ws, DELTA_NARROW, a.dout, c.token, head, v0, c.rows, rows, AsItIs());
-        fill_rows<T, DELTA_SLICE>(xs, DELTA_NARROW, a.x + a.row(head, c.token) * a.dim_v, a.dim_v, v0, c.rows, rows,
-                                  AsItIs());
-        fill_rows<T, DELTA_SLICE>(ys, DELTA_NARROW, a.y + a.row(head, c.token) * a.dim_v, a.dim_v, v0, c.rows, rows,
-                                  AsItIs());
-        if (s) {
-          fill_rows<T, DELTA_SLICE>(ss, DELTA_NARROW, s + (int64_t)k0 * a.dim_v, a.dim_v, v0, columns, 64,
-                                    [&](int r, int column, float (&x)[4]) {
-                                      if (!d) return;
-                                      float y[4];
-                                      const float *from = d + (int64_t)(k0 + r) * a.dim_v + v0 + column;
-                                      load_flat<4>(from, a.dim_v - v0 - column,
-                                                   a.dim_v % 4 == 0 && (uintptr_t)d % 16 == 0, y);
-                                      with_s_d += (x[0] * y[0] + x[1] * y[1]) + (x[2] * y[2] + x[3] * y[3]);
-                                    });
-        }
-        if (d)
-          fill_rows<T, DELTA_SLICE>(ds, DELTA_NARROW, d + (int64_t)k0 * a.dim_v, a.dim_v, v0, columns, 64, AsItIs());
-        __syncthreads();
+      for (int v0 = 0; v0 < a.dim_v; v0 += SLICE) {
+        const int at = resident ? v0 : 0, depth = up16((int)least(SLICE, a.dim_v - v0));
+        __syncthreads(); // all threads have read the previous tiles
+        if (!ON_CORES<T> || k0 + v0 > 0) copy_states(k0, v0);
+        if (!resident) copy_values(v0);
+        arrive();
+        if (has_s && has_d)
+#pragma unroll
+          for (int i = 0; i < 2; i++) {
+            const int from = ((int)threadIdx.x / 8 + i * (DELTA_THREADS / 8)) * SSTEP + (int)threadIdx.x % 8 * UNIT;
+#pragma unroll
+            for (int e = 0; e < UNIT; e += 2) {
+              const float2 x = pair_at(t.ss + from + e), y = pair_at(t.ds + from + e);
+              with_s_d = madd(x.y, y.y, madd(x.x, y.x, with_s_d));
+            }
+          }
         if (!active) continue;
-        if (s) {
-          product<T, true, false, true, true>(p, ws + m0 * DELTA_NARROW, DELTA_NARROW, ss + n0 * DELTA_NARROW,
-                                              DELTA_NARROW, DELTA_SLICE);
-          product<T, false, false, true, true>(yk, ys + m0 * DELTA_NARROW, DELTA_NARROW, ss + n0 * DELTA_NARROW,
-                                               DELTA_NARROW, DELTA_SLICE);
+        if (has_s) {
+          tile_product<true, true>(p, t.ws + m0 * vstep + at, vstep, t.ss + n0 * SSTEP, SSTEP, depth);
+          tile_product<true, true>(yk, t.ys + m0 * vstep + at, vstep, t.ss + n0 * SSTEP, SSTEP, depth);
         }
-        if (d)
-          product<T, false, false, true, true>(b, xs + m0 * DELTA_NARROW, DELTA_NARROW, ds + n0 * DELTA_NARROW,
-                                               DELTA_NARROW, DELTA_SLICE);
+        if (has_d) tile_product<true, true>(b, t.xs + m0 * vstep + at, vstep, t.ds + n0 * SSTEP, SSTEP, depth);
       }
       __syncthreads();
-      auto unit = [&](const float *factors) {
-        return [&, factors](int r, int, float (&x)[4]) {
-          const float by = factors ? factors[a.row(key, c.token + r)] : 1;
-#pragma unroll
-          for (int i = 0; i < 4; i++) x[i] *= by;
-        };
-      };
-      fill_view<T, 64>(qs, STEP, a.q, c.token, key, k0, c.rows, rows, unit(a.unit_q));
-      fill_view<T, 64>(ks, STEP, a.k, c.token, key, k0, c.rows, rows, unit(a.unit_k));
-      __syncthreads();
+      copy_keys(k0, t.qs, t.ks);
+      arrive();
       if (!active) continue;
 #pragma unroll
-      for (int n = 0; n < 4; n++)
+      for (int half = 0; half < 2; half++) {
+        const int i = m0 + lane.row + 8 * half;
+        const float e = t.es[i], by_q = a.scale * e * t.uq[i], by_k = -t.bs[i] * e * t.uk[i], by_d = t.fs[i] * t.uk[i];
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
-          const int i = m0 + lane.row + e / 2 * 8, at = i * STEP + n0 + 8 * n + lane.column + e % 2;
-          const float q = of_word<T>(qs[at]), k = of_word<T>(ks[at]);
-          sum_q[e / 2] = madd(p[n][e], q, sum_q[e / 2]);
-          sum_k[e / 2] = madd(yk[n][e], k, sum_k[e / 2]);
-          sum_d[e / 2] = madd(b[n][e], k, sum_d[e / 2]);
-          p[n][e] *= a.scale * es[i];
-          b[n][e] = madd(fs[i], b[n][e], -bs[i] * es[i] * yk[n][e]);
+        for (int n = 0; n < 4; n++) {
+          const int at = i * KSTEP + n0 + 8 * n + lane.column;
+          const float2 q = pair_at(t.qs + at), k = pair_at(t.ks + at);
+          float *dq = &p[n][2 * half], *in_s = &yk[n][2 * half], *in_d = &b[n][2 * half];
+          sum_q[half] = madd(dq[1], q.y, madd(dq[0], q.x, sum_q[half]));
+          sum_k[half] = madd(in_s[1], k.y, madd(in_s[0], k.x, sum_k[half]));
+          sum_d[half] = madd(in_d[1], k.y, madd(in_d[0], k.x, sum_d[half]));
+#pragma unroll
+          for (int x = 0; x < 2; x++) dq[x] *= by_q, in_d[x] = madd(by_d, in_d[x], by_k * in_s[x]);
         }
-      product<T, false, false, true, false>(p, dps + m0 * DELTA_WIDE, DELTA_WIDE, ks + n0, STEP, m0 + 16);
-      product<T, false, false, false, false>(b, dps + m0 * DELTA_WIDE + m0, DELTA_WIDE, qs + m0 * STEP + n0, STEP,
-                                             rows - m0);
-      product<T, false, false, true, false>(b, dbs + m0 * DELTA_WIDE, DELTA_WIDE, ks + n0, STEP, rows);
-#pragma unroll
-      for (int n = 0; n < 4; n++)
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-          const int row = m0 + lane.row + 8 * half, column = k0 + n0 + 8 * n + lane.column, left = a.dim_k - column;
-          if (row >= c.rows || left <= 0) continue;
-          const int64_t at = a.row(head, c.token + row) * a.dim_k + column;
-          store_two(a.grad_q + at, left, a.dim_k % 2 == 0, p[n][2 * half], p[n][2 * half + 1]);
-          store_two(a.grad_k + at, left, a.dim_k % 2 == 0, b[n][2 * half], b[n][2 * half + 1]);
-        }
+      }
+      const T *dp = t.dps + m0 * DELTA_WIDE, *db = t.dbs + m0 * DELTA_WIDE, *ks = t.ks + n0;
+      tile_product<true, false>(p, dp, DELTA_WIDE, ks, KSTEP, m0 + 16);
+      tile_product<false, false>(b, dp + m0, DELTA_WIDE, t.qs + m0 * KSTEP + n0, KSTEP, rows - m0);
+      tile_product<true, false>(b, db, DELTA_WIDE, ks, KSTEP, m0 + 16);
+      tile_product<false, false>(b, db + m0, DELTA_WIDE, ks + m0 * KSTEP, KSTEP, rows - m0);
+      const int left = a.dim_k - k0 - n0;
+      const bool vectors = a.dim_k % UNIT == 0;
+      auto to = [&](void *of) {
+        return [&, of](int row) { return a.rows_of<T>(of, a.dim_k, head, c.token + m0 + row) + k0 + n0; };
+      };
+      store_results(p, c.rows - m0, left, vectors, to(a.grad_q), T());
+      store_results(b, c.rows - m0, left, vectors, to(a.grad_k), T());
     }
 #pragma unroll
     for (int i = 0; i < 2; i++) {
       const float x = row_sum(sum_q[i]), y = row_sum(sum_k[i]), z = row_sum(sum_d[i]);
+      const int r = m0 + lane.row + 8 * i;
       if (lane.column == 0) {
-        const int at = half_of * DELTA_CHUNK + m0 + lane.row + 8 * i;
-        with_q[at] = x, with_k[at] = y, with_d[at] = z;
+        const int at = half_of * DELTA_CHUNK + r;
+        t.with_q[at] = x * t.uq[r], t.with_k[at] = y * t.uk[r], t.with_d[at] = z * t.uk[r];
       }
     }
     // the barrier of block_sum also orders the writes above
-    const float states = block_sum(with_s_d, room);
-    if ((int)threadIdx.x < c.rows) {
-      const int t = (int)threadIdx.x;
-      const int64_t token = c.token + t;
-      auto both = [](const float *x, int r) { return x[r] + x[DELTA_CHUNK + r]; };
-      float after = 0, before = 0;
-      for (int r = c.rows - 1; r >= t; r--) after += es[r] * (a.scale * both(with_q, r) - bs[r] * both(with_k, r));
-      for (int r = 0; r < t; r++) before += fs[r] * both(with_d, r);
-      a.dg.data[token * a.dg.token + head * a.dg.head] = crossing[t] + after + before + es[c.rows - 1] * states;
-      a.dbeta.data[token * a.dbeta.token + head * a.dbeta.head] = yv[t] - es[t] * both(with_k, t) + both(yb, t);
+    const float states = block_sum(with_s_d, t.room);
+    const int line = (int)threadIdx.x;
+    if (line >= 32) continue;
+    // The first warp has two rows a lane. It sums the rows from t on, and those before t.
+    float after[2], before[2];
+    auto both = [](const float *x, int r) { return x[r] + x[DELTA_CHUNK + r]; };
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      const int r = 2 * line + i;
+      const bool there = r < c.rows;
+      after[i] = there ? t.es[r] * (a.scale * both(t.with_q, r) - t.bs[r] * both(t.with_k, r)) : 0;
+      before[i] = there ? t.fs[r] * both(t.with_d, r) : 0;
+    }
+    float later = after[0] + after[1], earlier = before[0] + before[1];
+#pragma unroll
+    for (int by = 1; by < 32; by *= 2) {
+      const float x = __shfl_down_sync(0xffffffffu, later, by), y = __shfl_up_sync(0xffffffffu, earlier, by);
+      if (line + by < 32) later += x;
+      if (line >= by) earlier += y;
+    }
+    const float x = __shfl_down_sync(0xffffffffu, later, 1), y = __shfl_up_sync(0xffffffffu, earlier, 1);
+    const float next = line < 31 ? x : 0, previous = line > 0 ? y : 0;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      const int r = 2 * line + i;
+      if (r >= c.rows) continue;
+      const int64_t token = c.token + r;
+      const float from = i == 0 ? later : after[1] + next, until = i == 0 ? previous : previous + before[0];
+      a.dg.data[token * a.dg.token + head * a.dg.head] = both(t.crossing, r) + from + until + t.es[c.rows - 1] * states;
+      a.dbeta.data[token * a.dbeta.token + head * a.dbeta.head] = t.yv[r] - t.es[r] * both(t.with_k, r) + both(t.yb, r);
     }
   }
 }
 
-// delta_finish computes the gradients of q and k through the L2 norm, sums them over a key head's
-// value heads in order, and rounds them. A warp has a row. The gradient of a row of one feature is
-// parallel to the row: the remainder after the subtraction, 1 - x² = DELTA_EPS·unit² of it, is
-// smaller than its rounding error, so it is computed directly.
+// delta_finish computes the gradients of q and k through the L2 norm, from delta_gradients'
+// results, sums them over a key head's value heads in order, and rounds them. A warp has a row. The
+// gradient of a row of one feature is parallel to the row: the remainder after the subtraction, 1 -
+// x² = DELTA_EPS·unit² of it, is smaller than its rounding error, so it is computed directly.
 template <typename T> __global__ void __launch_bounds__(DELTA_THREADS) delta_finish_kernel(DeltaCall a) {
   constexpr int PARTS = DELTA_HEAD / 32;
   const int lane = (int)threadIdx.x % 32;
@@ -342,7 +462,7 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS) delta_fin
     const DeltaView &of = is_q ? a.q : a.k, &to = is_q ? a.dq : a.dk;
     const float unit = a.normed ? (is_q ? a.unit_q : a.unit_k)[a.row(key, token)] : 1;
     const bool one = a.normed && a.dim_k == 1;
-    const float by = one ? unit * DELTA_EPS * unit * unit : unit;
+    const float by = DELTA_EPS * unit * unit;
     float sum[PARTS], x[PARTS];
 #pragma unroll
     for (int i = 0; i < PARTS; i++) {
@@ -352,18 +472,18 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS) delta_fin
                                              : 0;
     }
     for (int64_t h = lo; h < hi; h++) {
-      const float *from = (is_q ? a.grad_q : a.grad_k) + a.row(h, token) * a.dim_k;
+      const T *from = a.rows_of<T>(is_q ? a.grad_q : a.grad_k, a.dim_k, h, token);
       float g[PARTS], along = 0;
 #pragma unroll
       for (int i = 0; i < PARTS; i++) {
         const int c = lane + 32 * i;
-        g[i] = c < a.dim_k ? from[c] : 0;
+        g[i] = c < a.dim_k ? widen(from[c]) : 0;
         along = madd(x[i], g[i], along);
       }
       along = a.normed ? warp_sum(along) : 0;
 #pragma unroll
       for (int i = 0; i < PARTS; i++) {
-        const float y = widen(narrow<T>(by * (g[i] - x[i] * along)));
+        const float y = widen(narrow<T>(one ? by * g[i] : g[i] - x[i] * along));
         sum[i] = h == lo ? y : sum[i] + y;
       }
     }

@@ -84,71 +84,87 @@ static __device__ __forceinline__ void delta_invert(const float *m, float *t, in
   }
 }
 
-// delta_prepare computes B, T and P of a chunk and head; the pass determines which of them.
+// delta_prepare computes T and P of a chunk and head, or one of them. It does not write the blocks
+// of 16 x 32 above P's diagonal, which are not read.
 template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 2) delta_prepare_kernel(DeltaCall a) {
-  SHARED(Word, shared);
-  Word *ks = shared, *qs = ks + DELTA_CHUNK * DELTA_WIDE;
-  float *m = (float *)(qs + DELTA_CHUNK * DELTA_WIDE), *inverse = (float *)ks, *beta = m + DELTA_CHUNK * DELTA_WIDE;
+  constexpr int KEYS = DeltaTiles<sizeof(T)>::KEYS, STEP = KEYS + TILE_GAP, UNIT = Wide<T>::LANES;
+  SHARED(T, shared);
+  T *ks = shared, *qs = ks + DELTA_CHUNK * STEP;
+  float *m = (float *)(qs + DELTA_CHUNK * STEP), *inverse = (float *)ks, *beta = m + DELTA_CHUNK * DELTA_WIDE;
   float2 *sums = (float2 *)(beta + DELTA_CHUNK);
   const Lane lane;
   const int warp = (int)threadIdx.x / 32, m0 = warp % 4 * 16, n0 = warp / 4 * 32;
+  Copies copies;
   for (int64_t w = blockIdx.x; w < a.chunks * a.value_heads; w += gridDim.x) {
     const int64_t head = w % a.value_heads, key = a.key_head[head];
     const DeltaChunk c = a.find(w / a.value_heads);
     const int rows = up16(c.rows);
+    const bool active = m0 < rows && n0 <= m0;
     float kk[4][4], qk[4][4];
     zero(kk);
     zero(qk);
-    __syncthreads();
-    delta_gates(a, c, head, sums, beta);
-    for (int c0 = 0; c0 < a.dim_k; c0 += 64) {
-      const int depth = up16((int)least(64, a.dim_k - c0));
-      if (c0 > 0) __syncthreads();
-      fill_view<T, 64>(ks, DELTA_WIDE, a.k, c.token, key, c0, c.rows, rows, AsItIs());
-      if (a.scores) fill_view<T, 64>(qs, DELTA_WIDE, a.q, c.token, key, c0, c.rows, rows, AsItIs());
+    for (int c0 = 0; c0 < a.dim_k; c0 += KEYS) {
+      const int depth = up16((int)least(KEYS, a.dim_k - c0));
+      __syncthreads(); // all threads have read the previous keys
+      for (int at = 0; at < depth; at += 64) {
+        copy_view<64>(copies, ks + at, STEP, a.k, c, key, c0 + at);
+        if (a.scores) copy_view<64>(copies, qs + at, STEP, a.q, c, key, c0 + at);
+      }
+      copies.close();
+      if (c0 == 0) delta_gates(a, c, head, sums, beta);
+      copies.wait<0>();
       __syncthreads();
-      if (m0 >= rows || n0 > m0) continue;
-      product<T, true, true, true, true>(kk, ks + m0 * DELTA_WIDE, DELTA_WIDE, ks + n0 * DELTA_WIDE, DELTA_WIDE, depth);
-      if (a.scores)
-        product<T, true, true, true, true>(qk, qs + m0 * DELTA_WIDE, DELTA_WIDE, ks + n0 * DELTA_WIDE, DELTA_WIDE,
-                                           depth);
+      if (!active) continue;
+      if (!a.solved) tile_product<true, true>(kk, ks + m0 * STEP, STEP, ks + n0 * STEP, STEP, depth);
+      if (a.scores) tile_product<true, true>(qk, qs + m0 * STEP, STEP, ks + n0 * STEP, STEP, depth);
     }
-    if (m0 < rows) {
+    if (active) {
+      const int64_t at = a.row(key, c.token);
 #pragma unroll
-      for (int n = 0; n < 4; n++)
+      for (int half = 0; half < 2; half++) {
+        const int i = m0 + lane.row + 8 * half;
+        const bool there = i < c.rows;
+        const float by_k = there && a.unit_k ? a.unit_k[at + i] : 1,
+                    by_q = (there && a.unit_q ? a.unit_q[at + i] : 1) * a.scale;
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
-          const int i = m0 + lane.row + e / 2 * 8, j = n0 + 8 * n + lane.column + e % 2;
-          if (j >= a.chunk) continue;
-          float b = 0, p = 0;
-          if (i < c.rows && j <= i) {
-            const float decay = expf((sums[i].x - sums[j].x) + (sums[i].y - sums[j].y));
-            const int64_t at = a.row(key, c.token);
-            const float by = a.unit_k ? a.unit_k[at + j] : 1;
-            if (j < i) b = kk[n][e] * (a.unit_k ? a.unit_k[at + i] * by : 1) * decay;
-            if (a.scores) p = qk[n][e] * (a.unit_q ? a.unit_q[at + i] * by : 1) * decay * a.scale;
+        for (int x = 0; x < 8; x++) {
+          const int j = n0 + x / 2 * 8 + lane.column + x % 2;
+          float &b = kk[x / 2][2 * half + x % 2], &p = qk[x / 2][2 * half + x % 2], decay = 0;
+          if (there && j <= i) {
+            decay = expf((sums[i].x - sums[j].x) + (sums[i].y - sums[j].y));
+            if (a.unit_k) decay *= a.unit_k[at + j];
           }
-          if (i < c.rows) {
-            const int64_t at = a.row(head, c.token + i) * a.chunk + j;
-            if (a.scores) a.scores[at] = p;
-            if (a.keys_product) a.keys_product[at] = b;
-          }
-          m[i * DELTA_WIDE + j] = b * beta[i];
+          // the elements of other tokens may be NaN
+          b = there && j < i ? b * by_k * decay * beta[i] : 0;
+          p = there && j <= i ? p * by_q * decay : 0;
         }
+        if (a.solved) continue;
+#pragma unroll
+        for (int n = 0; n < 4; n++)
+          put_pair(m + i * DELTA_WIDE + n0 + 8 * n + lane.column, kk[n][2 * half], kk[n][2 * half + 1]);
+      }
+      if (a.scores)
+        store_results(
+            qk, c.rows - m0, a.chunk - n0, true,
+            [&](int row) { return a.rows_of<T>(a.scores, a.chunk, head, c.token + m0 + row) + n0; }, T());
     }
-    __syncthreads();
     if (a.solved) continue;
+    __syncthreads(); // all threads have written m, and have read the keys
     delta_invert(m, inverse, rows);
-    for (int at = (int)threadIdx.x; at < c.rows * a.chunk; at += DELTA_THREADS) {
-      const int i = at / a.chunk, j = at % a.chunk;
-      a.solve_row(head, c.token + i)[j] = j <= i ? inverse[i * DELTA_WIDE + j] : 0;
+    const int units = a.chunk / UNIT;
+    for (int at = (int)threadIdx.x; at < c.rows * units; at += DELTA_THREADS) {
+      const int i = at / units, j = at % units * UNIT;
+      float x[UNIT];
+#pragma unroll
+      for (int e = 0; e < UNIT; e++) x[e] = j + e <= i ? inverse[i * DELTA_WIDE + j + e] : 0;
+      store<UNIT>(a.solve_row<T>(head, c.token + i) + j, x);
     }
   }
 }
 
-// delta_scan: a block has a slice of the state's columns and loops over the chunks of a document.
-// It writes the states at seams, and X. The slices after those for the values compute the
-// transition: their initial state is the identity, and their values are zero.
+// delta_scan: a block has a slice of the state's columns and loops over the chunks of a segment. It
+// writes the states at seams, and X. The slices after those for the values compute the transition:
+// their initial state is the identity, and their values are zero.
 template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_scan_kernel(DeltaCall a) {
   constexpr int STEP = DELTA_SLICE + 4;
   const int step = up32(a.dim_k) + 8, square = a.chunk + 8;
@@ -161,29 +177,37 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_
   const Lane lane;
   const int warp = (int)threadIdx.x / 32, m0 = warp % 4 * 16, n0 = warp / 4 * 16;
   const int value_slices = (a.dim_v + DELTA_SLICE - 1) / DELTA_SLICE,
-            slices = value_slices + (a.transition ? (a.dim_k + DELTA_SLICE - 1) / DELTA_SLICE : 0);
-  for (int64_t w = blockIdx.x; w < a.panel_documents * a.value_heads * slices; w += gridDim.x) {
-    const int64_t head = w / slices % a.value_heads, document = a.document0 + w / slices / a.value_heads,
-                  key = a.key_head[head], id = a.document[document];
+            slices = value_slices + (a.transition || a.partial ? (a.dim_k + DELTA_SLICE - 1) / DELTA_SLICE : 0);
+  for (int64_t w = blockIdx.x; w < a.segments * a.value_heads * slices; w += gridDim.x) {
+    const int64_t head = w / slices % a.value_heads, key = a.key_head[head];
+    const DeltaSegment range = a.find_segment(w / slices / a.value_heads);
+    const int64_t document = range.document, id = a.document[document];
     const bool identity = w % slices >= value_slices;
     const int width = identity ? a.dim_k : a.dim_v,
               c0 = (int)(w % slices - (identity ? value_slices : 0)) * DELTA_SLICE;
-    const DeltaRange range(a, document);
+    // The state after the first segment is computed with the state before it, and that after the
+    // last one is not needed.
+    if (a.partial && !(range.leads && (range.follows || !identity))) continue;
     DeltaSlice s(a.dim_k, width, c0);
-    float *transition = identity ? a.transition + head * a.dim_k * a.dim_k : nullptr;
-    if (!range.begins) s.load(identity ? transition : a.state_of(a.carried_in, 0, head));
-    else if (identity)
+    float *transition = nullptr;
+    if (identity) transition = a.partial ? a.transition_at(head, range.joint) : a.transition + head * a.dim_k * a.dim_k;
+    if (identity && (a.partial || range.begins))
       s.each([&](int row, int column, float &x, float &y) { x = row == column, y = row == column + 1; });
+    else if (identity) s.load(transition);
+    else if (range.follows) {
+      if (!a.partial) s.load(a.end_at(head, range.joint - 1));
+    } else if (!range.begins) s.load(a.state_of(a.carried_in, 0, head));
     else if (id < a.states_in && a.state_in) s.load(a.state_of(a.state_in, id, head));
     for (int64_t i = range.lo; i < range.hi; i++) {
       const DeltaChunk c = delta_chunk_at(a.start, a.chunks_before, document, i, a.chunk);
       const int rows = up16(c.rows);
-      if (!c.first && a.states) s.store(a.at_seam(a.states, head, c.seam - 1));
+      if (!c.first && a.states) s.store(a.at_seam<T>(a.states, head, c.seam - 1));
       __syncthreads(); // all threads have read the previous chunk
       s.template words<T>(ss, STEP);
       const int r = (int)threadIdx.x;
       const DeltaFactors f(a, c, head, key, r);
-      fill_chunk<T>(ks, step, ts, square, a, a.k, key, a.solve_row(head, c.token), c, rows, [](int) { return 1.0f; });
+      fill_chunk<T>(ks, step, ts, square, a, a.k, key, a.solve_row<T>(head, c.token), c, rows,
+                    [](int) { return 1.0f; });
       if (r < a.chunk) es[r] = f.decay.z, ek[r] = f.decay.z * f.unit, fk[r] = f.decay.w * f.unit, bs[r] = f.beta;
       __syncthreads();
       const bool active = m0 < rows;
@@ -221,8 +245,8 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_
           for (int half = 0; half < 2; half++) {
             const int row = m0 + lane.row + 8 * half, column = n0 + 8 * n + lane.column;
             if (!identity && a.x && row < c.rows && c0 + column < width)
-              store_two(a.x + a.row(head, c.token + row) * a.dim_v + c0 + column, width - c0 - column, width % 2 == 0,
-                        x[n][2 * half], x[n][2 * half + 1]);
+              store_two(a.rows_of<T>(a.x, a.dim_v, head, c.token + row) + c0 + column, width - c0 - column,
+                        width % 2 == 0, x[n][2 * half], x[n][2 * half + 1]);
 #pragma unroll
             for (int e = 0; e < 2; e++) xs[row * STEP + column + e] = to_word<T>(fk[row] * x[n][2 * half + e]);
           }
@@ -232,64 +256,62 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_
     }
     const int64_t behind = id - (a.all_documents - a.states_out);
     if (identity) s.store(transition);
-    else if (!range.ends) {
+    else if (range.leads) {
+      if (a.partial) s.store(a.end_at(head, range.joint));
+    } else if (!range.ends) {
       if (a.carried_out) s.store(a.state_of(a.carried_out, 0, head));
     } else if (behind >= 0 && a.state_out) s.store(a.state_of(a.state_out, behind, head));
   }
 }
 
 // delta_out computes out for a chunk, a head and 64 columns.
-template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 2) delta_out_kernel(DeltaCall a) {
-  constexpr int STEP = DELTA_CHUNK + 4;
-  SHARED(Word, shared);
-  Word *as = shared, *bs = as + DELTA_CHUNK * DELTA_WIDE;
+template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 3) delta_out_kernel(DeltaCall a) {
+  constexpr int KEYS = DeltaTiles<sizeof(T)>::KEYS, STEP = KEYS + TILE_GAP;
+  SHARED(T, shared);
+  T *qs = shared, *ss = qs + DELTA_CHUNK * STEP, *ps = ss + KEYS * DELTA_WIDE, *xs = ps + DELTA_CHUNK * DELTA_WIDE;
   const Lane lane;
   const int warp = (int)threadIdx.x / 32, m0 = warp % 4 * 16, n0 = warp / 4 * 32, slices = (a.dim_v + 63) / 64;
+  Copies copies;
   for (int64_t w = blockIdx.x; w < a.chunks * a.value_heads * slices; w += gridDim.x) {
     const int64_t head = w / slices % a.value_heads, key = a.key_head[head];
     const DeltaChunk c = a.find(w / slices / a.value_heads);
     const int c0 = (int)(w % slices) * 64, rows = up16(c.rows);
-    const int64_t id = a.document[c.document];
-    const float *s = !c.first                         ? a.at_seam(a.states, head, c.seam - 1)
-                     : id < a.states_in && a.state_in ? a.state_of(a.state_in, id, head)
-                                                      : nullptr;
+    const DeltaStored<T> s = a.before<T>(c, head);
     const bool active = m0 < rows;
+    __syncthreads(); // all threads have read the previous tiles
+    copy_rows<64>(copies, ps, DELTA_WIDE, a.rows_of<T>(a.scores, a.chunk, head, c.token), a.chunk, 0, c.rows, rows);
+    copy_rows<64>(copies, xs, DELTA_WIDE, a.rows_of<T>(a.x, a.dim_v, head, c.token), a.dim_v, c0, c.rows, rows);
     float o[4][4];
     zero(o);
-    for (int k0 = 0; s && k0 < a.dim_k; k0 += 64) {
-      const int depth = (int)least(64, a.dim_k - k0);
+    for (int k0 = 0; s && k0 < a.dim_k; k0 += KEYS) {
+      const int depth = (int)least(KEYS, a.dim_k - k0);
+      if (k0 > 0) __syncthreads();
+      for (int at = 0; at < depth; at += 64) copy_view<64>(copies, qs + at, STEP, a.q, c, key, k0 + at);
+      copy_state<64>(copies, ss, DELTA_WIDE, s, a.dim_v, k0, c0, depth, up16(depth));
+      copies.close();
+      copies.wait<0>();
       __syncthreads();
-      fill_view<T, 64>(as, DELTA_WIDE, a.q, c.token, key, k0, c.rows, rows, AsItIs());
-      fill_rows<T, 64>(bs, STEP, s + (int64_t)k0 * a.dim_v, a.dim_v, c0, depth, up16(depth), AsItIs());
+      if (active) tile_product<true, false>(o, qs + m0 * STEP, STEP, ss + n0, DELTA_WIDE, up16(depth));
+    }
+    if (!s) {
+      copies.close();
+      copies.wait<0>();
       __syncthreads();
-      if (active) product<T, true, false, true, false>(o, as + m0 * DELTA_WIDE, DELTA_WIDE, bs + n0, STEP, up16(depth));
     }
-    if (s && active) {
-#pragma unroll
-      for (int half = 0; half < 2; half++) {
-        const int row = m0 + lane.row + 8 * half;
-        const float by = row < c.rows ? a.decay[a.row(head, c.token + row)].z * a.scale *
-                                            (a.unit_q ? a.unit_q[a.row(key, c.token + row)] : 1)
-                                      : 0;
-#pragma unroll
-        for (int n = 0; n < 4; n++) o[n][2 * half] *= by, o[n][2 * half + 1] *= by;
-      }
-    }
-    __syncthreads();
-    fill_rows<T, 64>(as, DELTA_WIDE, a.scores + a.row(head, c.token) * a.chunk, a.chunk, 0, c.rows, rows, AsItIs());
-    fill_rows<T, 64>(bs, STEP, a.x + a.row(head, c.token) * a.dim_v, a.dim_v, c0, c.rows, rows, AsItIs());
-    __syncthreads();
     if (!active) continue;
-    product<T, false, false, true, false>(o, as + m0 * DELTA_WIDE, DELTA_WIDE, bs + n0, STEP, m0 + 16);
 #pragma unroll
-    for (int n = 0; n < 4; n++)
+    for (int half = 0; s && half < 2; half++) {
+      const int row = m0 + lane.row + 8 * half;
+      const float by = row < c.rows ? a.decay[a.row(head, c.token + row)].z * a.scale *
+                                          (a.unit_q ? a.unit_q[a.row(key, c.token + row)] : 1)
+                                    : 0;
 #pragma unroll
-      for (int half = 0; half < 2; half++) {
-        const int row = m0 + lane.row + 8 * half, column = c0 + n0 + 8 * n + lane.column;
-        if (row < c.rows && column < a.dim_v)
-          store_two((T *)a.out.data + (c.token + row) * a.out.token + head * a.out.head + column, a.dim_v - column,
-                    a.out.wide, o[n][2 * half], o[n][2 * half + 1]);
-      }
+      for (int n = 0; n < 4; n++) o[n][2 * half] *= by, o[n][2 * half + 1] *= by;
+    }
+    tile_product<true, false>(o, ps + m0 * DELTA_WIDE, DELTA_WIDE, xs + n0, DELTA_WIDE, m0 + 16);
+    store_results(
+        o, c.rows - m0, a.dim_v - c0 - n0, a.out.vectors,
+        [&](int row) { return a.out.row<T>(c.token + m0 + row, head) + c0 + n0; }, T());
   }
 }
 

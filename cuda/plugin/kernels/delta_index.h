@@ -10,19 +10,31 @@
 #include "index.h"
 
 enum : int { DELTA_HEAD = ULY_DELTA_HEAD, DELTA_CHUNK = 64, DELTA_THREADS = 256, DELTA_SLICE = 32 };
+enum : int { DELTA_JOIN_COLUMNS = 16 }; // of a block that adds up states at joints
 
 ULY_BOTH int up16(int n) { return (n + 15) / 16 * 16; }
 ULY_BOTH int up32(int n) { return (n + 31) / 32 * 32; }
 
 constexpr float DELTA_EPS = 1e-6f; // added under the square root of the L2 norm of q and k
 
-// Bytes of shared memory. All are less than 99 KiB, the smallest limit of any GPU for a block.
-// DELTA_WIDE and DELTA_NARROW are padded rows of dense tiles of 64 and 32 columns.
-constexpr int DELTA_WIDE = DELTA_CHUNK + 8, DELTA_NARROW = DELTA_SLICE + 8;
-constexpr int64_t DELTA_PREPARE = 4 * (2 * DELTA_CHUNK * DELTA_WIDE + DELTA_CHUNK * DELTA_WIDE + 5 * DELTA_CHUNK);
-constexpr int64_t DELTA_OUT = 4 * (DELTA_CHUNK * DELTA_WIDE + DELTA_CHUNK * (DELTA_CHUNK + 4));
-constexpr int64_t DELTA_GRADIENTS =
-    4 * (2 * DELTA_CHUNK * DELTA_WIDE + 5 * DELTA_CHUNK * DELTA_NARROW + 18 * DELTA_CHUNK);
+// Padded rows of 64 columns.
+constexpr int DELTA_WIDE = DELTA_CHUNK + 8;
+
+// DeltaTiles has the extents of tiles in shared memory for elements of SIZE bytes.
+template <int SIZE> struct DeltaTiles {
+  // columns of q and k that delta_prepare and delta_out multiply at a time, and of X, Y, v, dout
+  // and the states in delta_gradients
+  static constexpr int KEYS = 256 / SIZE, SLICE = 128 / SIZE;
+  static constexpr int SQUARE = DELTA_CHUNK * DELTA_WIDE; // elements of a tile of 64 rows and columns
+  // delta_gradients: elements of all columns of a chunk's rows, in BF16 and if they fit, otherwise
+  // of a slice; elements of 64 rows of a state in a slice
+  static constexpr int VALUES = DELTA_CHUNK * (SIZE == 2 ? 128 + 8 : SLICE + 8), STATE = DELTA_CHUNK * (SLICE + 8);
+  static constexpr int GRADIENT_FACTORS = 23 * DELTA_CHUNK; // floats
+  // Bytes of shared memory. All are less than 99 KiB, the smallest limit of any GPU for a block.
+  static constexpr int64_t PREPARE = SIZE * 2 * DELTA_CHUNK * (KEYS + 8) + 4 * (SQUARE + 5 * DELTA_CHUNK),
+                           OUT = SIZE * (DELTA_CHUNK * (KEYS + 8) + KEYS * DELTA_WIDE + 2 * SQUARE),
+                           GRADIENTS = SIZE * (2 * SQUARE + 3 * VALUES + 2 * STATE) + 4 * GRADIENT_FACTORS;
+};
 inline int64_t delta_scan_bytes(int dim_k, int chunk) {
   return 4 * ((int64_t)chunk * (up32(dim_k) + 8) + up16(dim_k) * (DELTA_SLICE + 4) + chunk * (chunk + 8) +
               2 * chunk * (DELTA_SLICE + 4) + 4 * chunk);
@@ -30,6 +42,7 @@ inline int64_t delta_scan_bytes(int dim_k, int chunk) {
 
 // DeltaShape has the extents that sizes depend on.
 struct DeltaShape {
+  int64_t size; // bytes of an element of q, k, v and of intermediate results
   int64_t tokens, key_heads, value_heads, dk, dv;
   int64_t chunk;           // tokens of a chunk, a multiple of 16
   const int64_t *key_head; // NULL: h / (value heads / key heads)
@@ -44,9 +57,9 @@ inline int64_t delta_chunk(int64_t limit, int64_t dk) {
   return limit <= 0 || limit >= full ? full : limit / 16 * 16;
 }
 
-inline DeltaShape delta_shape(int64_t tokens, int64_t key_heads, int64_t value_heads, int64_t dk, int64_t dv,
-                              int64_t chunk, const int64_t *key_head) {
-  return {tokens, key_heads, value_heads, dk, dv, delta_chunk(chunk, dk), key_head};
+inline DeltaShape delta_shape(int64_t size, int64_t tokens, int64_t key_heads, int64_t value_heads, int64_t dk,
+                              int64_t dv, int64_t chunk, const int64_t *key_head) {
+  return {size, tokens, key_heads, value_heads, dk, dv, delta_chunk(chunk, dk), key_head};
 }
 
 // A call is computed in panels: ranges of the sequence with all heads. The state of the document
@@ -59,23 +72,87 @@ inline DeltaShape delta_shape(int64_t tokens, int64_t key_heads, int64_t value_h
 // delta_row returns the bytes of intermediate results of a token and value head in the backward
 // pass.
 inline int64_t delta_row(const DeltaShape &s) {
-  return 16 + 4 * (2 * s.chunk + 2 * s.dv + 2 * s.dk) + ceil_div(8 * s.dk * s.dv, s.chunk);
+  return 16 + s.size * (2 * s.chunk + 2 * s.dv + 2 * s.dk) + ceil_div(2 * s.size * s.dk * s.dv, s.chunk);
 }
 
-// delta_span returns the tokens of a panel, a multiple of the chunk. Panel n has the chunks that
-// begin at tokens [n·span, (n + 1)·span).
+// delta_span returns the most tokens of a panel, a multiple of the chunk.
 inline int64_t delta_span(const DeltaShape &s) {
   const int64_t chunk = most(s.value_heads, 1) * delta_row(s) * s.chunk;
   return most(2, DELTA_PANEL_BYTES / chunk) * s.chunk;
 }
 inline int64_t delta_panels(const DeltaShape &s) { return most(1, ceil_div(s.tokens, delta_span(s))); }
 
-// delta_state returns the bytes of the states of all heads.
+// delta_stride returns the tokens of a panel: the sequence is divided evenly. Panel n has the
+// chunks that begin at tokens [n·stride, (n + 1)·stride).
+inline int64_t delta_stride(const DeltaShape &s) {
+  return most(1, ceil_div(ceil_div(s.tokens, s.chunk), delta_panels(s))) * s.chunk;
+}
+
+// Segments. A document with more chunks in a panel than a segment has is divided into segments,
+// which are computed at the same time, if heads and slices alone leave multiprocessors idle:
+//
+//  1. For each segment, the state after it is computed for zero before it (for the first segment:
+//     for its own state), and the transition matrix, if segments precede and follow it.
+//  2. The states after the segments of a document are added up in order, by the arithmetic of
+//     DeltaFold: state ← transition · state + state from zero. Both are F32.
+//  3. Each segment is computed with the state before it.
+//
+// The backward scan does so from the last segment to the first, with the transposed matrices. A
+// joint is the boundary between two segments of a document in a panel. Segments are multiples of
+// chunks from the start of a document.
+
+// delta_most_segments returns the number of segments of one document that the multiprocessors can
+// compute at the same time.
+inline int64_t delta_most_segments(const DeltaShape &s) {
+  return DELTA_MULTIPROCESSORS / most(1, s.value_heads * ceil_div(s.dv, DELTA_SLICE));
+}
+// delta_joints returns the most joints of a panel, for any documents. A joint follows
+// at least the full chunks of a segment, but at the ends of the panel.
+inline int64_t delta_joints(const DeltaShape &s) {
+  const int64_t segments = delta_most_segments(s), chunks = least(s.tokens, delta_span(s)) / s.chunk;
+  return segments < 2 || chunks < 2 ? 0 : least(segments, chunks) + 2;
+}
+
+constexpr int64_t DELTA_UNDIVIDED = INT64_MAX / 2; // chunks of a segment: a segment per document
+
+// delta_segment returns the chunks of a segment. The choice depends on the shape and the documents
+// alone, with a model of the time: blocks take turns on the multiprocessors, and a block needs one
+// unit of time for each chunk. A division must save a tenth of the time.
+inline int64_t delta_segment(const DeltaShape &s, const int64_t *cu, int64_t documents) {
+  if (delta_joints(s) == 0) return DELTA_UNDIVIDED;
+  const int64_t full = delta_stride(s) / s.chunk, slices = ceil_div(s.dv, DELTA_SLICE),
+                moves = ceil_div(s.dk, DELTA_SLICE);
+  int64_t longest = 0, chunks = 0;
+  for (int64_t i = 0; i < documents; i++) {
+    const int64_t n = ceil_div(cu[i + 1] - cu[i], s.chunk);
+    longest = most(longest, n), chunks += n;
+  }
+  longest = least(longest, full), chunks = least(chunks, full);
+  const int64_t least_time = ceil_div(chunks * s.value_heads * slices, DELTA_MULTIPROCESSORS);
+  int64_t best = DELTA_UNDIVIDED, best_time = most(longest, least_time) * 9 / 10;
+  if (least_time >= best_time) return best; // the documents alone fill the multiprocessors
+  for (int64_t n = 2; n <= delta_most_segments(s); n++) {
+    const int64_t segment = ceil_div(full, n);
+    if (segment >= longest) continue;
+    int64_t blocks = 0; // of step 1
+    for (int64_t i = 0; i < documents; i++)
+      if (cu[i + 1] - cu[i] > segment * s.chunk) {
+        const int64_t of = ceil_div(least(ceil_div(cu[i + 1] - cu[i], s.chunk), full), segment);
+        blocks += (of - 1) * slices + (of - 2) * moves;
+      }
+    const int64_t time = ceil_div(blocks * s.value_heads, DELTA_MULTIPROCESSORS) * segment + most(segment, least_time) +
+                         (ceil_div(longest, segment) - 1) * DELTA_FOLD_CHUNKS;
+    if (time < best_time) best = segment, best_time = time;
+  }
+  return best;
+}
+
+// delta_state returns the bytes of the states of all heads in F32.
 inline int64_t delta_state(const DeltaShape &s) { return s.value_heads * s.dk * s.dv * 4; }
 
-// Saved has the matrices T, [value heads][T][chunk] F32, then the carried states [panels - 1].
+// Saved has the matrices T, [value heads][T][chunk], then the carried states [panels - 1].
 inline int64_t delta_saved_states(const DeltaShape &s) {
-  return ceil_div(s.value_heads * s.tokens * s.chunk * 4, 256) * 256;
+  return ceil_div(s.value_heads * s.tokens * s.chunk * s.size, 256) * 256;
 }
 inline int64_t delta_saved(const DeltaShape &s) {
   return delta_saved_states(s) + ceil_div((delta_panels(s) - 1) * delta_state(s), 256) * 256;
@@ -87,25 +164,29 @@ enum DeltaPass { DELTA_FORWARD, DELTA_BACKWARD, DELTA_STATE };
 // and the intermediate results of a panel. All intermediate results but states have `rows` rows for
 // each head.
 struct DeltaLayout {
-  // start [documents + 1]: first token; chunks [documents + 1]: number of chunks in the preceding
-  // documents; document [documents]: index in the call's list
-  int64_t start, chunks, document;
-  int64_t key_head, first;     // [value heads] key head; [key heads + 1] first value head
-  int64_t carried[2];          // [value heads][dk][dv] F32, used by panels alternately
-  int64_t rows;                // most tokens of a panel
-  int64_t slots;               // most states of a panel
-  int64_t unit_q, unit_k;      // [key heads][rows] F32, with L2Norm
-  int64_t decay;               // [value heads][rows] float4
-  int64_t solve, scores, keys; // [value heads][rows][chunk] F32
-  int64_t x, y;                // [value heads][rows][dv] F32
-  int64_t dq, dk;              // [value heads][rows][dk] F32
-  int64_t states, dstates;     // [value heads][slots][dk][dv] F32
+  // start [documents + 1]: first token; chunks and segments [documents + 1]: their numbers in the
+  // preceding documents; document [documents]: index in the call's list
+  int64_t start, chunks, segments, document;
+  int64_t key_head, first; // [value heads] key head; [key heads + 1] first value head
+  int64_t carried[2];      // [value heads][dk][dv] F32, used by panels alternately
+  int64_t joints;          // most joints of a panel
+  int64_t ends;            // [value heads][joints][dk][dv] F32
+  int64_t transitions;     // [value heads][joints][dk][dk] F32
+  int64_t rows;            // most tokens of a panel
+  int64_t slots;           // most states of a panel
+  int64_t unit_q, unit_k;  // [key heads][rows] F32, with L2Norm
+  int64_t decay;           // [value heads][rows] float4
+  // in the call's type
+  int64_t solve, scores;   // [value heads][rows][chunk]
+  int64_t x, y;            // [value heads][rows][dv]
+  int64_t dq, dk;          // [value heads][rows][dk]
+  int64_t states, dstates; // [value heads][slots][dk][dv]
   int64_t bytes;
 };
 
 // delta_layout returns the layout. `documents` counts documents with tokens; only the tables depend
-// on it.
-inline DeltaLayout delta_layout(const DeltaShape &s, int64_t documents, DeltaPass pass) {
+// on it. `divided`: documents may be divided into segments.
+inline DeltaLayout delta_layout(const DeltaShape &s, int64_t documents, DeltaPass pass, bool divided) {
   DeltaLayout l = {};
   auto take = [&](int64_t n, int64_t size) {
     const int64_t at = l.bytes;
@@ -114,11 +195,15 @@ inline DeltaLayout delta_layout(const DeltaShape &s, int64_t documents, DeltaPas
   };
   l.start = take(documents + 1, 8);
   l.chunks = take(documents + 1, 8);
+  l.segments = take(documents + 1, 8);
   l.document = take(documents, 8);
   l.key_head = take(s.value_heads, 8);
   l.first = take(s.key_heads + 1, 8);
   if (pass != DELTA_STATE && delta_panels(s) > 1)
     for (int64_t &at : l.carried) at = take(delta_state(s), 1);
+  l.joints = pass != DELTA_STATE && divided ? delta_joints(s) : 0;
+  l.ends = take(l.joints * s.value_heads * s.dk * s.dv, 4);
+  l.transitions = take(l.joints * s.value_heads * s.dk * s.dk, 4);
   // The last chunk of a panel can end up to a chunk after the panel's tokens.
   l.rows = least(s.tokens, delta_span(s) + s.chunk);
   l.slots = least(s.tokens, delta_span(s)) / s.chunk + 1; // with the state before the first chunk
@@ -126,17 +211,17 @@ inline DeltaLayout delta_layout(const DeltaShape &s, int64_t documents, DeltaPas
   l.unit_q = take(s.key_heads * l.rows, 4);
   l.unit_k = take(s.key_heads * l.rows, 4);
   l.decay = take(n, 16);
-  l.scores = take(n * s.chunk, 4);
-  if (pass == DELTA_BACKWARD) l.keys = take(n * s.chunk, 4);
-  else l.solve = take(n * s.chunk, 4);
+  l.scores = take(n * s.chunk, s.size);
+  if (pass != DELTA_BACKWARD) l.solve = take(n * s.chunk, s.size);
   if (pass == DELTA_STATE) return l;
-  l.x = take(n * s.dv, 4);
-  l.states = take(l.slots * delta_state(s), 1);
+  const int64_t states = l.slots * s.value_heads * s.dk * s.dv;
+  l.x = take(n * s.dv, s.size);
+  l.states = take(states, s.size);
   if (pass == DELTA_FORWARD) return l;
-  l.y = take(n * s.dv, 4);
-  l.dq = take(n * s.dk, 4);
-  l.dk = take(n * s.dk, 4);
-  l.dstates = take(l.slots * delta_state(s), 1);
+  l.y = take(n * s.dv, s.size);
+  l.dq = take(n * s.dk, s.size);
+  l.dk = take(n * s.dk, s.size);
+  l.dstates = take(states, s.size);
   return l;
 }
 
@@ -148,19 +233,23 @@ inline int64_t delta_documents(const int64_t *cu, int64_t documents, int64_t tok
 }
 
 // delta_tables calls put(byte offset, value) for every entry of the tables, and returns the number
-// of chunks of all documents. Documents without tokens are skipped unless `all` is true.
+// of chunks of all documents. Documents without tokens are skipped unless `all` is true. `segment`
+// is the number of chunks of a segment.
 template <class Put> int64_t delta_tables(const DeltaShape &s, const DeltaLayout &l, const int64_t *cu,
-                                          int64_t documents, bool all, Put put) {
-  int64_t n = 0, chunks = 0;
+                                          int64_t documents, bool all, int64_t segment, Put put) {
+  int64_t n = 0, chunks = 0, segments = 0;
   put(l.start, 0);
   put(l.chunks, 0);
+  put(l.segments, 0);
   for (int64_t i = 0; i < documents; i++) {
     if (cu[i + 1] == cu[i] && !all) continue;
-    chunks += ceil_div(cu[i + 1] - cu[i], s.chunk);
+    const int64_t of = ceil_div(cu[i + 1] - cu[i], s.chunk);
+    chunks += of, segments += most(1, ceil_div(of, segment));
     put(l.document + 8 * n, i);
     n++;
     put(l.start + 8 * n, cu[i + 1]);
     put(l.chunks + 8 * n, chunks);
+    put(l.segments + 8 * n, segments);
   }
   for (int64_t h = 0; h < s.value_heads; h++) put(l.key_head + 8 * h, s.key(h));
   for (int64_t k = 0, h = 0; k <= s.key_heads; k++) {
@@ -191,38 +280,77 @@ ULY_BOTH DeltaChunk delta_chunk_at(const int64_t *start, const int64_t *chunks, 
   return c;
 }
 
-// delta_find returns chunk n of all documents.
-ULY_BOTH DeltaChunk delta_find(const int64_t *start, const int64_t *chunks, int64_t documents, int64_t n, int chunk) {
-  int64_t lo = 0, hi = documents; // chunks[lo] <= n < chunks[hi]
+// delta_document returns the document that has chunk or segment n of all documents. before
+// [documents + 1] has the numbers in the preceding documents.
+ULY_BOTH int64_t delta_document(const int64_t *before, int64_t documents, int64_t n) {
+  int64_t lo = 0, hi = documents; // before[lo] <= n < before[hi]
   while (hi - lo > 1) {
     const int64_t mid = lo + (hi - lo) / 2;
-    if (chunks[mid] <= n) lo = mid;
+    if (before[mid] <= n) lo = mid;
     else hi = mid;
   }
-  return delta_chunk_at(start, chunks, lo, n - chunks[lo], chunk);
+  return lo;
+}
+
+// delta_find returns chunk n of all documents.
+ULY_BOTH DeltaChunk delta_find(const int64_t *start, const int64_t *chunks, int64_t documents, int64_t n, int chunk) {
+  const int64_t document = delta_document(chunks, documents, n);
+  return delta_chunk_at(start, chunks, document, n - chunks[document], chunk);
+}
+
+// DeltaSegment has the chunks [lo, hi) of a segment that are in a panel, counted from the start of
+// the document. The joint after it is joint, the joint before it joint - 1.
+struct DeltaSegment {
+  int64_t document, lo, hi, joint;
+  bool begins, ends;   // has the document's start, its end
+  bool follows, leads; // a joint is before it, after it
+};
+
+// delta_segment_at returns segment n of all documents, within a panel of `of` chunks from chunk0
+// on. chunks and segments are the tables.
+ULY_BOTH DeltaSegment delta_segment_at(const int64_t *chunks, const int64_t *segments, int64_t documents, int64_t n,
+                                       int64_t segment, int64_t chunk0, int64_t of) {
+  DeltaSegment x;
+  x.document = delta_document(segments, documents, n);
+  const int64_t before = chunks[x.document], all = chunks[x.document + 1] - before, i = n - segments[x.document];
+  const int64_t lo = most(chunk0 - before, 0), hi = least(chunk0 + of - before, all); // of the panel
+  x.lo = most(i * segment, lo), x.hi = least((i + 1) * segment, hi);
+  x.begins = x.lo == 0, x.ends = x.hi == all;
+  x.follows = x.lo > lo, x.leads = x.hi < hi;
+  x.joint = n - x.document;
+  return x;
 }
 
 // DeltaBorder is a boundary between panels: the first chunk that begins at or after a token. If the
-// chunk is not the first of its document, seam is the seam before it.
+// chunk is not the first of its document, seam is the seam before it. The segments of the preceding
+// panel end before segments_end. The following panel begins with segment. A segment that the border
+// divides is in both.
 struct DeltaBorder {
-  int64_t chunk, token, document, seam;
+  int64_t chunk, token, document, seam, segment, segments_end;
   bool crossed; // by a document
 };
 
 // DeltaBorders finds borders. It keeps the document of the last border, so that all borders in
 // order or in reverse order take one pass over the documents. It is for sequences with tokens.
 struct DeltaBorders {
-  const int64_t *cu, tokens, chunk;
-  int64_t at = 0, document = 0, chunks = 0; // cu[at] is the start of `document`
+  const int64_t *cu, tokens, chunk, of;                   // of: chunks of a segment
+  int64_t at = 0, document = 0, chunks = 0, segments = 0; // cu[at] is the start of `document`
 
   int64_t count() const { return ceil_div(cu[at + 1] - cu[at], chunk); }
+  void pass(int by) { chunks += by * count(), segments += by * ceil_div(count(), of), document += by * (count() > 0); }
   DeltaBorder operator()(int64_t token) {
     token = least(token, tokens);
-    for (; token > cu[at + 1]; at++) chunks += count(), document += cu[at + 1] > cu[at];
-    while (token < cu[at]) at--, chunks -= count(), document -= cu[at + 1] > cu[at];
+    for (; token > cu[at + 1]; at++) pass(1);
+    while (token < cu[at]) at--, pass(-1);
     const int64_t i = ceil_div(token - cu[at], chunk);
     const bool end = i == count();
-    return {chunks + i, least(cu[at] + i * chunk, cu[at + 1]), document + (end && i > 0),
-            chunks - document + most(i - 1, 0), i > 0 && !end};
+    const int64_t segments_end = segments + ceil_div(i, of);
+    return {chunks + i,
+            least(cu[at] + i * chunk, cu[at + 1]),
+            document + (end && i > 0),
+            chunks - document + most(i - 1, 0),
+            end ? segments_end : segments + i / of,
+            segments_end,
+            i > 0 && !end};
   }
 };

@@ -5,6 +5,7 @@
 
 #include "host_test.h"
 
+#include <algorithm>
 #include <map>
 #include <set>
 #include <vector>
@@ -19,14 +20,15 @@ static int64_t below(int64_t n) {
 // numbered without gaps.
 static void chunks(const std::vector<int64_t> &cu, int64_t asked) {
   const int64_t documents = (int64_t)cu.size() - 1, tokens = cu.back();
-  const DeltaShape s = delta_shape(tokens, 1, 1, 16, 16, asked, nullptr);
+  const DeltaShape s = delta_shape(2, tokens, 1, 1, 16, 16, asked, nullptr);
   const int64_t n = delta_documents(cu.data(), documents, tokens);
-  const DeltaLayout l = delta_layout(s, n, DELTA_BACKWARD);
+  const DeltaLayout l = delta_layout(s, n, DELTA_BACKWARD, true);
   std::map<int64_t, int64_t> at;
-  const int64_t count = delta_tables(s, l, cu.data(), documents, false, [&](int64_t byte, int64_t value) {
-    CHECK(byte >= 0 && byte + 8 <= l.unit_q && at.count(byte) == 0, "entry at byte %lld", (long long)byte);
-    at[byte] = value;
-  });
+  const int64_t count =
+      delta_tables(s, l, cu.data(), documents, false, DELTA_UNDIVIDED, [&](int64_t byte, int64_t value) {
+        CHECK(byte >= 0 && byte + 8 <= l.unit_q && at.count(byte) == 0, "entry at byte %lld", (long long)byte);
+        at[byte] = value;
+      });
   std::vector<int64_t> start, before, document;
   for (int64_t i = 0; i <= n; i++) start.push_back(at[l.start + 8 * i]), before.push_back(at[l.chunks + 8 * i]);
   for (int64_t i = 0; i < n; i++) document.push_back(at[l.document + 8 * i]);
@@ -54,9 +56,9 @@ static void chunks(const std::vector<int64_t> &cu, int64_t asked) {
 // the panel in whose range it begins, and each panel fits into the memory of the layout.
 static void panels(const std::vector<int64_t> &cu, int64_t asked, int64_t heads) {
   const int64_t documents = (int64_t)cu.size() - 1, tokens = cu.back();
-  const DeltaShape s = delta_shape(tokens, 1, heads, 16, 16, asked, nullptr);
-  const int64_t n = delta_documents(cu.data(), documents, tokens), span = delta_span(s), count = delta_panels(s);
-  const DeltaLayout l = delta_layout(s, n, DELTA_BACKWARD);
+  const DeltaShape s = delta_shape(2, tokens, 1, heads, 16, 16, asked, nullptr);
+  const int64_t n = delta_documents(cu.data(), documents, tokens), stride = delta_stride(s), count = delta_panels(s);
+  const DeltaLayout l = delta_layout(s, n, DELTA_BACKWARD, true);
   if (tokens == 0) return;
   struct Start {
     int64_t token, document, index, of;
@@ -69,16 +71,16 @@ static void panels(const std::vector<int64_t> &cu, int64_t asked, int64_t heads)
     document += rows > 0;
   }
   starts.push_back({tokens, document, 0, 0});
-  DeltaBorders border = {cu.data(), tokens, s.chunk};
+  DeltaBorders border = {cu.data(), tokens, s.chunk, DELTA_UNDIVIDED};
   std::vector<DeltaBorder> found;
-  for (int64_t p = 0; p <= count; p++) found.push_back(border(p * span));
+  for (int64_t p = 0; p <= count; p++) found.push_back(border(p * stride));
   for (int64_t p = count; p >= 0; p--) {
-    const DeltaBorder again = border(p * span), &b = found[(size_t)p];
+    const DeltaBorder again = border(p * stride), &b = found[(size_t)p];
     CHECK(again.chunk == b.chunk && again.token == b.token && again.document == b.document && again.seam == b.seam &&
               again.crossed == b.crossed,
           "border %lld differs in reverse order", (long long)p);
     int64_t chunk = 0, seam = 0;
-    while (starts[(size_t)chunk].token < p * span && starts[(size_t)chunk].token < tokens) chunk++;
+    while (starts[(size_t)chunk].token < p * stride && starts[(size_t)chunk].token < tokens) chunk++;
     const Start &want = starts[(size_t)chunk];
     for (int64_t i = 0; i < chunk; i++) seam += starts[(size_t)i].index + 1 < starts[(size_t)i].of;
     seam -= want.index > 0;
@@ -98,23 +100,124 @@ static void panels(const std::vector<int64_t> &cu, int64_t asked, int64_t heads)
         "the panels do not have all chunks");
 }
 
+// Segments have every chunk of a panel once, in order. A joint is between two segments of a
+// document in a panel, joints are numbered without gaps, and the layout has memory for them.
+static void segments(const std::vector<int64_t> &cu, int64_t asked, int64_t heads, int64_t dv) {
+  const int64_t documents = (int64_t)cu.size() - 1, tokens = cu.back();
+  const DeltaShape s = delta_shape(2, tokens, 1, heads, 16, dv, asked, nullptr);
+  const int64_t n = delta_documents(cu.data(), documents, tokens), of = delta_segment(s, cu.data(), documents);
+  if (tokens == 0) return;
+  const DeltaLayout l = delta_layout(s, n, DELTA_FORWARD, true);
+  CHECK(delta_layout(s, n, DELTA_FORWARD, false).joints == 0, "joints without division");
+  std::map<int64_t, int64_t> at;
+  delta_tables(s, l, cu.data(), documents, false, of, [&](int64_t byte, int64_t value) { at[byte] = value; });
+  std::vector<int64_t> before, segments_before;
+  for (int64_t i = 0; i <= n; i++)
+    before.push_back(at[l.chunks + 8 * i]), segments_before.push_back(at[l.segments + 8 * i]);
+  DeltaBorders border = {cu.data(), tokens, s.chunk, of};
+  for (int64_t p = 0; p < delta_panels(s); p++) {
+    const DeltaBorder lo = border(p * delta_stride(s)), hi = border((p + 1) * delta_stride(s));
+    const int64_t count = hi.segments_end - lo.segment, chunks = hi.chunk - lo.chunk, joint0 = lo.segment - lo.document,
+                  joints = count - (hi.document + hi.crossed - lo.document);
+    CHECK(joints >= 0 && joints <= l.joints, "%lld joints in a panel, room for %lld", (long long)joints,
+          (long long)l.joints);
+    int64_t chunk = lo.chunk, joint = 0;
+    bool led = false;
+    for (int64_t i = 0; i < count; i++) {
+      const DeltaSegment x =
+          delta_segment_at(before.data(), segments_before.data(), n, lo.segment + i, of, lo.chunk, chunks);
+      const int64_t first = before[(size_t)x.document], all = before[(size_t)x.document + 1] - first;
+      CHECK(first + x.lo == chunk && x.hi > x.lo && x.hi - x.lo <= of, "segment %lld has chunks %lld to %lld",
+            (long long)i, (long long)x.lo, (long long)x.hi);
+      CHECK(x.begins == (x.lo == 0) && x.ends == (x.hi == all) && x.follows == led, "segment %lld: begins %d, ends %d",
+            (long long)i, x.begins, x.ends);
+      CHECK(x.leads == (x.hi < all && first + x.hi < hi.chunk), "segment %lld leads %d", (long long)i, x.leads);
+      CHECK(!x.leads || x.joint - joint0 == joint, "segment %lld: joint %lld, want %lld", (long long)i,
+            (long long)(x.joint - joint0), (long long)joint);
+      CHECK(!x.follows || x.joint - 1 - joint0 == joint - 1, "segment %lld: the joint before it is %lld", (long long)i,
+            (long long)(x.joint - 1 - joint0));
+      joint += x.leads, led = x.leads, chunk = first + x.hi;
+    }
+    CHECK(chunk == hi.chunk && joint == joints, "the segments end at chunk %lld of %lld, with %lld joints of %lld",
+          (long long)chunk, (long long)hi.chunk, (long long)joint, (long long)joints);
+  }
+}
+
+// turns returns the time of a scan in chunks: the blocks, each with a time, take turns on the
+// multiprocessors in their order.
+static int64_t turns(const std::vector<int64_t> &blocks) {
+  std::vector<int64_t> free((size_t)DELTA_MULTIPROCESSORS, 0);
+  int64_t end = 0;
+  for (int64_t time : blocks) {
+    int64_t &first = *std::min_element(free.begin(), free.end());
+    first += time, end = most(end, first);
+  }
+  return end;
+}
+
+// scan_time returns the time of the scan of a sequence of one document, in chunks of the scan, by
+// the blocks of its launches.
+static int64_t scan_time(int64_t tokens, int64_t heads, bool divided) {
+  const int64_t cu[2] = {0, tokens};
+  const DeltaShape s = delta_shape(2, tokens, heads, heads, 128, 128, 0, nullptr);
+  const int64_t of = divided ? delta_segment(s, cu, 1) : DELTA_UNDIVIDED, before[2] = {0, ceil_div(tokens, s.chunk)},
+                segments_before[2] = {0, ceil_div(before[1], of)}, slices = s.dv / DELTA_SLICE;
+  DeltaBorders border = {cu, tokens, s.chunk, of};
+  int64_t time = 0;
+  for (int64_t p = 0; p < delta_panels(s); p++) {
+    const DeltaBorder lo = border(p * delta_stride(s)), hi = border((p + 1) * delta_stride(s));
+    std::vector<int64_t> partial, whole;
+    for (int64_t n = lo.segment; n < hi.segments_end; n++) {
+      const DeltaSegment x = delta_segment_at(before, segments_before, 1, n, of, lo.chunk, hi.chunk - lo.chunk);
+      for (int64_t i = 0; i < heads * slices; i++) whole.push_back(x.hi - x.lo);
+      for (int64_t i = 0; x.leads && i < heads * slices * (x.follows ? 2 : 1); i++) partial.push_back(x.hi - x.lo);
+    }
+    time += turns(whole) + turns(partial) + (hi.segments_end - lo.segment - 1) * DELTA_FOLD_CHUNKS;
+  }
+  return time;
+}
+
+// The scan of few heads is faster with segments, with many heads it is not divided, and its time
+// grows linearly with the sequence.
+static void divisions() {
+  for (int64_t tokens : {16 << 10, 32 << 10, 128 << 10, 1 << 20})
+    for (int64_t heads : {1, 2, 4, 8, 16, 32, 64}) {
+      const int64_t time = scan_time(tokens, heads, true), alone = scan_time(tokens, heads, false),
+                    chunks = tokens / DELTA_CHUNK;
+      if (getenv("DELTA_COSTS"))
+        printf("%lld heads %lld tokens: the scan takes the time of %lld of %lld chunks\n", (long long)heads,
+               (long long)tokens, (long long)time, (long long)alone);
+      const int64_t tenths = heads <= 2 ? 3 : heads <= 4 ? 5 : heads <= 8 ? 7 : 10; // of the undivided time
+      CHECK(10 * time <= tenths * alone + 10 * 32, "%lld heads, %lld tokens: %lld of %lld chunks", (long long)heads,
+            (long long)tokens, (long long)time, (long long)alone);
+      CHECK(heads < 16 || time == alone, "%lld heads are divided", (long long)heads);
+      CHECK(heads > 32 || alone <= chunks + 1, "%lld heads: %lld chunks of %lld", (long long)heads, (long long)alone,
+            (long long)chunks);
+      const int64_t twice = scan_time(2 * tokens, heads, true);
+      CHECK(twice <= 2 * time + 2 * time / 10 + 16, "%lld heads: %lld chunks for %lld tokens, %lld for twice as many",
+            (long long)heads, (long long)time, (long long)tokens, (long long)twice);
+    }
+}
+
 // The workspace for unknown documents is enough for any documents, and that for many tokens is
 // enough for fewer. The intermediate results of a panel fit into DELTA_PANEL_BYTES, with the rows
 // and the state that a panel has beyond its span.
 static void sizes(int64_t tokens, int64_t key_heads, int64_t group, int64_t dk, int64_t dv) {
-  const DeltaShape s = delta_shape(tokens, key_heads, key_heads * group, dk, dv, 0, nullptr);
+  const DeltaShape s = delta_shape(2, tokens, key_heads, key_heads * group, dk, dv, 0, nullptr);
   for (DeltaPass pass : {DELTA_FORWARD, DELTA_BACKWARD, DELTA_STATE}) {
-    const DeltaLayout all = delta_layout(s, tokens, pass), few = delta_layout(s, 1, pass);
+    const DeltaLayout all = delta_layout(s, tokens, pass, true), few = delta_layout(s, 1, pass, true);
     CHECK(few.bytes <= all.bytes, "%lld bytes for one document, %lld for any", (long long)few.bytes,
           (long long)all.bytes);
-    CHECK(few.bytes > few.rows * s.value_heads * (16 + 4 * s.chunk), "%lld bytes", (long long)few.bytes);
+    CHECK(few.bytes > few.rows * s.value_heads * (16 + s.size * s.chunk), "%lld bytes", (long long)few.bytes);
     for (int64_t fewer : {tokens / 2, tokens - tokens / 8, tokens - 1}) {
-      const DeltaShape x = delta_shape(fewer, key_heads, key_heads * group, dk, dv, 0, nullptr);
-      const DeltaLayout less = delta_layout(x, 1, pass);
+      const DeltaShape x = delta_shape(2, fewer, key_heads, key_heads * group, dk, dv, 0, nullptr);
+      const DeltaLayout less = delta_layout(x, 1, pass, true);
       CHECK(less.bytes <= few.bytes && delta_saved(x) <= delta_saved(s), "%lld bytes for %lld tokens, %lld for %lld",
             (long long)less.bytes, (long long)fewer, (long long)few.bytes, (long long)tokens);
     }
-    const int64_t beyond = s.value_heads * delta_row(s) * s.chunk + 2 * delta_state(s) + 8 * key_heads * few.rows,
+    const int64_t joints = few.joints * s.value_heads * 4 * dk * (dv + dk),
+                  beyond =
+                      s.value_heads * delta_row(s) * s.chunk + 2 * delta_state(s) + 8 * key_heads * few.rows + joints,
                   least_span = 2 * s.value_heads * delta_row(s) * s.chunk;
     CHECK(few.bytes - few.unit_q <= most(DELTA_PANEL_BYTES, least_span) + beyond + 16 * 256,
           "%lld bytes for a panel of %lld tokens", (long long)(few.bytes - few.unit_q), (long long)few.rows);
@@ -131,17 +234,18 @@ struct Cost {
 
 static Cost cost(int64_t tokens, int64_t heads, DeltaPass pass) {
   const int64_t d = 128, cu[2] = {0, tokens};
-  const DeltaShape s = delta_shape(tokens, heads, heads, d, d, 0, nullptr);
+  const DeltaShape s = delta_shape(2, tokens, heads, heads, d, d, 0, nullptr);
   Cost c;
-  c.saved = delta_saved(s), c.workspace = delta_layout(s, 1, pass).bytes;
-  DeltaBorders border = {cu, tokens, s.chunk};
+  c.saved = delta_saved(s), c.workspace = delta_layout(s, 1, pass, true).bytes;
+  const int64_t segment = delta_segment(s, cu, 1);
+  DeltaBorders border = {cu, tokens, s.chunk, segment};
   const double square = (double)s.chunk * (double)s.chunk * d, state = (double)s.chunk * d * d;
   // forward: k·kᵀ, q·kᵀ, T·…, P·X, half of each; k·S, kᵀ·X, q·S. backward: those that compute
   // X and S again, and k·D, qᵀ·W, kᵀ·Y, W·Sᵀ, Y·Sᵀ, X·Dᵀ; Pᵀ·W, Tᵀ·…, W·Xᵀ, Y·Xᵀ, dP·k, dPᵀ·q,
   // half of each; dB·k
   const double chunk = pass == DELTA_FORWARD ? 4 * square + 6 * state : (3 + 6 + 2) * square + 2 * (2 + 6) * state;
   for (int64_t p = 0; p < delta_panels(s); p++) {
-    const int64_t chunks = border((p + 1) * delta_span(s)).chunk - border(p * delta_span(s)).chunk;
+    const int64_t chunks = border((p + 1) * delta_stride(s)).chunk - border(p * delta_stride(s)).chunk;
     c.visits += chunks;
     c.launches += pass == DELTA_FORWARD ? 4 : 6; // with L2Norm
     c.flops += (double)(chunks * heads) * chunk;
@@ -163,9 +267,9 @@ static void costs() {
               (long long)tokens, (long long)heads, (long long)c.visits);
         CHECK(c.launches <= first.launches * times, "%lld tokens, %lld heads: %lld launches", (long long)tokens,
               (long long)heads, (long long)c.launches);
-        CHECK(
-            c.saved <= first.saved * times + times * delta_state(delta_shape(base, heads, heads, 128, 128, 0, nullptr)),
-            "%lld tokens, %lld heads: %lld bytes saved", (long long)tokens, (long long)heads, (long long)c.saved);
+        CHECK(c.saved <=
+                  first.saved * times + times * delta_state(delta_shape(2, base, heads, heads, 128, 128, 0, nullptr)),
+              "%lld tokens, %lld heads: %lld bytes saved", (long long)tokens, (long long)heads, (long long)c.saved);
         CHECK(c.workspace <= DELTA_PANEL_BYTES + (64ll << 20), "%lld tokens, %lld heads: workspace of %lld bytes",
               (long long)tokens, (long long)heads, (long long)c.workspace);
         CHECK(c.flops == first.flops * (double)times, "%lld tokens, %lld heads: %g operations", (long long)tokens,
@@ -178,10 +282,17 @@ static void costs() {
     }
 }
 
+template <int SIZE> static int64_t tiles() {
+  typedef DeltaTiles<SIZE> T;
+  return most(T::PREPARE, most(T::OUT, T::GRADIENTS));
+}
+
 int main() {
+  // delta_gradients: two blocks on a multiprocessor with 228 KiB, of which each takes another KiB
+  CHECK(2 * (DeltaTiles<2>::GRADIENTS + 1024) <= 228 << 10, "%d bytes", (int)DeltaTiles<2>::GRADIENTS);
+  const int64_t LARGEST = most(tiles<2>(), tiles<4>());
   for (int64_t dk = 1; dk <= DELTA_HEAD; dk++) {
-    const int64_t bytes =
-        most(delta_scan_bytes((int)dk, (int)delta_chunk(0, dk)), most(DELTA_PREPARE, most(DELTA_OUT, DELTA_GRADIENTS)));
+    const int64_t bytes = most(delta_scan_bytes((int)dk, (int)delta_chunk(0, dk)), LARGEST);
     CHECK(bytes <= 99 << 10, "keys of %lld need %lld bytes of shared memory", (long long)dk, (long long)bytes);
   }
   for (int64_t asked : {0, 16, 17, 31, 32, 63, 64, 1000}) {
@@ -210,6 +321,15 @@ int main() {
         for (int64_t i = below(20); i >= 0; i--) cu.push_back(cu.back() + (below(3) ? below(70) : below(2000)));
         panels(cu, asked, heads);
       }
+  // Segments: with few heads, with and without panels, and with more documents.
+  for (int64_t heads : {1, 2, 3, 8, 40, 2000})
+    for (int64_t asked : {0, 16, 48})
+      for (int round = 0; round < 30; round++) {
+        std::vector<int64_t> cu = {0};
+        for (int64_t i = below(8); i >= 0; i--) cu.push_back(cu.back() + (below(3) ? below(20000) : below(300)));
+        segments(cu, asked, heads, heads < 10 ? 128 : 16);
+      }
+  divisions();
   costs();
   for (int64_t tokens : {1, 64, 1000, 8192, 1 << 20, 1 << 26})
     for (int64_t group : {1, 2, 5})

@@ -38,7 +38,8 @@ template <typename T> __device__ __forceinline__ float of_word(Word w) {
 // column + 8 * n + e % 2.
 struct Lane {
   int row, column;
-  __device__ __forceinline__ Lane() : row((int)threadIdx.x % 32 / 4), column((int)threadIdx.x % 4 * 2) {}
+  __device__ __forceinline__ explicit Lane(int thread = (int)threadIdx.x)
+      : row(thread % 32 / 4), column(thread % 4 * 2) {}
 };
 
 template <int NT> __device__ __forceinline__ void zero(float (&c)[NT][4]) {
@@ -86,16 +87,31 @@ template <bool DENSE> __device__ __forceinline__ FragmentB fragment_b(const Word
 // Tiles of plain BF16 have rows of `step` elements: an odd number of 16-byte units modulo 128
 // bytes, so that there are no bank conflicts. ldmatrix fills registers from four matrices of 8 x 8.
 // Lane l supplies the start of row l % 8 of matrix l / 8, in elements:
-//     transposition, a dense A (the four registers are FragmentA's); transposed, a B across k of 16
-//     columns (two registers each are FragmentB's of 8 columns);
-//   - quarters_along: upper left, upper right, lower left, lower right: a dense B of 16 columns,
-//     without transposition.
+//   - quarters_down: upper left, lower left, upper right, lower right: without transposition, a
+//     dense A (the four registers are FragmentA's); transposed, a B across k of 16 columns (two
+//     registers each are FragmentB's of 8 columns);
+//   - quarters_along: upper left, upper right, lower left, lower right: without transposition, a
+//     dense B of 16 columns; transposed, an A across k.
 __device__ __forceinline__ int quarters_down(int step) {
   return (int)threadIdx.x % 16 * step + (int)threadIdx.x % 32 / 16 * 8;
 }
 __device__ __forceinline__ int quarters_along(int step) {
   const int lane = (int)threadIdx.x % 32;
   return (lane % 8 + lane / 16 * 8) * step + lane / 8 % 2 * 8;
+}
+
+// Other tiles of plain BF16 have rows of WIDTH elements, a multiple of 64, without padding. The
+// units of 16 bytes of row r are in the order unit ^ r % 8, so that a column of eight neighbouring
+// rows is in all banks. swizzled returns the position of an element. swizzled_down and
+// swizzled_along return a lane's positions in the orders above.
+template <int WIDTH> __device__ __forceinline__ int swizzled(int row, int column) {
+  return row * WIDTH + (column ^ row % 8 * 8);
+}
+template <int WIDTH> __device__ __forceinline__ int swizzled_down(int lane) {
+  return swizzled<WIDTH>(lane % 16, lane / 16 * 8);
+}
+template <int WIDTH> __device__ __forceinline__ int swizzled_along(int lane) {
+  return swizzled<WIDTH>(lane % 8 + lane / 16 * 8, lane / 8 % 2 * 8);
 }
 
 // pair rounds two neighbours along k to BF16 and packs them into one register of a fragment.

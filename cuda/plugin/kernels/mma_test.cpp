@@ -167,6 +167,12 @@ static void plain() {
     fragment_of(a, c, 0);
     for (int i = 0; i < 4; i++) want("A of results", a[i], x.hi[i], l, i);
   }
+  matrices(p, quarters_along, STEP, true, r);
+  for (int l = 0; l < 32; l++) {
+    threadIdx.x = (unsigned)l;
+    const FragmentA x = fragment_a<false>(rows, STEP, 0);
+    for (int i = 0; i < 4; i++) want("A across", r[l][i], x.hi[i], l, i);
+  }
   for (bool dense : {true, false}) {
     matrices(p, dense ? quarters_along : quarters_down, STEP, !dense, r);
     for (int l = 0; l < 32; l++)
@@ -177,6 +183,30 @@ static void plain() {
         for (int i = 0; i < 2; i++) want(dense ? "B dense" : "B across", r[l][2 * n + i], y.hi[i], l, 2 * n + i);
       }
   }
+}
+
+// tiles compares swizzled tiles with tiles whose rows follow each other: each element has a
+// position of its own in its row, lanes supply the same rows, and the eight rows of a matrix are in
+// all of the 32 banks of four bytes.
+template <int WIDTH> static void tiles() {
+  for (int row = 0; row < 16; row++) {
+    bool taken[WIDTH] = {};
+    for (int column = 0; column < WIDTH; column++) {
+      const int at = swizzled<WIDTH>(row, column) - row * WIDTH;
+      CHECK(at >= 0 && at < WIDTH && !taken[at] && at % 8 == column % 8, "row %d, column %d of %d is at %d", row,
+            column, WIDTH, at);
+      taken[at] = true;
+    }
+  }
+  for (bool down : {true, false})
+    for (int l = 0; l < 32; l++) {
+      threadIdx.x = (unsigned)(64 + l);
+      auto at = [&](int lane) { return down ? swizzled_down<WIDTH>(lane) : swizzled_along<WIDTH>(lane); };
+      const int plain = down ? quarters_down(WIDTH) : quarters_along(WIDTH);
+      CHECK(at(l) == swizzled<WIDTH>(plain / WIDTH, plain % WIDTH), "lane %d supplies element %d", l, at(l));
+      for (int other = l / 8 * 8; other < l; other++)
+        CHECK(at(l) % 64 != at(other) % 64, "lanes %d and %d read the same banks", other, l);
+    }
 }
 
 static void words() {
@@ -196,6 +226,9 @@ int main() {
   words();
   layouts();
   plain();
+  tiles<64>();
+  tiles<128>();
+  tiles<256>();
   for (int depth = 16; depth <= 64; depth += 16) {
     fragments<true, true>(depth);
     fragments<true, false>(depth);

@@ -1,0 +1,145 @@
+// Tiles of elements in shared memory: copies from global memory, and products of a warp. Elements
+// are F32 or BF16. Products of BF16 are computed on tensor cores from registers that ldmatrix
+// loads, products of F32 with fused multiply-adds (mma.h); both have F32 sums.
+//
+// A tile has rows of `step` elements: a multiple of 8 elements, and an odd number of 16-byte units
+// modulo 128 bytes in BF16 (e.g. 64 + TILE_GAP), so that ldmatrix has no bank conflicts. Tiles
+// begin at multiples of 16 bytes.
+#pragma once
+
+#include "mma.h"
+
+constexpr int TILE_GAP = 8; // elements after each row
+
+// copy_tile copies rows [0, rows) of `width` elements to rows [0, all) and columns [0, COLUMNS) of
+// a tile, with zeros for missing elements. `vectors`: every row of the source begins at a multiple
+// of 16 bytes. Whole units of 16 bytes are copied asynchronously, others at once. All THREADS
+// threads of the block take part; a thread's rows are the same for all columns.
+template <int THREADS, int COLUMNS, typename T>
+__device__ __forceinline__ void copy_tile(Copies &copies, T *to, int step, const T *from, int64_t stride, bool vectors,
+                                          int width, int rows, int all) {
+  constexpr int N = Wide<T>::LANES, LANES = COLUMNS / N, STEP = THREADS / LANES;
+  const int c = (int)threadIdx.x % LANES * N, first = (int)threadIdx.x / LANES;
+  const bool whole = vectors && (c + N <= width || width <= c);
+  const T *p = from + first * stride + c;
+  to += first * step + c;
+  if (c >= width) rows = 0;
+#pragma unroll 1
+  for (int r = first; r < all; r += STEP, p += STEP * stride, to += STEP * step) {
+    if (whole) {
+      copies.copy<4>(reinterpret_cast<float *>(to), reinterpret_cast<const float *>(r < rows ? p : from), r < rows);
+    } else {
+      Pack<T, N> unit;
+      load_raw<false>(p, r < rows ? width - c : 0, unit);
+      uint4 w;
+      memcpy(&w, &unit, sizeof w);
+      *reinterpret_cast<uint4 *>(to) = w;
+    }
+  }
+}
+
+// put_pair writes two neighbours of a row to a tile, and pair_at reads them.
+__device__ __forceinline__ void put_pair(float *to, float x, float y) {
+  *reinterpret_cast<float2 *>(to) = make_float2(x, y);
+}
+__device__ __forceinline__ void put_pair(bf16 *to, float x, float y) { *reinterpret_cast<uint32_t *>(to) = pair(x, y); }
+__device__ __forceinline__ float2 pair_at(const float *p) { return *reinterpret_cast<const float2 *>(p); }
+__device__ __forceinline__ float2 pair_at(const bf16 *p) {
+  const uint32_t w = *reinterpret_cast<const uint32_t *>(p); // BF16 is the upper half of F32
+  return make_float2(__uint_as_float(w << 16), __uint_as_float(w & 0xffff0000u));
+}
+
+// convert_tile copies a tile from F32 with the same bounds, and rounds the elements to T.
+template <int THREADS, int COLUMNS, typename T>
+__device__ __forceinline__ void convert_tile(T *to, int step, const float *from, int64_t stride, int width, int rows,
+                                             int all) {
+  constexpr int LANES = COLUMNS / 2;
+  const int c = (int)threadIdx.x % LANES * 2;
+#pragma unroll 1
+  for (int r = (int)threadIdx.x / LANES; r < all; r += THREADS / LANES) {
+    float x[2];
+    load_some<false, 2>(from + r * stride + c, r < rows ? width - c : 0, x);
+    put_pair(to + r * step + c, x[0], x[1]);
+  }
+}
+
+// tile_product adds A [16 x depth] · B [depth x 8·NT] to c, in the layout of mma.h. depth is a
+// multiple of 16, NT is even. A DENSE tile is contiguous along depth (A[m][k] at a[m·step + k],
+// B[k][n] at b[n·step + k]), another tile across it (a[k·step + m], b[k·step + n]).
+template <bool A_DENSE, bool B_DENSE, int NT>
+__device__ __forceinline__ void tile_product(float (&c)[NT][4], const float *a, int a_step, const float *b, int b_step,
+                                             int depth) {
+  product<float, true, true, A_DENSE, B_DENSE>(c, reinterpret_cast<const Word *>(a), a_step,
+                                               reinterpret_cast<const Word *>(b), b_step, depth);
+}
+template <bool A_DENSE, bool B_DENSE, int NT>
+__device__ __forceinline__ void tile_product(float (&c)[NT][4], const bf16 *a, int a_step, const bf16 *b, int b_step,
+                                             int depth) {
+  static_assert(NT % 2 == 0, "a register set of ldmatrix is two columns of results");
+  const uint32_t at_a =
+                     (uint32_t)__cvta_generic_to_shared(a + (A_DENSE ? quarters_down(a_step) : quarters_along(a_step))),
+                 at_b =
+                     (uint32_t)__cvta_generic_to_shared(b + (B_DENSE ? quarters_along(b_step) : quarters_down(b_step)));
+#pragma unroll 2
+  for (int k = 0; k < depth; k += 16) {
+    uint32_t x[4];
+    ldmatrix<!A_DENSE>(x, at_a + 2 * (A_DENSE ? k : k * a_step));
+#pragma unroll
+    for (int n = 0; n < NT; n += 2) {
+      uint32_t y[4];
+      ldmatrix<!B_DENSE>(y, at_b + 2 * (B_DENSE ? 8 * n * b_step + k : k * b_step + 8 * n));
+      mma_pair(c[n], c[n + 1], x, y);
+    }
+  }
+}
+
+// quad_transpose exchanges registers between the four lanes that have a row: register i of lane j
+// (of the four) becomes register j of lane i.
+__device__ __forceinline__ void quad_transpose(uint32_t (&r)[4]) {
+#pragma unroll
+  for (int by = 1; by <= 2; by *= 2) {
+    const bool upper = (threadIdx.x & by) != 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      if (i & by) continue;
+      const uint32_t got = __shfl_xor_sync(0xffffffffu, upper ? r[i] : r[i + by], by);
+      if (upper) r[i] = got;
+      else r[i + by] = got;
+    }
+  }
+}
+
+// store_results writes the rows below `rows` and the columns below `columns` of a warp's results
+// [16 x 32] to memory. at(row) returns the start of a row; `vectors`: it is a multiple of 16 bytes.
+template <typename F> __device__ __forceinline__ void store_results(const float (&c)[4][4], int rows, int columns,
+                                                                    bool vectors, const F &at, bf16) {
+  const int row = (int)threadIdx.x % 32 / 4, column = (int)threadIdx.x % 4 * 8;
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    uint32_t r[4];
+#pragma unroll
+    for (int n = 0; n < 4; n++) r[n] = pair(c[n][2 * half], c[n][2 * half + 1]);
+    quad_transpose(r); // a lane has eight neighbours
+    if (row + 8 * half >= rows) continue;
+    bf16 *to = at(row + 8 * half) + column;
+    if (vectors && column + 8 <= columns) {
+      __stwb(reinterpret_cast<uint4 *>(to), make_uint4(r[0], r[1], r[2], r[3]));
+      continue;
+    }
+#pragma unroll
+    for (int e = 0; e < 8; e++)
+      if (column + e < columns) to[e] = __ushort_as_bfloat16((unsigned short)(r[e / 2] >> e % 2 * 16));
+  }
+}
+template <typename F>
+__device__ __forceinline__ void store_results(const float (&c)[4][4], int rows, int columns, bool, const F &at, float) {
+  const Lane lane;
+#pragma unroll
+  for (int e = 0; e < 4; e++)
+    if (lane.row + e / 2 * 8 < rows)
+#pragma unroll
+      for (int n = 0; n < 4; n++) {
+        const int column = 8 * n + lane.column + e % 2;
+        if (column < columns) at(lane.row + e / 2 * 8)[column] = c[n][e];
+      }
+}
