@@ -21,8 +21,16 @@ int32_t attention_upload(uly_device *d, uly_stream *s, const uly_attention *a, c
   return tables.end();
 }
 
+static bool mma_fits(uly_device *d, const AttentionArgs &a);
+
+// mma_adds reports whether the blocks of the mma kernel add to dq in any order. This takes five
+// products instead of seven, and its results are not reproducible.
+static bool mma_adds(uly_device *d, const AttentionArgs &a) {
+  return a.backward && !d->deterministic && !a.deterministic && mma_fits(d, a);
+}
+
 static int64_t workspace_bytes(uly_device *d, const AttentionArgs &a) {
-  const AttentionLayout l = attention_layout(a, a.backward);
+  const AttentionLayout l = attention_layout(a, a.backward, mma_adds(d, a));
   if (sdpa_fits(d, a)) return most(l.bytes, l.tables + ceil_div(sdpa_workspace(d, a), 256) * 256);
   return l.bytes;
 }
@@ -174,38 +182,55 @@ static AttentionCall call_of(const AttentionArgs &a, const AttentionLayout &l) {
   return c;
 }
 
-// Kernels are the kernels of a variant by head size, and their block size. `configured` has a bit
-// for each GPU on which cudaFuncSetAttribute has set the kernel's limit of shared memory.
+// Kernels are the kernels of a variant by head size. `configured` has a bit for each GPU on which
+// cudaFuncSetAttribute has set the kernel's limit of shared memory.
 enum Variant { OWN, SMALL, MMA };
 struct Kernels {
   const AttentionKernel *of_size;
-  int threads;
   std::atomic<uint64_t> configured[ATTENTION_SIZES];
 };
-static Kernels forward_kernels[] = {{attention_forward_kernels, ATTENTION_THREADS, {}},
-                                    {attention_mma_forward_kernels, ATTENTION_MMA_THREADS, {}},
-                                    {attention_scored_forward_kernels, ATTENTION_THREADS, {}},
-                                    {attention_mma_begun_kernels, ATTENTION_MMA_THREADS, {}}};
-static Kernels dq_kernels[] = {{attention_dq_kernels, ATTENTION_THREADS, {}},
-                               {attention_mma_dq_kernels, ATTENTION_MMA_THREADS, {}},
-                               {attention_scored_dq_kernels, ATTENTION_THREADS, {}}};
-static Kernels dkv_kernels[] = {{attention_dkv_kernels, ATTENTION_THREADS, {}},
-                                {attention_mma_dk_kernels, ATTENTION_MMA_THREADS, {}},
-                                {attention_scored_dkv_kernels, ATTENTION_THREADS, {}}};
-static Kernels dv_kernels = {attention_mma_dv_kernels, ATTENTION_MMA_THREADS, {}};
+static Kernels forward_kernels[] = {{attention_forward_kernels, {}},
+                                    {attention_mma_forward_kernels, {}},
+                                    {attention_scored_forward_kernels, {}},
+                                    {attention_mma_begun_kernels, {}}};
+static Kernels dq_kernels[] = {
+    {attention_dq_kernels, {}}, {attention_mma_dq_kernels, {}}, {attention_scored_dq_kernels, {}}};
+static Kernels dkv_kernels[] = {{attention_dkv_kernels, {}},
+                                {attention_mma_dkv_kernels, {}},
+                                {attention_scored_dkv_kernels, {}},
+                                {attention_mma_gradient_kernels, {}}};
 
 // Tiles has the tile sizes of a call, their index in the table of the variant, and the bytes of
-// shared memory.
-struct Tiles : AttentionSize {
-  int64_t index, forward_shared, backward_shared;
+// shared memory. back_threads is the number of threads of the dk and dv kernel.
+struct Tiles {
+  int64_t index;
+  int rows, columns, back_queries, back_keys, back_threads;
+  int64_t forward_shared, dq_shared, dkv_shared;
 };
 static Tiles tiles_of(int64_t dim, int64_t dv, Variant variant, bool scored) {
   if (variant == MMA) {
-    const AttentionSize &s = attention_mma_size(dim, dv);
-    return {s, &s - attention_mma_sizes, attention_mma_shared(s, false), attention_mma_shared(s, true)};
+    const AttentionMmaSize &s = attention_mma_size(dim, dv);
+    return {&s - attention_mma_sizes,
+            s.rows,
+            s.columns,
+            s.dq_rows,
+            ATTENTION_MMA_BACK,
+            32 * s.warps,
+            attention_mma_shared(s),
+            attention_mma_dq_shared(s),
+            attention_mma_dkv_shared(s)};
   }
   const AttentionSize &s = attention_size(dim, dv, variant == SMALL);
-  return {s, &s - attention_sizes, attention_shared(s, false, scored), attention_shared(s, true, scored)};
+  const int64_t backward = attention_shared(s, true, scored);
+  return {&s - attention_sizes,
+          s.rows,
+          s.columns,
+          s.back_rows,
+          s.back_rows,
+          ATTENTION_THREADS,
+          attention_shared(s, false, scored),
+          backward,
+          backward};
 }
 
 // scored reports whether a call needs the scored kernels, and kernels_of returns the index of the
@@ -214,10 +239,11 @@ static bool scored(const uly_attention &a) {
   return given(a.slopes) || given(a.block_mask) || a.softcap != 0 || a.dropout != 0;
 }
 static int kernels_of(Variant variant, bool scored) { return variant == MMA ? 1 : scored ? 2 : 0; }
+static int threads_of(Variant variant) { return variant == MMA ? (int)ATTENTION_MMA_THREADS : (int)ATTENTION_THREADS; }
 
 // launch launches a kernel for `work` items.
-static int32_t launch(uly_device *d, uly_stream *s, const char *what, Kernels &kernels, int64_t index, int64_t shared,
-                      int64_t work, const AttentionCall &call) {
+static int32_t launch(uly_device *d, uly_stream *s, const char *what, Kernels &kernels, int64_t index, int threads,
+                      int64_t shared, int64_t work, const AttentionCall &call) {
   if (work == 0) return ULY_OK;
   const uint64_t gpu = d->ordinal < 64 ? 1ull << d->ordinal : 0;
   if (!(kernels.configured[index].load() & gpu) || gpu == 0) {
@@ -227,7 +253,7 @@ static int32_t launch(uly_device *d, uly_stream *s, const char *what, Kernels &k
               what));
     kernels.configured[index].fetch_or(gpu);
   }
-  LAUNCH(kernels.of_size[index], (unsigned)least(work, GRID_LIMIT), kernels.threads, (size_t)shared, s, call);
+  LAUNCH(kernels.of_size[index], (unsigned)least(work, GRID_LIMIT), threads, (size_t)shared, s, call);
   return check_launch(d, what);
 }
 
@@ -236,14 +262,14 @@ static int32_t forward(uly_device *d, uly_stream *s, const void *args, Variant v
   const char *op = "AttentionForward";
   TRY(attention_check(d, a));
   const Tiles tiles = tiles_of(a.q.shape[2], a.v.shape[2], variant, scored(a));
-  const AttentionLayout l = attention_layout(a, false);
+  const AttentionLayout l = attention_layout(a, false, false);
   AttentionCall c = call_of(a, l);
   c.count_q = attention_count(a.cu_q, a.cu_q.documents(), tiles.rows);
   if (c.heads * c.count_q == 0) return ULY_OK;
   TRY(attention_upload(d, s, &a, l, tiles.rows, tiles.columns));
   return launch(d, s, op,
                 forward_kernels[variant == MMA && (a.carry || given(a.sinks)) ? 3 : kernels_of(variant, scored(a))],
-                tiles.index, tiles.forward_shared, c.heads * c.count_q, c);
+                tiles.index, threads_of(variant), tiles.forward_shared, c.heads * c.count_q, c);
 }
 
 static int32_t backward(uly_device *d, uly_stream *s, const void *args, Variant variant) {
@@ -251,14 +277,15 @@ static int32_t backward(uly_device *d, uly_stream *s, const void *args, Variant 
   const char *op = "AttentionBackward";
   TRY(attention_check(d, a));
   const Tiles tiles = tiles_of(a.q.shape[2], a.v.shape[2], variant, scored(a));
-  const AttentionLayout l = attention_layout(a, true);
+  const bool adds = variant == MMA && mma_adds(d, a), sums = a.q.shape[1] > 0 && (given(a.dsinks) || given(a.dslopes));
+  const AttentionLayout l = attention_layout(a, true, adds);
   AttentionCall c = call_of(a, l);
-  c.count_q = attention_count(a.cu_q, a.cu_q.documents(), tiles.back_rows);
-  c.count_k = attention_count(a.cu_k, a.cu_k.documents(), tiles.back_rows);
-  const int64_t shared = tiles.backward_shared, rows = c.heads * c.queries, keys = c.kv_heads * c.count_k;
-  const bool sums = c.heads > 0 && (c.dsinks || c.dslopes);
+  c.count_q = attention_count(a.cu_q, a.cu_q.documents(), tiles.back_queries);
+  c.count_k = attention_count(a.cu_k, a.cu_k.documents(), tiles.back_keys);
+  if (adds) c.dq_sums = (float *)((char *)a.workspace.data + l.dq_sums);
+  const int64_t rows = c.heads * c.queries;
   if (rows + c.kv_heads * c.keys == 0 && !sums) return ULY_OK;
-  TRY(attention_upload(d, s, &a, l, tiles.back_rows, tiles.back_rows));
+  TRY(attention_upload(d, s, &a, l, tiles.back_queries, tiles.back_keys));
   if (rows > 0 && variant == MMA && c.out.bf16) {
     const int64_t strips = c.heads * ceil_div(c.queries, 16);
     LAUNCH(attention_mma_delta, (unsigned)least(ceil_div(strips, ATTENTION_MMA_THREADS / 32), GRID_LIMIT),
@@ -268,10 +295,18 @@ static int32_t backward(uly_device *d, uly_stream *s, const void *args, Variant 
     LAUNCH(attention_delta, (unsigned)least(ceil_div(rows, ATTENTION_THREADS), GRID_LIMIT), ATTENTION_THREADS, 0, s, c);
     TRY(check_launch(d, op));
   }
-  TRY(launch(d, s, op, dkv_kernels[kernels_of(variant, scored(a))], tiles.index, shared, keys, c));
-  if (variant == MMA && attention_mma_dv_kernels[tiles.index])
-    TRY(launch(d, s, op, dv_kernels, tiles.index, shared, keys, c));
-  TRY(launch(d, s, op, dq_kernels[kernels_of(variant, scored(a))], tiles.index, shared, c.heads * c.count_q, c));
+  if (adds && rows > 0) TRY(check(d, cudaMemsetAsync(c.dq_sums, 0, (size_t)(4 * rows * c.dq.width), s->s), op));
+  const int kernels = kernels_of(variant, scored(a));
+  TRY(launch(d, s, op, dkv_kernels[adds ? 3 : kernels], tiles.index, tiles.back_threads, tiles.dkv_shared,
+             c.kv_heads * c.count_k, c));
+  if (!adds) {
+    TRY(launch(d, s, op, dq_kernels[kernels], tiles.index, threads_of(variant), tiles.dq_shared, c.heads * c.count_q,
+               c));
+  } else if (rows > 0) {
+    const int64_t blocks = ceil_div(rows * c.dq.width / 16, ATTENTION_MMA_THREADS);
+    LAUNCH(attention_mma_dq_finish, (unsigned)least(blocks, GRID_LIMIT), ATTENTION_MMA_THREADS, 0, s, c);
+    TRY(check_launch(d, op));
+  }
   if (sums) { // after the terms of dslopes
     LAUNCH(attention_head_sums, (unsigned)least(2 * c.heads, GRID_LIMIT), ATTENTION_THREADS,
            ATTENTION_THREADS * sizeof(double), s, c);
@@ -299,7 +334,7 @@ static bool fits_shared(uly_device *d, const uly_attention &a, Variant variant, 
     return false;
   }
   const Tiles tiles = tiles_of(dim, dv, variant, scored(a));
-  const int64_t bytes = backward ? tiles.backward_shared : tiles.forward_shared;
+  const int64_t bytes = backward ? most(tiles.dq_shared, tiles.dkv_shared) : tiles.forward_shared;
   if (bytes <= d->shared_limit) return true;
   fail(d, ULY_UNSUPPORTED, "head sizes %lld and %lld need %lld bytes of shared memory, the GPU has %d", (long long)dim,
        (long long)dv, (long long)bytes, d->shared_limit);

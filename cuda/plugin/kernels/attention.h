@@ -38,6 +38,7 @@ struct AttentionCall {
   AttentionMask mask;
   float scale;
   float *delta, *sums;
+  float *dq_sums;          // [heads][queries][d], in the order of add_to_sums; NULL = blocks do not add to dq
   const float *sinks;      // [heads]; NULL = none
   float *dsinks, *dslopes; // [heads]; NULL = not wanted
   float *terms;            // [heads][queries], terms of dslopes; NULL = not wanted
@@ -57,14 +58,16 @@ __global__ void attention_delta(AttentionCall a);
 // attention_head_sums writes dsinks and dslopes. It needs delta and the terms.
 __global__ void attention_head_sums(AttentionCall a);
 
-// The kernels on tensor cores, by the index of their sizes in attention_mma_sizes. If the dv kernel
-// is NULL, the dk kernel also computes dv.
+// The kernels on tensor cores, by the index of their sizes in attention_mma_sizes.
 // attention_mma_begun_kernels are forward kernels for a softmax that has begun.
+// attention_mma_gradient_kernels compute dk and dv and add to the sums of dq, from which
+// attention_mma_dq_finish writes dq.
 extern const AttentionKernel attention_mma_forward_kernels[ATTENTION_MMA_SIZES],
     attention_mma_begun_kernels[ATTENTION_MMA_SIZES], attention_mma_dq_kernels[ATTENTION_MMA_SIZES];
-extern const AttentionKernel attention_mma_dk_kernels[ATTENTION_MMA_SIZES],
-    attention_mma_dv_kernels[ATTENTION_MMA_SIZES];
+extern const AttentionKernel attention_mma_dkv_kernels[ATTENTION_MMA_SIZES],
+    attention_mma_gradient_kernels[ATTENTION_MMA_SIZES];
 __global__ void attention_mma_delta(AttentionCall a);
+__global__ void attention_mma_dq_finish(AttentionCall a);
 
 // attention_upload writes the tables of documents and heads to the workspace, in stream order
 // (tables.h).

@@ -110,16 +110,32 @@ constexpr int64_t attention_shared(const AttentionSize &s, bool backward, bool s
                        : (s.head + ATTENTION_GAP) * (s.rows + 2 * s.columns) + s.rows * (s.columns + ATTENTION_GAP));
 }
 
-// The same for the kernels on tensor cores, in BF16, none of which is scored. Streamed tiles have
-// two buffers. Rows are padded by 16 bytes.
-enum { ATTENTION_MMA_SIZES = 3, ATTENTION_MMA_THREADS = 128, ATTENTION_MMA_GAP = 8 };
-constexpr AttentionSize attention_mma_sizes[ATTENTION_MMA_SIZES] = {
-    {64, 128, 64, 64, 64}, {128, 128, 32, 64, 32}, {256, 64, 32, 64, 16}};
-constexpr int64_t attention_mma_shared(const AttentionSize &s, bool backward) {
-  return 2 * (s.head + ATTENTION_MMA_GAP) * (backward ? 2 * s.back_rows + 4 * s.back_columns : s.rows + 4 * s.columns) +
-         (backward ? 16 * s.back_columns : 0);
+// AttentionMmaSize has the sizes of one instantiation of the kernels on tensor cores, in BF16, none
+// of which is scored. A block of the forward pass has `rows` queries and loads `columns` keys at a
+// time. A block of the dq kernel has dq_rows and dq_columns of them. A block of the dk and dv
+// kernel has ATTENTION_MMA_BACK keys and loads as many queries at a time; it has `warps` warps, and
+// buffers for `ahead` tiles of queries.
+struct AttentionMmaSize {
+  int head, rows, columns, dq_rows, dq_columns, warps, ahead;
+};
+enum { ATTENTION_MMA_SIZES = 3, ATTENTION_MMA_THREADS = 128, ATTENTION_MMA_BACK = 64, ATTENTION_MMA_BLOCK = 128 };
+constexpr AttentionMmaSize attention_mma_sizes[ATTENTION_MMA_SIZES] = {
+    {64, 128, 64, 128, 64, 4, 2}, {128, 128, 64, 128, 32, 4, 2}, {256, 64, 32, 64, 16, 8, 1}};
+
+// These return the bytes of shared memory, with ATTENTION_MMA_BLOCK bytes for the block's work.
+// Streamed tiles have two buffers, except dout and, for the widest heads, the queries of the dk and
+// dv kernel.
+constexpr int64_t attention_mma_shared(const AttentionMmaSize &s) {
+  return 2 * s.head * (s.rows + 4 * s.columns) + ATTENTION_MMA_BLOCK;
 }
-inline const AttentionSize &attention_mma_size(int64_t d, int64_t dv) {
+constexpr int64_t attention_mma_dq_shared(const AttentionMmaSize &s) {
+  return 2 * s.head * (2 * s.dq_rows + 4 * s.dq_columns) + ATTENTION_MMA_BLOCK;
+}
+// with P, dS, and lse and delta of the queries
+constexpr int64_t attention_mma_dkv_shared(const AttentionMmaSize &s) {
+  return 2 * ATTENTION_MMA_BACK * (s.head * (3 + s.ahead) + 2 * ATTENTION_MMA_BACK + 4 * s.ahead) + ATTENTION_MMA_BLOCK;
+}
+inline const AttentionMmaSize &attention_mma_size(int64_t d, int64_t dv) {
   int i = 0;
   while (attention_mma_sizes[i].head < most(d, dv)) i++;
   return attention_mma_sizes[i];
@@ -140,10 +156,12 @@ struct AttentionLayout {
   int64_t terms;            // [query heads][queries] F32, backward with slopes: terms of dslopes
   // [key heads][keys][d + dv] F32, backward: sums over query heads if dk and dv are not F32
   int64_t sums;
+  int64_t dq_sums; // [query heads][queries][d] F32, backward if blocks add to dq in any order
   int64_t bytes;
 };
 
-inline AttentionLayout attention_layout(const uly_attention &a, bool backward) {
+// adds: blocks add to dq in any order.
+inline AttentionLayout attention_layout(const uly_attention &a, bool backward, bool adds) {
   const int64_t tq = a.q.shape[0], hq = a.q.shape[1], tk = a.k.shape[0], hkv = a.k.shape[1];
   AttentionLayout l = {};
   l.documents = a.cu_q ? 0 : tq + tk;
@@ -166,6 +184,7 @@ inline AttentionLayout attention_layout(const uly_attention &a, bool backward) {
   l.delta = take(hq * tq, 4);
   l.terms = take(a.slopes.dtype ? hq * tq : 0, 4);
   l.sums = take(a.k.dtype == ULY_F32 || (!a.kv_head && hq <= hkv) ? 0 : hkv * tk * (a.k.shape[2] + a.v.shape[2]), 4);
+  l.dq_sums = take(adds ? hq * tq * a.q.shape[2] : 0, 4);
   return l;
 }
 

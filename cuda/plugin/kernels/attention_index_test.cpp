@@ -146,7 +146,7 @@ static void test_tables(int64_t tq, int64_t tk, int64_t documents, bool every) {
   List shifts(documents);
   for (int64_t &x : shifts) x = random_below(100) - 50;
   if (random_below(2)) a.shift = list(shifts);
-  const AttentionLayout l = attention_layout(a, true);
+  const AttentionLayout l = attention_layout(a, true, false);
   const int tile_q = 1 << random_below(8), tile_k = 1 << random_below(8);
   std::map<int64_t, int64_t> put;
   attention_tables(a, l, tile_q, tile_k, [&](int64_t at, int64_t value) {
@@ -224,11 +224,12 @@ static void test_layout() {
     const List cu_q = bounds(tq, documents), cu_k = bounds(tk, documents);
     const bool slopes = random_below(2);
     if (slopes) a.slopes.dtype = ULY_F32;
-    for (bool backward : {false, true}) {
+    for (int pass = 0; pass < 3; pass++) {
+      const bool backward = pass > 0, adds = pass == 2;
       a.cu_q = a.cu_k = {};
-      const AttentionLayout most_of = attention_layout(a, backward);
+      const AttentionLayout most_of = attention_layout(a, backward, adds);
       a.cu_q = list(cu_q), a.cu_k = list(cu_k);
-      const AttentionLayout l = attention_layout(a, backward);
+      const AttentionLayout l = attention_layout(a, backward, adds);
       CHECK(l.bytes <= most_of.bytes && l.tables <= most_of.tables && l.documents <= tq + tk, "%lld bytes, bound %lld",
             (ll)l.bytes, (ll)most_of.bytes);
       const int64_t entries = 8 * (l.documents + 1);
@@ -240,6 +241,8 @@ static void test_layout() {
         ends.insert(ends.end(),
                     {l.delta, l.delta + 4 * hq * tq, l.terms, l.terms + (slopes ? 4 * hq * tq : 0), l.sums});
         if (a.k.dtype == ULY_BF16 && hq > hkv) ends.push_back(l.sums + 4 * hkv * tk * 14);
+        ends.push_back(l.dq_sums);
+        if (adds) ends.push_back(l.dq_sums + 4 * hq * tq * 8);
       }
       ends.push_back(l.bytes);
       for (size_t i = 1; i < ends.size(); i++)
@@ -284,17 +287,25 @@ static void test_sizes() {
         CHECK(s.head >= d && attention_shared(s, backward, true) <= (small ? 99 : 227) * 1024,
               "head size %lld: %lld bytes", (ll)d, (ll)attention_shared(s, backward, true));
         CHECK(&s == &attention_size(1, d, small), "head sizes %lld and 1", (ll)d);
-        const AttentionSize &m = attention_mma_size(d, 1);
-        CHECK(m.head >= d && attention_mma_shared(m, backward) <= (d <= 128 ? 99 : 227) * 1024,
-              "head size %lld on tensor cores: %lld bytes", (ll)d, (ll)attention_mma_shared(m, backward));
-        CHECK(&m == &attention_mma_size(1, d), "head sizes %lld and 1 on tensor cores", (ll)d);
-        // A warp has whole strips of 16 rows, columns come in pairs of eight, and a block has a
-        // thread for the statistics of each column.
-        const int warps = ATTENTION_MMA_THREADS / 32;
-        CHECK(m.rows % (16 * warps) == 0 && m.back_rows % (16 * warps) == 0 && m.columns % 16 == 0 &&
-                  m.back_columns % 16 == 0 && m.back_columns <= ATTENTION_MMA_THREADS,
-              "tiles for head size %lld on tensor cores", (ll)d);
       }
+  for (int64_t d = 1; d <= ATTENTION_HEAD; d++) {
+    const AttentionMmaSize &m = attention_mma_size(d, 1);
+    const ll small = 99 * 1024, hopper = 227 * 1024, forward = attention_mma_shared(m), dq = attention_mma_dq_shared(m),
+             dkv = attention_mma_dkv_shared(m);
+    CHECK(m.head >= d && forward <= small && dq <= small && dkv <= (d <= 128 ? small : hopper),
+          "head size %lld on tensor cores: %lld, %lld and %lld bytes", (ll)d, forward, dq, dkv);
+    // eight warps on a multiprocessor of Hopper; each block needs 1 KiB more for the system
+    CHECK(2 * (most(forward, dq) + 1024) <= 228 * 1024 && 8 / m.warps * (dkv + 1024) <= 228 * 1024,
+          "head size %lld on tensor cores: less than eight warps on a multiprocessor", (ll)d);
+    CHECK(&m == &attention_mma_size(1, d), "head sizes %lld and 1 on tensor cores", (ll)d);
+    // Rows of tiles are swizzled in units of 64 columns. A warp has whole strips of 16 rows,
+    // columns come in pairs of eight, and a block has a thread for the statistics of each query.
+    const int warps = ATTENTION_MMA_THREADS / 32, across = m.warps / 2;
+    CHECK(m.head % 64 == 0 && m.rows % (16 * warps) == 0 && m.dq_rows % (16 * warps) == 0 && m.columns % 16 == 0 &&
+              m.dq_columns % 16 == 0 && ATTENTION_MMA_BACK % (16 * across) == 0 && m.head % (16 * across) == 0 &&
+              ATTENTION_MMA_BACK <= 32 * m.warps,
+          "tiles for head size %lld on tensor cores", (ll)d);
+  }
 }
 
 int main() {
