@@ -111,11 +111,9 @@ template <typename T> struct Gradient {
   float *partial; // [parts, n, width]
   int64_t parts, runs;
 
-  // row loads row t of dy for the run that ends at `last`.
-  template <bool ALIGNED> __device__ __forceinline__ void row(const Conv<T> &a, int64_t run, int64_t last, int64_t t,
-                                                              int64_t c, float (&v)[K]) const {
-    const T *p = t < last || !behind ? dy + t * dy_row : behind + (run * (a.width - 1) + t - last) * a.n;
-    load_some<ALIGNED, K>(p + c, a.n - c, v);
+  // row returns row t of dy for the run that ends at `last`.
+  __device__ __forceinline__ const T *row(const Conv<T> &a, int64_t run, int64_t last, int64_t t) const {
+    return t < last || !behind ? dy + t * dy_row : behind + (run * (a.width - 1) + t - last) * a.n;
   }
 };
 
@@ -143,9 +141,13 @@ template <typename T, bool ALIGNED> __global__ void __launch_bounds__(BLOCK)
   }
 }
 
-// conv_backward, for width W, computes dx of a part's runs and the part's sums for the weights.
-template <typename T, int W, bool ALIGNED> __global__ void __launch_bounds__(BLOCK)
+// conv_backward, for width W, computes dx of a part's runs and the part's sums for the weights. The
+// loads of a row are issued AHEAD rows before their use: with two blocks, 24 KB of BF16 are in
+// flight on a multiprocessor, 16 KB if dx is dy (BEHIND). More rows would spill registers. A row of
+// dy is loaded before it is overwritten.
+template <typename T, int W, bool ALIGNED, bool BEHIND> __global__ void __launch_bounds__(BLOCK, 2)
     conv_backward(Conv<T> a, Documents documents, Gradient<T> g) {
+  constexpr int AHEAD = !ALIGNED || sizeof(T) == 4 ? 1 : BEHIND ? 2 : 3;
   __shared__ float room[CONV_WARPS][CONV_TILE * W];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t across = ceil_div(a.n, CONV_TILE);
@@ -171,30 +173,52 @@ template <typename T, int W, bool ALIGNED> __global__ void __launch_bounds__(BLO
 #pragma unroll
         for (int k = 0; k < K; k++) ds[i][k] = 0;
       }
-      // The last rows of the loop come after the run or the document; the rows before them need
-      // their ds.
-      for (int64_t t = from; t < stop + W - 1; t++) {
-        shift(x);
-        shift(ds);
-        const bool there = t < end;
-        float dy[K];
-        if (there) a.template row<ALIGNED>(t, begin, c, x[W - 1]);
-        if (there) g.template row<ALIGNED>(a, run, last, t, c, dy);
-#pragma unroll
-        for (int k = 0; k < K; k++) {
-          float s = w[0][k] * x[0][k];
-#pragma unroll
-          for (int i = 1; i < W; i++) s = madd(w[i][k], x[i][k], s);
-          ds[W - 1][k] = there ? dy[k] * silu_slope(s, sigmoid<T>(s)) : 0.0f;
-          if (t < stop) {
-#pragma unroll
-            for (int i = 0; i < W; i++) dw[i][k] = madd(ds[W - 1][k], x[i][k], dw[i][k]);
-          }
-          dy[k] = w[W - 1][k] * ds[0][k];
-#pragma unroll
-          for (int i = 1; i < W; i++) dy[k] = madd(w[W - 1 - i][k], ds[i][k], dy[k]);
+      // Rows are counted from `from`. The last rows of the loop come after the run or the document;
+      // the rows before them need their ds. Rows of dy from `own` on lie in `behind`.
+      const int count = (int)(stop - from), bound = count + W - 1, there = (int)least(bound, end - from),
+                own = (int)(last - from), left = ALIGNED ? K : (int)least(a.n - c, K);
+      const T *next_x = a.x + from * a.x_row + c, *next_dy = g.row(a, run, last, from) + c;
+      T *dx = g.dx + from * g.dx_row + c;
+      Pack<T, K> xs[AHEAD] = {}, dys[AHEAD] = {};
+      const auto fetch = [&](int i, int j) { // leaves the packs of rows that do not exist
+        if (BEHIND && i == own) next_dy = g.row(a, run, last, last) + c;
+        if (i < there) {
+          load_raw<ALIGNED, K>(next_x, left, xs[j]);
+          load_raw<ALIGNED, K>(next_dy, left, dys[j]);
         }
-        if (t - W + 1 >= from) store_some<ALIGNED, K>(g.dx + (t - W + 1) * g.dx_row + c, a.n - c, dy);
+        next_x += a.x_row, next_dy += BEHIND && i >= own ? a.n : g.dy_row;
+      };
+#pragma unroll
+      for (int j = 0; j < AHEAD; j++) fetch(j, j);
+      for (int base = 0; base < bound; base += AHEAD) {
+#pragma unroll
+        for (int j = 0; j < AHEAD; j++) {
+          const int i = base + j;
+          shift(x);
+          shift(ds);
+          float dy[K];
+#pragma unroll
+          for (int k = 0; k < K; k++) x[W - 1][k] = widen(xs[j].v[k]), dy[k] = widen(dys[j].v[k]);
+          fetch(i + AHEAD, j);
+#pragma unroll
+          for (int k = 0; k < K; k++) {
+            float s = w[0][k] * x[0][k];
+#pragma unroll
+            for (int m = 1; m < W; m++) s = madd(w[m][k], x[m][k], s);
+            ds[W - 1][k] = i < there ? dy[k] * silu_slope(s, sigmoid<T>(s)) : 0.0f;
+            if (i < count) {
+#pragma unroll
+              for (int m = 0; m < W; m++) dw[m][k] = madd(ds[W - 1][k], x[m][k], dw[m][k]);
+            }
+            dy[k] = w[W - 1][k] * ds[0][k];
+#pragma unroll
+            for (int m = 1; m < W; m++) dy[k] = madd(w[W - 1 - m][k], ds[m][k], dy[k]);
+          }
+          if (i >= W - 1 && i < bound) {
+            store_some<ALIGNED, K>(dx, left, dy);
+            dx += g.dx_row;
+          }
+        }
       }
       from = stop;
     }
@@ -230,7 +254,7 @@ template <typename T> __global__ void __launch_bounds__(BLOCK) conv_dx(Conv<T> a
       for (int64_t u = t; u < stop; u++) {
         float s[K], dy[K], w[K];
         a.sum(u, begin, c, s);
-        g.template row<false>(a, run, last, u, c, dy);
+        load_some<false, K>(g.row(a, run, last, u) + c, a.n - c, dy);
         a.weights(a.width - 1 - (u - t), c, w);
 #pragma unroll
         for (int k = 0; k < K; k++) dx[k] = madd(w[k], dy[k] * silu_slope(s[k], sigmoid<T>(s[k])), dx[k]);
@@ -363,8 +387,10 @@ template <typename T> void start_backward(uly_stream *s, const Conv<T> &a, const
   }
   const unsigned grid = blocks_for(ceil_div(a.n, CONV_TILE) * g.parts, 1);
   if (a.width == USUAL) {
-    if (aligned) LAUNCH((conv_backward<T, USUAL, true>), grid, BLOCK, 0, s, a, documents, g);
-    else LAUNCH((conv_backward<T, USUAL, false>), grid, BLOCK, 0, s, a, documents, g);
+    if (aligned && g.behind) LAUNCH((conv_backward<T, USUAL, true, true>), grid, BLOCK, 0, s, a, documents, g);
+    else if (aligned) LAUNCH((conv_backward<T, USUAL, true, false>), grid, BLOCK, 0, s, a, documents, g);
+    else if (g.behind) LAUNCH((conv_backward<T, USUAL, false, true>), grid, BLOCK, 0, s, a, documents, g);
+    else LAUNCH((conv_backward<T, USUAL, false, false>), grid, BLOCK, 0, s, a, documents, g);
   } else {
     // The sums read dy. They run before dx is written, which may be the same memory.
     LAUNCH(conv_dw<T>, blocks_for(ceil_div(n, 32) * g.parts, 1), BLOCK, 0, s, a, documents, g);

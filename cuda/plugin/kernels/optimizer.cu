@@ -1,6 +1,7 @@
 // AdamW (Loshchilov and Hutter 2019, arXiv:1711.05101) and SGD. They update flat F32 arrays w, g
 // (and m, v) that hold many parameters, and read each array once. `low`, if given, receives w as
-// BF16. Index ranges say where weights decay.
+// BF16. Index ranges say where weights decay. The intrinsics keep the compiler from fusing what the
+// kernels of the CPU round twice, so that a step on the host gives the same weights.
 #include <math.h>
 
 #include "check.h"
@@ -17,17 +18,17 @@ struct AdamW {
   // GradScale, 1 - β₁, β₂, 1 - β₂, lr/(1-β₁ᵗ), sqrt(1-β₂ᵗ)
   float grad, rest1, beta2, rest2, size, root, eps;
   __device__ __forceinline__ float step(float w, float g, float (&state)[2], float keep) const {
-    g *= grad;
+    g = __fmul_rn(g, grad);
     state[0] = fmaf(rest1, g - state[0], state[0]);
     state[1] = fmaf(state[1], beta2, rest2 * g * g);
-    return w * keep - size * state[0] / (sqrtf(state[1]) / root + eps);
+    return __fsub_rn(__fmul_rn(w, keep), size * state[0] / (sqrtf(state[1]) / root + eps));
   }
 };
 struct SGD {
   enum { STATE = 0 };
   float rate; // lr·GradScale
   __device__ __forceinline__ float step(float w, float g, float (&)[1], float keep) const {
-    return w * keep - rate * g;
+    return __fsub_rn(__fmul_rn(w, keep), __fmul_rn(rate, g));
   }
 };
 
