@@ -8,6 +8,7 @@ import (
 	"ulysses/cuda"
 	"ulysses/device"
 	"ulysses/internal/status"
+	"ulysses/tensor"
 )
 
 // OpenComm returns the communicator for tensors of the device and of the host, and the reason for
@@ -46,6 +47,17 @@ func OpenComm(d device.Device, host comm.Comm, policy string) (c comm.Comm, why 
 	return made, why, nil
 }
 
+// OwnProcess sets environment variables that libraries read when they are first used, unless the
+// user has set them. Call it before any other function of this package, and only in a program of
+// which no other part uses NCCL. With NCCL_LAUNCH_ORDER_IMPLICIT=1, communicators may use several
+// streams, so that the sequence axis has one of its own.
+func OwnProcess() {
+	const order = "NCCL_LAUNCH_ORDER_IMPLICIT"
+	if _, set := os.LookupEnv(order); !set {
+		os.Setenv(order, "1")
+	}
+}
+
 // route describes how the staged transport moves GPU tensors with the host's communicator.
 func route(host comm.Comm) string {
 	if x, ok := host.(comm.Direct); ok && x.TakesDeviceMemory() {
@@ -79,6 +91,30 @@ func gatherInfos(host comm.Comm, gpu *cuda.Device, d device.Device) ([]rankInfo,
 		own.Kind = d.Info().Kind
 	}
 	return comm.GatherJSON(host, "device.comm", own)
+}
+
+// ShareFree sets Info.Free of the ranks' GPUs, for their plans of memory: the bytes that are free
+// now on a GPU, divided by the ranks that share it, and the minimum of these over all ranks. It is
+// called when every rank has its communicators, and before a rank allocates tensors. It does
+// nothing for other devices; all ranks have the same kind of device. Collective over host.
+func ShareFree(host comm.Comm, d device.Device) error {
+	gpu, ok := d.(*cuda.Device)
+	if !ok {
+		return nil
+	}
+	if err := comm.Agree(host, nil); err != nil { // all ranks are here
+		return err
+	}
+	free, err := gpu.FreeMemory()
+	if err = comm.Agree(host, err); err != nil {
+		return err
+	}
+	least := []int64{-free / int64(max(1, gpu.Info().Sharing))}
+	if err := host.AllReduce(nil, tensor.OfInt64(least, 1), comm.Max); err != nil {
+		return err
+	}
+	gpu.SetFree(max(1, -least[0]))
+	return nil
 }
 
 // sharing returns the number of ranks that use the GPU of the given rank.

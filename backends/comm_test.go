@@ -2,6 +2,7 @@ package backends
 
 import (
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 
@@ -152,5 +153,70 @@ func TestOpenCommShares(t *testing.T) {
 	})
 	if err != nil {
 		t.Error(err)
+	}
+}
+
+// TestShareFree checks that ranks on one GPU divide what another allocation leaves of its memory,
+// and that all ranks have the same number.
+func TestShareFree(t *testing.T) {
+	cudatest.Use(t)
+	if found, err := cuda.Probe(); err != nil || found.Count != 1 {
+		t.Skip("SKIPPED: not one GPU", err)
+	}
+	const taken = 100 << 20
+	other, err := cuda.Open(cuda.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	before, err := other.FreeMemory()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := other.Alloc(taken)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Free()
+	free := make([]int64, 3)
+	err = comm.RunLocal(len(free), func(c comm.Comm) error {
+		d, _, err := Open(Choice{Backend: "cuda", LocalRank: c.Rank()})
+		if err != nil {
+			return err
+		}
+		defer d.Close()
+		host, err := c.Split(0, c.Rank())
+		if err != nil {
+			return err
+		}
+		made, _, err := OpenComm(d, host, "auto")
+		if err != nil {
+			return err
+		}
+		if err := ShareFree(c, d); err != nil {
+			return err
+		}
+		free[c.Rank()] = d.Info().Free
+		return made.Close()
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	most := (before - taken) / 3
+	if least := most - 100<<20; free[0] > most || free[0] < least || free[1] != free[0] || free[2] != free[0] {
+		t.Errorf("free for each rank: %d; want equal numbers from %d to %d", free, least, most)
+	}
+}
+
+// A variable that the user has set stays.
+func TestOwnProcess(t *testing.T) {
+	const order = "NCCL_LAUNCH_ORDER_IMPLICIT"
+	t.Setenv(order, "0")
+	if OwnProcess(); os.Getenv(order) != "0" {
+		t.Errorf("%s = %q replaces the user's", order, os.Getenv(order))
+	}
+	os.Unsetenv(order)
+	if OwnProcess(); os.Getenv(order) != "1" {
+		t.Errorf("%s = %q", order, os.Getenv(order))
 	}
 }

@@ -5,6 +5,7 @@ import (
 
 	"ulysses/device"
 	"ulysses/internal/clock"
+	"ulysses/internal/flight"
 	"ulysses/internal/status"
 	"ulysses/internal/trace"
 	"ulysses/tensor"
@@ -19,6 +20,7 @@ type Counted struct {
 	inner      Comm
 	waiter     Waiter // inner; nil if it does not measure
 	axis       string
+	group      flight.Group // the ranks of the world that c has, if this is known
 	ledger     *Ledger
 	clock      *clock.Clock
 	watch      *Watch
@@ -34,7 +36,7 @@ func NewCounted(c Comm, axis string, l *Ledger, clk *clock.Clock, w *Watch) *Cou
 		c = inner.inner // do not count twice
 	}
 	waiter, _ := c.(Waiter)
-	return &Counted{inner: c, waiter: waiter, axis: axis, ledger: l, clock: clk, watch: w, seq: new(int64)}
+	return &Counted{inner: c, waiter: waiter, axis: axis, group: flight.Group{Axis: axis, Stride: 1, Size: c.Size()}, ledger: l, clock: clk, watch: w, seq: new(int64)}
 }
 
 // OnCommStream returns c for calls on a communication stream instead of the compute stream. The
@@ -46,6 +48,12 @@ func OnCommStream(c Comm) Comm {
 		other.commStream, other.spare = true, nil
 		return &other
 	}
+	return c
+}
+
+// spans says which ranks of the world c has: first, first + stride, …
+func (c *Counted) spans(first, stride int) *Counted {
+	c.group.First, c.group.Stride = first, stride
 	return c
 }
 
@@ -100,7 +108,7 @@ func (c *Counted) begin(op string, s device.Stream, bytes int64) call {
 
 func (c *Counted) watched(op string, control bool, bytes, seq int64) call {
 	return call{op: op, bytes: bytes, control: control, began: time.Now(), waited: c.Waited(),
-		slot: c.watch.begin(activeCall{op: op, axis: c.axis, rank: c.Rank(), size: c.Size(), seq: seq, bytes: bytes})}
+		slot: c.watch.begin(activeCall{op: op, axis: c.axis, rank: c.Rank(), size: c.Size(), seq: seq, bytes: bytes, group: c.group, control: control})}
 }
 
 // end records the end of a call and returns err. A call that failed is not counted.
@@ -147,9 +155,17 @@ func (c *Counted) Close() error { return c.inner.Close() }
 func (c *Counted) Abort(code status.Code, reason string) { c.inner.Abort(code, reason) }
 
 // Split returns a Counted with the same axis, ledger, clock and watch. Collective.
-func (c *Counted) Split(color, key int) (Comm, error) {
+func (c *Counted) Split(color, key int) (Comm, error) { return c.split(color, key, Comm.Split) }
+
+// SplitPriority is the function SplitPriority.
+func (c *Counted) SplitPriority(color, key int) (Comm, error) {
+	return c.split(color, key, SplitPriority)
+}
+
+func (c *Counted) split(color, key int, split func(c Comm, color, key int) (Comm, error)) (Comm, error) {
+	*c.seq++
 	k := c.watched("split", true, 0, *c.seq)
-	made, err := c.inner.Split(color, key)
+	made, err := split(c.inner, color, key)
 	c.watch.end(k.slot)
 	if err != nil || made == nil {
 		return nil, err

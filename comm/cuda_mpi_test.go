@@ -9,7 +9,10 @@ import (
 	"time"
 
 	"ulysses/comm"
+	"ulysses/cuda"
+	"ulysses/device"
 	"ulysses/internal/status"
+	"ulysses/tensor"
 	"ulysses/testkit/cudatest"
 )
 
@@ -62,4 +65,174 @@ func TestCUDAMPI(t *testing.T) {
 			watch.Stop()
 		}
 	}
+}
+
+// onEmulatedRanks runs f on n processes that share an emulated GPU with this setting, by ipc.
+func onEmulatedRanks(t *testing.T, n int, setting, value string, f func(d *cuda.Device, c *cuda.Comm) error) {
+	if comm.Inside() == "" {
+		if os.Getenv("ULYSSES_CUDA_PLUGIN") != "" {
+			t.Skip("SKIPPED: the setting is of the emulated GPU")
+		}
+		cudatest.Use(t)
+		t.Setenv(setting, value)
+		t.Setenv("ULYSSES_EMULATED_TIMEOUT", "5")
+		if out, err := comm.StartRanks(t, "cuda", n); err != nil {
+			t.Errorf("%v\n%s", err, out)
+		}
+		return
+	}
+	world, err := comm.World()
+	if err != nil {
+		t.Fatal(err)
+	}
+	host, err := world.Split(0, world.Rank())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := onGPU(host, "ipc", f); err != nil {
+		fmt.Printf("rank %d: %v\n", world.Rank(), err) // at once: other ranks may be waiting
+		t.Fail()
+		world.Abort(status.Of(err), "a rank has failed")
+	}
+}
+
+// TestCUDALateEvents checks that hosts may enqueue calls ahead of their GPUs if a wait for an event
+// of another process ends only with the newest record of the event. If a rank recorded an event
+// again while another rank may wait for it, the GPUs would wait for each other forever. Messages
+// between some of the ranks make their numbers of calls differ.
+func TestCUDALateEvents(t *testing.T) {
+	onEmulatedRanks(t, 3, "ULYSSES_EMULATED_LATE", "300", func(d *cuda.Device, c *cuda.Comm) error {
+		const rounds, large = 24, 20_000
+		s, err := d.NewStream()
+		if err != nil {
+			return err
+		}
+		defer s.Close()
+		sums, _, err := gpuRows(d, rounds, large) // not freed: other ranks map it until Close
+		if err != nil {
+			return err
+		}
+		messages, _, err := gpuRows(d, 2*rounds, 10)
+		if err != nil {
+			return err
+		}
+		for i := range int64(rounds) {
+			x := sums.Slice(0, i, i+1).View(large)
+			if i%2 == 0 {
+				x = x.Slice(0, 0, 100)
+			}
+			sent, received := messages.Slice(0, 2*i, 2*i+1), messages.Slice(0, 2*i+1, 2*i+2)
+			if err := d.Fill(s, x, float64(int64(c.Rank())+i)); err != nil {
+				return err
+			}
+			if err := c.AllReduce(s, x, comm.Sum); err != nil {
+				return err
+			}
+			if err := d.Fill(s, sent, float64(i)); err != nil {
+				return err
+			}
+			// of four messages, three go from rank 0 to rank 1, and one from rank 1 to rank 2
+			switch from := int(i % 4); c.Rank() {
+			case 0:
+				if from != 3 {
+					err = c.SendRecv(s, tensor.Tensor{}, -1, sent, 1)
+				}
+			case 1:
+				if from != 3 {
+					err = c.SendRecv(s, received, 0, tensor.Tensor{}, -1)
+				} else {
+					err = c.SendRecv(s, tensor.Tensor{}, -1, sent, 2)
+				}
+			case 2:
+				if from == 3 {
+					err = c.SendRecv(s, received, 1, tensor.Tensor{}, -1)
+				}
+			}
+			if err != nil {
+				return err
+			}
+		}
+		gotSums, err := gpuValues(d, s, sums)
+		if err != nil {
+			return err
+		}
+		gotMessages, err := gpuValues(d, s, messages)
+		if err != nil {
+			return err
+		}
+		for i := range rounds {
+			if got, want := gotSums[i*large], float32(3*i+3); got != want {
+				return comm.Wrong("sum %d is %v, want %v", i, got, want)
+			}
+			receives := c.Rank() == 1 && i%4 != 3 || c.Rank() == 2 && i%4 == 3
+			if got := gotMessages[(2*i+1)*10]; receives && got != float32(i) {
+				return comm.Wrong("message %d is %v", i, got)
+			}
+		}
+		return nil
+	})
+}
+
+// TestCUDAReusedHandle checks that a rank reads a tensor whose memory has the handle of memory that
+// was freed before.
+func TestCUDAReusedHandle(t *testing.T) {
+	onEmulatedRanks(t, 3, "ULYSSES_EMULATED_REUSE", "1", func(d *cuda.Device, c *cuda.Comm) error {
+		s, err := d.NewStream()
+		if err != nil {
+			return err
+		}
+		defer s.Close()
+		sub, err := c.Split(0, c.Rank()) // maps the same memory
+		if err != nil {
+			return err
+		}
+		for i := range 6 {
+			x, free, err := gpuRows(d, 1, 100_000)
+			if err != nil {
+				return err
+			}
+			by, root := comm.Comm(c), i%3
+			if i%2 == 1 {
+				by = sub
+			}
+			if err := d.Fill(s, x, float64(10*i+c.Rank())); err != nil {
+				return err
+			}
+			if err := by.Broadcast(s, x, root); err != nil {
+				return err
+			}
+			got, err := gpuValues(d, s, x)
+			if err != nil {
+				return err
+			}
+			if want := float32(10*i + root); got[0] != want || got[99_999] != want {
+				return comm.Wrong("round %d: %v and %v, want %v", i, got[0], got[99_999], want)
+			}
+			if err := c.Barrier(); err != nil {
+				return err
+			}
+			free()
+		}
+		return sub.Close()
+	})
+}
+
+// gpuRows allocates a tensor of rows of F32.
+func gpuRows(d *cuda.Device, rows, width int64) (x tensor.Tensor, free func(), err error) {
+	x = tensor.Of(nil, tensor.F32, rows, width)
+	b, err := d.Alloc(x.Bytes())
+	if err != nil {
+		return x, nil, err
+	}
+	x.Data, x.Where = b.Pointer(), tensor.CUDA
+	return x, b.Free, nil
+}
+
+// gpuValues copies a tensor to the host, behind the work of the stream.
+func gpuValues(d *cuda.Device, s device.Stream, x tensor.Tensor) ([]float32, error) {
+	v := make([]float32, x.Numel())
+	if err := d.Copy(s, tensor.OfFloat32(v, x.Dims()...), x); err != nil {
+		return nil, err
+	}
+	return v, s.Sync()
 }

@@ -9,6 +9,20 @@ import "ulysses/tensor"
 // the same ranks, on which it is built.
 type Layered interface{ Host() Comm }
 
+type prioritySplitter interface {
+	SplitPriority(color, key int) (Comm, error)
+}
+
+// SplitPriority is c.Split for an axis whose calls must not wait until calls of other axes are
+// complete. Communicators for GPU memory give it a stream of its own with priority, where that is
+// safe. Others have no streams and ignore the priority. Collective.
+func SplitPriority(c Comm, color, key int) (Comm, error) {
+	if p, ok := c.(prioritySplitter); ok {
+		return p.SplitPriority(color, key)
+	}
+	return c.Split(color, key)
+}
+
 // Reserve allocates, before the first step, the buffers that c needs for n all-to-alls at a time.
 // bytes is the sum of the bytes that this rank sends and receives in one of them. Most
 // communicators need no buffers. It is not collective.

@@ -50,7 +50,8 @@ func (m *Mesh) SetLevels(how string, bytes int64) (why string, err error) {
 			return "", err
 		}
 		c := m.Seq
-		m.Seq = NewCounted(t, c.axis, c.ledger, c.clock, c.watch)
+		m.Seq = NewCounted(t, c.axis, c.ledger, c.clock, c.watch).spans(c.group.First, c.group.Stride)
+		m.Seq.seq = c.seq // numbers continue
 	}
 	if how == "on" {
 		text = key + " = \"on\""

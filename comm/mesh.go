@@ -43,7 +43,7 @@ func NewMesh(world Comm, ulysses, ring int, l *Ledger, clk *clock.Clock, w *Watc
 			n, ulysses, ring, nearest(n, p), max(p, 1))
 	}
 	m := &Mesh{World: NewCounted(world, "world", l, clk, w), Ulysses: ulysses, Ring: ring, Replica: world.Rank() / p, Replicas: n / p}
-	seq, err := m.World.Split(m.Replica, world.Rank())
+	seq, err := SplitPriority(m.World, m.Replica, world.Rank())
 	if err != nil {
 		return nil, err
 	}
@@ -51,7 +51,8 @@ func NewMesh(world Comm, ulysses, ring int, l *Ledger, clk *clock.Clock, w *Watc
 	if err != nil {
 		return nil, err
 	}
-	m.Seq, m.Data = NewCounted(seq, "sequence", l, clk, w), NewCounted(data, "data", l, clk, w)
+	m.Seq = NewCounted(seq, "sequence", l, clk, w).spans(m.Replica*p, 1)
+	m.Data = NewCounted(data, "data", l, clk, w).spans(world.Rank()%p, p)
 	return m, nil
 }
 

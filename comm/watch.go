@@ -5,15 +5,18 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"ulysses/internal/flight"
 )
 
 // Watch is a watchdog for calls of communicators. A dead or late peer does not cause an error: the
 // call does not return. Therefore a timer checks how long calls take. One timer serves all calls,
 // and it runs only while there is something to check.
 type Watch struct {
-	limit  time.Duration
-	host   string
-	onLate func(description string)
+	limit    time.Duration
+	host     string
+	onLate   func(description string)
+	recorder *flight.Recorder // nil: calls are not recorded
 
 	mu       sync.Mutex
 	timer    *time.Timer
@@ -33,6 +36,9 @@ type activeCall struct {
 	rank, size int
 	seq, bytes int64
 	began      time.Time
+	group      flight.Group
+	control    bool
+	number     uint64 // in the flight recorder
 }
 
 // NewWatch returns a Watch that calls onLate once, from its own goroutine, when a call takes longer
@@ -46,6 +52,16 @@ func NewWatch(limit time.Duration, host string, onLate func(description string))
 		w.timer.Stop()
 	}
 	return w
+}
+
+// Record makes the watch record every call in a flight recorder from now on.
+func (w *Watch) Record(r *flight.Recorder) {
+	if w == nil {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.recorder = r
 }
 
 // Close stops the timer.
@@ -86,6 +102,7 @@ func (w *Watch) begin(f activeCall) int {
 	f.began = time.Now()
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	f.number = w.recorder.Begin(f.op, f.group, f.seq, f.bytes, f.control)
 	slot := slices.IndexFunc(w.active, func(f activeCall) bool { return f.op == "" })
 	if slot < 0 {
 		slot = len(w.active)
@@ -107,6 +124,7 @@ func (w *Watch) end(slot int) {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.recorder.End(w.active[slot].number)
 	w.last, w.ended = w.active[slot], time.Now()
 	w.active[slot] = activeCall{}
 	// The timer is not stopped: when it fires, check finds no call or the next one.

@@ -31,8 +31,8 @@ static inline int32_t plug_alloc_host(const uly_cuda_api *t, uly_device *d, int6
 }
 static inline int32_t plug_free_host(const uly_cuda_api *t, uly_device *d, void *p) { return t->free_host(d, p); }
 
-static inline int32_t plug_stream_create(const uly_cuda_api *t, uly_device *d, uly_stream **out) {
-  return t->stream_create(d, out);
+static inline int32_t plug_stream_create(const uly_cuda_api *t, uly_device *d, int32_t use, uly_stream **out) {
+  return t->stream_create(d, use, out);
 }
 static inline int32_t plug_stream_destroy(const uly_cuda_api *t, uly_device *d, uly_stream *s) {
   return t->stream_destroy(d, s);
@@ -80,8 +80,8 @@ static inline int32_t plug_kernel_of(const uly_cuda_api *t, uly_device *d, int32
 }
 
 static inline int32_t plug_memory_handle(const uly_cuda_api *t, uly_device *d, const void *p, char *handle,
-                                         int64_t *offset, int64_t *bytes) {
-  return t->memory_handle(d, p, handle, offset, bytes);
+                                         int64_t *offset, uint64_t *generation) {
+  return t->memory_handle(d, p, handle, offset, generation);
 }
 static inline int32_t plug_memory_open(const uly_cuda_api *t, uly_device *d, const char *handle, void **out) {
   return t->memory_open(d, handle, out);
@@ -98,6 +98,9 @@ static inline int32_t plug_copy_bytes(const uly_cuda_api *t, uly_device *d, uly_
   return t->copy_bytes(d, s, dst, src, bytes);
 }
 
+static inline int32_t plug_nccl_ordered(const uly_cuda_api *t, uly_device *d, int32_t *ordered) {
+  return t->nccl_ordered(d, ordered);
+}
 static inline int32_t plug_nccl_id(const uly_cuda_api *t, uly_device *d, char *id) { return t->nccl_id(d, id); }
 static inline int32_t plug_nccl_init(const uly_cuda_api *t, uly_device *d, const char *id, int32_t ranks, int32_t rank,
                                      uly_nccl **out) {
@@ -114,9 +117,17 @@ static inline int32_t plug_nccl_all_to_all(const uly_cuda_api *t, uly_device *d,
                                            const int64_t *send_at, const int64_t *send_bytes) {
   return t->nccl_all_to_all(d, n, s, dst, recv_at, recv_bytes, src, send_at, send_bytes);
 }
+static inline int32_t plug_nccl_all_gather(const uly_cuda_api *t, uly_device *d, uly_nccl *n, uly_stream *s, void *dst,
+                                           const void *src, int64_t bytes) {
+  return t->nccl_all_gather(d, n, s, dst, src, bytes);
+}
 static inline int32_t plug_nccl_all_reduce(const uly_cuda_api *t, uly_device *d, uly_nccl *n, uly_stream *s, void *x,
-                                           int64_t count, int32_t dtype, int32_t how) {
-  return t->nccl_all_reduce(d, n, s, x, count, dtype, how);
+                                           int64_t count, int32_t dtype) {
+  return t->nccl_all_reduce(d, n, s, x, count, dtype);
+}
+static inline int32_t plug_nccl_reduce_scatter(const uly_cuda_api *t, uly_device *d, uly_nccl *n, uly_stream *s,
+                                               void *dst, const void *src, int64_t count, int32_t dtype) {
+  return t->nccl_reduce_scatter(d, n, s, dst, src, count, dtype);
 }
 static inline int32_t plug_nccl_broadcast(const uly_cuda_api *t, uly_device *d, uly_nccl *n, uly_stream *s, void *x,
                                           int64_t bytes, int32_t root) {

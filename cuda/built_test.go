@@ -83,8 +83,7 @@ func newer(a, b string) bool {
 // spilling has the kernels that may use local memory, by a part of their symbol, each with the
 // reason.
 var spilling = map[string]string{
-	"attention_dkv_kernelILi2ELb1E":         "dk and dv of the widest heads take 128 registers; with the options of scores, 24 bytes spill",
-	"attention_mma_forward_kernelILi1ELb1E": "heads of 128 on tensor cores take all registers; to begin with a given softmax, 16 bytes spill",
+	"attention_dkv_kernelILi2ELb1E": "dk and dv of the widest heads take 128 registers; with the options of scores, 24 bytes spill",
 }
 
 var (
@@ -140,7 +139,39 @@ var onTensorCores = []string{"delta_prepare_kernel", "delta_scan_kernel", "delta
 // minimum of products of a warp in each. Fewer would mean that some products do not use tensor
 // cores.
 var inTiles = map[string]struct{ builds, products int }{
-	"attention_mma_forward_kernel": {6, 128}, "attention_mma_dq_kernel": {3, 96}, "attention_mma_dkv_kernel": {4, 64}, "attention_mma_delta": {1, 2},
+	"attention_mma_forward_kernel": {6, 128}, "attention_mma_dq_kernel": {3, 96}, "attention_mma_dkv_kernel": {6, 128}, "attention_mma_delta": {1, 2},
+}
+
+// tileInstructions has, for heads of 128, the instructions of the GPU in a kernel of attention: the
+// products of a tile (HMMA), and the most loads of operands from shared memory (LDSM) for them.
+// Shared memory delivers a load in 4 clocks for all warps of a multiprocessor. A product takes
+// about 6.4 clocks of a quarter of it. With more than 0.4 loads a product, tensor cores wait.
+var tileInstructions = map[string]struct{ products, loads int }{
+	"attention_mma_forward_kernelILi1ELb0E": {256, 80},
+	"attention_mma_forward_kernelILi1ELb1E": {256, 80},
+	"attention_mma_dq_kernelILi1E":          {192, 80},
+	"attention_mma_dkv_kernelILi1ELb0E":     {256, 112},
+	"attention_mma_dkv_kernelILi1ELb1E":     {320, 136},
+}
+
+// TestTileInstructions: every product of a tile is in the kernel once, with no more loads than its
+// operands take.
+func TestTileInstructions(t *testing.T) {
+	found := 0
+	kernelsBuilt(t, func(symbol string, code []instruction) {
+		for name, want := range tileInstructions {
+			if !strings.Contains(symbol, name) {
+				continue
+			}
+			found++
+			if products, loads := count(code, 0x23c), count(code, 0x83b); products != want.products || loads > want.loads || loads == 0 {
+				t.Errorf("%s: %d products with %d loads, want %d with at most %d", symbol, products, loads, want.products, want.loads)
+			}
+		}
+	})
+	if found == 0 || found%len(tileInstructions) != 0 {
+		t.Errorf("%d kernels, want a multiple of %d", found, len(tileInstructions))
+	}
 }
 
 // instruction is an instruction of the GPU. The lowest 12 bits of low are the operation.

@@ -20,7 +20,7 @@ import (
 type Comm struct {
 	host      comm.Comm
 	transport transport
-	remake    func(sub comm.Comm) (transport, error) // a transport of the same kind for fewer ranks
+	remake    maker // of transports of the same kind for fewer ranks
 	closed    bool
 }
 
@@ -43,10 +43,14 @@ type transport interface {
 	close() error
 }
 
+// maker makes a transport over the ranks of a communicator for host memory, with the communication
+// stream of this use.
+type maker func(host comm.Comm, use streamUse) (transport, error)
+
 // newComm makes a communicator. It is collective over host, and all ranks fail together. A
 // transport that make returns together with an error is closed after all ranks have agreed.
-func newComm(host comm.Comm, make func(comm.Comm) (transport, error)) (*Comm, error) {
-	k, err := make(host)
+func newComm(host comm.Comm, make maker, use streamUse) (*Comm, error) {
+	k, err := make(host, use)
 	if err = comm.Agree(host, err); err != nil {
 		if k != nil {
 			k.close()
@@ -74,12 +78,20 @@ func (c *Comm) Waited() time.Duration {
 
 // Split makes communicators of the same kind and splits the host's communicator with them.
 // Collective.
-func (c *Comm) Split(color, key int) (comm.Comm, error) {
+func (c *Comm) Split(color, key int) (comm.Comm, error) { return c.split(color, key, forComm) }
+
+// SplitPriority is Split. The communicators use a stream with priority, where that is safe
+// (commStream).
+func (c *Comm) SplitPriority(color, key int) (comm.Comm, error) {
+	return c.split(color, key, forPriority)
+}
+
+func (c *Comm) split(color, key int, use streamUse) (comm.Comm, error) {
 	sub, err := c.host.Split(color, key)
 	if err != nil || sub == nil {
 		return nil, err
 	}
-	made, err := newComm(sub, c.remake)
+	made, err := newComm(sub, c.remake, use)
 	if err != nil {
 		sub.Close()
 		return nil, err
@@ -216,7 +228,7 @@ var _ comm.Layered = (*Comm)(nil)
 const MaxRanks = 64
 
 // transports has the constructors, by kind.
-var transports = map[string]func(*Device, comm.Comm) (transport, error){"ipc": newIPC, "nccl": newNCCL, "staged": newStaged}
+var transports = map[string]func(*Device, comm.Comm, streamUse) (transport, error){"ipc": newIPC, "nccl": newNCCL, "staged": newStaged}
 
 // NewComm makes a communicator of kind "nccl", "ipc" or "staged" for a device on top of the host's
 // communicator, which the result owns. It is collective over host, and all ranks fail together.
@@ -225,5 +237,5 @@ func NewComm(d *Device, host comm.Comm, kind string) (*Comm, error) {
 	if make == nil {
 		return nil, status.Errorf(status.InvalidArgument, "cuda.NewComm: kind %q is unknown; use nccl, ipc or staged", kind)
 	}
-	return newComm(host, func(h comm.Comm) (transport, error) { return make(d, h) })
+	return newComm(host, func(h comm.Comm, use streamUse) (transport, error) { return make(d, h, use) }, forComm)
 }

@@ -59,6 +59,13 @@ func ofKind(kind string) func(*Device, comm.Comm) (*Comm, error) {
 	return func(d *Device, host comm.Comm) (*Comm, error) { return NewComm(d, host, kind) }
 }
 
+// ofUse is ofKind for a communication stream of another use.
+func ofUse(kind string, use streamUse) func(*Device, comm.Comm) (*Comm, error) {
+	return func(d *Device, host comm.Comm) (*Comm, error) {
+		return newComm(host, func(h comm.Comm, use streamUse) (transport, error) { return transports[kind](d, h, use) }, use)
+	}
+}
+
 // tensor allocates a device tensor.
 func (r *gpuRank) tensor(d tensor.DType, shape ...int64) (tensor.Tensor, error) {
 	t := tensor.Of(nil, d, shape...)
@@ -94,6 +101,9 @@ func TestCommOrder(t *testing.T) {
 				})
 			}
 		}
+		t.Run(kind+"/priority", func(t *testing.T) {
+			onGPUs(t, 3, ofUse(kind, forPriority), func(r *gpuRank) error { return orderRounds(r, 3, 25, 512) })
+		})
 	}
 }
 

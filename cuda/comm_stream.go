@@ -18,9 +18,20 @@ import (
 // holds (enter), and the work that is enqueued there later runs after the operation (leave). With a
 // nil stream, the tensors must be ready, and the call blocks until the operation is complete.
 //
-// All communicators of a device share one stream, for two reasons: each stream has its own scratch
-// memory, and kernels of NCCL wait on the GPU for the other ranks. If two communicators had two
-// streams, they could deadlock when ranks run them in different orders.
+// A device has two communication streams: one with priority for the sequence axis
+// (comm.SplitPriority), and one that all other communicators share. An all-to-all before attention
+// therefore does not wait for the weights that ZeRO stage 3 gathers for the next layer.
+//
+// Kernels of NCCL wait on the GPU for the other ranks. If kernels of two communicators start in
+// different orders on two GPUs that have room for the blocks of only one, each GPU runs the kernel
+// that the other one has not started, and both wait forever. This cannot happen if all ranks make
+// their calls in one order, which package comm demands, and if no kernel starts before all blocks
+// of the previous kernels of the same GPU have started. Then the first kernel that is not complete
+// has started on all ranks, or will when computations have ended that wait for no rank; so it
+// completes. NCCL 2.26 and newer start kernels in this order if they are told to (nccl_ordered in
+// kernels.h). With other NCCL libraries, all communicators of a device share one stream. The
+// transports ipc and staged have no kernels that wait: their streams wait for events of earlier
+// calls alone.
 type commStream struct {
 	d       *Device
 	s       *stream
@@ -30,10 +41,10 @@ type commStream struct {
 	spare   []*request
 }
 
-func newCommStream(d *Device) (*commStream, error) {
+func newCommStream(d *Device, use streamUse) (*commStream, error) {
 	l := &commStream{d: d}
 	var err error
-	if l.shared, err = acquireStream(d); err != nil {
+	if l.shared, err = acquireStream(d, use); err != nil {
 		return nil, err
 	}
 	l.s = l.shared.s
@@ -62,19 +73,25 @@ func (l *commStream) close() error {
 		r.done.Close()
 	}
 	l.spare = nil
-	releaseStream(l.d)
+	releaseStream(l.shared)
 	return err
 }
 
-// streams has the communication stream of each device with communicators.
+// streams has the communication streams of the devices with communicators.
 var streams = struct {
 	sync.Mutex
-	by map[*Device]*sharedStream
-}{by: map[*Device]*sharedStream{}}
+	by map[streamKey]*sharedStream
+}{by: map[streamKey]*sharedStream{}}
 
-// sharedStream is the communication stream of a device, and scratch memory of its reductions. One
+type streamKey struct {
+	d   *Device
+	use streamUse
+}
+
+// sharedStream is a communication stream of a device, and scratch memory of its reductions. One
 // scratch is enough, because the stream orders all reductions.
 type sharedStream struct {
+	streamKey
 	s       *stream
 	scratch device.Buffer // nil if no communicator needs it
 	users   int
@@ -88,28 +105,28 @@ func (l *commStream) allocateScratch(bytes int64) (err error) {
 	return err
 }
 
-func acquireStream(d *Device) (*sharedStream, error) {
+func acquireStream(d *Device, use streamUse) (*sharedStream, error) {
 	streams.Lock()
 	defer streams.Unlock()
-	x := streams.by[d]
+	key := streamKey{d, use}
+	x := streams.by[key]
 	if x == nil {
-		s, err := d.newStream()
+		s, err := d.newStream(use)
 		if err != nil {
 			return nil, err
 		}
-		x = &sharedStream{s: s}
-		streams.by[d] = x
+		x = &sharedStream{streamKey: key, s: s}
+		streams.by[key] = x
 	}
 	x.users++
 	return x, nil
 }
 
-func releaseStream(d *Device) {
+func releaseStream(x *sharedStream) {
 	streams.Lock()
 	defer streams.Unlock()
-	x := streams.by[d]
 	if x.users--; x.users == 0 {
-		delete(streams.by, d)
+		delete(streams.by, x.streamKey)
 		if x.scratch != nil {
 			x.scratch.Free()
 		}

@@ -55,6 +55,12 @@ func TestConformanceOfKernels(t *testing.T) {
 		}
 		conformance.Run(t, own)
 	})
+	// the backward pass whose blocks add to dq in any order
+	t.Run("adding", func(t *testing.T) {
+		conformance.RunAttentionUnrepeatable(t, opener(Options{Kernels: "attention_forward=mma,attention_backward=mma"}))
+	})
+	// heads and documents may be divided by the shape of the call
+	t.Run("delta", func(t *testing.T) { conformance.RunSome(t, opener(Options{}), "GatedDelta", "DeltaLaws") })
 	if emulated { // it has no other kernels
 		return
 	}

@@ -43,7 +43,9 @@ type Device struct {
 	args  unsafe.Pointer // argsBytes() of C memory: the arguments of the current call
 	pins  runtime.Pinner // host memory that the current call points to
 	open  bool
-	live  int // open buffers, streams and events
+	// Options.Deterministic
+	deterministic bool
+	live          int // open buffers, streams and events
 }
 
 // Details describes a GPU beyond device.Info.
@@ -86,7 +88,7 @@ func (p *plugin) open(o Options) (*Device, error) {
 		how.kernels = C.CString(o.Kernels)
 		defer C.free(unsafe.Pointer(how.kernels))
 	}
-	d := &Device{table: p.table, open: true}
+	d := &Device{table: p.table, open: true, deterministic: o.Deterministic}
 	defer d.RestoreContext(d.SaveContext())
 	if code := C.plug_open(p.table, how, &d.d, text, textLength); code != 0 {
 		return nil, status.Errorf(status.Code(code), "%s", C.GoString(text))
@@ -116,6 +118,20 @@ func infoOf(name, kernels string, memory int64) device.Info {
 func (d *Device) SharedBy(ranks int) {
 	d.info.Sharing, d.info.Memory = ranks, d.more.Whole/int64(ranks)
 }
+
+// FreeMemory returns the bytes of the GPU that no process uses now.
+func (d *Device) FreeMemory() (int64, error) {
+	if err := d.usable("FreeMemory"); err != nil {
+		return 0, err
+	}
+	out := (*C.uly_info)(C.calloc(1, C.sizeof_uly_info))
+	defer C.free(unsafe.Pointer(out))
+	err := d.result(C.plug_info(d.table, d.d, out))
+	return int64(out.free), err
+}
+
+// SetFree sets Info.Free, for this rank's plan of memory.
+func (d *Device) SetFree(bytes int64) { d.info.Free = bytes }
 
 // Info returns the device's name, memory and kernels.
 func (d *Device) Info() device.Info { return d.info }

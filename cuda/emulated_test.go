@@ -30,7 +30,7 @@ func TestEmulator(t *testing.T) {
 	if out, err := exec.Command(compiler, append(args, "-lpthread", "-ldl")...).CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	for _, name := range []string{"values", "roundings", "barriers", "divergence", "bounds", "guards", "alignment", "order", "lazy", "processes", "death"} {
+	for _, name := range []string{"values", "roundings", "barriers", "divergence", "bounds", "guards", "alignment", "order", "lazy", "processes", "death", "late", "reuse"} {
 		t.Run(name, func(t *testing.T) {
 			for seed := 1; seed <= 5; seed++ {
 				c := exec.Command(program, name)

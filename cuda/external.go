@@ -124,8 +124,15 @@ func Failure(s device.Stream) error {
 	if _, err := own.d.of("Failure", s); err != nil {
 		return err
 	}
+	_, err := own.isComplete()
+	return err
+}
+
+// isComplete reports whether all work of the stream has completed, without waiting for it.
+func (s *stream) isComplete() (bool, error) {
 	var done C.int32_t
-	return own.d.result(C.plug_stream_query(own.d.table, own.d.d, own.s, &done))
+	err := s.d.result(C.plug_stream_query(s.d.table, s.d.d, s.s, &done))
+	return done != 0, err
 }
 
 // Maps reports whether ranks in other processes map this rank's send buffers. They keep such memory

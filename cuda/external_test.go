@@ -21,7 +21,7 @@ func TestExternalStream(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer g.Close()
-	theirs, err := d.newStream()
+	theirs, err := d.newStream(forCompute)
 	if err != nil {
 		t.Fatal(err)
 	}

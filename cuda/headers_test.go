@@ -23,7 +23,7 @@ func hostProgramWith(t *testing.T, source string, args ...string) {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "test")
 	compile := exec.Command(cmp.Or(os.Getenv("CXX"), "g++"), "-std=c++17", "-O2", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-Werror", "-fsanitize=undefined",
-		"-fno-sanitize-recover=undefined", "-Iplugin", "-o", program, filepath.Join("plugin", source), "-ldl")
+		"-fno-sanitize-recover=undefined", "-Iplugin", "-Iplugin/libraries/fakes", "-o", program, filepath.Join("plugin", source), "-ldl")
 	if out, err := compile.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %v\n%s", compile, err, out)
 	}
@@ -56,6 +56,10 @@ func TestGemmLayout(t *testing.T) { hostProgram(t, "libraries/gemm_layout_test.c
 
 // TestNCCLTimeout compares how the plug-in and Go parse ULYSSES_TIMEOUT.
 func TestNCCLTimeout(t *testing.T) { hostProgram(t, "libraries/nccl_timeout_test.cpp") }
+
+// TestNCCLPlugin runs the plug-in's calls of NCCL on a fake NCCL: the order of the stream, calls
+// that peers do not join, aborts by other threads, kernels that hang.
+func TestNCCLPlugin(t *testing.T) { hostProgram(t, "libraries/nccl_test.cpp") }
 
 // TestSDPAShape compares the arguments that cuDNN gets with the definition of attention.
 func TestSDPAShape(t *testing.T) { hostProgram(t, "libraries/sdpa_shape_test.cpp") }

@@ -97,7 +97,7 @@ func TestForgottenStream(t *testing.T) {
 	d, _, alloc := opened(t)
 	x := alloc(tensor.F32, 10)
 	func() {
-		s, err := d.newStream()
+		s, err := d.newStream(forCompute)
 		if err != nil {
 			t.Fatal(err)
 		}

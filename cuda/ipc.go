@@ -31,20 +31,19 @@ const ipcScratch = 2 << 20
 // events. Therefore no rank reads a tensor after the call that was given it. Hosts wait for hosts
 // and not for a GPU, and no GPU waits in a loop.
 //
-// One event of each kind is enough: a rank records "ready" again only when all ranks have passed
-// the second collective of the last call, so they have enqueued their waits for it. It records
-// "done" again only when all ranks have begun the next call.
+// A rank records "ready" again only when all ranks have passed the second collective of the last
+// call, so they have enqueued their waits for it. It records "done" again only when all ranks have
+// begun the next call. ipcEvents also covers waits that are still pending on a GPU.
 type ipc struct {
 	*commStream
+	ipcEvents
 	host     comm.Comm
 	me       int
-	ready    *event // this rank's tensor is complete
-	done     *event // this rank has read the tensors of the others
 	peers    []peer
-	pairs    []*event // by rank: this rank has read the message from that rank (SendRecv)
-	receipts []byte   // of SendRecv: the one to send, the one received
+	pairs    []pairEvents // by rank: this rank has read messages from that rank (SendRecv)
+	receipts []byte       // of SendRecv: the one to send, the one received
 	maps     *mappings
-	mapped   map[mapping]uintptr
+	mapped   map[mapping]*mapped
 	own      packet
 	all      []byte // the packets of all ranks
 	// three vectors of size: bytes of a packet; bytes to receive and to send in an all-to-all
@@ -66,7 +65,7 @@ func (c *ipc) begin(s device.Stream, h header, t tensor.Tensor, recvRows, sendRo
 	if err != nil {
 		return nil, err
 	}
-	c.own.write(h, recvRows, sendRows)
+	c.own.write(h, c.readyIndex, recvRows, sendRows)
 	packErr := c.writeLocation(t)
 	if packErr != nil {
 		c.own.fail()
@@ -87,7 +86,7 @@ func (c *ipc) begin(s device.Stream, h header, t tensor.Tensor, recvRows, sendRo
 			c.addrs[j] = address(t.Data)
 			continue
 		}
-		if err := c.waitRemote(c.peers[j].ready); err != nil {
+		if err := c.waitReady(j, c.packetOf(j)); err != nil {
 			return nil, err
 		}
 		if c.addrs[j], err = c.addressOf(j, c.packetOf(j)); err != nil {
@@ -97,16 +96,13 @@ func (c *ipc) begin(s device.Stream, h header, t tensor.Tensor, recvRows, sendRo
 	return caller, nil
 }
 
-// announce orders the call behind the work of the caller's stream and records "ready" on the
-// communication stream. Events for other processes are always recorded on this stream: CUDA does
-// not document an interprocess event that is recorded on two streams in an order other than that of
-// the calls.
+// announce orders the call behind the work of the caller's stream and records "ready".
 func (c *ipc) announce(op string, s device.Stream) (*stream, error) {
 	caller, err := c.enter(op, s)
 	if err != nil {
 		return nil, err
 	}
-	return caller, c.s.Record(c.ready)
+	return caller, c.recordReady()
 }
 
 // packetOf returns the packet of rank j.
@@ -132,7 +128,9 @@ func (c *ipc) checkPacket(j int) error {
 
 // finishReads makes the communication stream wait until all ranks have read their peers' tensors.
 func (c *ipc) finishReads() error {
-	if err := c.s.Record(c.done); err != nil {
+	i := c.rounds % len(c.done)
+	c.rounds++
+	if err := c.record(c.done[i]); err != nil {
 		return err
 	}
 	if err := c.host.Barrier(); err != nil {
@@ -142,11 +140,11 @@ func (c *ipc) finishReads() error {
 		if j == c.me {
 			continue
 		}
-		if err := c.waitRemote(c.peers[j].done); err != nil {
+		if err := c.waitRemote(c.peers[j].done[i]); err != nil {
 			return err
 		}
 	}
-	return nil
+	return c.mark()
 }
 
 // finish ends a call without a request.

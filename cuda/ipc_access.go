@@ -1,13 +1,10 @@
 package cuda
 
-// #include "bridge.h"
-import "C"
-
 import (
 	"bytes"
 	"crypto/rand"
 	"fmt"
-	"unsafe"
+	"time"
 
 	"ulysses/internal/status"
 	"ulysses/tensor"
@@ -20,9 +17,10 @@ import (
 // accessProbe describes memory of a rank that contains a random text. Another rank that reads the
 // text can reach the memory.
 type accessProbe struct {
-	Handle []byte
-	Offset int64
-	Text   []byte
+	Handle     []byte
+	Offset     int64
+	Generation uint64
+	Text       []byte
 }
 
 // noAccess returns the error of a machine on which GPUs work but CUDA IPC does not.
@@ -31,8 +29,8 @@ func noAccess(what string, err error) error {
 		"or let containers share the host's IPC and PID namespaces (MIG slices do not support ipc)", what, err)
 }
 
-// writeProbe writes a random text to this rank's scratch and records the event ready behind it. It
-// does not wait.
+// writeProbe writes a random text to this rank's scratch and records the first event "ready" behind
+// it. It does not wait.
 func (c *ipc) writeProbe() (p accessProbe, err error) {
 	p.Text = []byte(rand.Text())
 	own := bytesOf(p.Text)
@@ -41,15 +39,15 @@ func (c *ipc) writeProbe() (p accessProbe, err error) {
 	if err := c.d.Copy(c.s, there, own); err != nil {
 		return p, err
 	}
-	if err := c.s.Record(c.ready); err != nil {
+	if err := c.s.Record(c.ready[0]); err != nil {
 		return p, err
 	}
 	p.Handle = make([]byte, handleBytes)
-	var offset, size C.int64_t
-	if err := c.d.result(C.plug_memory_handle(c.d.table, c.d.d, c.scratch.Pointer(), (*C.char)(unsafe.Pointer(&p.Handle[0])), &offset, &size)); err != nil {
+	a, err := c.d.exportMemory(c.scratch.Pointer(), p.Handle)
+	if err != nil {
 		return p, noAccess("cannot export memory", err)
 	}
-	p.Offset = int64(offset)
+	p.Offset, p.Generation = a.offset, a.generation
 	return p, nil
 }
 
@@ -62,10 +60,10 @@ func (c *ipc) checkAccess(j int, p accessProbe) error {
 	if len(p.Handle) != handleBytes || len(p.Text) == 0 {
 		return status.Errorf(status.Comm, "rank %d has sent no memory handle; start all ranks with the same program", j)
 	}
-	if err := c.waitRemote(c.peers[j].ready); err != nil {
+	if err := c.waitRemote(c.peers[j].ready[0]); err != nil {
 		return noAccess(fmt.Sprintf("cannot wait for the events of rank %d", j), err)
 	}
-	base, err := c.base(c.peers[j].process, p.Handle)
+	base, err := c.base(c.peers[j].process, p.Handle, p.Generation)
 	if err != nil {
 		return noAccess(fmt.Sprintf("cannot map the memory of rank %d", j), err)
 	}
@@ -83,4 +81,70 @@ func (c *ipc) checkAccess(j int, p accessProbe) error {
 		return noAccess("maps wrong memory", fmt.Errorf("rank %d wrote %q, and %q was read", j, p.Text, found))
 	}
 	return nil
+}
+
+// proofLimit is the time after which proveEvents has failed.
+const proofLimit = 30 * time.Second
+
+// proveEvents checks that events work when they are recorded again. It enqueues more calls than
+// there are events of a kind, behind copies of pinned memory, which keep the GPU busy for some 0.3
+// ms: the first waits are pending then. Each call gathers one number of each rank, and each rank
+// writes its next number to the same address. A wait that ended with an earlier record would show
+// an old number. If the GPUs wait for each other forever, only the end of the job helps.
+// Collective.
+func (c *ipc) proveEvents() error {
+	watch := time.AfterFunc(proofLimit, func() {
+		c.host.Abort(status.Device, fmt.Sprintf("device.comm = \"ipc\": the GPUs wait for each other's events for longer than %v; set device.comm = \"mpi\"", proofLimit))
+	})
+	defer watch.Stop()
+	n, calls := int64(len(c.peers)), int64(len(c.ready)+3)
+	all := tensor.Of(c.scratch.Pointer(), tensor.U8, c.scratch.Bytes())
+	all.Where = tensor.CUDA
+	own, gathered, rows := all.At(0, tensor.F32, 1, 1), all.At(align, tensor.F32, calls*n, 1), make([]int64, n)
+	for j := range rows {
+		rows[j] = 1
+	}
+	stop, err := c.keepBusy()
+	if err != nil {
+		return err
+	}
+	defer stop()
+	for i := range calls {
+		if err := c.d.Fill(c.s, own, float64(i*n+int64(c.me))); err != nil {
+			return err
+		}
+		if err := c.AllGather(c.s, gathered.Slice(0, i*n, (i+1)*n), own, rows); err != nil {
+			return err
+		}
+	}
+	found := make([]float32, calls*n)
+	if err := c.d.Copy(c.s, tensor.OfFloat32(found, calls*n, 1), gathered); err != nil {
+		return err
+	}
+	if err := c.s.Sync(); err != nil {
+		return err
+	}
+	for i, x := range found {
+		if x != float32(i) {
+			return noAccess("does not order events that are recorded again", fmt.Errorf("call %d read %v from rank %d, want %d", i/int(n), x, i%int(n), i))
+		}
+	}
+	return nil
+}
+
+// keepBusy enqueues 16 copies of 1 MiB from pinned memory to the end of the scratch. stop frees the
+// memory, after the copies.
+func (c *ipc) keepBusy() (stop func(), err error) {
+	const bytes = 1 << 20
+	from, err := c.d.AllocHost(bytes)
+	if err != nil {
+		return nil, err
+	}
+	for range 16 {
+		if err := c.copy(address(c.scratch.Pointer())+ipcScratch-bytes, address(from.Pointer()), bytes); err != nil {
+			from.Free()
+			return nil, err
+		}
+	}
+	return from.Free, nil
 }

@@ -58,14 +58,15 @@ type packet struct {
 
 // Offsets in a packet.
 const (
-	packetOp      = 0 // and type, reduction
-	packetRoot    = 4
-	packetUnit    = 8
-	packetAddress = 16 // for ranks of the same process
-	packetOffset  = 24 // into the allocation, for others
-	packetHandle  = 32 // of the allocation; packetKnown is 1 if it is set
-	packetKnown   = packetHandle + handleBytes
-	packetRows    = packetKnown + 8
+	packetOp         = 0 // and type, reduction, index of the event "ready"
+	packetRoot       = 4
+	packetUnit       = 8
+	packetAddress    = 16 // for ranks of the same process
+	packetOffset     = 24 // into the allocation, for others
+	packetHandle     = 32 // of the allocation; packetKnown is 1 if it is set
+	packetKnown      = packetHandle + handleBytes
+	packetGeneration = packetKnown + 8 // the generation of the allocation
+	packetRows       = packetGeneration + 8
 )
 
 func newPacket(size int) packet { return packet{make([]byte, packetRows+16*size), size} }
@@ -74,9 +75,9 @@ func (p packet) long(at int) int64       { return int64(binary.LittleEndian.Uint
 func (p packet) setLong(at int, v int64) { binary.LittleEndian.PutUint64(p.raw[at:], uint64(v)) }
 
 // write sets all fields but the location of the tensor.
-func (p packet) write(h header, recvRows, sendRows []int64) {
+func (p packet) write(h header, ready byte, recvRows, sendRows []int64) {
 	clear(p.raw)
-	p.raw[packetOp], p.raw[packetOp+1], p.raw[packetOp+2] = byte(h.op), byte(h.dtype), byte(h.how)
+	p.raw[packetOp], p.raw[packetOp+1], p.raw[packetOp+2], p.raw[packetOp+3] = byte(h.op), byte(h.dtype), byte(h.how), ready
 	binary.LittleEndian.PutUint32(p.raw[packetRoot:], uint32(h.root))
 	p.setLong(packetUnit, h.unit)
 	for j, n := range recvRows {
@@ -91,6 +92,9 @@ func (p packet) header() header {
 	return header{op: ipcOp(p.raw[packetOp]), dtype: tensor.DType(p.raw[packetOp+1]), how: comm.Op(p.raw[packetOp+2]),
 		root: int(int32(binary.LittleEndian.Uint32(p.raw[packetRoot:]))), unit: p.long(packetUnit)}
 }
+
+// readyIndex returns the index of the event "ready" in its rank's list.
+func (p packet) readyIndex() byte { return p.raw[packetOp+3] }
 
 // fail marks the packet of a rank that has failed.
 func (p packet) fail()        { p.raw[packetOp] = byte(opFailed) }

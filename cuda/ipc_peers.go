@@ -7,6 +7,7 @@ import (
 	"crypto/rand"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"unsafe"
 
@@ -33,7 +34,7 @@ func Machine() string {
 type rankInfo struct {
 	Process, Machine string
 	Group            string // key of the processGroup; rank 0's is used
-	Ready, Done      ipcEvent
+	Ready, Done      []ipcEvent
 	Probe            accessProbe // empty if all ranks are in one process
 	Failed           string      // the error of this rank; "" for none
 	Code             status.Code // of the error
@@ -49,11 +50,11 @@ type ipcEvent struct {
 type peer struct {
 	sameProcess bool
 	process     string
-	ready, done *C.uly_event
-	read        *C.uly_event // it has read the message of SendRecv; nil before the first message
+	ready, done []*C.uly_event
+	read        []*C.uly_event // it has read a message of SendRecv; nil before the first message with an event
 }
 
-func newIPC(d *Device, host comm.Comm) (transport, error) {
+func newIPC(d *Device, host comm.Comm, use streamUse) (transport, error) {
 	n := host.Size()
 	if n > MaxRanks {
 		return nil, status.Errorf(status.Unsupported, "device.comm = \"ipc\": %d ranks; at most %d are supported; set device.comm = \"nccl\"", n, MaxRanks)
@@ -71,13 +72,13 @@ func newIPC(d *Device, host comm.Comm) (transport, error) {
 				j, infos[0].Machine, k.Machine)
 		}
 	}
-	c := &ipc{host: host, me: host.Rank(), peers: make([]peer, n), pairs: make([]*event, n), receipts: make([]byte, 2*receiptBytes), own: newPacket(n), bytes: make([]int64, 3*n), addrs: make([]uintptr, n)}
+	c := &ipc{host: host, me: host.Rank(), peers: make([]peer, n), pairs: make([]pairEvents, n), receipts: make([]byte, 2*receiptBytes), own: newPacket(n), bytes: make([]int64, 3*n), addrs: make([]uintptr, n)}
 	c.all = make([]byte, n*len(c.own.raw))
 	c.group = joinGroup(infos[0].Group)
 	for j := range n {
 		c.bytes[j] = int64(len(c.own.raw))
 	}
-	if err = c.prepare(d, !oneProcess, &own); err != nil {
+	if err = c.prepare(d, use, !oneProcess, &own); err != nil {
 		own.Failed, own.Code = err.Error(), status.Of(err)
 	}
 	infos, gatherErr := comm.GatherJSON(host, "device.comm = \"ipc\"", own)
@@ -95,29 +96,29 @@ func newIPC(d *Device, host comm.Comm) (transport, error) {
 	for j := 0; j < n && err == nil; j++ {
 		err = c.checkAccess(j, infos[j].Probe)
 	}
+	if comm.Agree(host, err) == nil && !oneProcess {
+		err = c.proveEvents()
+	}
 	return c, err // with an error, newComm closes c on all ranks together
 }
 
 // prepare allocates the events and memory of this rank and describes them in own. shared: ranks are
 // in several processes.
-func (c *ipc) prepare(d *Device, shared bool, own *rankInfo) (err error) {
-	if c.commStream, err = newCommStream(d); err != nil {
+func (c *ipc) prepare(d *Device, use streamUse, shared bool, own *rankInfo) (err error) {
+	if c.commStream, err = newCommStream(d, use); err != nil {
 		return err
 	}
-	if c.ready, err = d.newEvent(shared); err != nil {
-		return err
-	}
-	if c.done, err = d.newEvent(shared); err != nil {
+	if c.ipcEvents, err = d.newIPCEvents(shared); err != nil {
 		return err
 	}
 	if c.scratch, err = d.Alloc(ipcScratch); err != nil {
 		return err
 	}
-	c.maps, c.mapped = mappingsOf(d), map[mapping]uintptr{}
-	if own.Ready, err = d.exportEvent(c.ready, shared); err != nil {
+	c.maps, c.mapped = mappingsOf(d), map[mapping]*mapped{}
+	if own.Ready, err = d.exportEvents(c.ready, shared); err != nil {
 		return noAccess("cannot export events", err)
 	}
-	if own.Done, err = d.exportEvent(c.done, shared); err != nil || !shared {
+	if own.Done, err = d.exportEvents(c.done, shared); err != nil || !shared {
 		return err
 	}
 	own.Probe, err = c.writeProbe()
@@ -134,6 +135,17 @@ func (d *Device) exportEvent(e *event, shared bool) (ipcEvent, error) {
 	return x, d.result(C.plug_event_handle(d.table, d.d, e.e, (*C.char)(unsafe.Pointer(&x.Handle[0]))))
 }
 
+func (d *Device) exportEvents(events []*event, shared bool) ([]ipcEvent, error) {
+	list := make([]ipcEvent, len(events))
+	for i, e := range events {
+		var err error
+		if list[i], err = d.exportEvent(e, shared); err != nil {
+			return nil, err
+		}
+	}
+	return list, nil
+}
+
 // importEvent returns another rank's event, for which this device can wait.
 func (d *Device) importEvent(x ipcEvent, sameProcess bool) (*C.uly_event, error) {
 	if sameProcess {
@@ -146,12 +158,27 @@ func (d *Device) importEvent(x ipcEvent, sameProcess bool) (*C.uly_event, error)
 	return e, d.result(C.plug_event_open(d.table, d.d, (*C.char)(unsafe.Pointer(&x.Handle[0])), &e))
 }
 
+func (d *Device) importEvents(list []ipcEvent, sameProcess bool) (events []*C.uly_event, err error) {
+	for _, x := range list {
+		e, err := d.importEvent(x, sameProcess)
+		if err != nil {
+			return events, err
+		}
+		events = append(events, e)
+	}
+	return events, nil
+}
+
 // openPeer imports the events of rank j.
 func (c *ipc) openPeer(j int, k rankInfo) (err error) {
 	p := &c.peers[j]
 	p.sameProcess, p.process = k.Process == process, k.Process
-	if p.ready, err = c.d.importEvent(k.Ready, p.sameProcess); err == nil {
-		p.done, err = c.d.importEvent(k.Done, p.sameProcess)
+	if len(k.Ready) != len(c.ready) || len(k.Done) != len(c.done) {
+		return status.Errorf(status.Comm, "rank %d has %d and %d events, this rank %d; start all ranks with the same program", j, len(k.Ready), len(k.Done), len(c.ready))
+	}
+	p.read = make([]*C.uly_event, len(c.ready))
+	if p.ready, err = c.d.importEvents(k.Ready, p.sameProcess); err == nil {
+		p.done, err = c.d.importEvents(k.Done, p.sameProcess)
 	}
 	if err != nil {
 		return noAccess(fmt.Sprintf("cannot open the events of rank %d", j), err)
@@ -161,7 +188,7 @@ func (c *ipc) openPeer(j int, k rankInfo) (err error) {
 
 // close destroys the imported events of other processes.
 func (p *peer) close(d *Device) {
-	for _, e := range []*C.uly_event{p.ready, p.done, p.read} {
+	for _, e := range slices.Concat(p.ready, p.done, p.read) {
 		if e != nil && !p.sameProcess {
 			C.plug_event_destroy(d.table, d.d, e)
 		}
@@ -177,11 +204,12 @@ func (c *ipc) writeLocation(t tensor.Tensor) error {
 	c.own.setLong(packetAddress, int64(address(t.Data)))
 	for _, p := range c.peers {
 		if !p.sameProcess {
-			var offset, bytes C.int64_t
-			if err := c.d.result(C.plug_memory_handle(c.d.table, c.d.d, t.Data, (*C.char)(unsafe.Pointer(&c.own.raw[packetHandle])), &offset, &bytes)); err != nil {
+			a, err := c.d.exportMemory(t.Data, c.own.raw[packetHandle:packetHandle+handleBytes])
+			if err != nil {
 				return err
 			}
-			c.own.setLong(packetOffset, int64(offset))
+			c.own.setLong(packetOffset, a.offset)
+			c.own.setLong(packetGeneration, int64(a.generation))
 			c.own.setLong(packetKnown, 1)
 			return nil
 		}
@@ -197,7 +225,7 @@ func (c *ipc) addressOf(j int, p packet) (uintptr, error) {
 	if p.long(packetKnown) == 0 {
 		return 0, nil
 	}
-	base, err := c.base(c.peers[j].process, p.raw[packetHandle:packetHandle+handleBytes])
+	base, err := c.base(c.peers[j].process, p.raw[packetHandle:packetHandle+handleBytes], uint64(p.long(packetGeneration)))
 	return base + uintptr(p.long(packetOffset)), err
 }
 
@@ -221,11 +249,12 @@ func (c *ipc) close() error {
 		c.unmap()
 	}
 	note(c.host.Barrier())
-	for _, e := range append(c.pairs, c.ready, c.done) {
-		if e != nil {
+	for _, p := range c.pairs {
+		for _, e := range p.read {
 			e.Close()
 		}
 	}
+	c.ipcEvents.close()
 	if c.scratch != nil {
 		c.scratch.Free()
 		c.scratch = nil

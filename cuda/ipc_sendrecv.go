@@ -13,12 +13,19 @@ import (
 
 // SendRecv between two ranks: the sender sends a packet with the location of the message. The
 // receiver enqueues the copy, records an event behind it, and sends a receipt that identifies the
-// event. The sender's communication stream waits for this event. There is one event for each pair
-// of ranks. The receiver records it again only after the sender's next packet, and the sender has
-// then waited for the last record.
+// event. The sender's communication stream waits for this event. Each pair of ranks has its own
+// events, which are recorded in turn (ipcEvents): the receiver records the event of a message again
+// when it has received the sender's next message, and the sender had then waited for the record.
 
-// receiptBytes is the length of a receipt: whether the size was right (8 bytes), the address of the
-// event, its handle.
+// pairEvents are the events of the messages from one rank.
+type pairEvents struct {
+	read     []*event // created with the first messages
+	messages int
+}
+
+// receiptBytes is the length of a receipt: whether the size was right (1 byte), the index of the
+// event, the address of the event, its handle. The sender keeps the event that the first receipt
+// with an index identifies.
 const receiptBytes = 8 + 8 + handleBytes
 
 func (c *ipc) SendRecv(s device.Stream, recv tensor.Tensor, from int, send tensor.Tensor, to int) (err error) {
@@ -32,7 +39,7 @@ func (c *ipc) SendRecv(s device.Stream, recv tensor.Tensor, from int, send tenso
 	incoming := packet{c.all[:len(c.own.raw)], len(c.peers)}
 	var in, out tensor.Tensor // packets; absent if there is no message
 	if to >= 0 {
-		c.own.write(header{op: opSendRecv, unit: size(send)}, nil, nil)
+		c.own.write(header{op: opSendRecv, unit: size(send)}, c.readyIndex, nil, nil)
 		if err := c.writeLocation(send); err != nil {
 			return err
 		}
@@ -72,6 +79,9 @@ func (c *ipc) SendRecv(s device.Stream, recv tensor.Tensor, from int, send tenso
 			return err
 		}
 	}
+	if err := c.mark(); err != nil {
+		return err
+	}
 	return c.leave(caller)
 }
 
@@ -87,7 +97,7 @@ func size(t tensor.Tensor) int64 {
 func (c *ipc) copyMessage(recv tensor.Tensor, from int, p packet, receipt []byte) error {
 	peer := &c.peers[from]
 	if from != c.me {
-		if err := c.waitRemote(peer.ready); err != nil {
+		if err := c.waitReady(from, p); err != nil {
 			return err
 		}
 	}
@@ -98,34 +108,44 @@ func (c *ipc) copyMessage(recv tensor.Tensor, from int, p packet, receipt []byte
 	if err := c.copy(address(recv.Data), at, size(recv)); err != nil {
 		return err
 	}
-	if c.pairs[from] == nil {
-		if c.pairs[from], err = c.d.newEvent(!peer.sameProcess); err != nil {
+	return c.recordRead(&c.pairs[from], !peer.sameProcess, receipt)
+}
+
+// recordRead records that this rank has read a message and writes the receipt.
+func (c *ipc) recordRead(p *pairEvents, shared bool, receipt []byte) error {
+	i := p.messages % len(c.ready)
+	if p.messages++; i == len(p.read) {
+		e, err := c.d.newEvent(shared)
+		if err != nil {
 			return err
 		}
+		p.read = append(p.read, e)
 	}
-	mark := c.pairs[from]
-	if err := c.s.Record(mark); err != nil {
+	if err := c.record(p.read[i]); err != nil {
 		return err
 	}
-	shown, err := c.d.exportEvent(mark, !peer.sameProcess)
-	if err != nil {
-		return err
+	receipt[0], receipt[1] = 1, byte(i)
+	if p.messages > len(c.ready) {
+		return nil // the sender has this event
 	}
-	receipt[0] = 1
+	shown, err := c.d.exportEvent(p.read[i], shared)
 	binary.LittleEndian.PutUint64(receipt[8:], uint64(shown.Address))
 	copy(receipt[16:], shown.Handle)
-	return nil
+	return err
 }
 
 // waitUntilRead makes the communication stream wait until rank `to` has read the message.
 func (c *ipc) waitUntilRead(to int, receipt []byte) error {
-	p := &c.peers[to]
-	if p.read == nil {
+	p, i := &c.peers[to], int(receipt[1])
+	if i >= len(p.read) {
+		return status.Errorf(status.Comm, "rank %d names event %d of %d; start all ranks with the same program", to, i, len(p.read))
+	}
+	if p.read[i] == nil {
 		e, err := c.d.importEvent(ipcEvent{uintptr(binary.LittleEndian.Uint64(receipt[8:])), receipt[16:]}, p.sameProcess)
 		if err != nil {
 			return err
 		}
-		p.read = e
+		p.read[i] = e
 	}
-	return c.waitRemote(p.read)
+	return c.waitRemote(p.read[i])
 }

@@ -17,7 +17,7 @@
 extern "C" {
 #endif
 
-#define ULY_CUDA_ABI 5u
+#define ULY_CUDA_ABI 8u
 
 // The largest head sizes that the kernels of attention and of the gated delta rule support.
 enum { ULY_ATTENTION_HEAD = 256, ULY_DELTA_HEAD = 256 };
@@ -106,6 +106,10 @@ typedef struct uly_stream uly_stream;
 typedef struct uly_event uly_event;
 typedef struct uly_nccl uly_nccl;
 
+// What a stream is for. Streams for communication have little scratch. Where blocks of kernels wait
+// for a free multiprocessor, blocks of a stream with priority come first.
+enum { ULY_STREAM_COMPUTE, ULY_STREAM_COMM, ULY_STREAM_PRIORITY };
+
 // uly_library describes one library that the plug-in opens at run time. The plug-in links none.
 typedef struct {
   char name[32];    // "cuDNN"
@@ -163,7 +167,7 @@ typedef struct uly_cuda_api {
   int32_t (*alloc_host)(uly_device *, int64_t bytes, void **out); // pinned
   int32_t (*free_host)(uly_device *, void *);
 
-  int32_t (*stream_create)(uly_device *, uly_stream **out);
+  int32_t (*stream_create)(uly_device *, int32_t use, uly_stream **out); // use: ULY_STREAM_...
   int32_t (*stream_destroy)(uly_device *, uly_stream *);
   int32_t (*stream_sync)(uly_device *, uly_stream *);
   int32_t (*stream_query)(uly_device *, uly_stream *, int32_t *done);
@@ -186,8 +190,9 @@ typedef struct uly_cuda_api {
   int32_t (*kernel_of)(uly_device *, int32_t op, const void *args, const char **kernel);
 
   // Memory and events of other processes on this node.
-  // The handle is that of the allocation that contains p; offset is p's position in it.
-  int32_t (*memory_handle)(uly_device *, const void *p, char handle[ULY_HANDLE], int64_t *offset, int64_t *bytes);
+  // The handle is that of the allocation that contains p; offset is p's position in it. generation
+  // differs between any two allocations of a process, also if they have the same handle.
+  int32_t (*memory_handle)(uly_device *, const void *p, char handle[ULY_HANDLE], int64_t *offset, uint64_t *generation);
   int32_t (*memory_open)(uly_device *, const char handle[ULY_HANDLE], void **out);
   int32_t (*memory_close)(uly_device *, void *);
   int32_t (*event_handle)(uly_device *, uly_event *, char handle[ULY_HANDLE]);
@@ -195,6 +200,9 @@ typedef struct uly_cuda_api {
   // Copies raw bytes between device memory, or between device memory and pinned memory.
   int32_t (*copy_bytes)(uly_device *, uly_stream *, void *dst, const void *src, int64_t bytes);
 
+  // Sets *ordered to 1 if NCCL starts the kernels of all communicators of a GPU in the order of the
+  // calls, so that they may be on several streams; otherwise to 0.
+  int32_t (*nccl_ordered)(uly_device *, int32_t *ordered);
   int32_t (*nccl_id)(uly_device *, char id[ULY_NCCL_ID]);
   int32_t (*nccl_init)(uly_device *, const char id[ULY_NCCL_ID], int32_t ranks, int32_t rank, uly_nccl **out);
   int32_t (*nccl_close)(uly_device *, uly_nccl *);
@@ -207,7 +215,13 @@ typedef struct uly_cuda_api {
   int32_t (*nccl_all_to_all)(uly_device *, uly_nccl *, uly_stream *, void *dst, const int64_t *recv_at,
                              const int64_t *recv_bytes, const void *src, const int64_t *send_at,
                              const int64_t *send_bytes);
-  int32_t (*nccl_all_reduce)(uly_device *, uly_nccl *, uly_stream *, void *x, int64_t n, int32_t dtype, int32_t how);
+  // Each rank sends `bytes`, and gets the blocks of all ranks. src may be this rank's block of dst.
+  int32_t (*nccl_all_gather)(uly_device *, uly_nccl *, uly_stream *, void *dst, const void *src, int64_t bytes);
+  // Sums over the ranks, in NCCL's order: of n elements in place, or of this rank's n elements of
+  // src. dst may be this rank's block of src.
+  int32_t (*nccl_all_reduce)(uly_device *, uly_nccl *, uly_stream *, void *x, int64_t n, int32_t dtype);
+  int32_t (*nccl_reduce_scatter)(uly_device *, uly_nccl *, uly_stream *, void *dst, const void *src, int64_t n,
+                                 int32_t dtype);
   int32_t (*nccl_broadcast)(uly_device *, uly_nccl *, uly_stream *, void *x, int64_t bytes, int32_t root);
   int32_t (*nccl_send_recv)(uly_device *, uly_nccl *, uly_stream *, void *recv, int64_t recv_bytes, int32_t from,
                             const void *send, int64_t send_bytes, int32_t to);

@@ -31,7 +31,7 @@ func newBench(t *testing.T) *bench {
 		t.Fatal(err)
 	}
 	t.Cleanup(d.Close)
-	s, err := d.newStream()
+	s, err := d.newStream(forCompute)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,6 +1,7 @@
 package cuda
 
 import (
+	"slices"
 	"sync"
 	"time"
 
@@ -15,13 +16,23 @@ import (
 // lower it.
 var ncclScratch = int64(128 << 20)
 
+// scratchBytes returns the scratch of communicators on a stream. The sequence axis reduces no
+// gradients.
+func (x *sharedStream) scratchBytes() int64 {
+	if x.use == forPriority {
+		return ncclScratch / 16
+	}
+	return ncclScratch
+}
+
 // ncclPoll is the interval of the queries for asynchronous errors.
 const ncclPoll = time.Second
 
-// nccl moves tensors with NCCL, one rank on each GPU. AllReduce with Sum uses NCCL's order of
-// addition, except in BF16. NCCL does not support uneven rows, sums in BF16 that are rounded once,
-// or reductions that propagate NaN. For these, sends and receives of NCCL move the blocks and
-// combine reduces them in rank order.
+// nccl moves tensors with NCCL, one rank on each GPU. Sums are NCCL's own, in its order, which
+// depends on the algorithm that NCCL chooses. NCCL does not support uneven rows, sums in BF16 that
+// are rounded once (its kernels round at every addition), or maxima that propagate NaN. For these,
+// and for sums of floating-point numbers on deterministic devices, sends and receives of NCCL move
+// the blocks and combine reduces them in rank order.
 //
 // A call allocates no GPU memory. CUDA may delay an allocation until running kernels have finished,
 // and NCCL's kernels wait for all ranks: if two ranks of one process allocate between collectives,
@@ -33,7 +44,8 @@ const ncclPoll = time.Second
 // moved is invalid then: the next call returns the error. Without a next call, Close returns it.
 type nccl struct {
 	*commStream
-	host comm.Comm
+	host    comm.Comm
+	ordered bool // the device of a rank is deterministic: sums are in rank order
 	// four vectors of size: offsets and bytes to receive, offsets and bytes to send
 	counts []int64
 	rows   []int64   // three vectors of size: rows and elements of the shards, elements of a chunk
@@ -51,7 +63,10 @@ type ncclLibrary interface {
 	id() ([]byte, error) // of a new communicator, on one rank
 	start(ranks, rank int, id []byte) error
 	allToAll(dst uintptr, recvAt, recv []int64, src uintptr, sendAt, send []int64) error
-	sum(t tensor.Tensor) error // over the ranks, in place
+	allGather(dst, src uintptr, bytes int64) error // bytes of each rank
+	allReduce(t tensor.Tensor) error               // sums, in place
+	// the sums of this rank's block of src, n elements
+	reduceScatter(dst, src uintptr, n int64, dtype tensor.DType) error
 	broadcast(t tensor.Tensor, root int) error
 	sendRecv(recv tensor.Tensor, from int, send tensor.Tensor, to int) error
 	err() error // asynchronous, since the start; from any goroutine, one at a time
@@ -59,19 +74,20 @@ type ncclLibrary interface {
 	close() error
 }
 
-func newNCCL(d *Device, host comm.Comm) (transport, error) {
-	l, err := newCommStream(d)
-	return newNCCLOver(host, l, &realNCCL{l: l}, err)
+func newNCCL(d *Device, host comm.Comm, use streamUse) (transport, error) {
+	l, err := newCommStream(d, d.ncclUse(use))
+	return newNCCLOver(host, l, &realNCCL{l: l}, d.deterministic, err)
 }
 
-// newNCCLOver makes a transport over a library. err is the error of this rank's earlier steps; all
-// ranks call newNCCLOver to agree on it. Collective over host.
-func newNCCLOver(host comm.Comm, l *commStream, library ncclLibrary, err error) (transport, error) {
+// newNCCLOver makes a transport over a library. Sums are in rank order if `ordered` is true on a
+// rank. err is the error of this rank's earlier steps; all ranks call newNCCLOver to agree on it.
+// Collective over host.
+func newNCCLOver(host comm.Comm, l *commStream, library ncclLibrary, ordered bool, err error) (transport, error) {
 	n := host.Size()
 	c := &nccl{commStream: l, host: host, library: library, counts: make([]int64, 4*n), rows: make([]int64, 3*n), blocks: make([]uintptr, n), stop: make(chan struct{})}
 	var id []byte
 	if err == nil && n > 1 {
-		err = l.allocateScratch(ncclScratch)
+		err = l.allocateScratch(l.shared.scratchBytes())
 	}
 	if err == nil && host.Rank() == 0 {
 		id, err = library.id()
@@ -81,7 +97,9 @@ func newNCCLOver(host comm.Comm, l *commStream, library ncclLibrary, err error) 
 			err = agreed
 		}
 	} else if id, err = comm.BroadcastBytes(host, id, 0); err == nil {
-		err = library.start(n, host.Rank(), id)
+		if c.ordered, err = anyRank(host, ordered); err == nil {
+			err = library.start(n, host.Rank(), id)
+		}
 	}
 	if err != nil {
 		if c.commStream != nil {
@@ -91,6 +109,16 @@ func newNCCLOver(host comm.Comm, l *commStream, library ncclLibrary, err error) 
 	}
 	go c.poll()
 	return c, nil
+}
+
+// anyRank reports whether x is true on a rank. Collective.
+func anyRank(host comm.Comm, x bool) (bool, error) {
+	var own []byte
+	if x {
+		own = []byte{1}
+	}
+	all, err := comm.GatherBytes(host, own)
+	return slices.ContainsFunc(all, func(b []byte) bool { return len(b) > 0 }), err
 }
 
 func (c *nccl) kind() string { return "nccl" }
@@ -204,9 +232,9 @@ func (c *nccl) AllReduce(s device.Stream, t tensor.Tensor, op comm.Op) error {
 		return err
 	}
 	n, x := t.Numel(), address(t.Data)
-	if op == comm.Sum && t.DType != tensor.BF16 {
-		err = c.call(func() error { return c.library.sum(t) })
-	} else { // NCCL's maximum of a number and a NaN is the number, and its sums in BF16 are rounded at every hop
+	if c.sums(t.DType, op) {
+		err = c.call(func() error { return c.library.allReduce(t) })
+	} else {
 		shards := c.rows[:c.host.Size()]
 		for j := range shards {
 			lo, hi := comm.Shard(n, len(shards), j)
@@ -223,6 +251,23 @@ func (c *nccl) AllReduce(s device.Stream, t tensor.Tensor, op comm.Op) error {
 	return c.leave(caller)
 }
 
+// sums reports whether NCCL's own reduction is used. NCCL's maximum of a number and a NaN is the
+// number, and it rounds sums in BF16 at every addition. Sums of integers have no order.
+func (c *nccl) sums(dtype tensor.DType, op comm.Op) bool {
+	switch {
+	case op != comm.Sum || dtype == tensor.BF16:
+		return false
+	case dtype == tensor.I32 || dtype == tensor.I64:
+		return true
+	}
+	return !c.ordered
+}
+
+// even reports whether all ranks have equally many rows, and several ranks have some.
+func even(rows []int64) bool {
+	return len(rows) > 1 && rows[0] > 0 && !slices.ContainsFunc(rows, func(n int64) bool { return n != rows[0] })
+}
+
 func (c *nccl) AllGather(s device.Stream, dst, src tensor.Tensor, rows []int64) error {
 	caller, err := c.enter("AllGather", s)
 	if err != nil {
@@ -237,6 +282,9 @@ func (c *nccl) AllGather(s device.Stream, dst, src tensor.Tensor, rows []int64) 
 // gather copies the blocks of all ranks to all. own may be this rank's block of all.
 func (c *nccl) gather(all, own uintptr, rows []int64, unit int64) error {
 	me := c.host.Rank()
+	if even(rows) {
+		return c.call(func() error { return c.library.allGather(all, own, rows[me]*unit) })
+	}
 	if err := c.copy(all+uintptr(comm.RowsBefore(rows, me)*unit), own, rows[me]*unit); err != nil {
 		return err
 	}
@@ -254,7 +302,13 @@ func (c *nccl) ReduceScatter(s device.Stream, dst, src tensor.Tensor, rows []int
 	if err != nil {
 		return err
 	}
-	if err := c.reduceShards(address(dst.Data), address(src.Data), rows, comm.RowBytes(src), src.DType, comm.Sum); err != nil {
+	to, from, row := address(dst.Data), address(src.Data), comm.RowBytes(src)
+	if c.sums(src.DType, comm.Sum) && even(rows) {
+		err = c.call(func() error { return c.library.reduceScatter(to, from, rows[0]*row/src.DType.Size(), src.DType) })
+	} else {
+		err = c.reduceShards(to, from, rows, row, src.DType, comm.Sum)
+	}
+	if err != nil {
 		return err
 	}
 	return c.leave(caller)

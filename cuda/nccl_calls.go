@@ -67,8 +67,16 @@ func (r *realNCCL) allToAll(dst uintptr, recvAt, recv []int64, src uintptr, send
 	return r.l.d.result(C.plug_nccl_all_to_all(r.l.d.table, r.l.d.d, r.handle, r.l.s.s, pointer(dst), at(recvAt), at(recv), pointer(src), at(sendAt), at(send)))
 }
 
-func (r *realNCCL) sum(t tensor.Tensor) error {
-	return r.l.d.result(C.plug_nccl_all_reduce(r.l.d.table, r.l.d.d, r.handle, r.l.s.s, t.Data, C.int64_t(t.Numel()), C.int32_t(t.DType), 0))
+func (r *realNCCL) allGather(dst, src uintptr, bytes int64) error {
+	return r.l.d.result(C.plug_nccl_all_gather(r.l.d.table, r.l.d.d, r.handle, r.l.s.s, pointer(dst), pointer(src), C.int64_t(bytes)))
+}
+
+func (r *realNCCL) allReduce(t tensor.Tensor) error {
+	return r.l.d.result(C.plug_nccl_all_reduce(r.l.d.table, r.l.d.d, r.handle, r.l.s.s, t.Data, C.int64_t(t.Numel()), C.int32_t(t.DType)))
+}
+
+func (r *realNCCL) reduceScatter(dst, src uintptr, n int64, dtype tensor.DType) error {
+	return r.l.d.result(C.plug_nccl_reduce_scatter(r.l.d.table, r.l.d.d, r.handle, r.l.s.s, pointer(dst), pointer(src), C.int64_t(n), C.int32_t(dtype)))
 }
 
 func (r *realNCCL) broadcast(t tensor.Tensor, root int) error {
@@ -78,6 +86,16 @@ func (r *realNCCL) broadcast(t tensor.Tensor, root int) error {
 func (r *realNCCL) sendRecv(recv tensor.Tensor, from int, send tensor.Tensor, to int) error {
 	return r.l.d.result(C.plug_nccl_send_recv(r.l.d.table, r.l.d.d, r.handle, r.l.s.s, recv.Data, C.int64_t(size(recv)), C.int32_t(from),
 		send.Data, C.int64_t(size(send)), C.int32_t(to)))
+}
+
+// ncclUse returns the use of the stream of a communicator. Priority needs kernels that start in the
+// order of the calls (commStream).
+func (d *Device) ncclUse(use streamUse) streamUse {
+	var ordered C.int32_t
+	if C.plug_nccl_ordered(d.table, d.d, &ordered) != 0 || ordered == 0 {
+		return forComm
+	}
+	return use
 }
 
 // HasNCCL reports whether the plug-in has found NCCL, and otherwise the reason why not.

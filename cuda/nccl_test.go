@@ -21,16 +21,22 @@ type fakeNCCL struct {
 	host   comm.Comm
 	failed chan error
 	ended  chan struct{}
+	calls  []string // the functions that were called
 }
 
-func newFakeNCCL(d *Device, host comm.Comm) (transport, error) {
+func newFakeNCCL(d *Device, host comm.Comm, use streamUse) (transport, error) {
+	return newFakeNCCLFor(d, host, use, false)
+}
+
+// newFakeNCCLFor makes a transport with sums in rank order if `ordered` is true on a rank.
+func newFakeNCCLFor(d *Device, host comm.Comm, use streamUse, ordered bool) (transport, error) {
 	// a separate communicator, as NCCL has its own connections
 	sub, err := host.Split(0, host.Rank())
 	if err != nil {
 		return nil, err
 	}
-	l, err := newCommStream(d)
-	return newNCCLOver(host, l, &fakeNCCL{l: l, host: sub, failed: make(chan error, 1), ended: make(chan struct{}, 9)}, err)
+	l, err := newCommStream(d, d.ncclUse(use))
+	return newNCCLOver(host, l, &fakeNCCL{l: l, host: sub, failed: make(chan error, 1), ended: make(chan struct{}, 9)}, ordered, err)
 }
 
 func (f *fakeNCCL) id() ([]byte, error) { return []byte("the id"), nil }
@@ -63,6 +69,7 @@ type fakeCall struct {
 
 // gatherCalls waits for the communication stream and gathers the calls of all ranks.
 func (f *fakeNCCL) gatherCalls(own fakeCall) ([]fakeCall, error) {
+	f.calls = append(f.calls, own.Name)
 	if err := f.l.s.Sync(); err != nil {
 		return nil, err
 	}
@@ -107,30 +114,64 @@ func (f *fakeNCCL) allToAll(dst uintptr, recvAt, recv []int64, src uintptr, send
 	return f.finish()
 }
 
-func (f *fakeNCCL) sum(t tensor.Tensor) error {
-	if t.DType == tensor.BF16 {
-		return status.Errorf(status.Internal, "NCCL rounds sums in BF16 at every hop")
-	}
-	calls, err := f.gatherCalls(fakeCall{Name: "sum", At: address(t.Data)})
+func (f *fakeNCCL) allGather(dst, src uintptr, bytes int64) error {
+	calls, err := f.gatherCalls(fakeCall{"all gather", src, []int64{bytes}, nil})
 	if err != nil {
 		return err
 	}
-	out, err := f.l.d.Alloc(t.Bytes())
+	for j, c := range calls {
+		if c.A[0] != bytes {
+			return status.Errorf(status.Internal, "rank %d sends %d bytes, here %d", j, c.A[0], bytes)
+		}
+		if err := f.l.copy(dst+uintptr(int64(j)*bytes), c.At, bytes); err != nil {
+			return err
+		}
+	}
+	return f.finish()
+}
+
+func (f *fakeNCCL) allReduce(t tensor.Tensor) error {
+	calls, err := f.gatherCalls(fakeCall{Name: "all reduce", At: address(t.Data)})
+	if err != nil {
+		return err
+	}
+	return f.sum(address(t.Data), calls, 0, t.Numel(), t.DType)
+}
+
+func (f *fakeNCCL) reduceScatter(dst, src uintptr, n int64, dtype tensor.DType) error {
+	calls, err := f.gatherCalls(fakeCall{"reduce scatter", src, []int64{n}, nil})
+	if err != nil {
+		return err
+	}
+	for j, c := range calls {
+		if c.A[0] != n {
+			return status.Errorf(status.Internal, "rank %d sums %d elements, here %d", j, c.A[0], n)
+		}
+	}
+	return f.sum(dst, calls, int64(f.host.Rank())*n*dtype.Size(), n, dtype)
+}
+
+// sum writes the sums of n elements, at this offset in the memory of all ranks, to dst.
+func (f *fakeNCCL) sum(dst uintptr, calls []fakeCall, offset, n int64, dtype tensor.DType) error {
+	if dtype == tensor.BF16 {
+		return status.Errorf(status.Internal, "NCCL rounds sums in BF16 at every addition")
+	}
+	out, err := f.l.d.Alloc(n * dtype.Size())
 	if err != nil {
 		return err
 	}
 	defer out.Free()
 	var blocks []uintptr
 	for _, c := range calls {
-		blocks = append(blocks, c.At)
+		blocks = append(blocks, c.At+uintptr(offset))
 	}
-	if err := f.l.combine(address(out.Pointer()), blocks, t.Numel(), t.DType, comm.Sum); err != nil {
+	if err := f.l.combine(address(out.Pointer()), blocks, n, dtype, comm.Sum); err != nil {
 		return err
 	}
 	if err := f.finish(); err != nil {
 		return err
 	}
-	return f.l.copy(address(t.Data), address(out.Pointer()), t.Bytes())
+	return f.l.copy(dst, address(out.Pointer()), n*dtype.Size())
 }
 
 func (f *fakeNCCL) broadcast(t tensor.Tensor, root int) error {
@@ -169,7 +210,7 @@ func TestNCCLCalls(t *testing.T) {
 				defer func(m int) { maxCombined = m }(maxCombined)
 				maxCombined = most
 				onGPUs(t, n, func(d *Device, host comm.Comm) (*Comm, error) {
-					return newComm(host, func(h comm.Comm) (transport, error) { return newFakeNCCL(d, h) })
+					return newComm(host, func(h comm.Comm, use streamUse) (transport, error) { return newFakeNCCL(d, h, use) }, forComm)
 				}, func(r *gpuRank) error { return sameAsStaged(r, n) })
 			})
 		}
@@ -187,12 +228,12 @@ func sameAsStaged(r *gpuRank, n int) error {
 	}
 	defer viaStaged.Close()
 	me := r.c.Rank()
-	rows, recv, send := make([]int64, n), make([]int64, n), make([]int64, n)
+	rows, same, recv, send := make([]int64, n), make([]int64, n), make([]int64, n), make([]int64, n)
 	for j := range n {
-		rows[j] = int64((j*2 + 1) % 3 * 700)
+		rows[j], same[j] = int64((j*2+1)%3*700), 500
 		recv[j], send[j] = int64((j*3+me*5)%4*100), int64((me*3+j*5)%4*100)
 	}
-	all, sent, received := comm.RowsBefore(rows, n), comm.RowsBefore(send, n), comm.RowsBefore(recv, n)
+	all, equal, sent, received := comm.RowsBefore(rows, n), comm.RowsBefore(same, n), comm.RowsBefore(send, n), comm.RowsBefore(recv, n)
 	types := []tensor.DType{tensor.F32, tensor.BF16, tensor.F64, tensor.I32, tensor.I64}
 	for _, d := range types {
 		if d == tensor.BF16 && n > maxCombined {
@@ -221,6 +262,20 @@ func sameAsStaged(r *gpuRank, n int) error {
 			{"gather in place", all * 3, 0, func(c *Comm, out, _ tensor.Tensor) error {
 				whole := out.View(all, 3)
 				return c.AllGather(r.s[0], whole, whole.Slice(0, comm.RowsBefore(rows, me), comm.RowsBefore(rows, me+1)), rows)
+			}},
+			{"even gather", equal * 3, same[me] * 3, func(c *Comm, out, in tensor.Tensor) error {
+				return c.AllGather(r.s[0], out.View(equal, 3), in.View(same[me], 3), same)
+			}},
+			{"even gather in place", equal * 3, 0, func(c *Comm, out, _ tensor.Tensor) error {
+				whole := out.View(equal, 3)
+				return c.AllGather(r.s[0], whole, whole.Slice(0, comm.RowsBefore(same, me), comm.RowsBefore(same, me+1)), same)
+			}},
+			{"even scatter", same[me] * 3, equal * 3, func(c *Comm, out, in tensor.Tensor) error {
+				return c.ReduceScatter(r.s[0], out.View(same[me], 3), in.View(equal, 3), same)
+			}},
+			{"even scatter in place", equal * 3, 0, func(c *Comm, out, _ tensor.Tensor) error {
+				whole := out.View(equal, 3)
+				return c.ReduceScatter(r.s[0], whole.Slice(0, comm.RowsBefore(same, me), comm.RowsBefore(same, me+1)), whole, same)
 			}},
 			{"sum", 5000, 0, func(c *Comm, out, _ tensor.Tensor) error { return c.AllReduce(r.s[0], out, comm.Sum) }},
 			{"max", 5000, 0, func(c *Comm, out, _ tensor.Tensor) error { return c.AllReduce(r.s[0], out, comm.Max) }},
@@ -324,13 +379,70 @@ func (r *gpuRank) result(d tensor.DType, out, in int64, run func(out, in tensor.
 	return bits, err
 }
 
+// TestNCCLCollectives checks for which calls NCCL's own collectives are used. One rank decides that
+// sums are in rank order.
+func TestNCCLCollectives(t *testing.T) {
+	even, uneven := []int64{4, 4, 4}, []int64{4, 5, 3}
+	for _, w := range []struct {
+		ordered bool
+		op      string
+		dtype   tensor.DType
+		rows    []int64
+		want    string
+	}{
+		{false, "gather", tensor.BF16, even, "all gather"},
+		{true, "gather", tensor.F32, even, "all gather"},
+		{false, "gather", tensor.F32, uneven, "all to all"},
+		{false, "scatter", tensor.F32, even, "reduce scatter"},
+		{false, "scatter", tensor.F32, uneven, "all to all"},
+		{false, "scatter", tensor.BF16, even, "all to all"},
+		{true, "scatter", tensor.F32, even, "all to all"},
+		{true, "scatter", tensor.I64, even, "reduce scatter"},
+		{false, "sum", tensor.F32, nil, "all reduce"},
+		{false, "sum", tensor.BF16, nil, "all to all, all gather"},
+		{true, "sum", tensor.F32, nil, "all to all, all gather"},
+		{true, "sum", tensor.I32, nil, "all reduce"},
+		{false, "max", tensor.F32, nil, "all to all, all gather"},
+	} {
+		t.Run(fmt.Sprintf("%v/%s/%v/%v", w.ordered, w.op, w.dtype, w.rows), func(t *testing.T) {
+			onGPUs(t, 3, func(d *Device, host comm.Comm) (*Comm, error) {
+				return newComm(host, func(h comm.Comm, use streamUse) (transport, error) {
+					return newFakeNCCLFor(d, h, use, w.ordered && host.Rank() == 1)
+				}, forComm)
+			}, func(r *gpuRank) error {
+				whole, err := r.tensor(w.dtype, 12, 2)
+				if err != nil {
+					return err
+				}
+				switch w.op {
+				case "sum":
+					err = r.c.AllReduce(r.s[0], whole, comm.Sum)
+				case "max":
+					err = r.c.AllReduce(r.s[0], whole, comm.Max)
+				case "gather":
+					err = r.c.AllGather(r.s[0], whole, whole.Slice(0, comm.RowsBefore(w.rows, r.c.Rank()), comm.RowsBefore(w.rows, r.c.Rank()+1)), w.rows)
+				case "scatter":
+					err = r.c.ReduceScatter(r.s[0], whole.Slice(0, comm.RowsBefore(w.rows, r.c.Rank()), comm.RowsBefore(w.rows, r.c.Rank()+1)), whole, w.rows)
+				}
+				if err != nil {
+					return err
+				}
+				if got := strings.Join(r.c.transport.(*nccl).library.(*fakeNCCL).calls, ", "); got != w.want {
+					return status.Errorf(status.Internal, "%s, want %s", got, w.want)
+				}
+				return nil
+			})
+		})
+	}
+}
+
 // TestNCCLScratch checks that reductions allocate no GPU memory, whatever the size of their tensors
 // and rows, and that sums in chunks are bitwise equal to the sums of the staged transport.
 func TestNCCLScratch(t *testing.T) {
 	defer func(n int64) { ncclScratch = n }(ncclScratch)
 	ncclScratch = 4096
 	onGPUs(t, 3, func(d *Device, host comm.Comm) (*Comm, error) {
-		return newComm(host, func(h comm.Comm) (transport, error) { return newFakeNCCL(d, h) })
+		return newComm(host, func(h comm.Comm, use streamUse) (transport, error) { return newFakeNCCL(d, h, use) }, forComm)
 	}, func(r *gpuRank) error {
 		if err := sameAsStaged(r, 3); err != nil {
 			return err
@@ -391,13 +503,13 @@ func TestNCCLFails(t *testing.T) {
 	maxCombined = 2
 	var fakes [3]*fakeNCCL
 	onGPUs(t, 3, func(d *Device, host comm.Comm) (*Comm, error) {
-		return newComm(host, func(h comm.Comm) (transport, error) {
-			c, err := newFakeNCCL(d, h)
+		return newComm(host, func(h comm.Comm, use streamUse) (transport, error) {
+			c, err := newFakeNCCL(d, h, use)
 			if err == nil {
 				fakes[host.Rank()] = c.(*nccl).library.(*fakeNCCL)
 			}
 			return c, err
-		})
+		}, forComm)
 	}, func(r *gpuRank) error {
 		low, err := r.tensor(tensor.BF16, 10)
 		if err != nil {

@@ -78,6 +78,9 @@ func (g NoGPU) AttentionWorkspace(a *device.Attention, backward bool) int64 {
 		} else {
 			l.take(0, 4)
 		}
+		if g.addsToDQ(a) {
+			l.take(hq*tq*a.Q.Shape[2], 4)
+		}
 	}
 	if g.emulated {
 		return l.bytes
@@ -85,8 +88,21 @@ func (g NoGPU) AttentionWorkspace(a *device.Attention, backward bool) int64 {
 	return max(l.bytes, tables+roundUp(g.sdpaWorkspace(a, backward), align))
 }
 
+// addsToDQ reports whether the blocks of the kernel mma add to dq in any order (mma_adds in
+// attention.cu).
+func (g NoGPU) addsToDQ(a *device.Attention) bool {
+	d, dv, scale := a.Q.Shape[2], a.V.Shape[2], float32(a.Scale)
+	scored := !a.Slopes.IsNil() || !a.BlockMask.IsNil() || a.Softcap != 0 || a.Dropout != 0
+	return !g.Deterministic && !a.Deterministic && !scored && a.Q.DType == tensor.BF16 && d%16 == 0 && dv%16 == 0 &&
+		max(d, dv) <= 256 && scale >= 1e-30 && scale <= 1e30
+}
+
 // deltaPanel is DELTA_PANEL_BYTES: the bytes for the intermediate results of a panel.
-const deltaPanel, deltaPanelEmulated = 2 << 30, 1 << 15
+// deltaProcessors is DELTA_MULTIPROCESSORS: documents are divided into segments to occupy them.
+const (
+	deltaPanel, deltaPanelEmulated           = 2 << 30, 1 << 18
+	deltaProcessors, deltaProcessorsEmulated = 132, 20
+)
 
 // GatedDeltaSizes returns the most bytes that any kernel needs for the call; 0 if the arguments are
 // invalid.
@@ -94,12 +110,12 @@ func (g NoGPU) GatedDeltaSizes(a *device.GatedDelta) (none device.DeltaSizes) {
 	if device.Operations[device.OpGatedDeltaForward].Check(unsafe.Pointer(a), true) != nil || a.K.NDim != 3 || a.V.NDim != 3 {
 		return none
 	}
-	s := deltaShape{tokens: a.K.Shape[0], keyHeads: a.K.Shape[1], valueHeads: a.V.Shape[1], dk: a.K.Shape[2], dv: a.V.Shape[2], panel: deltaPanel}
+	s := deltaShape{size: a.K.DType.Size(), tokens: a.K.Shape[0], keyHeads: a.K.Shape[1], valueHeads: a.V.Shape[1], dk: a.K.Shape[2], dv: a.V.Shape[2], panel: deltaPanel, processors: deltaProcessors}
 	if s.dk < 1 || s.dv < 1 || a.KeyHead == nil && s.valueHeads > 0 && (s.keyHeads == 0 || s.valueHeads%s.keyHeads != 0) {
 		return none
 	}
 	if g.emulated {
-		s.panel = deltaPanelEmulated
+		s.panel, s.processors = deltaPanelEmulated, deltaProcessorsEmulated
 	}
 	if s.chunk = 64; s.dk > 128 {
 		s.chunk = 32
@@ -120,6 +136,9 @@ func (g NoGPU) GatedDeltaSizes(a *device.GatedDelta) (none device.DeltaSizes) {
 		}
 		key = k
 	}
+	if g.Deterministic || a.Deterministic {
+		s.processors = 0
+	}
 	documents := s.tokens
 	if a.Cu != nil {
 		documents = documentsOf(a.Cu, a.Cu)
@@ -130,25 +149,37 @@ func (g NoGPU) GatedDeltaSizes(a *device.GatedDelta) (none device.DeltaSizes) {
 
 // deltaShape has the values that the sizes of the gated delta rule depend on.
 type deltaShape struct {
+	size                                 int64 // bytes of an element of q, k, v and of intermediate results
 	tokens, keyHeads, valueHeads, dk, dv int64
 	chunk                                int64 // tokens
 	panel                                int64 // bytes
+	processors                           int64 // 0: documents are not divided
 }
 
 // span returns the tokens of a panel (delta_span).
 func (s *deltaShape) span() int64 {
-	row := 16 + 4*(2*s.chunk+2*s.dv+2*s.dk) + (8*s.dk*s.dv+s.chunk-1)/s.chunk
+	row := 16 + s.size*(2*s.chunk+2*s.dv+2*s.dk) + (2*s.size*s.dk*s.dv+s.chunk-1)/s.chunk
 	return max(2, s.panel/(max(s.valueHeads, 1)*row*s.chunk)) * s.chunk
 }
 
 func (s *deltaShape) panels() int64 { return max(1, (s.tokens+s.span()-1)/s.span()) }
 
-// state returns the bytes of the states of all heads.
+// state returns the bytes of the states of all heads in F32.
 func (s *deltaShape) state() int64 { return s.valueHeads * s.dk * s.dv * 4 }
 
 // saved returns the bytes of the matrices T and of the states that panels pass on (delta_saved).
 func (s *deltaShape) saved() int64 {
-	return roundUp(s.valueHeads*s.tokens*s.chunk*4, align) + roundUp((s.panels()-1)*s.state(), align)
+	return roundUp(s.valueHeads*s.tokens*s.chunk*s.size, align) + roundUp((s.panels()-1)*s.state(), align)
+}
+
+// joints returns the most boundaries between segments of a document in a panel (delta_joints).
+func (s *deltaShape) joints() int64 {
+	segments := s.processors / max(1, s.valueHeads*((s.dv+31)/32))
+	chunks := min(s.tokens, s.span()) / s.chunk
+	if segments < 2 || chunks < 2 {
+		return 0
+	}
+	return min(segments, chunks) + 2
 }
 
 // deltaPass is an operation of the gated delta rule.
@@ -166,6 +197,7 @@ func (s *deltaShape) workspace(documents int64, pass deltaPass) int64 {
 	var l allocator
 	l.take(documents+1, 8)
 	l.take(documents+1, 8)
+	l.take(documents+1, 8)
 	l.take(documents, 8)
 	l.take(s.valueHeads, 8)
 	l.take(s.keyHeads+1, 8)
@@ -173,24 +205,33 @@ func (s *deltaShape) workspace(documents int64, pass deltaPass) int64 {
 		l.take(s.state(), 1)
 		l.take(s.state(), 1)
 	}
+	joints := int64(0)
+	if pass != deltaState {
+		joints = s.joints()
+	}
+	l.take(joints*s.valueHeads*s.dk*s.dv, 4)
+	l.take(joints*s.valueHeads*s.dk*s.dk, 4)
 	rows, slots := min(s.tokens, s.span()+s.chunk), min(s.tokens, s.span())/s.chunk+1
 	n := s.valueHeads * rows
 	l.take(s.keyHeads*rows, 4)
 	l.take(s.keyHeads*rows, 4)
 	l.take(n, 16)
-	l.take(n*s.chunk, 4)
-	l.take(n*s.chunk, 4)
+	l.take(n*s.chunk, s.size)
+	if pass != deltaBackward {
+		l.take(n*s.chunk, s.size)
+	}
 	if pass == deltaState {
 		return l.bytes
 	}
-	l.take(n*s.dv, 4)
-	l.take(slots*s.state(), 1)
+	states := slots * s.valueHeads * s.dk * s.dv
+	l.take(n*s.dv, s.size)
+	l.take(states, s.size)
 	if pass == deltaForward {
 		return l.bytes
 	}
-	l.take(n*s.dv, 4)
-	l.take(n*s.dk, 4)
-	l.take(n*s.dk, 4)
-	l.take(slots*s.state(), 1)
+	l.take(n*s.dv, s.size)
+	l.take(n*s.dk, s.size)
+	l.take(n*s.dk, s.size)
+	l.take(states, s.size)
 	return l.bytes
 }

@@ -19,7 +19,7 @@ OUT      := build/cuda
 SRC      := cuda/plugin
 SHELL    := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: real emulated races matrix check-matrix fetch force
+.PHONY: real emulated races kernels matrix check-matrix fetch force
 
 # GPUs: $(SRC), kernels, libraries and gpu. The host: $(SRC), kernels and emulated.
 shared   := $(wildcard $(SRC)/kernels/*.cu $(SRC)/*.cu)
@@ -48,8 +48,8 @@ $(OUT)/real/settings: force | fetch
 	@mkdir -p $(@D)
 	@echo "$(settings)" | cmp -s - $@ || echo "$(settings)" > $@
 
-# Tests read the instructions of these objects, for tensor cores and accesses of 16 bytes.
-$(addprefix $(OUT)/real/kernels/,attention_mma.cu.o delta_%.cu.o elementwise.cu.o gated_norm.cu.o gates.cu.o norm.cu.o rope.cu.o swiglu.cu.o): flags := --no-compress
+# Tests read the instructions of these objects (cuda/built_test.go, cuda/machine_test.go).
+$(OUT)/real/kernels/%.cu.o: flags := --no-compress
 
 # The output of ptxas on registers, local memory and spills is kept, because a test reads it.
 $(OUT)/real/%.cu.o: $(SRC)/%.cu cuda/plugin.mk $(OUT)/real/settings
@@ -75,6 +75,9 @@ $(OUT)/libulysses_cuda.so: $(objects) $(exports)
 	@$(NVCC) $(GENCODE) -shared -cudart static -Xlinker --version-script=$(exports) -Xlinker -z,defs,-z,relro,--gc-sections,--exclude-libs,ALL \
 	  $(addprefix -Xcompiler ,$(static)) -o $@.new $(objects) -ldl -lpthread -lrt
 	@strip --strip-unneeded $@.new && mv $@.new $@
+
+# Some kernels alone, for the tables of docs/gpu-kernels.md.
+kernels: $(foreach k,$(or $(KERNELS),$(basename $(notdir $(wildcard $(SRC)/kernels/*.cu)))),$(OUT)/real/kernels/$(k).cu.o)
 
 # A program with the plug-in's objects, and a stub of the driver's library, show what cuDNN
 # supports. No GPU is needed.

@@ -44,13 +44,13 @@ type pinned struct {
 	used   bool
 }
 
-func newStaged(d *Device, host comm.Comm) (transport, error) {
+func newStaged(d *Device, host comm.Comm, use streamUse) (transport, error) {
 	c := &staged{host: host, chunk: stagedChunk, rows: make([]int64, 2*host.Size())}
 	if x, ok := host.(comm.Direct); ok && x.TakesDeviceMemory() {
 		c.direct = x
 	}
 	var err error
-	if c.commStream, err = newCommStream(d); err != nil {
+	if c.commStream, err = newCommStream(d, use); err != nil {
 		return nil, err
 	}
 	for i := range c.filled {

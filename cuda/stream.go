@@ -47,19 +47,28 @@ type event struct {
 
 // NewStream creates a stream with its own scratch memory.
 func (d *Device) NewStream() (device.Stream, error) {
-	s, err := d.newStream()
+	s, err := d.newStream(forCompute)
 	if err != nil {
 		return nil, err
 	}
 	return s, nil
 }
 
-func (d *Device) newStream() (*stream, error) {
+// streamUse says what a stream is for.
+type streamUse int32
+
+const (
+	forCompute  streamUse = C.ULY_STREAM_COMPUTE
+	forComm     streamUse = C.ULY_STREAM_COMM
+	forPriority streamUse = C.ULY_STREAM_PRIORITY // communication that must not wait behind other communication
+)
+
+func (d *Device) newStream(use streamUse) (*stream, error) {
 	if err := d.usable("NewStream"); err != nil {
 		return nil, err
 	}
 	s := &stream{d: d}
-	if code := C.plug_stream_create(d.table, d.d, &s.s); code != 0 {
+	if code := C.plug_stream_create(d.table, d.d, C.int32_t(use), &s.s); code != 0 {
 		return nil, d.failed(code)
 	}
 	d.live++

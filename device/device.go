@@ -39,6 +39,9 @@ type Info struct {
 	// TokenMajor is true if attention is fastest on [T, H, D] in memory, false for [H, T, D].
 	TokenMajor bool
 	Memory     int64 // bytes that this rank may use; 0 = the host's
+	// Free is the bytes of Memory that were free when all ranks had opened their devices and
+	// communicators. It is the same on all ranks. 0 = unknown.
+	Free int64
 	// Sharing is the number of ranks that share the device, including this rank. Each of them may
 	// use Memory bytes. 0 = unknown.
 	Sharing int
@@ -46,6 +49,15 @@ type Info struct {
 	// AttentionHead and DeltaHead are the widest heads that attention and the gated delta rule
 	// support; 0 = any width. Plans refuse wider heads.
 	AttentionHead, DeltaHead int64
+}
+
+// Usable returns the bytes that this rank can allocate: Memory, or Free if that is less. 0 =
+// unknown.
+func (i Info) Usable() int64 {
+	if i.Free > 0 {
+		return min(i.Memory, i.Free)
+	}
+	return i.Memory
 }
 
 // KernelsIn returns the kernels that ranks must have in common for bitwise equal results in a

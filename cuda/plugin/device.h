@@ -64,7 +64,7 @@ int32_t api_free(uly_device *d, void *p);
 int32_t api_alloc_host(uly_device *d, int64_t bytes, void **out);
 int32_t api_free_host(uly_device *d, void *p);
 // streams.cu
-int32_t api_stream_create(uly_device *d, uly_stream **out);
+int32_t api_stream_create(uly_device *d, int32_t use, uly_stream **out);
 int32_t api_stream_destroy(uly_device *d, uly_stream *s);
 int32_t api_stream_sync(uly_device *d, uly_stream *s);
 int32_t api_stream_query(uly_device *d, uly_stream *s, int32_t *done);

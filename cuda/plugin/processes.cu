@@ -9,10 +9,11 @@
 static_assert(sizeof(cudaIpcMemHandle_t) == ULY_HANDLE && sizeof(cudaIpcEventHandle_t) == ULY_HANDLE,
               "CUDA's handles are sent to other processes unchanged");
 
-int32_t memory_handle(uly_device *d, const void *p, char handle[ULY_HANDLE], int64_t *offset, int64_t *bytes) {
+int32_t memory_handle(uly_device *d, const void *p, char handle[ULY_HANDLE], int64_t *offset, uint64_t *generation) {
   char *base = nullptr;
-  const bool own = allocation(d, p, &base, bytes);
-  if (!own && !memory_range(p, &base, bytes))
+  int64_t bytes = 0;
+  const bool own = allocation(d, p, &base, &bytes);
+  if ((!own && !memory_range(p, &base, &bytes)) || !memory_generation(p, generation))
     return fail(d, ULY_INVALID_ARGUMENT, "memory handle: %p is not in memory of this device", p);
   cudaIpcMemHandle_t h;
   const cudaError_t e = cudaIpcGetMemHandle(&h, base);

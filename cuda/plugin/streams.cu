@@ -11,13 +11,20 @@ static void destroy(uly_stream *s) {
   delete s;
 }
 
-int32_t api_stream_create(uly_device *d, uly_stream **out) {
+// COMM_SCRATCH is the scratch of a communication stream, which runs copies and sums of ranks only.
+static constexpr int64_t COMM_SCRATCH = 1 << 20;
+
+int32_t api_stream_create(uly_device *d, int32_t use, uly_stream **out) {
   return guarded(d, [&] {
     *out = nullptr;
     auto *s = new uly_stream;
     auto make = [&]() -> int32_t {
-      TRY(check(d, cudaStreamCreateWithFlags(&s->s, cudaStreamNonBlocking), "creating a stream"));
-      s->scratch_bytes = STREAM_SCRATCH;
+      int lowest = 0, highest = 0;
+      TRY(check(d, cudaDeviceGetStreamPriorityRange(&lowest, &highest), "creating a stream"));
+      TRY(check(
+          d, cudaStreamCreateWithPriority(&s->s, cudaStreamNonBlocking, use == ULY_STREAM_PRIORITY ? highest : lowest),
+          "creating a stream"));
+      s->scratch_bytes = use == ULY_STREAM_COMPUTE ? (int64_t)STREAM_SCRATCH : COMM_SCRATCH;
       void *scratch = nullptr, *fault = nullptr;
       TRY(allocate(of(d), s->scratch_bytes, "the scratch of a stream", &scratch));
       s->scratch = static_cast<char *>(scratch);

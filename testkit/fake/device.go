@@ -21,6 +21,7 @@ type Options struct {
 	Compute    []tensor.DType // nil = BF16, F32
 	HeadMajor  bool           // attention is fastest on [H, T, D], as on the CPU
 	Memory     int64          // bytes in Info, and the limit of allocations; 0 = no limit
+	Free       int64          // bytes of Memory that are free, in Info alone
 	HostMemory int64          // most bytes of an allocation of AllocHost; 0 = no limit
 }
 
@@ -59,7 +60,7 @@ func Open(o Options) (*Device, error) {
 // Info describes the device.
 func (d *Device) Info() device.Info {
 	return device.Info{Kind: "fake", Name: "test device", Kernels: "fake " + d.inner.Info().Kernels, Workers: 1, Align: 256, Place: tensor.CUDA,
-		Compute: d.options.Compute, TokenMajor: !d.options.HeadMajor, Memory: d.options.Memory}
+		Compute: d.options.Compute, TokenMajor: !d.options.HeadMajor, Memory: d.options.Memory, Free: d.options.Free}
 }
 
 // Close runs what is still enqueued.

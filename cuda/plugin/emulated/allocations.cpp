@@ -60,13 +60,27 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *out, const void *v) 
   return cudaSuccess;
 }
 
+// device_allocation finds the allocation that contains device memory v; NULL if there is none. The
+// caller holds the lock.
+static const std::pair<char *const, Allocation> *device_allocation(const void *v) {
+  if (place(v, 1) != Place::device) return nullptr;
+  return &*--heap.all.upper_bound(static_cast<char *>(const_cast<void *>(v)));
+}
+
 bool uly_emulated::range(const void *v, void **base, size_t *bytes) {
   std::lock_guard<std::mutex> held(lock);
-  if (place(v, 1) != Place::device) return false;
-  auto it = --heap.all.upper_bound(static_cast<char *>(const_cast<void *>(v)));
-  *base = it->first;
-  *bytes = it->second.bytes;
+  auto *found = device_allocation(v);
+  if (!found) return false;
+  *base = found->first;
+  *bytes = found->second.bytes;
   return true;
+}
+
+bool uly_emulated::generation(const void *v, uint64_t *number) {
+  std::lock_guard<std::mutex> held(lock);
+  auto *found = device_allocation(v);
+  if (found) *number = found->second.generation;
+  return found;
 }
 
 cudaError_t cudaFree(void *p) { return release(p, Place::device); }
@@ -92,7 +106,9 @@ cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *h, void *v) {
   --it;
   Allocation &a = it->second;
   if (p >= it->first + a.bytes || a.place != Place::device || a.offset < 0) return set_error(cudaErrorInvalidValue);
-  handle_write(a.offset, a.mapped, a.lead, (int64_t)a.bytes, h->reserved);
+  int64_t at = 0;
+  const int fd = file_of(a, &at);
+  handle_write(fd, at, a.mapped, a.lead, (int64_t)a.bytes, h->reserved);
   return cudaSuccess;
 }
 

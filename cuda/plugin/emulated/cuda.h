@@ -56,6 +56,15 @@ unsigned char *dynamic_shared(); // of the current block
 uint64_t random64();
 // range finds the allocation that contains device memory p
 bool range(const void *p, void **base, size_t *bytes);
+// generation returns the number of this allocation among all allocations of this process
+bool generation(const void *p, uint64_t *number);
+// count_multiply_add counts in the build of make cuda-races (counts.h).
+extern __attribute__((visibility("hidden"))) uint64_t multiply_adds;
+#ifdef __SANITIZE_THREAD__
+__attribute__((no_sanitize("thread"), noinline)) inline void count_multiply_add() { multiply_adds++; }
+#else
+inline void count_multiply_add() {}
+#endif
 // for tests: records an event that other processes see, and never completes the record
 void claim(cudaEvent_t e);
 int barrier(int mode, int value, const char *file, int line); // mode: 0 plain, 1 or, 2 and, 3 count

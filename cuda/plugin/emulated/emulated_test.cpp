@@ -365,6 +365,8 @@ static void lazy() {
 int main(int argc, char **argv) {
   std::string name = argc > 1 ? argv[1] : "";
   if (name == "other") return other(atoi(argv[2]), atoi(argv[3]));
+  if (name == "late_other") return late_other(atoi(argv[2]), atoi(argv[3]), atoi(argv[4]));
+  if (name == "reuse_other") return reuse_other(atoi(argv[2]), atoi(argv[3]));
   struct {
     const char *name;
     void (*run)(const char *);
@@ -381,6 +383,8 @@ int main(int argc, char **argv) {
       {"lazy", [](const char *) { lazy(); }},
       {"processes", processes},
       {"death", death},
+      {"late", late},
+      {"reuse", reuse},
   };
   int ran = 0;
   for (auto &c : cases)

@@ -78,4 +78,9 @@ void guards();
 void alignment();
 void processes(const char *self);
 void death(const char *self);
-int other(int in, int out); // the other process of the case `processes`
+void late(const char *self);
+void reuse(const char *self);
+// the other processes of these cases
+int other(int in, int out);
+int late_other(int in, int out, int events);
+int reuse_other(int in, int out);

@@ -39,11 +39,12 @@ cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t stream) {
   EventRecordRef m = record_event(s);
   e->last = m;
   if (!e->slot) return cudaSuccess;
-  // Another process may wait for this record while this process runs nothing. Therefore it
-  // completes now.
   m->slot = e->slot;
   m->n = slot_record(e->slot);
   m->done = false;
+  if (late()) return cudaSuccess;
+  // Another process may wait for this record while this process runs nothing. Therefore it
+  // completes now.
   if (Failure f = run_until(held, [&] { return m->done; }, s)) return set_error(f);
   return cudaSuccess;
 }

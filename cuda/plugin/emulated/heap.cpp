@@ -34,6 +34,26 @@ char *heap_map(size_t mapped, int64_t *offset) {
   return static_cast<char *>(p);
 }
 
+int file_of(const Allocation &a, int64_t *at) {
+  *at = a.fd < 0 ? a.offset : 0;
+  return a.fd < 0 ? heap.fd : a.fd;
+}
+
+// own_file gives new memory a file of its own. Its number, which is in the handle, is that of a
+// freed allocation of the same size if there is one.
+static bool own_file(Allocation *a, char *start) {
+  a->fd = memfd_create("ulysses-emulated-allocation", MFD_CLOEXEC);
+  if (a->fd < 0 || ftruncate(a->fd, (off_t)a->mapped)) return false;
+  std::vector<int> &spare = heap.spare[a->bytes];
+  if (!spare.empty()) {
+    dup2(a->fd, spare.back());
+    close(a->fd);
+    a->fd = spare.back();
+    spare.pop_back();
+  }
+  return mmap(start, a->mapped, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, a->fd, 0) != MAP_FAILED;
+}
+
 bool heap_allocate(void **out, size_t bytes, Place place, int device) {
   *out = nullptr;
   if (bytes == 0) return true;
@@ -47,6 +67,8 @@ bool heap_allocate(void **out, size_t bytes, Place place, int device) {
   set_layout(&a);
   char *start = heap_map(a.mapped, &a.offset);
   if (!start) return false;
+  if (place == Place::device && setting("ULYSSES_EMULATED_REUSE", 0) && !own_file(&a, start)) return false;
+  a.generation = ++heap.made;
   char *p = start + a.lead;
   a.notice(p)->owner = (int32_t)getpid();
   make_fences(p, a);
@@ -79,10 +101,11 @@ void clear(void *p, int value, size_t bytes) {
     auto it = heap.all.upper_bound(c);
     if (it != heap.all.begin() && (--it)->second.offset >= 0) {
       size_t head = pages((uintptr_t)c) - (uintptr_t)c, middle = (bytes - head) / page * page;
-      off_t at = it->second.offset + (off_t)it->second.lead + (c + head - it->first);
+      int64_t begin = 0;
+      const int fd = file_of(it->second, &begin);
+      off_t at = begin + (off_t)it->second.lead + (c + head - it->first);
       memset(c, 0, head);
-      if (fallocate(heap.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, at, (off_t)middle))
-        memset(c + head, 0, middle);
+      if (fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, at, (off_t)middle)) memset(c + head, 0, middle);
       memset(c + head + middle, 0, bytes - head - middle);
       return;
     }
@@ -93,12 +116,13 @@ void clear(void *p, int value, size_t bytes) {
 std::string heap_free(std::map<char *, Allocation>::iterator it) {
   Allocation a = it->second;
   std::string text = check_fences(it->first, a);
-  if (int32_t pid = other_mapper(it->first, a); pid && text.empty())
+  if (int32_t pid = other_mapper(it->first, a); pid && text.empty() && a.fd < 0)
     text = format("freed the memory while process %d maps it (call cudaIpcCloseMemHandle first)", pid);
   a.notice(it->first)->owner = 0;
   if (a.place == Place::device) heap.used -= a.bytes;
   heap.all.erase(it);
-  fallocate(heap.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, a.offset, (off_t)a.mapped);
+  if (a.fd >= 0) heap.spare[a.bytes].push_back(a.fd);
+  else fallocate(heap.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, a.offset, (off_t)a.mapped);
   mmap(heap.base + a.offset, a.mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
   return text;
 }

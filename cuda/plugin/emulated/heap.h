@@ -8,6 +8,7 @@
 #include <atomic>
 #include <map>
 #include <string>
+#include <vector>
 
 namespace uly_emulated {
 
@@ -31,10 +32,12 @@ struct Notice {
 struct Allocation {
   size_t bytes = 0;
   Place place = Place::device;
-  int64_t offset = -1;         // in this process's file; -1 for memory of another process
+  int64_t offset = -1;         // in the address space; -1 for memory of another process
+  int fd = -1;                 // its own file, at 0 (REUSE); else it is in the heap's file, at offset
   size_t lead = 0, mapped = 0; // lead: bytes of notice and first fence
   int refs = 1, device = 0;
-  std::string handle; // for memory of another process
+  uint64_t generation = 0; // differs between any two allocations of this process
+  std::string handle;      // for memory of another process
 
   Notice *notice(char *p) const { return reinterpret_cast<Notice *>(p - lead); }
   // whether the process that allocated the memory has freed it; CUDA does not define its content
@@ -45,8 +48,9 @@ struct Allocation {
 struct Heap {
   int fd = -1;
   char *base = nullptr;
-  uint64_t next = 0, used = 0;
-  std::map<char *, Allocation> all; // by the caller's address
+  uint64_t next = 0, used = 0, made = 0;
+  std::map<char *, Allocation> all;         // by the caller's address
+  std::map<size_t, std::vector<int>> spare; // numbers of the files of freed allocations, by bytes (REUSE)
 };
 extern Heap heap;
 
@@ -62,6 +66,8 @@ inline bool in_heap(const void *v) {
 char *heap_map(size_t mapped, int64_t *offset);
 // heap_allocate returns false if the limits of the device or the host do not allow the bytes.
 bool heap_allocate(void **out, size_t bytes, Place place, int device);
+// file_of returns the file of an allocation of this process, and its position there.
+int file_of(const Allocation &a, int64_t *at);
 // heap_free frees an allocation of this process. It returns "" or an error: a write outside of its
 // bytes, or another process that still maps it.
 std::string heap_free(std::map<char *, Allocation>::iterator it);

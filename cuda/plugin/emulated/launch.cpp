@@ -8,6 +8,7 @@
 #include "streams.h"
 
 #include "blocks.h" // after all standard headers: cuda.h defines __noinline__
+#include "counts.h"
 
 using namespace uly_emulated;
 
@@ -55,8 +56,9 @@ void uly_emulated::launch(const Kernel &kernel, dim3 grid, dim3 block, size_t sh
                         if (!text.empty())
                           return {cudaErrorIllegalAddress, format("before kernel %s (%s:%d), something %s", kernel.name,
                                                                   kernel.file, kernel.line, text.c_str())};
-                        text = run_grid(kernel, grid, block, shared, body);
+                        if (!skipped()) text = run_grid(kernel, grid, block, shared, body);
                         if (!text.empty()) return {cudaErrorLaunchFailure, text};
+                        if (counting()) count_launch(kernel, grid, block, shared);
                         text = check_red_zones();
                         if (!text.empty())
                           return {cudaErrorIllegalAddress,

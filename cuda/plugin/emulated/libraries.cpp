@@ -2,6 +2,9 @@
 // missing, and the emulated runtime replaces the driver.
 #include "libraries/libraries.h"
 
+#include <stdlib.h>
+#include <string.h>
+
 bool library_open(library) { return false; }
 std::string library_reason(library) { return "this plug-in emulates a GPU and uses no libraries"; }
 std::string library_path(library) { return ""; }
@@ -28,8 +31,15 @@ bool memory_range(const void *p, char **base, int64_t *bytes) {
   return true;
 }
 
+bool memory_generation(const void *p, uint64_t *generation) { return uly_emulated::generation(p, generation); }
+
 static int32_t none(uly_device *d) { return fail(d, ULY_UNSUPPORTED, "cuda: no NCCL in the emulated plug-in"); }
 
+int32_t nccl_ordered(uly_device *, int32_t *ordered) {
+  const char *set = getenv("NCCL_LAUNCH_ORDER_IMPLICIT");
+  *ordered = set && strcmp(set, "1") == 0;
+  return ULY_OK;
+}
 int32_t nccl_id(uly_device *d, char *) { return none(d); }
 int32_t nccl_init(uly_device *d, const char *, int32_t, int32_t, uly_nccl **) { return none(d); }
 int32_t nccl_close(uly_device *, uly_nccl *) { return ULY_OK; }
@@ -39,7 +49,11 @@ int32_t nccl_all_to_all(uly_device *d, uly_nccl *, uly_stream *, void *, const i
                         const int64_t *, const int64_t *) {
   return none(d);
 }
-int32_t nccl_all_reduce(uly_device *d, uly_nccl *, uly_stream *, void *, int64_t, int32_t, int32_t) { return none(d); }
+int32_t nccl_all_gather(uly_device *d, uly_nccl *, uly_stream *, void *, const void *, int64_t) { return none(d); }
+int32_t nccl_all_reduce(uly_device *d, uly_nccl *, uly_stream *, void *, int64_t, int32_t) { return none(d); }
+int32_t nccl_reduce_scatter(uly_device *d, uly_nccl *, uly_stream *, void *, const void *, int64_t, int32_t) {
+  return none(d);
+}
 int32_t nccl_broadcast(uly_device *d, uly_nccl *, uly_stream *, void *, int64_t, int32_t) { return none(d); }
 int32_t nccl_send_recv(uly_device *d, uly_nccl *, uly_stream *, void *, int64_t, int32_t, const void *, int64_t,
                        int32_t) {

@@ -1,4 +1,6 @@
 // Memory and events of other processes.
+#include <string.h>
+
 #include "emulated_test.h"
 
 struct Letter {
@@ -56,20 +58,38 @@ int other(int in, int out) {
   return 0;
 }
 
-void processes(const char *self) {
+// Pipes connect a process to one that it has started.
+struct Pipes {
+  pid_t pid;
+  int to, from;
+  int end() const { // waits for the process and returns its exit status
+    close(to);
+    int status = 0;
+    waitpid(pid, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  }
+};
+
+// start starts this program again, for the other process of a case.
+static Pipes start(const char *self, const char *name, int argument = 0) {
   int to[2], from[2];
   EXPECT(!pipe(to) && !pipe(from), "pipes");
-  pid_t child = fork();
-  if (child == 0) {
+  const pid_t pid = fork();
+  if (pid == 0) {
     close(to[1]);
     close(from[0]);
-    std::string in = std::to_string(to[0]), out = std::to_string(from[1]);
     setenv("ULYSSES_EMULATED_SEED", "77", 1);
-    execl(self, self, "other", in.c_str(), out.c_str(), (char *)nullptr);
+    execl(self, self, name, std::to_string(to[0]).c_str(), std::to_string(from[1]).c_str(),
+          std::to_string(argument).c_str(), (char *)nullptr);
     _exit(9);
   }
   close(to[0]);
   close(from[1]);
+  return {pid, to[1], from[0]};
+}
+
+void processes(const char *self) {
+  const Pipes child = start(self, "other");
   int *x = device<int>(1000);
   Letter letter;
   cudaEvent_t ready = event(cudaEventDisableTiming | cudaEventInterprocess), done, plain = event();
@@ -82,8 +102,8 @@ void processes(const char *self) {
   cudaIpcEventHandle_t h;
   EXPECT(cudaIpcGetEventHandle(&h, plain) == cudaErrorInvalidResourceHandle, "an event that is not interprocess");
   cudaGetLastError();
-  send(to[1], &letter, sizeof letter);
-  EXPECT(receive(from[0], &h, sizeof h), "the other's event");
+  send(child.to, &letter, sizeof letter);
+  EXPECT(receive(child.from, &h, sizeof h), "the other's event");
   FINE(cudaIpcOpenEventHandle(&done, h));
 
   Stream *a = stream(), *b = stream();
@@ -92,8 +112,8 @@ void processes(const char *self) {
     LAUNCH(plus, 1, 32, 0, a, x + 999, 3);
     FINE(cudaEventRecord(ready, a->s));
     char go = i == 20 ? 'x' : 'g';
-    send(to[1], &go, 1);
-    EXPECT(receive(from[0], &go, 1), "the other process");
+    send(child.to, &go, 1);
+    EXPECT(receive(child.from, &go, 1), "the other process");
     FINE(cudaStreamWaitEvent(b->s, done, 0));
     LAUNCH(plus, 1, 32, 0, b, x + 999, 1);
     int got = read(b, x + 999, 1)[0];
@@ -105,12 +125,9 @@ void processes(const char *self) {
   EXPECT(text.find("maps it") != std::string::npos, "%s", text.c_str());
   cudaGetLastError();
   char freed = 'f'; // an error of this process only: no kernel of the other process wrote there
-  send(to[1], &freed, 1);
-  receive(from[0], &freed, 1);
-  close(to[1]);
-  int status = 0;
-  waitpid(child, &status, 0);
-  EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == 0, "the other process: %d", status);
+  send(child.to, &freed, 1);
+  receive(child.from, &freed, 1);
+  EXPECT(child.end() == 0, "the other process");
 }
 
 // A process dies while others wait for its event. The others get an error.
@@ -141,4 +158,95 @@ void death(const char *self) {
   uly_emulated::claim(e);
   FINE(cudaStreamWaitEvent(s->s, e, 0));
   fails(s, cudaErrorLaunchTimeout, {"which has ended"});
+}
+
+// Two processes record events ahead of their GPUs: "ready", then, behind a wait for the other's
+// "ready", "done", then a wait for the other's "done". The events of each kind are recorded in
+// turn. A wait may end only with the newest record, so an event must not be recorded again while
+// the other process may wait for it.
+static cudaError_t record_ahead(int in, int out, int events) {
+  enum { calls = 4 };
+  std::vector<cudaEvent_t> own, others(2 * (size_t)events);
+  for (cudaEvent_t &e : others) {
+    own.push_back(event(cudaEventDisableTiming | cudaEventInterprocess));
+    cudaIpcEventHandle_t h;
+    FINE(cudaIpcGetEventHandle(&h, own.back()));
+    send(out, &h, sizeof h);
+    EXPECT(receive(in, &h, sizeof h), "a handle");
+    FINE(cudaIpcOpenEventHandle(&e, h));
+  }
+  Stream *s = stream();
+  for (int i = 0; i < 2 * calls; i++) {
+    const size_t at = 2 * (size_t)(i / 2 % events) + (size_t)(i % 2);
+    char go = 0;
+    FINE(cudaEventRecord(own[at], s->s));
+    send(out, &go, 1);
+    EXPECT(receive(in, &go, 1), "the other process");
+    FINE(cudaStreamWaitEvent(s->s, others[at], 0));
+  }
+  const cudaError_t e = cudaStreamSynchronize(s->s);
+  char go = 0;
+  send(out, &go, 1);
+  receive(in, &go, 1);
+  return e;
+}
+
+int late_other(int in, int out, int events) {
+  record_ahead(in, out, events);
+  return 0;
+}
+
+void late(const char *self) {
+  setenv("ULYSSES_EMULATED_LATE", "2000", 1);
+  setenv("ULYSSES_EMULATED_TIMEOUT", "1", 1);
+  for (int events : {1, 2, 4}) {
+    const Pipes child = start(self, "late_other", events);
+    const cudaError_t e = record_ahead(child.from, child.to, events);
+    EXPECT((e == cudaSuccess) == (events == 4), "%d events: %s", events, cudaGetErrorName(e));
+    cudaGetLastError();
+    EXPECT(child.end() == 0, "the other process");
+  }
+}
+
+// Memory is freed while another process maps it. New memory then has the same handle; the other
+// process sees it only after it has closed its map.
+int reuse_other(int in, int out) {
+  cudaIpcMemHandle_t h;
+  int *x = nullptr;
+  Stream *s = stream();
+  while (receive(in, &h, sizeof h)) {
+    int *same;
+    FINE(cudaIpcOpenMemHandle((void **)&same, h, cudaIpcMemLazyEnablePeerAccess));
+    EXPECT(!x || same == x, "an open handle has one map");
+    const int stale = read(s, same, 1)[0];
+    if (x) {
+      FINE(cudaIpcCloseMemHandle(same));
+      FINE(cudaIpcCloseMemHandle(x));
+      FINE(cudaIpcOpenMemHandle((void **)&same, h, cudaIpcMemLazyEnablePeerAccess));
+    }
+    x = same;
+    const int seen[2] = {stale, read(s, x, 1)[0]};
+    send(out, seen, sizeof seen);
+  }
+  return 0;
+}
+
+void reuse(const char *self) {
+  setenv("ULYSSES_EMULATED_REUSE", "1", 1);
+  const Pipes child = start(self, "reuse_other");
+  Stream *s = stream();
+  cudaIpcMemHandle_t first, h;
+  for (int i = 0; i < 4; i++) {
+    int *x = device<int>(1000), seen[2];
+    FINE(cudaMemcpyAsync(x, &i, 4, cudaMemcpyHostToDevice, s->s));
+    FINE(cudaStreamSynchronize(s->s));
+    FINE(cudaIpcGetMemHandle(&h, x));
+    if (i == 0) first = h;
+    EXPECT(!memcmp(&h, &first, sizeof h), "one handle");
+    send(child.to, &h, sizeof h);
+    EXPECT(receive(child.from, seen, sizeof seen), "the other process");
+    EXPECT(seen[0] == (i ? i - 1 : 0) && seen[1] == i, "round %d: %d, then %d", i, seen[0], seen[1]);
+    FINE(cudaFree(x));
+  }
+  EXPECT(child.end() == 0, "the other process");
 }

@@ -11,8 +11,12 @@
 // of GPUs, ULYSSES_EMULATED_MEMORY their bytes, and ULYSSES_EMULATED_TIMEOUT (60) the seconds to
 // wait for an event of another process. ULYSSES_EMULATED_IPC (2) is the support of CUDA IPC: 0
 // none, as on systems without interprocess events; 1 handles that other processes cannot open, as
-// in containers. ULYSSES_EMULATED_GUARD (0) stops kernels that access memory outside of allocations
-// (fences.cpp).
+// in containers. ULYSSES_EMULATED_LATE (0), if not 0, is the microseconds between two entries that
+// a thread runs: hosts then enqueue ahead of their GPU, and a wait for an event of another process
+// ends when the newest record of the event has completed, also a record after the wait.
+// ULYSSES_EMULATED_REUSE (0), if not 0, gives the handle of freed memory to new memory of the same
+// size, and processes that map the freed memory keep its pages. ULYSSES_EMULATED_GUARD (0) stops
+// kernels that access memory outside of allocations (fences.cpp).
 #pragma once
 
 #include <stddef.h>
@@ -142,6 +146,9 @@ cudaError_t cudaMemcpy2DAsync(void *dst, size_t dst_pitch, const void *src, size
                               cudaMemcpyKind kind, cudaStream_t s = nullptr);
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned flags);
+// Priorities are accepted and have no effect: a GPU does not promise an order either.
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *s, unsigned flags, int priority);
+cudaError_t cudaDeviceGetStreamPriorityRange(int *lowest, int *highest);
 cudaError_t cudaStreamDestroy(cudaStream_t s);
 cudaError_t cudaStreamSynchronize(cudaStream_t s);
 cudaError_t cudaStreamQuery(cudaStream_t s);

@@ -16,11 +16,11 @@ namespace uly_emulated {
 static_assert(sizeof(Handle) <= 64, "CUDA's handles have 64 bytes");
 static const char magic[8] = {'u', 'l', 'y', '-', 'e', 'm', 'u', '1'};
 
-void handle_write(int64_t offset, size_t mapped, size_t lead, int64_t bytes, char out[64]) {
+void handle_write(int fd, int64_t offset, size_t mapped, size_t lead, int64_t bytes, char out[64]) {
   Handle h{};
   memcpy(h.magic, magic, 8);
   h.pid = (int32_t)getpid();
-  h.fd = heap.fd;
+  h.fd = fd;
   h.offset = offset;
   h.mapped = (int64_t)mapped;
   h.lead = (int64_t)lead;
@@ -93,7 +93,7 @@ bool slot_completed(Slot *s, uint64_t n, bool *failed) {
   return true;
 }
 
-void slot_handle(Slot *s, char out[64]) { handle_write(s->offset, page, 0, -s->at - 1, out); }
+void slot_handle(Slot *s, char out[64]) { handle_write(heap.fd, s->offset, page, 0, -s->at - 1, out); }
 
 Slot *slot_open(const char in[64]) {
   Handle h;

@@ -14,16 +14,15 @@ struct Handle {
   // allocation, or -1 - the position of an event's slot in its page.
   int64_t offset, mapped, lead, bytes;
 };
-void handle_write(int64_t offset, size_t mapped, size_t lead, int64_t bytes, char out[64]);
+void handle_write(int fd, int64_t offset, size_t mapped, size_t lead, int64_t bytes, char out[64]);
 // handle_read returns false if the bytes are not a handle.
 bool handle_read(const char in[64], Handle *h);
 // handle_map maps `mapped` bytes of the process that made the handle; NULL if that fails.
 char *handle_map(const Handle &h, size_t mapped);
 
 // Slot is the state of an event that other processes see: the number of records, the number of
-// completed records, and the first record that failed. Records complete in order, because
-// cudaEventRecord immediately runs all work before the record. Slots are never freed, because
-// another process may still read one.
+// completed records, and the first record that failed. Records complete in order, because all of
+// them are in one stream. Slots are never freed, because another process may still read one.
 struct Slot;
 Slot *slot_create();
 uint64_t slot_record(Slot *s); // returns the number of the new record

@@ -4,14 +4,17 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <thread>
+
 #include "settings.h"
 
 namespace uly_emulated {
 
 std::vector<CUstream_st *> streams;
 
-static bool runnable(CUstream_st *s) {
-  return !s->queue.empty() && (!s->queue.front().wait || s->queue.front().wait->reached());
+static bool runnable(CUstream_st *s) { // a stream that has failed does not wait
+  return !s->queue.empty() && (!s->queue.front().wait || s->failure || s->queue.front().wait->reached());
 }
 
 void run_head(CUstream_st *s) {
@@ -122,7 +125,35 @@ EventRecordRef last_record(cudaEvent_t e) {
   auto m = std::make_shared<EventRecord>();
   m->slot = e->slot;
   m->n = slot_recorded(e->slot);
+  m->newest = e->opened && late();
   return m;
+}
+
+int64_t late() {
+  static const int64_t microseconds = setting("ULYSSES_EMULATED_LATE", 0);
+  return microseconds;
+}
+
+// LateGPU runs entries in a thread of its own until the process ends.
+struct LateGPU {
+  std::atomic<bool> ended{false};
+  std::thread thread{[this] {
+    while (!ended) {
+      {
+        std::lock_guard<std::mutex> held(lock);
+        step(nullptr, no_preference);
+      }
+      usleep((useconds_t)late());
+    }
+  }};
+  ~LateGPU() {
+    ended = true;
+    thread.join();
+  }
+};
+
+void start_late() {
+  if (late()) static LateGPU gpu;
 }
 
 cudaError_t synchronize(std::unique_lock<std::mutex> &held, CUstream_st *s) {
@@ -149,7 +180,21 @@ using namespace uly_emulated;
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned) {
   std::lock_guard<std::mutex> held(lock);
   streams.push_back(*s = new CUstream_st);
+  start_late();
   return cudaSuccess;
+}
+
+cudaError_t cudaDeviceGetStreamPriorityRange(int *lowest, int *highest) {
+  *lowest = 0, *highest = -5;
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *s, unsigned flags, int priority) {
+  if (priority < -5 || priority > 0) { // CUDA would clamp it
+    std::lock_guard<std::mutex> held(lock);
+    return set_error(cudaErrorInvalidValue);
+  }
+  return cudaStreamCreateWithFlags(s, flags);
 }
 
 cudaError_t cudaStreamDestroy(cudaStream_t s) { // enqueued work still runs
@@ -190,6 +235,6 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t e, unsigned) {
   std::unique_lock<std::mutex> held(lock);
   if (!e || !known(stream)) return set_error(cudaErrorInvalidResourceHandle);
   EventRecordRef m = last_record(e);
-  if (m && !(m->reached() && !m->failure)) resolve(stream)->queue.push_back({nullptr, m, nullptr});
+  if (m && (m->newest || !m->reached() || m->failure)) resolve(stream)->queue.push_back({nullptr, m, nullptr});
   return cudaSuccess;
 }

@@ -21,9 +21,10 @@ struct EventRecord {
   Failure failure;
   Slot *slot = nullptr;
   uint64_t n = 0;
+  bool newest = false; // instead of record n, the newest record of the slot at each check (late)
   bool reached() {
     bool failed = false;
-    if (slot && !done && slot_completed(slot, n, &failed)) {
+    if (slot && !done && slot_completed(slot, newest ? slot_recorded(slot) : n, &failed)) {
       done = true;
       if (failed)
         failure = {cudaErrorLaunchFailure,
@@ -75,6 +76,11 @@ EventRecordRef record_event(CUstream_st *s);
 // last_record returns the last record of an event; for an interprocess event, that of any process.
 // It returns NULL for an event that was never recorded in this process.
 EventRecordRef last_record(cudaEvent_t e);
+// late returns ULYSSES_EMULATED_LATE: 0, or the microseconds between two entries that a thread of
+// the GPU runs.
+int64_t late();
+// start_late starts this thread if late() is not 0.
+void start_late();
 
 // run_head runs the first entry of a stream.
 void run_head(CUstream_st *s);

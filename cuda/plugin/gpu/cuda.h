@@ -9,8 +9,9 @@
 
 #define LAUNCH(kernel, grid, block, shared, stream, ...) \
   (kernel)<<<(grid), (block), (shared), (stream)->s>>>(__VA_ARGS__)
-#define SHARED(type, name)                                    \
-  extern __shared__ __align__(16) unsigned char uly_shared[]; \
+// Tiles for tensor cores begin at a multiple of 512 bytes (moved in kernels/attention_mma.h).
+#define SHARED(type, name)                                      \
+  extern __shared__ __align__(1024) unsigned char uly_shared[]; \
   type *name = reinterpret_cast<type *>(uly_shared)
 
 #ifdef __CUDACC__ // g++ compiles the host sources that call cuBLASLt and cuDNN

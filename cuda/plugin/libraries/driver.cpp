@@ -12,6 +12,7 @@ struct Driver {
   int (*get)(void **) = nullptr;
   int (*set)(void *) = nullptr;
   int (*range)(uintptr_t *base, size_t *bytes, uintptr_t) = nullptr;
+  int (*attribute)(void *out, int, uintptr_t) = nullptr;
 };
 
 const Driver &driver() {
@@ -21,6 +22,7 @@ const Driver &driver() {
       *reinterpret_cast<void **>(&d.get) = dlsym(file, "cuCtxGetCurrent");
       *reinterpret_cast<void **>(&d.set) = dlsym(file, "cuCtxSetCurrent");
       *reinterpret_cast<void **>(&d.range) = dlsym(file, "cuMemGetAddressRange_v2");
+      *reinterpret_cast<void **>(&d.attribute) = dlsym(file, "cuPointerGetAttribute");
     }
     return d;
   }();
@@ -45,5 +47,13 @@ bool memory_range(const void *p, char **base, int64_t *bytes) {
   size_t n = 0;
   if (!driver().range || driver().range(&b, &n, reinterpret_cast<uintptr_t>(p))) return false;
   *base = reinterpret_cast<char *>(b), *bytes = (int64_t)n;
+  return true;
+}
+
+bool memory_generation(const void *p, uint64_t *generation) {
+  enum { BUFFER_ID = 7 }; // CU_POINTER_ATTRIBUTE_BUFFER_ID
+  unsigned long long id = 0;
+  if (!driver().attribute || driver().attribute(&id, BUFFER_ID, reinterpret_cast<uintptr_t>(p))) return false;
+  *generation = id;
   return true;
 }

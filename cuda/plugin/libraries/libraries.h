@@ -44,8 +44,12 @@ void thread_context_set(void *was);
 
 // memory_range finds the CUDA allocation that contains p. It returns false if there is none.
 bool memory_range(const void *p, char **base, int64_t *bytes);
+// memory_generation finds the number of this allocation, which CUDA gives to no other allocation of
+// the process. It returns false if there is none.
+bool memory_generation(const void *p, uint64_t *generation);
 
 // NCCL: functions of uly_cuda_api (kernels.h).
+int32_t nccl_ordered(uly_device *, int32_t *ordered);
 int32_t nccl_id(uly_device *, char id[ULY_NCCL_ID]);
 int32_t nccl_init(uly_device *, const char id[ULY_NCCL_ID], int32_t ranks, int32_t rank, uly_nccl **out);
 int32_t nccl_close(uly_device *, uly_nccl *);
@@ -53,7 +57,10 @@ int32_t nccl_abort(uly_device *, uly_nccl *);
 int32_t nccl_error(uly_device *, uly_nccl *, char *text, int64_t text_bytes);
 int32_t nccl_all_to_all(uly_device *, uly_nccl *, uly_stream *, void *dst, const int64_t *recv_at,
                         const int64_t *recv_bytes, const void *src, const int64_t *send_at, const int64_t *send_bytes);
-int32_t nccl_all_reduce(uly_device *, uly_nccl *, uly_stream *, void *x, int64_t n, int32_t dtype, int32_t how);
+int32_t nccl_all_gather(uly_device *, uly_nccl *, uly_stream *, void *dst, const void *src, int64_t bytes);
+int32_t nccl_all_reduce(uly_device *, uly_nccl *, uly_stream *, void *x, int64_t n, int32_t dtype);
+int32_t nccl_reduce_scatter(uly_device *, uly_nccl *, uly_stream *, void *dst, const void *src, int64_t n,
+                            int32_t dtype);
 int32_t nccl_broadcast(uly_device *, uly_nccl *, uly_stream *, void *x, int64_t bytes, int32_t root);
 int32_t nccl_send_recv(uly_device *, uly_nccl *, uly_stream *, void *recv, int64_t recv_bytes, int32_t from,
                        const void *send, int64_t send_bytes, int32_t to);

@@ -1,6 +1,11 @@
-// Collectives by NCCL. Communicators are non-blocking, and each call polls for its completion. If a
-// peer does not join a call, the call fails after ULYSSES_TIMEOUT (the same format as in Go; 0
-// waits forever). An abort from another thread ends the wait.
+// Collectives by NCCL. Communicators are non-blocking, and each call polls until NCCL has enqueued
+// it. If a peer does not join a call, the call fails after ULYSSES_TIMEOUT (the same format as in
+// Go; 0 waits forever). An abort from another thread ends the wait.
+//
+// Communicators are not blocking, although NCCL starts a thread for each group of a non-blocking
+// communicator. NCCL permits an abort only if the communicator is non-blocking and no thread is in
+// a call (NCCL user guide, "Fault Tolerance"), and threads that waited for a peer's connection in a
+// blocking call have not returned after an abort (PyTorch issue 113281).
 #include "libraries.h"
 
 #include <nccl.h>
@@ -17,6 +22,7 @@ static_assert(sizeof(ncclUniqueId) == ULY_NCCL_ID, "the size of an NCCL id diffe
 
 #define NCCL(name, parameters, arguments) \
   FORWARD(LIB_NCCL, true, ncclResult_t, name, parameters, arguments, ncclSystemError)
+NCCL(ncclGetVersion, (int *version), (version))
 NCCL(ncclGetUniqueId, (ncclUniqueId * id), (id))
 NCCL(ncclCommInitRankConfig, (ncclComm_t * c, int n, ncclUniqueId id, int rank, ncclConfig_t *config),
      (c, n, id, rank, config))
@@ -29,6 +35,11 @@ NCCL(ncclGroupEnd, (), ())
 NCCL(ncclSend, (const void *p, size_t n, ncclDataType_t t, int to, ncclComm_t c, cudaStream_t s), (p, n, t, to, c, s))
 NCCL(ncclRecv, (void *p, size_t n, ncclDataType_t t, int from, ncclComm_t c, cudaStream_t s), (p, n, t, from, c, s))
 NCCL(ncclAllReduce, (const void *x, void *y, size_t n, ncclDataType_t t, ncclRedOp_t op, ncclComm_t c, cudaStream_t s),
+     (x, y, n, t, op, c, s))
+NCCL(ncclAllGather, (const void *x, void *y, size_t n, ncclDataType_t t, ncclComm_t c, cudaStream_t s),
+     (x, y, n, t, c, s))
+NCCL(ncclReduceScatter,
+     (const void *x, void *y, size_t n, ncclDataType_t t, ncclRedOp_t op, ncclComm_t c, cudaStream_t s),
      (x, y, n, t, op, c, s))
 NCCL(ncclBroadcast, (const void *x, void *y, size_t n, ncclDataType_t t, int root, ncclComm_t c, cudaStream_t s),
      (x, y, n, t, root, c, s))
@@ -80,10 +91,11 @@ bool reached(cudaEvent_t e) {
   return answer != cudaErrorNotReady;
 }
 
-// wait_enqueued waits until NCCL has enqueued a call in the stream.
+// wait_enqueued waits until NCCL has enqueued a call in the stream. It holds the lock only during a
+// poll, so another thread can abort.
 int32_t wait_enqueued(uly_device *d, uly_nccl *n, const char *what, ncclResult_t r) {
   const double start = now();
-  for (int polls = 0;; polls++) {
+  for (;;) {
     {
       std::lock_guard<std::mutex> hold(n->lock);
       if (!n->comm) return fail(d, ULY_COMM, "%saborted", of(n, what).c_str());
@@ -102,7 +114,9 @@ int32_t wait_enqueued(uly_device *d, uly_nccl *n, const char *what, ncclResult_t
             of(n, what).c_str(), n->timeout);
       }
     }
-    if (polls > 100) std::this_thread::sleep_for(std::chrono::microseconds(polls < 1000 ? 50 : 2000));
+    const int64_t pause = nccl_poll_pause(now() - start);
+    if (pause > 0) std::this_thread::sleep_for(std::chrono::microseconds(pause));
+    else std::this_thread::yield();
   }
 }
 
@@ -155,6 +169,18 @@ template <class F> ncclResult_t group(F call) {
 bool wrong(ncclResult_t r) { return r != ncclSuccess && r != ncclInProgress; }
 
 } // namespace
+
+// Since 2.26, with NCCL_LAUNCH_ORDER_IMPLICIT=1, a kernel of NCCL starts when all blocks of the
+// previous one of its GPU have started, whatever their communicators and streams. NCCL reads the
+// variable once in a process. With a driver older than CUDA 12.3 it waits for the previous kernel's
+// end, which is as safe.
+int32_t nccl_ordered(uly_device *, int32_t *ordered) {
+  int version = 0;
+  const char *set = getenv("NCCL_LAUNCH_ORDER_IMPLICIT");
+  *ordered = library_open(LIB_NCCL) && ncclGetVersion(&version) == ncclSuccess && version >= 22600 && set &&
+             strcmp(set, "1") == 0;
+  return ULY_OK;
+}
 
 int32_t nccl_id(uly_device *d, char id[ULY_NCCL_ID]) {
   if (!library_open(LIB_NCCL)) return missing(d);
@@ -259,31 +285,50 @@ int32_t nccl_all_to_all(uly_device *d, uly_nccl *n, uly_stream *s, void *dst, co
   });
 }
 
-int32_t nccl_all_reduce(uly_device *d, uly_nccl *n, uly_stream *s, void *x, int64_t count, int32_t dtype, int32_t how) {
+int32_t nccl_all_gather(uly_device *d, uly_nccl *n, uly_stream *s, void *dst, const void *src, int64_t bytes) {
+  if (bytes < 0) return fail(d, ULY_INVALID_ARGUMENT, "NCCL all-gather of %lld bytes", (long long)bytes);
+  if (bytes == 0) return ULY_OK;
+  return enqueue_collective(d, n, s, "all-gather", [&](ncclComm_t c) {
+    return ncclAllGather(src, dst, static_cast<size_t>(bytes), ncclInt8, c, s->s);
+  });
+}
+
+// sum_type finds NCCL's type for sums.
+static int32_t sum_type(uly_device *d, int64_t count, int32_t dtype, ncclDataType_t *out) {
   static const struct {
     int32_t dtype;
     ncclDataType_t type;
-    bool real;
-  } types[] = {{ULY_F32, ncclFloat32, true},
-               {ULY_F64, ncclFloat64, true},
-               {ULY_BF16, ncclBfloat16, true},
-               {ULY_I32, ncclInt32, false},
-               {ULY_I64, ncclInt64, false}};
-  static const ncclRedOp_t ops[] = {ncclSum, ncclMax, ncclMin};
-  if (how < 0 || how > 2 || count < 0)
-    return fail(d, ULY_INVALID_ARGUMENT, "NCCL all-reduce of %lld elements by operation %d", (long long)count, how);
-  for (const auto &t : types) {
-    if (t.dtype != dtype) continue;
-    if (t.real && how != 0)
-      return fail(
-          d, ULY_UNSUPPORTED,
-          "NCCL all-reduce: maximum and minimum of floating-point numbers ignore NaN; gather and reduce instead");
-    if (count == 0) return ULY_OK;
-    return enqueue_collective(d, n, s, "all-reduce", [&](ncclComm_t c) {
-      return ncclAllReduce(x, x, static_cast<size_t>(count), t.type, ops[how], c, s->s);
-    });
-  }
-  return fail(d, ULY_UNSUPPORTED, "NCCL all-reduce of type %d: use F32, F64, BF16, I32 or I64", dtype);
+  } types[] = {{ULY_F32, ncclFloat32},
+               {ULY_F64, ncclFloat64},
+               {ULY_BF16, ncclBfloat16},
+               {ULY_I32, ncclInt32},
+               {ULY_I64, ncclInt64}};
+  if (count < 0) return fail(d, ULY_INVALID_ARGUMENT, "NCCL: a sum of %lld elements", (long long)count);
+  for (const auto &t : types)
+    if (t.dtype == dtype) {
+      *out = t.type;
+      return ULY_OK;
+    }
+  return fail(d, ULY_UNSUPPORTED, "NCCL: a sum of type %d: use F32, F64, BF16, I32 or I64", dtype);
+}
+
+int32_t nccl_all_reduce(uly_device *d, uly_nccl *n, uly_stream *s, void *x, int64_t count, int32_t dtype) {
+  ncclDataType_t type = ncclFloat32;
+  TRY(sum_type(d, count, dtype, &type));
+  if (count == 0) return ULY_OK;
+  return enqueue_collective(d, n, s, "all-reduce", [&](ncclComm_t c) {
+    return ncclAllReduce(x, x, static_cast<size_t>(count), type, ncclSum, c, s->s);
+  });
+}
+
+int32_t nccl_reduce_scatter(uly_device *d, uly_nccl *n, uly_stream *s, void *dst, const void *src, int64_t count,
+                            int32_t dtype) {
+  ncclDataType_t type = ncclFloat32;
+  TRY(sum_type(d, count, dtype, &type));
+  if (count == 0) return ULY_OK;
+  return enqueue_collective(d, n, s, "reduce-scatter", [&](ncclComm_t c) {
+    return ncclReduceScatter(src, dst, static_cast<size_t>(count), type, ncclSum, c, s->s);
+  });
 }
 
 int32_t nccl_broadcast(uly_device *d, uly_nccl *n, uly_stream *s, void *x, int64_t bytes, int32_t root) {

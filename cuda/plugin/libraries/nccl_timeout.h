@@ -39,6 +39,14 @@ inline double nccl_seconds(const char *text, double otherwise) {
   return sum;
 }
 
+// nccl_poll_pause returns the microseconds that a thread sleeps after it has polled NCCL for
+// `waited` seconds; 0: it yields. NCCL enqueues a group in a thread of its own, by estimate in some
+// tens of microseconds, and a sleep takes longer. A first group makes connections.
+inline int64_t nccl_poll_pause(double waited) {
+  if (waited < 1e-3) return 0;
+  return waited < 50e-3 ? 50 : 2000;
+}
+
 // Collective is an operation of a stream between two events. An event that is 0 has not been
 // created yet.
 template <class Mark> struct Collective {

@@ -16,6 +16,9 @@ int main() {
     CHECK(nccl_seconds(wrong, 7) == 7);
   CHECK(nccl_seconds(nullptr, 7) == 7);
 
+  CHECK(nccl_poll_pause(0) == 0 && nccl_poll_pause(0.9e-3) == 0); // a thread that sleeps wakes up late
+  CHECK(nccl_poll_pause(2e-3) == 50 && nccl_poll_pause(0.1) == 2000);
+
   int at = 0; // the last event that the stream has reached
   auto passed = [&](int mark) { return mark <= at; };
   PendingCollectives<int> x;

@@ -265,7 +265,7 @@ static int32_t sdpa_run(uly_device *d, uly_stream *stream, const AttentionArgs &
   int64_t bytes = 0;
   bool packed = false;
   for (const subcall &x : calls) bytes = most(bytes, bytes_of(x.shape, *x.p)), packed = packed || x.shape.packed;
-  const AttentionLayout tables = attention_layout(a, a.backward);
+  const AttentionLayout tables = attention_layout(a, a.backward, false);
   if (a.workspace.shape[0] < tables.tables + bytes)
     return fail(d, ULY_INVALID_ARGUMENT, "cuda.%s: workspace of %lld bytes: cuDNN needs %lld", op,
                 (long long)a.workspace.shape[0], (long long)(tables.tables + bytes));

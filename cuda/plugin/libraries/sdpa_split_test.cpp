@@ -147,7 +147,7 @@ static void begin(const char *plugin) {
   const uly_open how = {0, 0, "attention_forward=own,attention_backward=own"};
   if (!(api = table(ULY_CUDA_ABI, &have)) || api->open(&how, &device, text, sizeof text) != ULY_OK)
     printf("%s: %s\n", plugin, text), exit(1);
-  FINE(api->stream_create(device, &stream));
+  FINE(api->stream_create(device, ULY_STREAM_COMPUTE, &stream));
 }
 
 // [T, H, D]; the same with gaps between heads and tokens; [H, T, D]

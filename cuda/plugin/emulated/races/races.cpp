@@ -11,6 +11,8 @@
 #include <unordered_map>
 
 #include "../blocks.h"
+#include "../counts.h"
+#include "../heap.h"
 
 namespace uly_emulated {
 namespace {
@@ -59,6 +61,10 @@ void touch(const void *p, size_t bytes, bool write, const void *code) {
   Access now;
   const char *where;
   if (!access(p, &now, &where)) return;
+  if (counting()) {
+    if (in_heap(p)) count_access(bytes, write);
+    return; // counting alone, for larger calls than those that are checked
+  }
   for (size_t i = 0; i < bytes; i++) {
     Cell &c = cell((uintptr_t)p + i);
     const char *what = nullptr;
