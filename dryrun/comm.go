@@ -18,6 +18,7 @@ type Comm struct {
 	members []int  // world ranks of the group, in the group's order
 	rank    int    // of this rank in the group
 	levels  [2]int // nodes and ranks of a node, if all-to-alls have two levels
+	queue   int    // of the links of a rank: 1 on the sequence axis, else 0
 }
 
 // NewMesh returns the mesh that comm.NewMesh makes on a rank of a world of size ranks. ulysses is
@@ -35,6 +36,7 @@ func NewMesh(d *Device, rank, size, ulysses, ring int, l *comm.Ledger, c *clock.
 	}
 	m.World = counted("world", 0, 1, size, rank)
 	m.Seq = counted("sequence", m.Replica*p, 1, p, rank%p)
+	m.Seq.Inner().(*Comm).queue = 1
 	m.Data = counted("data", rank%p, p, m.Replicas, m.Replica)
 	for i := range p {
 		m.Nodes = append(m.Nodes, (m.Replica*p+i)/d.rates.PerNode)
@@ -91,7 +93,8 @@ func (t *traffic) add(c *Comm, rank int, bytes int64) {
 // communicate charges one communication to a stream, or to the host if s is nil. Both links work at
 // the same time, in both directions: the time is that of the slowest. The latency grows with the
 // logarithm of the number of ranks. Communications of streams queue for the links that they use, in
-// the order of the calls. Only their traffic is added to the account.
+// the order of the calls; the sequence axis has a queue of its own (link). Only their traffic is
+// added to the account.
 func (c *Comm) communicate(s device.Stream, sent, received traffic) error {
 	if c.Size() == 1 {
 		return nil
@@ -107,7 +110,7 @@ func (c *Comm) communicate(s device.Stream, sent, received traffic) error {
 	c.d.spent.Node += sent.node
 	c.d.spent.Network += sent.network
 	if x, ok := s.(*stream); ok {
-		x.queue(node, network)
+		x.transfer(c.queue, node, network)
 	}
 	return c.d.charge(s, seconds)
 }
@@ -158,7 +161,7 @@ func (c *Comm) twoLevels(s device.Stream, bytes int64) error {
 		c.d.spent.Node += by.node
 		c.d.spent.Network += by.network
 		if x, ok := s.(*stream); ok {
-			x.queue(seconds, seconds)
+			x.transfer(c.queue, seconds, seconds)
 		}
 	}
 	return c.d.charge(s, seconds)

@@ -23,15 +23,34 @@ type Sizes interface {
 type Device struct {
 	Sizes
 	device.Calls
-	info  device.Info
-	rates Rates
-	clock *clock.Clock
-	now   float64 // seconds on the host's clock
-	ends  float64 // seconds on the same clock at which the last enqueued operation ends
-	// seconds on the same clock at which the link inside the node, and the link to other nodes, are
-	// free
-	nodeFree, networkFree float64
-	spent                 Account
+	info          device.Info
+	rates         Rates
+	clock         *clock.Clock
+	now           float64 // seconds on the host's clock
+	ends          float64 // seconds on the same clock at which the last enqueued operation ends
+	node, network link    // inside the node, and to other nodes
+	spent         Account
+}
+
+// link is a link of a rank. Two queues share it: that of the sequence axis, which has a
+// communication stream of its own, and that of all other communication. Transfers of one queue
+// follow one another. If both queues have a transfer, each of them has half the rate.
+type link struct {
+	free [2]float64 // seconds on the host's clock at which the last transfer of each queue ends
+}
+
+// start returns when a transfer of a queue can start at the earliest.
+func (l *link) start(queue int, at float64) float64 { return max(at, l.free[queue]) }
+
+// occupy adds a transfer that starts at a time and takes seconds of the link. It returns by how
+// much the transfers of the other queue delay it. Those are delayed as much. Streams that have
+// passed their planned end are not; the delay counts for later transfers and for the total time.
+func (l *link) occupy(queue int, at, seconds float64) (delay float64) {
+	other := &l.free[1-queue]
+	delay = min(seconds, max(0, *other-at))
+	*other += delay
+	l.free[queue] = at + seconds + delay
+	return delay
 }
 
 // Account is the time and the traffic of the operations so far.
@@ -63,6 +82,9 @@ func (d *Device) Close()            {}
 // Spent returns the account after all operations have ended.
 func (d *Device) Spent() Account {
 	d.now = max(d.now, d.ends)
+	for _, l := range []*link{&d.node, &d.network} {
+		d.now = max(d.now, l.free[0], l.free[1])
+	}
 	x := d.spent
 	x.Seconds, x.Phases, x.Waits = d.now, maps.Clone(d.spent.Phases), maps.Clone(d.spent.Waits)
 	return x
@@ -106,23 +128,27 @@ type stream struct {
 	at float64 // seconds on the host's clock at which its operations end
 }
 
-// queue makes the stream wait until the links of its next communication are free, and then occupies
-// them: the link inside the node for node seconds, the link to other nodes for network seconds.
-func (s *stream) queue(node, network float64) {
+// transfer makes the stream wait until the links of its next communication are free for a queue,
+// and then occupies them: the link inside the node for node seconds, the link to other nodes for
+// network seconds.
+func (s *stream) transfer(queue int, node, network float64) {
 	d := s.d
 	if !d.asynchronous() { // operations follow one another anyway
 		return
 	}
 	s.at = max(s.at, d.now)
 	if node > 0 {
-		s.at = max(s.at, d.nodeFree)
+		s.at = d.node.start(queue, s.at)
 	}
 	if network > 0 {
-		s.at = max(s.at, d.networkFree)
-		d.networkFree = s.at + network
+		s.at = d.network.start(queue, s.at)
 	}
+	began := s.at
 	if node > 0 {
-		d.nodeFree = s.at + node
+		s.at = max(s.at, began+d.node.occupy(queue, began, node))
+	}
+	if network > 0 {
+		s.at = max(s.at, began+d.network.occupy(queue, began, network))
 	}
 }
 

@@ -122,30 +122,42 @@ func TestStartedAllToAll(t *testing.T) {
 	}
 }
 
-// A gather of weights on another stream delays a blocking all-to-all over the same link, which a
-// gather to other nodes does not delay. Host calls and CPUs have no queue.
+// The sequence axis and other axes have queues of their own for a link. While both have transfers,
+// each of them has half the rate, so an all-to-all takes twice as long beside a gather of weights,
+// and the gather and those behind it end later by the time of the all-to-all. Transfers over other
+// links do not matter. Host calls and CPUs have no queues.
 func TestLinksHaveQueues(t *testing.T) {
 	for _, c := range []struct {
 		place   tensor.Place
-		perNode int // 4: gather and all-to-all inside a node; 2: the gather also sends to other nodes
+		perNode int   // 4: gather and all-to-all inside a node; 2: the gather also sends to other nodes
+		gathers int   // each takes 30 rows of the link
+		rows    int64 // of the all-to-all
+		fill    int64 // after the all-to-all
 		want    float64
-	}{{tensor.CUDA, 4, 4 * (30 + 2 + 20)}, {tensor.CUDA, 2, 4 * (15 + 2 + 20)}, {tensor.Host, 4, 4 * (30 + 2 + 20)}} {
+	}{
+		{tensor.CUDA, 4, 1, 2, 40, 4 * (2 + 2 + 40)}, {tensor.CUDA, 4, 1, 2, 0, 4 * (30 + 2)}, {tensor.CUDA, 4, 1, 50, 1, 4 * (30 + 50 + 1)},
+		{tensor.CUDA, 4, 2, 2, 40, 4 * (60 + 2)}, {tensor.CUDA, 2, 1, 20, 40, 4 * (15 + 20 + 40)}, {tensor.Host, 4, 1, 2, 20, 4 * (30 + 2 + 20)},
+	} {
 		rates := slow
 		rates.PerNode, rates.Network = c.perNode, 0.5
 		d := open(t, c.place, rates, nil)
 		m := NewMesh(d, 0, 4, 2, 1, comm.NewLedger(), nil)
 		weights, _ := d.NewStream()
 		s, _ := d.NewStream()
-		whole, x := of(c.place, 40), of(c.place, 2)
-		if err := m.World.AllGather(weights, whole, whole.Slice(0, 0, 10), []int64{10, 10, 10, 10}); err != nil {
+		whole, x := of(c.place, 40), of(c.place, c.rows)
+		for range c.gathers {
+			if err := m.World.AllGather(weights, whole, whole.Slice(0, 0, 10), []int64{10, 10, 10, 10}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := m.Seq.AllToAll(s, x, x, []int64{0, c.rows}, []int64{0, c.rows}); err != nil {
 			t.Fatal(err)
 		}
-		if err := m.Seq.AllToAll(s, x, x, []int64{0, 2}, []int64{0, 2}); err != nil {
-			t.Fatal(err)
+		if c.fill > 0 {
+			_ = d.Fill(s, of(c.place, c.fill), 0)
 		}
-		_ = d.Fill(s, of(c.place, 20), 0)
 		if got := d.Spent().Seconds; got != c.want {
-			t.Errorf("place %v, %d ranks a node: %v s, want %v", c.place, c.perNode, got, c.want)
+			t.Errorf("%+v: %v s", c, got)
 		}
 	}
 }

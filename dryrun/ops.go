@@ -12,13 +12,7 @@ import (
 // of the arithmetic or of the memory traffic, whichever is longer, and at least Rates.Launch. By
 // default the traffic is one pass over each operand; costs has the exceptions.
 func (d *Device) enqueue(s device.Stream, op device.Op, args unsafe.Pointer) error {
-	o := &device.Operations[op]
-	bytes := int64(0)
-	for i := range o.Operands {
-		p := &o.Operands[i]
-		bytes += p.Passes(args) * p.Tensor(args).Bytes()
-	}
-	c := cost{rate: 1, bytes: bytes}
+	c := cost{rate: 1, bytes: memoryTraffic(op, args)}
 	if f := costs[op]; f != nil {
 		f(&c, &d.rates, args)
 	}
@@ -30,6 +24,30 @@ func (d *Device) enqueue(s device.Stream, op device.Op, args unsafe.Pointer) err
 	}
 	return d.charge(s, max(d.rates.Launch, c.flops/c.rate, float64(c.bytes)/d.rates.Memory))
 }
+
+// memoryTraffic returns the bytes of the passes over the operands of an operation.
+func memoryTraffic(op device.Op, args unsafe.Pointer) (bytes int64) {
+	o := &device.Operations[op]
+	for i := range o.Operands {
+		p := &o.Operands[i]
+		bytes += p.Passes(args) * p.Tensor(args).Bytes()
+	}
+	return bytes
+}
+
+// Host executes no operation and adds the time of operations of the host's CPU threads to a Device.
+// Its operations take the time of their memory traffic and end before the call returns.
+type Host struct{ device.Calls }
+
+// Host returns the CPU threads of the rank.
+func (d *Device) Host() *Host {
+	return &Host{device.NewCalls(func(_ device.Stream, op device.Op, args unsafe.Pointer) error {
+		return d.charge(nil, float64(memoryTraffic(op, args))/or(d.rates.Host, d.rates.Memory))
+	})}
+}
+
+// Close does nothing.
+func (h *Host) Close() {}
 
 // cost is the work of one operation.
 type cost struct {

@@ -36,6 +36,7 @@ type Rates struct {
 	Stencil   float64 // bytes/s of the convolution and the gates around it; 0 = Memory
 	Memory    float64 // bytes/s read or written by all other operations
 	Copies    float64 // bytes/s between host and device memory; copies overlap with operations
+	Host      float64 // bytes/s that a rank's CPU threads read and write in host memory; 0 = Memory
 	Node      float64 // bytes/s that a rank sends to ranks of its node
 	Network   float64 // bytes/s that a rank sends to ranks of other nodes
 	Launch    float64 // shortest time of an operation in seconds
@@ -71,7 +72,7 @@ func (r *Rates) Check() error {
 // ranks. Launch, Latency and PerNode stay. With one rank or fewer to a core nothing changes.
 func (r Rates) Shared(ranks float64) Rates {
 	if ranks > 1 {
-		for _, x := range []*float64{&r.Products, &r.Attention, &r.Gradient, &r.Delta, &r.DeltaBack, &r.Stencil, &r.Memory, &r.Copies, &r.Node, &r.Network} {
+		for _, x := range []*float64{&r.Products, &r.Attention, &r.Gradient, &r.Delta, &r.DeltaBack, &r.Stencil, &r.Memory, &r.Copies, &r.Host, &r.Node, &r.Network} {
 			*x /= ranks
 		}
 	}

@@ -79,60 +79,82 @@ func TestPlanIsTheRun(t *testing.T) {
 		{"hybrid", 1, "device.dtype=bf16"}, {"hybrid", 2, "parallel.zero=3"}, {"hybrid", 4, "gdn.strategy=heads"}, {"hybrid", 4, "gdn.strategy=state parallel.zero=2"},
 		{"hybrid", 4, "parallel.ulysses=2 data.accumulate=2"}, {"hybrid", 4, "parallel.ulysses=2 parallel.ring=2"},
 	} {
-		name := fmt.Sprintf("%s on %d, %s", c.kind, c.ranks, c.sets)
-		path := planned(t, c.kind)
-		var mu sync.Mutex
-		err := onRanks(Options{Path: path, Sets: strings.Fields(c.sets), Ranks: c.ranks, Stdout: io.Discard, Stderr: io.Discard}, func(e *Env) error {
-			s, err := prepare(e, true)
-			if err != nil {
-				return err
-			}
-			defer s.close()
-			sent := func() map[[2]string]int64 {
-				x := map[[2]string]int64{}
-				for _, e := range e.Ledger.Entries() {
-					if !e.Control {
-						x[[2]string{e.Axis, e.Op}] = e.Bytes
-					}
-				}
-				return x
-			}
-			if _, err := s.trainer.Step(0); err != nil {
-				return err
-			}
-			before := sent()
-			if _, err := s.trainer.Step(1); err != nil {
-				return err
-			}
-			took := sent()
-			for of := range took {
-				took[of] -= before[of]
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			f, err := plan.PredictRank(e.Job, anyMachine(e.Device, 2), plan.SubjectOfModel(s.parts.Config), e.Mesh.World.Rank(), true)
-			if err != nil {
-				return err
-			}
-			defer f.Close()
-			if have := s.trainer.Components(); !slices.Equal(f.Memory, have) {
-				t.Errorf("%s: rank %d: planned %v, the run has %v", name, f.Rank, f.Memory, have)
-			}
-			if !maps.Equal(f.Sent, took) {
-				t.Errorf("%s: rank %d: planned to send %v, sent %v", name, f.Rank, f.Sent, took)
-			}
-			all := int64(0)
-			for _, bytes := range f.Sent {
-				all += bytes
-			}
-			if f.Node+f.Network != all || f.Seconds <= 0 {
-				t.Errorf("%s: rank %d: %d bytes to its node and %d to others of %d, in %v s", name, f.Rank, f.Node, f.Network, all, f.Seconds)
-			}
-			return nil
-		})
+		planIsTheRun(t, c.kind, c.ranks, c.sets)
+	}
+}
+
+// The plan of an optimizer in host memory is the run's, on the plug-in.
+func TestPlanOfOffloadedOptimizerIsTheRun(t *testing.T) {
+	cudatest.Use(t)
+	for _, c := range []struct {
+		kind  string
+		ranks int
+		sets  string
+	}{
+		{"llama", 1, "memory.optimizer=host memory.gradients=offload data.accumulate=2"}, {"llama", 3, "memory.optimizer=stream parallel.zero=1"},
+		{"hybrid", 4, "memory.optimizer=host memory.gradients=offload parallel.zero=3 parallel.ulysses=2 parallel.ring=2 gdn.strategy=state memory.mlp=offload"},
+		{"llama", 2, "memory.optimizer=stream memory.gradients=offload parallel.zero=2 optimizer.name=sgd checkpoint.every=1"},
+	} {
+		planIsTheRun(t, c.kind, c.ranks, "device.backend=cuda device.dtype=bf16 "+c.sets)
+	}
+}
+
+// planIsTheRun compares the plan of each rank with two steps of the run.
+func planIsTheRun(t *testing.T, kind string, ranks int, sets string) {
+	t.Helper()
+	name := fmt.Sprintf("%s on %d, %s", kind, ranks, sets)
+	path := planned(t, kind)
+	var mu sync.Mutex
+	err := onRanks(Options{Path: path, Sets: strings.Fields(sets), Ranks: ranks, Stdout: io.Discard, Stderr: io.Discard}, func(e *Env) error {
+		s, err := prepare(e, true)
 		if err != nil {
-			t.Errorf("%s: %v", name, err)
+			return err
 		}
+		defer s.close()
+		sent := func() map[[2]string]int64 {
+			x := map[[2]string]int64{}
+			for _, e := range e.Ledger.Entries() {
+				if !e.Control {
+					x[[2]string{e.Axis, e.Op}] = e.Bytes
+				}
+			}
+			return x
+		}
+		if _, err := s.trainer.Step(0); err != nil {
+			return err
+		}
+		before := sent()
+		if _, err := s.trainer.Step(1); err != nil {
+			return err
+		}
+		took := sent()
+		for of := range took {
+			took[of] -= before[of]
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		f, err := plan.PredictRank(e.Job, anyMachine(e.Device, 2), plan.SubjectOfModel(s.parts.Config), e.Mesh.World.Rank(), true)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		if have := s.trainer.Components(); !slices.Equal(f.Memory, have) {
+			t.Errorf("%s: rank %d: planned %v, the run has %v", name, f.Rank, f.Memory, have)
+		}
+		if !maps.Equal(f.Sent, took) {
+			t.Errorf("%s: rank %d: planned to send %v, sent %v", name, f.Rank, f.Sent, took)
+		}
+		all := int64(0)
+		for _, bytes := range f.Sent {
+			all += bytes
+		}
+		if f.Node+f.Network != all || f.Seconds <= 0 {
+			t.Errorf("%s: rank %d: %d bytes to its node and %d to others of %d, in %v s", name, f.Rank, f.Node, f.Network, all, f.Seconds)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Errorf("%s: %v", name, err)
 	}
 }
 

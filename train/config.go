@@ -28,10 +28,16 @@ type MemoryConfig struct {
 	Segment int64 `toml:"segment" min:"0" max:"1000000"`
 	// groups of heads for which attention and its all-to-all run together; 0 = auto
 	HeadGroups int64 `toml:"head_groups" min:"0" max:"1000000"`
-	// where the optimizer's states are
-	Optimizer string  `toml:"optimizer" enum:"auto device offload"`
+	// where the optimizer's states are, and where its step runs; see FasterStep
+	Optimizer string  `toml:"optimizer" enum:"auto device offload stream host"`
+	Gradients string  `toml:"gradients" enum:"auto device offload"` // where gradients are summed
 	Device    float64 `toml:"device" min:"0"`
 	Host      float64 `toml:"host" min:"0"`
+}
+
+// OffloadsOptimizer reports whether the optimizer's states are in host memory.
+func (m *MemoryConfig) OffloadsOptimizer() bool {
+	return m.Optimizer != "auto" && m.Optimizer != "device"
 }
 
 // TrainConfig is [train].

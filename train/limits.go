@@ -8,7 +8,10 @@ import (
 	"ulysses/model"
 )
 
-const gib = 1 << 30
+const (
+	mib = 1 << 20
+	gib = 1 << 30
+)
 
 // fits returns an error for a plan that needs more memory than the device has. A device that does
 // not report its memory returns an error for the allocation instead.
@@ -21,16 +24,28 @@ func fits(d device.Device, plan []model.Component) error {
 	if info.Sharing > 1 {
 		whose = fmt.Sprintf("%s, which %d ranks share, has for each", info.Name, info.Sharing)
 	}
-	return within(plan, false, info.Memory, whose)
+	if info.Usable() == info.Memory {
+		return within(plan, false, info.Memory, whose)
+	}
+	whose += fmt.Sprintf(" %.1f MiB, of which contexts, communicators and other processes leave", float64(info.Memory)/mib)
+	err := within(plan, false, info.Free, whose)
+	if err != nil && model.Bytes(plan) <= info.Memory {
+		err = status.Errorf(status.OutOfMemory, "%w; or end other processes on the GPU (nvidia-smi lists them)", err)
+	}
+	return err
 }
 
 // fitsHost returns an error for a plan that needs more host memory than this rank may use; 0 =
-// unknown.
-func fitsHost(free int64, plan []model.Component) error {
+// unknown. perNode is the number of ranks that share the host's memory.
+func fitsHost(free int64, perNode int, plan []model.Component) error {
 	if free == 0 {
 		return nil
 	}
-	return within(plan, true, free, "the host has free for it")
+	whose := "the host has free for it"
+	if perNode > 1 {
+		whose = fmt.Sprintf("the host has %.1f GiB free for %d ranks, for each", float64(free)*float64(perNode)/gib, perNode)
+	}
+	return within(plan, true, free, whose)
 }
 
 // within returns an error for a plan that exceeds a limit of the device's memory, or of the host's.
@@ -50,7 +65,6 @@ func within(plan []model.Component, host bool, limit int64, whose string) error 
 			largest = c
 		}
 	}
-	const mib = 1 << 20
 	return status.Errorf(status.OutOfMemory, "train: %.1f MiB %sare planned on this rank, but %s %.1f MiB; the largest allocation is %s with %.1f MiB; %s",
 		float64(planned)/mib, where, whose, float64(limit)/mib, largest.Name, float64(largest.Bytes)/mib, fix)
 }

@@ -23,10 +23,58 @@ const (
 // Offload says how NewWeights stores the optimizer's states: the F32 master weights, where the
 // compute type is another one, and the moments of AdamW (Ren et al. 2021, arXiv:2101.06840).
 type Offload struct {
-	Step     OptimizerStep
-	Host     Stepper // for StepOnHost: computes in host memory; its calls return after the step
-	FreeHost int64   // bytes of host memory that this rank may use; 0 = unknown
-	Bucket   int64   // elements of a slot; 0 = 8 Mi
+	Step OptimizerStep
+	// Gradients are summed in host memory as well. The device has gradients of two layer groups.
+	Gradients bool
+	Host      Stepper // for StepOnHost: computes in host memory; its calls return after the step
+	FreeHost  int64   // bytes of host memory that this rank may use; 0 = unknown
+	PerNode   int     // ranks that share the host's memory, for messages; 0 = 1
+	Bucket    int64   // elements of a slot; 0 = 8 Mi
+}
+
+// StepRates are the speeds that decide where a step of an offloaded optimizer runs.
+type StepRates struct {
+	Copies float64 // bytes/s between host and device memory, in each direction at the same time
+	Host   float64 // bytes/s that the CPU threads of a rank read and write in a step
+}
+
+// StepSeconds returns the expected seconds of a step for n elements. States that are streamed take
+// as long as the copies in the direction of more bytes. On the host, copies of gradients and
+// weights overlap with the step, which reads and writes 28 bytes for each element with AdamW and 12
+// with SGD: F32 weights, gradients and moments, and 2 more in BF16 for the weights of that type.
+func (r *StepRates) StepSeconds(step OptimizerStep, o *OptimizerConfig, compute tensor.DType, gradients bool, n int64) float64 {
+	moments, masters, grads, weights := int64(0), int64(0), int64(4), compute.Size()
+	if o.Name == "adamw" {
+		moments = 8
+	}
+	if compute != tensor.F32 {
+		masters = 4
+	}
+	if step == StepStreamed {
+		in := masters + moments
+		if gradients {
+			in += grads
+		}
+		return float64(n*in) / r.Copies
+	}
+	bytes := 2*4 + 2*moments + grads
+	if compute != tensor.F32 {
+		bytes += weights
+	}
+	link := weights
+	if !gradients {
+		link = max(link, grads)
+	}
+	return float64(n) * max(float64(bytes)/r.Host, float64(link)/r.Copies)
+}
+
+// FasterStep returns the step that is expected to take less time: StepStreamed or StepOnHost.
+func (r *StepRates) FasterStep(o *OptimizerConfig, compute tensor.DType, gradients bool) OptimizerStep {
+	const n = 1
+	if r.StepSeconds(StepOnHost, o, compute, gradients, n) < r.StepSeconds(StepStreamed, o, compute, gradients, n) {
+		return StepOnHost
+	}
+	return StepStreamed
 }
 
 // defaultBucket is the number of elements of a slot: copies of 32 MiB have the full rate of a link,
@@ -40,10 +88,12 @@ type offload struct {
 	toDevice, toHost device.Stream // copies
 	begun            device.Event  // recorded when the gradients are complete
 	slots            [2]offloadSlot
+	staging          tensor.Tensor // [largest] F32 in device memory, for gradients in host memory
 }
 
-// offloadSlot is memory for one bucket. If the device computes, it has states in device memory;
-// if the host computes, it has gradients and weights in host memory.
+// offloadSlot is memory for one bucket. If the device computes, it has states in device memory, and
+// gradients if these are in host memory. If the host computes, it has weights in host memory, and
+// gradients if these are in device memory.
 type offloadSlot struct {
 	State
 	grads  tensor.Tensor
@@ -82,8 +132,10 @@ func (o *optimizer) plan(n, own int64, suffix string, compute tensor.DType, mast
 	o.largest = min(o.largest, max(1, own))
 	for i := range o.slots {
 		x, name := &o.slots[i], [...]string{", first slot", ", second slot"}[i]
+		if o.Gradients != (o.Step == StepOnHost) {
+			p = append(p, planned{"gradients" + name, tensor.F32, o.largest, &x.grads, o.Step == StepOnHost})
+		}
 		if o.Step == StepOnHost {
-			p = append(p, planned{"gradients" + name, tensor.F32, o.largest, &x.grads, true})
 			if compute != tensor.F32 {
 				p = append(p, planned{"weights" + name, compute, o.largest, &x.Compute, true})
 			}
@@ -95,6 +147,9 @@ func (o *optimizer) plan(n, own int64, suffix string, compute tensor.DType, mast
 		if adamw {
 			p = append(p, planned{"first moments" + name, tensor.F32, o.largest, &x.M, false}, planned{"second moments" + name, tensor.F32, o.largest, &x.V, false})
 		}
+	}
+	if o.Gradients {
+		p = append(p, planned{"gradients, copy of a block", tensor.F32, o.largest, &o.staging, false})
 	}
 	return p
 }
@@ -152,9 +207,10 @@ func (o *optimizer) close() {
 	}
 }
 
-// states returns the states of a bucket that are in host memory, each with its memory in a slot.
-func (x *offloadSlot) states(b *bucket) [3]struct{ host, slot tensor.Tensor } {
-	all := [3]struct{ host, slot tensor.Tensor }{{b.Master, x.Master}, {b.M, x.M}, {b.V, x.V}}
+// states returns the states of a bucket that are in host memory, each with its memory in a slot,
+// and then the gradients, if they are in host memory.
+func (x *offloadSlot) states(b *bucket) [4]struct{ host, slot tensor.Tensor } {
+	all := [4]struct{ host, slot tensor.Tensor }{{b.Master, x.Master}, {b.M, x.M}, {b.V, x.V}, {b.grads, x.grads}}
 	for i := range all {
 		if all[i].slot.IsNil() {
 			all[i].host = tensor.Tensor{}
@@ -174,7 +230,7 @@ func (o *optimizer) stream(s device.Stream) error {
 		}
 		states := x.states(b)
 		here := *b
-		for k, to := range [...]*tensor.Tensor{&here.Master, &here.M, &here.V} {
+		for k, to := range [...]*tensor.Tensor{&here.Master, &here.M, &here.V, &here.grads} {
 			if states[k].host.IsNil() {
 				continue
 			}
@@ -192,7 +248,7 @@ func (o *optimizer) stream(s device.Stream) error {
 		if err := hand(s, x.done, o.toHost); err != nil {
 			return err
 		}
-		for k := range states {
+		for k := range states[:3] {
 			if states[k].host.IsNil() {
 				continue
 			}
@@ -231,7 +287,10 @@ func (o *optimizer) onHost(s device.Stream) error {
 			}
 		}
 		here, n := *b, b.Hi-b.Lo
-		here.grads, here.Compute = x.grads.Slice(0, 0, n), x.Compute
+		if !o.Gradients {
+			here.grads = x.grads.Slice(0, 0, n)
+		}
+		here.Compute = x.Compute
 		result := b.Master
 		if !x.Compute.IsNil() {
 			here.Compute = x.Compute.Slice(0, 0, n)
@@ -250,10 +309,10 @@ func (o *optimizer) onHost(s device.Stream) error {
 	return o.finish(s)
 }
 
-// download starts to copy the gradients of bucket i, if there is one, to its slot. The host has
-// finished with the slot.
+// download starts to copy the gradients of bucket i, if there is one, to its slot, unless gradients
+// are in host memory. The host has finished with the slot.
 func (o *optimizer) download(i int) error {
-	if i >= len(o.buckets) {
+	if i >= len(o.buckets) || o.Gradients {
 		return nil
 	}
 	b, x := &o.buckets[i], &o.slots[i%2]
@@ -261,6 +320,31 @@ func (o *optimizer) download(i int) error {
 		return err
 	}
 	return o.toHost.Record(x.filled)
+}
+
+// storeGradients copies new gradients [n] from device memory to sums in host memory, or with add
+// adds them to these sums block by block. event is recorded in the stream that has computed the
+// gradients, and after the call in the stream that copies.
+func (o *optimizer) storeGradients(sums, grads tensor.Tensor, add bool, event device.Event) error {
+	if err := o.toHost.Wait(event); err != nil {
+		return err
+	}
+	for at, n := int64(0), sums.Numel(); add && at < n; at += o.largest {
+		block := grads.Slice(0, at, min(n, at+o.largest))
+		staging := o.staging.Slice(0, 0, block.Numel())
+		if err := o.dev.Copy(o.toHost, staging, sums.Slice(0, at, at+block.Numel())); err != nil {
+			return err
+		}
+		if err := o.dev.Add(o.toHost, block, block, staging); err != nil {
+			return err
+		}
+	}
+	if sums.Numel() > 0 {
+		if err := o.dev.Copy(o.toHost, sums, grads); err != nil {
+			return err
+		}
+	}
+	return o.toHost.Record(event)
 }
 
 // finish makes a stream wait for the copies of both slots.
@@ -296,7 +380,7 @@ func (o *optimizer) allocate(plan []planned, compute tensor.DType) ([]*device.Ar
 	if err := fits(o.dev, components(plan)); err != nil {
 		return nil, err
 	}
-	if err := fitsHost(o.FreeHost, components(plan)); err != nil {
+	if err := fitsHost(o.FreeHost, o.PerNode, components(plan)); err != nil {
 		return nil, err
 	}
 	buffers, err := allocate(o.dev, plan)

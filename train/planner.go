@@ -159,6 +159,11 @@ func (p *planner) refuse(x *Choice) error {
 			return err
 		}
 	}
+	if p.Device.Info().Place != tensor.Host {
+		if err := fitsHost(p.freeHost, p.Memory.PerNode, all); err != nil {
+			return err
+		}
+	}
 	return fits(p.Device, all)
 }
 
@@ -166,11 +171,13 @@ func (p *planner) refuse(x *Choice) error {
 type limits struct{ device, host int64 }
 
 // limits returns the limits of [memory]. Without them it returns nine tenths of the memory of a
-// device that has its own, or of the host's memory that this rank may use.
+// device that has its own, or of the part that was free, or of the host's memory that this rank may
+// use. The last tenth is for what is allocated outside of the plan: streams and the libraries'
+// kernels.
 func (p *planner) limits() limits {
 	most := func(n int64) int64 { return n - n/10 }
 	l := limits{math.MaxInt64, math.MaxInt64}
-	own := p.Device.Info().Memory
+	own := p.Device.Info().Usable()
 	switch {
 	case p.Memory.Config.Device > 0:
 		l.device = int64(p.Memory.Config.Device * gib)

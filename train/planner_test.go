@@ -22,7 +22,7 @@ func runWith(t *testing.T, x run, memory ...int64) (o outcome, chosen []Choice, 
 	chosen = make([]Choice, len(memory))
 	var mu sync.Mutex
 	err = comm.RunLocal(len(memory), func(host comm.Comm) error {
-		d, err := fake.Open(fake.Options{Memory: memory[host.Rank()]})
+		d, err := fake.Open(fake.Options{Memory: memory[host.Rank()], Free: x.unused})
 		if err != nil {
 			return err
 		}
@@ -65,6 +65,9 @@ func TestMemoryIsChosen(t *testing.T) {
 			return !c.Offloads() && c.MLP == model.Keep && c.Attention == model.Keep && c.QKV == model.Keep && c.Extra == 0
 		}, status.OK},
 		"one rank is small": {run{}, []int64{2 * whole, whole + 200<<10}, func(c *Choice, o *outcome) bool {
+			return c.Extra > 0 && model.Bytes(o.table) <= (whole+200<<10)*9/10 && c.Host == 0
+		}, status.OK},
+		"another process on the device": {run{unused: whole + 200<<10}, []int64{2 * whole, 2 * whole}, func(c *Choice, o *outcome) bool {
 			return c.Extra > 0 && model.Bytes(o.table) <= (whole+200<<10)*9/10 && c.Host == 0
 		}, status.OK},
 		"a limit": {run{memory: MemoryConfig{Device: share(0.8)}}, []int64{0, 0}, func(c *Choice, o *outcome) bool {

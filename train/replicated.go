@@ -8,36 +8,50 @@ import (
 )
 
 // Replicated stores the parameters, their gradients and the optimizer's moments whole on every rank
-// (ZeRO stage 0). Each is one flat buffer in the order of the groups, so that one call reduces all
-// gradients and one call updates all weights.
+// (ZeRO stage 0). Each is one flat buffer in the order of the groups, so that one call can reduce
+// the gradients of several groups, and one call updates all weights.
 type Replicated struct {
 	optimizer
-	world   comm.Comm
-	compute tensor.DType
-	groups  []*model.Group
-	ranges  []device.Range // elements of each group
-	ready   readiness
+	world      comm.Comm
+	commWorld  comm.Comm     // the same ranks, for calls on commStream
+	commStream device.Stream // reduces gradients; nil = no overlap
+	compute    tensor.DType
+	groups     []*model.Group
+	ranges     []device.Range // elements of each group
+	uses
+	ready readiness
+	sums  gradientSums
 
 	values      tensor.Tensor // [numel] of the compute type
 	masters     tensor.Tensor // [numel] F32, if the compute type is another
 	grads, m, v tensor.Tensor // [numel] F32; m and v for AdamW only
 	squares
-	buffers    []*device.Arena
-	reductions int64 // calls of Reduce so far
+	buffers []*device.Arena
+	sent    int64 // bytes of all reductions so far
 }
 
 // NewReplicated allocates the parameters of the groups and attaches them. compute is the type of
 // the weights that passes read. opt is nil for an evaluation.
 func NewReplicated(d device.Device, world comm.Comm, groups []*model.Group, compute tensor.DType, opt *OptimizerConfig, o Offload) (*Replicated, error) {
-	w := &Replicated{optimizer: newOptimizer(d, opt, o), world: world, compute: compute, groups: groups, squares: newSquares()}
+	w := &Replicated{optimizer: newOptimizer(d, opt, o), world: world, commWorld: comm.OnCommStream(world), compute: compute, groups: groups, squares: newSquares()}
 	decay := []device.Range{}
 	n := int64(0)
 	for _, g := range groups {
 		w.ranges = append(w.ranges, device.Range{Lo: n, Hi: n + g.Numel()})
 		n += g.Numel()
 	}
-	var err error
-	if w.buffers, err = w.allocate(w.plan(n), compute); err != nil {
+	err := func() (err error) {
+		if w.buffers, err = w.allocate(w.plan(n), compute); err != nil {
+			return err
+		}
+		if opt != nil && overlaps(d, world.Size()) {
+			if w.commStream, err = d.NewStream(); err != nil {
+				return err
+			}
+		}
+		return w.sums.open(d, len(groups), w.commStream)
+	}()
+	if err != nil {
 		w.Free()
 		return nil, err
 	}
@@ -78,7 +92,11 @@ func (w *Replicated) plan(n int64) []planned {
 
 // Free releases the memory.
 func (w *Replicated) Free() {
-	w.close()
+	w.sums.close()
+	w.optimizer.close()
+	if w.commStream != nil {
+		w.commStream.Close()
+	}
 	for _, b := range w.buffers {
 		b.Free()
 	}
@@ -88,11 +106,31 @@ func (w *Replicated) Free() {
 func (w *Replicated) Components() []model.Component { return allocated(w.dev, w.buffers) }
 func (w *Replicated) Arenas() []*device.Arena       { return w.buffers }
 
-// Pass, Gather, Release and Loaded do nothing: every rank has all parameters.
-func (w *Replicated) Pass([]model.Use) error           { return nil }
-func (w *Replicated) Gather(int, device.Stream) error  { return nil }
-func (w *Replicated) Release(int, device.Stream) error { return nil }
-func (w *Replicated) Loaded(device.Stream) error       { return nil }
+// Pass sets the order of the uses of the next pass.
+func (w *Replicated) Pass(order []model.Use) error {
+	if err := w.uses.begin(order); err != nil {
+		return err
+	}
+	w.sums.pass(order)
+	return nil
+}
+
+// Gather begins a use of a group, whose parameters are always attached.
+func (w *Replicated) Gather(group int, _ device.Stream) error {
+	x, err := w.uses.advance(group)
+	if err == nil {
+		w.sums.gather(x)
+	}
+	return err
+}
+
+// Release ends a use of a group, and starts to reduce its gradients when they are complete.
+func (w *Replicated) Release(group int, s device.Stream) error {
+	return w.sums.release(group, s, func(group int) error { return w.allReduce(w.commWorld, w.commStream, group, group+1) })
+}
+
+// Loaded does nothing: every rank has all parameters.
+func (w *Replicated) Loaded(device.Stream) error { return nil }
 
 func (w *Replicated) GradReady(p *model.Param, _ device.Stream) error { return w.ready.note(p) }
 
@@ -135,16 +173,29 @@ func (w *Replicated) Whole(group int, grads bool, s device.Stream) (tensor.Tenso
 
 func (w *Replicated) Begin(s device.Stream, microBatches int64) error {
 	w.ready.begin(microBatches)
+	if err := w.sums.step(s, microBatches); err != nil {
+		return err
+	}
 	return w.dev.Fill(s, w.grads, 0)
 }
 
-// Reduce runs one all-reduce of all gradients.
+// allReduce reduces the gradients of groups [lo, hi).
+func (w *Replicated) allReduce(c comm.Comm, s device.Stream, lo, hi int) error {
+	grads := w.grads.Slice(0, w.ranges[lo].Lo, w.ranges[hi-1].Hi)
+	w.sent += comm.AllReduceBytes(c.Rank(), c.Size(), grads.Numel(), grads.DType.Size())
+	return c.AllReduce(s, grads, comm.Sum)
+}
+
+// Reduce completes the sums of the gradients: one all-reduce of those whose sums have not begun in
+// the last pass.
 func (w *Replicated) Reduce(s device.Stream) (float64, error) {
 	if err := w.ready.check(); err != nil {
 		return 0, err
 	}
-	w.reductions++
-	if err := w.world.AllReduce(s, w.grads, comm.Sum); err != nil {
+	if err := w.sums.wait(s); err != nil {
+		return 0, err
+	}
+	if err := w.sums.rest(func(lo, hi int) error { return w.allReduce(w.world, s, lo, hi) }); err != nil {
 		return 0, err
 	}
 	if err := w.dev.Fill(s, w.sum, 0); err != nil {
@@ -163,12 +214,7 @@ func (w *Replicated) Update(s device.Stream, lr, scale float64, t int64) error {
 	return w.update(s, lr, scale, t)
 }
 
-// Traffic returns the bytes of one all-reduce of all gradients for each step: 2(P-1)/P of their
-// size.
+// Traffic returns the bytes of the all-reduces of gradients: 2(P-1)/P of their size for each step.
 func (w *Replicated) Traffic() []Traffic {
-	size := int64(0) // an evaluation has no gradients
-	if !w.grads.IsNil() {
-		size = w.grads.DType.Size()
-	}
-	return []Traffic{{"world", comm.OpAllReduce, "gradients", w.reductions * comm.AllReduceBytes(w.world.Rank(), w.world.Size(), w.grads.Numel(), size)}}
+	return []Traffic{{"world", comm.OpAllReduce, "gradients", w.sent}}
 }

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"slices"
 	"time"
+
+	"ulysses/internal/status"
 )
 
 // Run runs the remaining steps, with their evaluations and checkpoints. If Shared is false for its
@@ -82,7 +84,9 @@ func (t *Trainer) evaluateAfter(step int64, last bool) error {
 func (t *Trainer) Stopped() bool { return t.stopped }
 
 // saveAfter starts a checkpoint if one is due after this step, and completes the previous one once
-// no rank is writing its file. All ranks decide by t.agreed, so they decide the same. Collective.
+// no rank is writing its file. All ranks decide by t.agreed, so they decide the same. If a file
+// cannot be written, the run continues and the next checkpoint is the next attempt; the last
+// checkpoint, or that of a run that stops, must be written. Collective.
 func (t *Trainer) saveAfter(step int64, last bool) error {
 	if t.saver == nil {
 		return nil
@@ -92,18 +96,32 @@ func (t *Trainer) saveAfter(step int64, last bool) error {
 	if due || t.agreed.writing == 0 {
 		t.Clock.Push("checkpoint")
 		defer t.Clock.Pop()
-		if err := t.saver.finish(); err != nil {
+		if err := t.warnUnsaved(t.saver.finish()); err != nil {
 			return err
 		}
 	}
 	if !due {
 		return nil
 	}
-	if err := t.saver.begin(step, t.updates); err != nil {
+	if err := t.saver.ready(); err != nil {
 		return err
 	}
-	if last || t.stopped {
-		return t.saver.finish()
+	err := t.saver.begin(step, t.updates)
+	if !last && !t.stopped {
+		return t.warnUnsaved(err)
 	}
+	if err != nil {
+		return err
+	}
+	return t.saver.finish()
+}
+
+// warnUnsaved calls Hooks.Unsaved for a checkpoint that could not be written on all ranks, and
+// returns any other error.
+func (t *Trainer) warnUnsaved(err error) error {
+	if !Shared(err) || status.Of(err) != status.IO || t.Hooks.Unsaved == nil {
+		return err
+	}
+	t.Hooks.Unsaved(err)
 	return nil
 }

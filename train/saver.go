@@ -2,6 +2,7 @@ package train
 
 import (
 	"fmt"
+	"time"
 
 	"ulysses/checkpoint"
 	"ulysses/comm"
@@ -20,6 +21,7 @@ type saver struct {
 	weights  Weights
 	groups   []*model.Group
 	kinds    int // of checkpoint.Kinds, which the optimizer has
+	saved    func(took time.Duration)
 	settings map[string]string
 
 	// arena is the copy, in the host's memory; nil if checkpoints are written only when the run is
@@ -28,6 +30,7 @@ type saver struct {
 	copies  [][]float32 // in arena, for each kind: this rank's shards of all groups
 	shards  []checkpoint.Shard
 	next    checkpoint.Manifest
+	began   time.Time    // when next was begun
 	written chan written // result for the checkpoint that is being written; nil = none
 	done    *written     // received from written
 }
@@ -40,7 +43,7 @@ type written struct {
 }
 
 func newSaver(s *Setup) *saver {
-	return &saver{Checkpoints: s.Checkpoints, dev: s.Device, mesh: s.Mesh, weights: s.Weights, groups: s.Model.Groups(), kinds: s.Optimizer.kinds(),
+	return &saver{Checkpoints: s.Checkpoints, dev: s.Device, mesh: s.Mesh, weights: s.Weights, groups: s.Model.Groups(), kinds: s.Optimizer.kinds(), saved: s.Hooks.Saved,
 		settings: settings(s.Optimizer, s.Loop.Steps)}
 }
 
@@ -139,23 +142,27 @@ func (s *saver) fetch(group, kind int, lo int64, dst []float32) error {
 	return s.stream.Sync()
 }
 
+// ready returns an error if this run must not write checkpoints any more, because another job owns
+// the folder. Collective.
+func (s *saver) ready() (err error) {
+	if s.mesh.World.Rank() == 0 && s.Check != nil {
+		err = s.Check()
+	}
+	return agree(s.mesh.World, err)
+}
+
 // begin copies the training state and starts a goroutine that writes the copy. Without a copy, it
 // returns after this rank's file is written. Collective.
 func (s *saver) begin(step, updates int64) error {
 	dir := checkpoint.Dir(s.Dir)
 	var err error
 	if s.mesh.World.Rank() == 0 {
-		if s.Check != nil {
-			err = s.Check()
-		}
-		if err == nil {
-			err = dir.Begin(step)
-		}
+		err = dir.Begin(step)
 	}
 	if err = agree(s.mesh.World, err); err != nil {
 		return err
 	}
-	s.next = checkpoint.Manifest{Step: step, Updates: updates}
+	s.next, s.began = checkpoint.Manifest{Step: step, Updates: updates}, time.Now()
 	s.written, s.done = make(chan written, 1), nil
 	if s.copies == nil {
 		s.written <- s.write(step)
@@ -258,6 +265,9 @@ func (s *saver) finish() error {
 	}
 	if err = agree(world, err); err != nil && world.Rank() == 0 {
 		checkpoint.Dir(s.Dir).Clean()
+	}
+	if err == nil && s.saved != nil {
+		s.saved(time.Since(s.began))
 	}
 	return err
 }

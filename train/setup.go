@@ -1,6 +1,8 @@
 package train
 
 import (
+	"time"
+
 	"ulysses/comm"
 	"ulysses/data"
 	"ulysses/device"
@@ -36,6 +38,7 @@ type Data struct {
 type Memory struct {
 	Config   MemoryConfig // the zero value is "auto" everywhere
 	FreeHost int64        // bytes of the host's memory that this rank may use; 0 = unknown
+	PerNode  int          // ranks that share the host's memory, for messages; 0 = 1
 }
 
 // Loop says which steps to run.
@@ -58,6 +61,11 @@ type Hooks struct {
 	Skipped func(why string)
 	// Stop is called after each step and returns whether this rank must stop.
 	Stop func() bool
+	// Unsaved is called when a checkpoint could not be written and the run continues. nil: the run
+	// ends with the error.
+	Unsaved func(err error)
+	// Saved is called when a checkpoint is complete, with the time since it was begun.
+	Saved func(took time.Duration)
 	// Tokens is called after each training pass with the results of this rank's tokens. They are
 	// copied to the host, which takes 4 bytes for each token and id of the vocabulary.
 	Tokens func([]TokenResult) error

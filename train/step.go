@@ -31,7 +31,10 @@ func (t *Trainer) Step(s int64) (*Record, error) {
 		t.Trace.span("pass", int64(i)+1, began)
 	}
 	if t.Hooks.Probe != nil {
-		if err := t.Hooks.Probe(s + 1); err != nil {
+		t.Clock.Push("data")
+		err := t.Hooks.Probe(s + 1)
+		t.Clock.Pop()
+		if err != nil {
 			return nil, err
 		}
 	}

@@ -1,6 +1,7 @@
 package train
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"math"
@@ -40,6 +41,7 @@ type run struct {
 	model     string
 	ranks     int
 	ulysses   int
+	ring      int // 0 = 1
 	optimizer string
 	compute   tensor.DType
 	strategy  gdn.Strategy
@@ -54,8 +56,13 @@ type run struct {
 	resume    bool         // from the newest checkpoint of keep
 	memory    MemoryConfig
 	free      int64   // of the host
+	unused    int64   // of the memory of the device; 0 = unknown
 	offload   Offload // of the optimizer's states
 	choice    *Choice // set to the choice of the planner; nil = not set
+	onNaN     string  // "" = stop
+	// called on every rank between the passes and the reduction of each step, and after the step;
+	// nil = no call
+	probe, after func(w Weights, step int64) error
 }
 
 // outcome is the result of a run on rank 0.
@@ -125,7 +132,7 @@ func (x run) rank(host comm.Comm, dataset *data.Config) (o outcome, err error) {
 // with runs on a device. done closes the communicator.
 func (x run) with(d device.Device, c comm.Comm, done func() error, dataset *data.Config) (o outcome, err error) {
 	ledger := comm.NewLedger()
-	mesh, err := comm.NewMesh(c, x.ulysses, 1, ledger, clock.New(), nil)
+	mesh, err := comm.NewMesh(c, x.ulysses, max(1, x.ring), ledger, clock.New(), nil)
 	if err != nil {
 		return o, err
 	}
@@ -133,7 +140,7 @@ func (x run) with(d device.Device, c comm.Comm, done func() error, dataset *data
 	if err != nil {
 		return o, err
 	}
-	m, err := model.New(d, mesh.Seq, cfg, model.Options{Compute: x.compute, Strategy: x.strategy})
+	m, err := model.New(d, mesh.Seq, cfg, model.Options{Compute: x.compute, Strategy: x.strategy, Ring: int64(x.ring)})
 	if err != nil {
 		return o, err
 	}
@@ -171,7 +178,7 @@ func (x run) with(d device.Device, c comm.Comm, done func() error, dataset *data
 	var t *Trainer
 	setup := Setup{Device: d, Mesh: mesh, Model: m, Weights: w, Optimizer: opt, Clock: clock.New(), Checkpoints: x.keep,
 		Data:   Data{Train: set.Train(), Eval: eval, Config: dataset},
-		Memory: Memory{Config: x.memory, FreeHost: x.free}, Loop: Loop{Steps: x.length(), OnNaN: "stop"}}
+		Memory: Memory{Config: x.memory, FreeHost: x.free}, Loop: Loop{Steps: x.length(), OnNaN: cmp.Or(x.onNaN, "stop")}}
 	if x.resume {
 		r, err := x.keep.Resume("", d, mesh.World, w, m.Groups(), opt, x.length())
 		if err != nil {
@@ -180,7 +187,15 @@ func (x run) with(d device.Device, c comm.Comm, done func() error, dataset *data
 		setup.Loop.Resumed, setup.Loop.Updates = r.Step, r.Updates
 	}
 	setup.Hooks.Stop = func() bool { return x.stop }
+	if x.probe != nil {
+		setup.Hooks.Probe = func(step int64) error { return x.probe(w, step) }
+	}
 	setup.Hooks.Step = func(r *Record) error {
+		if x.after != nil {
+			if err := x.after(w, r.Step); err != nil {
+				return err
+			}
+		}
 		if o.peak = r.PeakBytes; o.table == nil {
 			o.table = t.Components()
 		}

@@ -3,6 +3,7 @@ package train
 import (
 	"ulysses/comm"
 	"ulysses/device"
+	"ulysses/internal/status"
 	"ulysses/model"
 	"ulysses/tensor"
 )
@@ -11,10 +12,25 @@ import (
 // that passes read. opt is nil for an evaluation. o says where the optimizer's states are.
 // Collective.
 func NewWeights(d device.Device, world comm.Comm, groups []*model.Group, compute tensor.DType, opt *OptimizerConfig, stage int, o Offload) (Weights, error) {
-	if stage == 0 || world.Size() == 1 {
-		return NewReplicated(d, world, groups, compute, opt, o)
+	if opt == nil {
+		o = Offload{FreeHost: o.FreeHost, PerNode: o.PerNode}
 	}
-	return NewZeRO(d, world, groups, compute, opt, stage, o)
+	var w Weights
+	var err error
+	switch {
+	case o.Gradients && world.Size() == 1:
+		w, err = NewZeRO(d, world, groups, compute, opt, 2, o)
+	case o.Gradients && stage < 2:
+		err = status.Errorf(status.InvalidConfig, "memory.gradients: gradients are offloaded by shards, and parallel.zero = %d does not shard them over the %d ranks; set parallel.zero = 2 or 3", stage, world.Size())
+	case stage == 0 || world.Size() == 1:
+		w, err = NewReplicated(d, world, groups, compute, opt, o)
+	default:
+		w, err = NewZeRO(d, world, groups, compute, opt, stage, o)
+	}
+	if err != nil { // a nil pointer in w is not a nil interface
+		return nil, err
+	}
+	return w, nil
 }
 
 // ZeRO shards parameters by layer groups over all ranks, data and sequence alike (Rajbhandari et
@@ -24,8 +40,8 @@ func NewWeights(d device.Device, world comm.Comm, groups []*model.Group, compute
 //
 // During a use of a group, its weights and gradients are whole, each in one of two slots. A
 // communication stream gathers the weights of the next group while the current group computes, and
-// reduces gradients into the shards of their owners while the next group computes. Sums are in rank
-// order, as in Replicated.
+// reduces gradients into the shards of their owners while the next group computes. In stage 1 it
+// reduces them in the last pass of a step (gradientSums). Sums are in rank order, as in Replicated.
 type ZeRO struct {
 	optimizer
 	world      comm.Comm
@@ -36,9 +52,9 @@ type ZeRO struct {
 	groups     []zeroGroup
 	numel      []int64 // elements of each group
 	own        int64   // elements of all shards of this rank
-	order      []model.Use
-	next       int // index in order of the next use
-	ready      readiness
+	uses
+	ready readiness
+	sums  gradientSums // of stage 1
 
 	values  tensor.Tensor // stage 3 [own], else [numel], of the compute type
 	masters tensor.Tensor // [own] F32, when training in another type
@@ -63,6 +79,7 @@ type zeroGroup struct {
 	shard  int64   // index of these elements in flat buffers of this rank's shards
 	counts []int64 // elements that each rank owns
 	decay  []device.Range
+	summed bool // gradients of this step are in host memory
 }
 
 // whole returns the group in a flat buffer of all elements.
@@ -94,6 +111,13 @@ func NewZeRO(d device.Device, world comm.Comm, groups []*model.Group, compute te
 			return err
 		}
 		if w.updated, err = d.NewEvent(); err != nil {
+			return err
+		}
+		var stream device.Stream
+		if stage == 1 && overlaps(d, world.Size()) {
+			stream = w.commStream
+		}
+		if err = w.sums.open(d, len(groups), stream); err != nil {
 			return err
 		}
 		if err = w.gathered.open(d, w.gatheredMem[:]); err != nil {
@@ -159,7 +183,7 @@ func (w *ZeRO) plan(numel int64, largest [2]int64) []planned {
 	if w.stage == 1 {
 		p = append(p, planned{"gradients", tensor.F32, numel, &w.grads, false})
 	} else {
-		p = append(p, planned{"gradients, shard", tensor.F32, w.own, &w.grads, false},
+		p = append(p, planned{"gradients, shard", tensor.F32, w.own, &w.grads, w.Gradients},
 			planned{"gradients, largest layer", tensor.F32, largest[0], &w.reducedMem[0], false}, planned{"gradients, second layer", tensor.F32, largest[1], &w.reducedMem[1], false})
 	}
 	p = append(p, planned{"norm", tensor.F64, 1, &w.sum, false})
@@ -221,6 +245,7 @@ func (w *ZeRO) shardGrads(g *zeroGroup) tensor.Tensor {
 func (w *ZeRO) Free() {
 	w.gathered.close()
 	w.reduced.close()
+	w.sums.close()
 	w.optimizer.close()
 	if w.updated != nil {
 		w.updated.Close()

@@ -1,6 +1,7 @@
 package train
 
 import (
+	"ulysses/comm"
 	"ulysses/device"
 	"ulysses/internal/status"
 	"ulysses/model"
@@ -8,10 +9,10 @@ import (
 
 // Pass sets the order of the uses of the next pass and counts their collectives.
 func (w *ZeRO) Pass(order []model.Use) error {
-	if w.next != len(w.order) {
-		return status.Errorf(status.Internal, "train: a pass begins after %d of %d uses of layer groups of the previous pass", w.next, len(w.order))
+	if err := w.uses.begin(order); err != nil {
+		return err
 	}
-	w.order, w.next = order, 0
+	w.sums.pass(order)
 	w.expected.pass(order, w.numel, w.stage, &w.gathered.residency)
 	return nil
 }
@@ -19,11 +20,11 @@ func (w *ZeRO) Pass(order []model.Use) error {
 // Gather attaches a group for a use. In stage 3 it then starts to gather the weights of the next
 // group, which overlaps with the computation of this one.
 func (w *ZeRO) Gather(group int, s device.Stream) error {
-	if w.next == len(w.order) || w.order[w.next].Group != group {
-		return status.Errorf(status.Internal, "train: layer group %d is not the next one in the order of the pass", group)
+	x, err := w.uses.advance(group)
+	if err != nil {
+		return err
 	}
-	x := w.order[w.next]
-	w.next++
+	w.sums.gather(x)
 	g := &w.groups[group]
 	values, grads := w.resident(g)
 	if w.stage == 3 && x.Access&model.Reads != 0 {
@@ -84,9 +85,9 @@ func (w *ZeRO) gather(group int) (int, error) {
 	return i, w.commStream.Record(x.filled)
 }
 
-// Release ends a use of a group. The slot of its weights becomes free after the last use. Its
-// gradients are reduce-scattered and added to the shards of their owners, on the communication
-// stream.
+// Release ends a use of a group. The slot of its weights becomes free after the last use. In stages
+// 2 and 3, its gradients are reduce-scattered and added to the shards of their owners, on the
+// communication stream. In stage 1, they are reduce-scattered there when they are complete.
 func (w *ZeRO) Release(group int, s device.Stream) error {
 	g := &w.groups[group]
 	if i := w.gathered.find(group); i >= 0 && w.gathered.slots[i].users > 0 {
@@ -98,7 +99,7 @@ func (w *ZeRO) Release(group int, s device.Stream) error {
 	}
 	i := w.reduced.find(group)
 	if i < 0 || w.reduced.slots[i].users == 0 {
-		return nil
+		return w.sums.release(group, s, func(group int) error { return w.reduceWhole(w.commWorld, w.commStream, group) })
 	}
 	w.reduced.slots[i].users, w.reduced.slots[i].group = 0, -1
 	x := &w.reduced.all[i]
@@ -112,10 +113,26 @@ func (w *ZeRO) Release(group int, s device.Stream) error {
 	if err := w.commWorld.ReduceScatter(w.commStream, own, x.mem.Slice(0, 0, g.numel), g.counts); err != nil {
 		return err
 	}
-	if shard := g.shardOf(w.grads); shard.Numel() > 0 {
+	shard := g.shardOf(w.grads)
+	if w.Gradients {
+		if err := w.commStream.Record(x.filled); err != nil {
+			return err
+		}
+		add := g.summed
+		g.summed = true
+		return w.storeGradients(shard, own, add, x.filled)
+	}
+	if shard.Numel() > 0 {
 		if err := w.dev.Add(w.commStream, shard, shard, own); err != nil {
 			return err
 		}
 	}
 	return w.commStream.Record(x.filled)
+}
+
+// reduceWhole reduce-scatters the gradients of a group in stage 1, in place.
+func (w *ZeRO) reduceWhole(c comm.Comm, s device.Stream, group int) error {
+	g := &w.groups[group]
+	w.expected.reductions[group]++
+	return c.ReduceScatter(s, g.ownIn(w.grads, g.offset), g.whole(w.grads), g.counts)
 }

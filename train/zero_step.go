@@ -9,13 +9,26 @@ import (
 
 func (w *ZeRO) Begin(s device.Stream, microBatches int64) error {
 	w.ready.begin(microBatches)
+	// Wait for the reductions of a step that has ended without Reduce.
+	if err := w.reduced.wait(s); err != nil {
+		return err
+	}
+	if err := w.sums.step(s, microBatches); err != nil {
+		return err
+	}
+	if w.Gradients { // the first gradients of a group overwrite the sums of the previous step
+		for i := range w.groups {
+			w.groups[i].summed = false
+		}
+		return nil
+	}
 	return w.dev.Fill(s, w.grads, 0)
 }
 
 func (w *ZeRO) GradReady(p *model.Param, _ device.Stream) error { return w.ready.note(p) }
 
 // Reduce completes the gradients in the shards of their owners. Stages 2 and 3 have reduced them
-// during the passes; stage 1 does it here.
+// during the passes, and stage 1 during the last pass, if the device allows an overlap.
 func (w *ZeRO) Reduce(s device.Stream) (float64, error) {
 	if err := w.ready.check(); err != nil {
 		return 0, err
@@ -23,20 +36,20 @@ func (w *ZeRO) Reduce(s device.Stream) (float64, error) {
 	if err := w.reduced.wait(s); err != nil {
 		return 0, err
 	}
+	if w.stage == 1 {
+		if err := w.reduceRest(s); err != nil {
+			return 0, err
+		}
+	}
 	if err := w.dev.Fill(s, w.sum, 0); err != nil {
 		return 0, err
 	}
-	if w.stage == 1 {
-		addOne(w.expected.reductions)
-	}
 	for i := range w.groups {
-		g := &w.groups[i]
-		if w.stage == 1 {
-			if err := w.world.ReduceScatter(s, g.ownIn(w.grads, g.offset), g.whole(w.grads), g.counts); err != nil {
-				return 0, err
-			}
+		grads, err := w.onDevice(s, w.shardGrads(&w.groups[i]), w.reducedMem[0])
+		if err != nil {
+			return 0, err
 		}
-		if err := w.dev.SumSquares(s, w.sum, w.shardGrads(g)); err != nil {
+		if err := w.dev.SumSquares(s, w.sum, grads); err != nil {
 			return 0, err
 		}
 	}
@@ -47,6 +60,21 @@ func (w *ZeRO) Reduce(s device.Stream) (float64, error) {
 		return 0, err
 	}
 	return w.norm(), nil
+}
+
+// reduceRest completes the reductions of stage 1.
+func (w *ZeRO) reduceRest(s device.Stream) error {
+	if err := w.sums.wait(s); err != nil {
+		return err
+	}
+	return w.sums.rest(func(lo, hi int) error {
+		for i := lo; i < hi; i++ {
+			if err := w.reduceWhole(w.world, s, i); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }
 
 // Update runs the optimizer on the shards. Stages 1 and 2 then gather the weights.
@@ -122,12 +150,22 @@ func (w *ZeRO) Whole(group int, grads bool, s device.Stream) (tensor.Tensor, err
 	w.gathered.clear()
 	w.expected.wholes[group] += shard.DType.Size()
 	all = all.Slice(0, 0, g.numel)
-	if !grads && w.Offloaded() && !w.masters.IsNil() && shard.Numel() > 0 {
-		own := g.ownIn(all, 0)
-		if err := w.dev.Copy(s, own, shard); err != nil {
-			return all, err
-		}
-		shard = own
+	shard, err := w.onDevice(s, shard, g.ownIn(all, 0))
+	if err != nil {
+		return all, err
 	}
 	return all, w.world.AllGather(s, all, shard, g.counts)
+}
+
+// onDevice returns a shard in device memory: the shard, or a copy at the beginning of mem if it is
+// in host memory.
+func (w *ZeRO) onDevice(s device.Stream, shard, mem tensor.Tensor) (tensor.Tensor, error) {
+	if shard.Where == w.dev.Info().Place {
+		return shard, nil
+	}
+	mem = mem.Slice(0, 0, shard.Numel())
+	if shard.Numel() == 0 {
+		return mem, nil
+	}
+	return mem, w.dev.Copy(s, mem, shard)
 }

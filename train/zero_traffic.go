@@ -3,8 +3,8 @@ package train
 import "ulysses/model"
 
 // expected counts the collectives of each group. It computes them from the order of a pass, before
-// the pass begins. Traffic uses these counts; tests and the report of a run compare it with the
-// bytes that were sent.
+// the pass begins. Stage 1 has one reduction of a group for each step. Traffic uses these counts;
+// tests and the report of a run compare it with the bytes that were sent.
 type expected struct {
 	gathers    []int64 // all-gathers of weights in the compute type
 	reductions []int64 // reduce-scatters of gradients in F32

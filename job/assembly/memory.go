@@ -8,14 +8,18 @@ import (
 	"ulysses/device"
 	"ulysses/internal/units"
 	"ulysses/model"
+	"ulysses/tensor"
 	"ulysses/train"
 )
 
 // PrintMemory prints the planned memory of this rank as tables. Other ranks may have one token more
 // or less.
 func (p *Parts) PrintMemory(out io.Writer, t *train.Trainer) error {
-	if err := PrintComponents(out, t.Components(), p.Device.Info(), p.Model.Tiles().MLP); err != nil {
+	if err := PrintComponents(out, t.Components(), p.Device.Info(), p.HostOfNode(), p.Model.Tiles().MLP); err != nil {
 		return err
+	}
+	if p.step != "" {
+		fmt.Fprintf(out, "optimizer step: %s\n\n", p.step)
 	}
 	if err := printChoices(out, t); err != nil {
 		return err
@@ -26,8 +30,29 @@ func (p *Parts) PrintMemory(out io.Writer, t *train.Trainer) error {
 	return nil
 }
 
-// PrintComponents prints the components of a plan with the memory of the device.
-func PrintComponents(out io.Writer, plan []model.Component, info device.Info, tile int64) error {
+// HostMemory is the host memory of the ranks of a node.
+type HostMemory struct {
+	Ranks int
+	Free  int64 // bytes that these ranks may allocate; 0 = unknown
+}
+
+// HostOfNode returns the host memory of this rank's node.
+func (p *Parts) HostOfNode() HostMemory {
+	ranks := max(1, min(p.PerNode, p.Mesh.World.Size()))
+	return HostMemory{Ranks: ranks, Free: p.FreeHost * int64(ranks)}
+}
+
+// print prints the host memory that the ranks of a node plan, if each plans as much as this one.
+func (n HostMemory) print(w io.Writer, ofRank int64) {
+	all := ofRank * int64(n.Ranks)
+	fmt.Fprintf(w, "planned, host of a node with %s\t%d\t%.1f\t\n", units.Count(n.Ranks, "rank"), all, units.MiB(all))
+	if n.Free > 0 {
+		fmt.Fprintf(w, "of the host\t%d\t%.1f\t\n", n.Free, units.MiB(n.Free))
+	}
+}
+
+// PrintComponents prints the components of a plan with the memory of the device and of the node.
+func PrintComponents(out io.Writer, plan []model.Component, info device.Info, node HostMemory, tile int64) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(w, "memory of a rank\tbytes\tMiB\t")
 	for _, c := range plan {
@@ -36,6 +61,9 @@ func PrintComponents(out io.Writer, plan []model.Component, info device.Info, ti
 	fmt.Fprintf(w, "planned\t%d\t%.1f\t\n", model.Bytes(plan), units.MiB(model.Bytes(plan)))
 	if host := model.HostBytes(plan); host > 0 {
 		fmt.Fprintf(w, "planned, host\t%d\t%.1f\t\n", host, units.MiB(host))
+		node.print(w, host)
+	} else if info.Place == tensor.Host && node.Ranks > 1 {
+		node.print(w, model.Bytes(plan))
 	}
 	if info.Memory > 0 {
 		name := "of the device"
@@ -43,6 +71,9 @@ func PrintComponents(out io.Writer, plan []model.Component, info device.Info, ti
 			name = fmt.Sprintf("of the device, which %d ranks share", info.Sharing)
 		}
 		fmt.Fprintf(w, "%s\t%d\t%.1f\t\n", name, info.Memory, units.MiB(info.Memory))
+	}
+	if info.Free > 0 {
+		fmt.Fprintf(w, "of it free\t%d\t%.1f\t\n", info.Free, units.MiB(info.Free))
 	}
 	if tile > 0 {
 		fmt.Fprintf(w, "MLP in tiles of\t%d tokens\t\t\n", tile)

@@ -5,6 +5,7 @@ package assembly
 
 import (
 	"cmp"
+	"fmt"
 
 	"ulysses/comm"
 	"ulysses/device"
@@ -25,15 +26,25 @@ type Parts struct {
 	Clock    *clock.Clock
 	Compute  tensor.DType // of activations, and of the weights in matrix products
 	FreeHost int64        // bytes of host memory that this rank may allocate; 0 = unknown
+	PerNode  int          // ranks of this rank's node
 	Config   *model.Config
+	Rates    train.StepRates          // choose where the step of an offloaded optimizer runs
+	OpenHost func() (HostStep, error) // opens the CPU threads for a step on the host
 
 	Levels  string // how all-to-alls are made, if that is a choice; see comm.Mesh.SetLevels
 	Model   *model.Model
 	Weights train.Weights
+	host    HostStep // nil = the step does not run on the host
+	step    string   // where the optimizer's step runs, if its states are in host memory
 }
 
-// Layout makes the model and allocates its weights, without values. Collective over the sequence
-// axis.
+// HostStep runs optimizer steps in host memory.
+type HostStep interface {
+	train.Stepper
+	Close()
+}
+
+// Layout makes the model and allocates its weights, without values. Collective.
 func (p *Parts) Layout() error {
 	j := p.Job
 	strategy, err := gdn.ParseStrategy(j.GDN.Strategy)
@@ -59,24 +70,72 @@ func (p *Parts) Layout() error {
 	if j.Kind == "train" {
 		opt = &j.Optimizer
 	}
-	p.Weights, err = train.NewWeights(p.Device, p.Mesh.World, p.Model.Groups(), p.Compute, opt, int(j.Parallel.Zero), p.offload())
+	offload, err := p.offload()
+	if err = comm.Agree(p.Mesh.World, err); err != nil {
+		return err
+	}
+	p.Weights, err = train.NewWeights(p.Device, p.Mesh.World, p.Model.Groups(), p.Compute, opt, int(j.Parallel.Zero), offload)
 	return err
 }
 
-// offload says where the optimizer's states are.
-func (p *Parts) offload() train.Offload {
-	x := train.Offload{FreeHost: p.FreeHost}
-	if p.Job.Memory.Optimizer == "offload" {
-		x.Step = train.StepStreamed
+// offload says where the optimizer's states are and where its step runs. All ranks choose alike:
+// the step runs on the host if that is expected to be faster on a rank. Collective.
+func (p *Parts) offload() (train.Offload, error) {
+	x, j := train.Offload{FreeHost: p.FreeHost, PerNode: p.PerNode}, p.Job
+	m := &j.Memory
+	switch {
+	case j.Kind != "train" || !m.OffloadsOptimizer():
+		return x, nil
+	case p.Device.Info().Place == tensor.Host:
+		x.Step = train.StepStreamed // NewWeights refuses it
+		return x, nil
 	}
-	return x
+	x.Gradients = m.Gradients == "offload"
+	step := []int64{int64(train.StepStreamed)}
+	switch m.Optimizer {
+	case "host":
+		step[0] = int64(train.StepOnHost)
+	case "offload":
+		step[0] = int64(p.Rates.FasterStep(&j.Optimizer, p.Compute, x.Gradients))
+		if err := p.Mesh.World.AllReduce(nil, tensor.OfInt64(step, 1), comm.Max); err != nil {
+			return x, err
+		}
+	}
+	x.Step = train.OptimizerStep(step[0])
+	p.step = p.describeStep(&x)
+	if x.Step != train.StepOnHost {
+		return x, nil
+	}
+	var err error
+	p.host, err = p.OpenHost()
+	x.Host = p.host
+	return x, err
+}
+
+// describeStep returns where the optimizer's step runs, with the expected time of both ways.
+func (p *Parts) describeStep(x *train.Offload) string {
+	n := int64(0)
+	for _, g := range p.Model.Groups() {
+		n += g.Numel()
+	}
+	if p.Job.Parallel.Zero > 0 {
+		n /= int64(p.Mesh.World.Size())
+	}
+	seconds := func(step train.OptimizerStep) float64 {
+		return p.Rates.StepSeconds(step, &p.Job.Optimizer, p.Compute, x.Gradients, n)
+	}
+	here, there := seconds(train.StepStreamed), seconds(train.StepOnHost)
+	if x.Step == train.StepOnHost {
+		return fmt.Sprintf("on the host, expected %.3g s; streamed through the device %.3g s", there, here)
+	}
+	return fmt.Sprintf("streamed through the device, expected %.3g s; on the host %.3g s", here, there)
 }
 
 // Setup returns the trainer's setup as the job file determines it, without data.
 func (p *Parts) Setup() *train.Setup {
 	j := p.Job
 	return &train.Setup{Device: p.Device, Mesh: p.Mesh, Model: p.Model, Weights: p.Weights, Optimizer: &j.Optimizer, Clock: p.Clock,
-		Data: train.Data{Config: &j.Data}, Memory: train.Memory{Config: j.Memory, FreeHost: p.FreeHost},
+		Data: train.Data{Config: &j.Data}, Memory: train.Memory{Config: j.Memory, FreeHost: p.FreeHost, PerNode: p.PerNode},
 		Seed: uint64(j.Seed), Loop: train.Loop{EvalEvery: j.Eval.Every, OnNaN: j.Train.OnNaN}}
 }
 
@@ -84,6 +143,9 @@ func (p *Parts) Setup() *train.Setup {
 func (p *Parts) Free() {
 	if p.Weights != nil {
 		p.Weights.Free()
+	}
+	if p.host != nil {
+		p.host.Close()
 	}
 	if p.Model != nil {
 		p.Model.Close()

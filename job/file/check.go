@@ -90,6 +90,10 @@ var conflicts = []rule{
 	{"memory.attention", func(j *Job) bool {
 		return j.Memory.Attention == "recompute" && (j.Memory.QKV == "keep" || j.Memory.QKV == "offload")
 	}, "recomputing attention includes queries, keys and values; set memory.qkv to \"recompute\" or \"auto\""},
+	{"memory.gradients", func(j *Job) bool {
+		return j.Kind == "train" && j.Memory.Gradients == "offload" && !j.Memory.OffloadsOptimizer()
+	},
+		"gradients are offloaded only with the optimizer's states; set memory.optimizer = \"offload\""},
 	{"attention.output", func(j *Job) bool { return j.Attention.Input != "" && j.Attention.Input == j.Attention.Output },
 		"the same file as attention.input; name another file"},
 	{"gdn.output", func(j *Job) bool { return j.GDN.Input != "" && j.GDN.Input == j.GDN.Output },
@@ -108,7 +112,7 @@ var onlyOperators = []string{"attention.causal", "attention.window", "attention.
 
 // onlyModels lists keys that would silently have no effect in an operator job.
 var onlyModels = []string{"tile.mlp", "tile.loss", "memory.block_input", "memory.attention", "memory.qkv", "memory.mlp", "memory.segment", "memory.head_groups", "memory.optimizer",
-	"memory.device", "memory.host"}
+	"memory.gradients", "memory.device", "memory.host"}
 
 // refusals has the rules on valid values that are not supported. The job is refused.
 var refusals = []rule{

@@ -31,7 +31,9 @@ type ClusterRates struct {
 	Delta    float64 `toml:"delta" min:"0"`  // of the gated delta rule
 	Memory   float64 `toml:"memory" min:"0"` // GB/s of a rank's memory
 	// GB/s between the host and a rank's device, in each direction
-	Copies  float64 `toml:"copies" min:"0"`
+	Copies float64 `toml:"copies" min:"0"`
+	// GB/s of host memory that a rank's CPU threads read and write
+	Host    float64 `toml:"host" min:"0"`
 	Node    float64 `toml:"node" min:"0"`    // GB/s that a rank sends inside a node
 	Network float64 `toml:"network" min:"0"` // GB/s that a rank sends to other nodes
 	Launch  float64 `toml:"launch" min:"0"`  // least time of an operation, in µs

@@ -31,7 +31,7 @@ func onJob(holds func(j *Job) bool) func(j *Job, c *model.Config) bool {
 // would compute something else than the user expects.
 var idleKeys = []idle{
 	{[]string{"optimizer.", "train.", "checkpoint.", "eval.every", "data.accumulate", "data.global_batch", "data.shuffle", "memory.block_input", "memory.attention", "memory.qkv",
-		"memory.mlp", "memory.segment", "memory.head_groups", "memory.optimizer", "memory.host", "output.model", "output.trace"},
+		"memory.mlp", "memory.segment", "memory.head_groups", "memory.optimizer", "memory.gradients", "memory.host", "output.model", "output.trace"},
 		onJob(func(j *Job) bool { return j.Kind == "eval" }), `kind = "eval" does not train`},
 	{[]string{"data.path"}, onJob(func(j *Job) bool { return j.Kind == "eval" && len(j.Eval.Path) > 0 }), "the evaluation reads eval.path"},
 	{[]string{"seed"}, onJob(func(j *Job) bool { return !j.IsModelJob() && (!j.draws() || j.Attention.Seed > 0) }), "an operator job draws only dropout and random blocks of a pattern, with attention.seed if it is set"},
@@ -51,7 +51,7 @@ var idleKeys = []idle{
 	{[]string{"memory.host"}, onJob(func(j *Job) bool {
 		m := &j.Memory
 		may := func(word string) bool { return word == "auto" || word == "offload" }
-		return j.Kind == "train" && m.Optimizer != "offload" && !may(m.BlockInput) && !may(m.Attention) && !may(m.QKV) && !may(m.MLP)
+		return j.Kind == "train" && !m.OffloadsOptimizer() && !may(m.BlockInput) && !may(m.Attention) && !may(m.QKV) && !may(m.MLP)
 	}), "no activations or optimizer states are offloaded"},
 	{[]string{"optimizer.betas", "optimizer.eps"}, onJob(func(j *Job) bool { return j.Kind == "train" && j.Optimizer.Name == "sgd" }), `optimizer.name = "sgd" has none`},
 	{[]string{"optimizer.min_lr"}, onJob(func(j *Job) bool { return j.Kind == "train" && j.Optimizer.Schedule == "constant" }), `optimizer.schedule = "constant" does not decay`},

@@ -170,7 +170,7 @@ func Default() Job {
 			Schedule: "cosine", Warmup: 10},
 		Train:      train.TrainConfig{Steps: 100, OnNaN: "stop", TimeLimit: "auto"},
 		Tile:       TileTable{MLP: "auto", Loss: "auto"},
-		Memory:     train.MemoryConfig{BlockInput: "auto", Attention: "auto", QKV: "auto", MLP: "auto", Optimizer: "auto"},
+		Memory:     train.MemoryConfig{BlockInput: "auto", Attention: "auto", QKV: "auto", MLP: "auto", Optimizer: "auto", Gradients: "auto"},
 		Checkpoint: CheckpointTable{Keep: 2, Dir: "checkpoints", Resume: "auto"},
 		Output:     OutputTable{Dir: "out", Model: true},
 		Attention:  AttentionTable{Causal: true, Window: [2]int64{-1, -1}, Block: [2]int64{64, 64}, Pattern: PatternTable{Kind: "off"}},

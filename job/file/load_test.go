@@ -100,6 +100,7 @@ mlp = "auto"
 segment = 0
 head_groups = 0
 optimizer = "auto"
+gradients = "auto"
 device = 0.0
 host = 0.0
 [checkpoint]

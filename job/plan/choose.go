@@ -13,6 +13,7 @@ import (
 	"ulysses/internal/units"
 	"ulysses/job/file"
 	"ulysses/tensor"
+	"ulysses/train"
 )
 
 // The choice of the mesh. The candidates are the meshes that the job allows, each with both forms
@@ -389,13 +390,26 @@ func (m *Machine) ForChoice(perNode int) *Machine {
 		}
 		o.Rates = o.Rates.Shared(o.Share)
 	case m.Rates.Check() != nil:
+		host := o.Rates.Host
 		o.Rates, o.nominal = gpuByName["h100"].rates[tensor.BF16], true
+		o.Rates.Host = host
 	}
 	o.Rates.PerNode = max(1, perNode)
 	if m.cluster != nil {
 		applyRates(m.cluster, &o)
 	}
 	return &o
+}
+
+// StepRates returns the rates by which a run chooses where the step of an offloaded optimizer runs.
+// An unknown GPU has the rates of an H100.
+func StepRates(j *file.Job, d device.Device, compute tensor.DType, perNode int) train.StepRates {
+	m := &Machine{Info: d.Info()}
+	if m.Info.Place == tensor.Host {
+		return train.StepRates{}
+	}
+	m.recognize(j, compute, perNode)
+	return m.ForChoice(perNode).stepRates()
 }
 
 // ChooseHere is Choose for this rank's device in a run.
@@ -406,7 +420,7 @@ func ChooseHere(j *file.Job, world int, d device.Device, compute tensor.DType, p
 	}
 	m := &Machine{Info: d.Info(), Sizes: d, Host: freeHost, close: func() {}}
 	if m.Info.Place != tensor.Host {
-		m.recognize(compute, perNode)
+		m.recognize(j, compute, perNode)
 	}
 	return Choose(j, world, m.ForChoice(perNode), x), nil
 }

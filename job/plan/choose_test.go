@@ -176,7 +176,6 @@ func TestNoMeshFits(t *testing.T) {
 
 // The table of docs/plan.md has the choices of this program.
 func TestTableOfChoices(t *testing.T) {
-	const begin, end, path = "<!-- choices: begin -->\n", "<!-- choices: end -->", "../../docs/plan.md"
 	var text strings.Builder
 	text.WriteString("| tokens of a sequence | sequences of a step | 8 GPUs, 8 a node | 16, 8 a node | 64, 8 a node | 16, 1 a node |\n|---|---|---|---|---|---|\n")
 	for _, row := range []struct {
@@ -190,6 +189,14 @@ func TestTableOfChoices(t *testing.T) {
 		}
 		text.WriteString("\n")
 	}
+	checkTable(t, "choices", text.String())
+}
+
+// checkTable compares a table of docs/plan.md, which is between two comments, with its text. With
+// -update it writes the text.
+func checkTable(t *testing.T, name, want string) {
+	t.Helper()
+	begin, end, path := "<!-- "+name+": begin -->\n", "<!-- "+name+": end -->", "../../docs/plan.md"
 	page, err := os.ReadFile(path)
 	if err != nil {
 		t.Fatal(err)
@@ -197,15 +204,15 @@ func TestTableOfChoices(t *testing.T) {
 	before, rest, ok := strings.Cut(string(page), begin)
 	shown, after, also := strings.Cut(rest, end)
 	if !ok || !also {
-		t.Fatal("docs/plan.md has no table of choices")
+		t.Fatalf("docs/plan.md has no table of %s", name)
 	}
-	if shown == text.String() {
+	if shown == want {
 		return
 	}
 	if !*update {
-		t.Fatalf("the table of docs/plan.md is\n%swant\n%srun go test ./job/plan -run TestTableOfChoices -update", shown, text.String())
+		t.Fatalf("the table of docs/plan.md is\n%swant\n%srun go test ./job/plan -run %s -update", shown, want, t.Name())
 	}
-	if err := os.WriteFile(path, []byte(before+begin+text.String()+end+after), 0o600); err != nil {
+	if err := os.WriteFile(path, []byte(before+begin+want+end+after), 0o600); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"ulysses/internal/units"
 	"ulysses/job/file"
 	"ulysses/tensor"
+	"ulysses/train"
 )
 
 // Machine is one rank's share of the machine of a plan.
@@ -53,7 +54,7 @@ func thisMachine(j *file.Job, x *subject, perNode int) (*Machine, error) {
 		err = m.measure(open, sized(j, x, perNode).In(compute), perNode)
 	} else if err == nil {
 		err = m.shareGPUs(perNode)
-		m.recognize(compute, perNode)
+		m.recognize(j, compute, perNode)
 	}
 	if err != nil {
 		d.Close()
@@ -122,8 +123,8 @@ func (m *Machine) shareGPUs(perNode int) error {
 	return err
 }
 
-// recognize finds a GPU's rates by its name. An unknown GPU has no rates.
-func (m *Machine) recognize(compute tensor.DType, perNode int) {
+// recognize finds a GPU's rates by its name. An unknown GPU has only the rate of its host.
+func (m *Machine) recognize(j *file.Job, compute tensor.DType, perNode int) {
 	m.text = m.Info.Name
 	for kind, g := range gpuByName {
 		if strings.Contains(strings.ToLower(m.Info.Name), kind) {
@@ -132,6 +133,25 @@ func (m *Machine) recognize(compute tensor.DType, perNode int) {
 	}
 	m.Rates = m.Rates.Shared(float64(m.Info.Sharing))
 	m.Rates.PerNode = perNode
+	m.Rates.Host = hostRate(int(j.Device.Threads), max(1, runtime.NumCPU()/max(1, perNode)), perNode)
+}
+
+// Typical rates of a server with GPUs: the memory of two processors, and one thread of them in a
+// step of AdamW, whose arithmetic is hidden by its memory traffic.
+const (
+	hostMemory, hostThread = 400e9, 12e9 // bytes/s read and written
+	typicalThreads         = 14          // of a rank: 112 cores for 8 GPUs
+)
+
+// hostRate returns the bytes/s that the CPU threads of a rank read and write while all ranks of the
+// node do so. threads is device.threads; 0 = the default.
+func hostRate(threads, byDefault, perNode int) float64 {
+	return min(hostMemory/float64(max(1, perNode)), hostThread*float64(cmp.Or(threads, byDefault)))
+}
+
+// stepRates returns the rates that decide where the step of an offloaded optimizer runs.
+func (m *Machine) stepRates() train.StepRates {
+	return train.StepRates{Copies: m.Rates.Copies, Host: cmp.Or(m.Rates.Host, m.Rates.Memory)}
 }
 
 // ready returns an error if a rate of the machine is unknown.

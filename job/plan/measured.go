@@ -28,7 +28,6 @@ type Expected struct {
 // Rank is a rank of a run whose machine is measured or planned for.
 type Rank struct {
 	*assembly.Parts
-	PerNode   int // ranks of this rank's node
 	LocalRank int // of this rank on its node
 }
 
@@ -48,7 +47,7 @@ func (r *Rank) Measure(worked float64) (*Machine, error) {
 		return m, err
 	}
 	if m.Info.Place != tensor.Host {
-		m.recognize(r.Compute, r.PerNode)
+		m.recognize(r.Job, r.Compute, r.PerNode)
 		return m, nil
 	}
 	x := SubjectOfModel(r.Config)
@@ -102,7 +101,7 @@ func (r *Rank) unmeasured() *Machine {
 func (r *Rank) machine(x *subject) (*Machine, error) {
 	m := r.unmeasured()
 	if m.Info.Place != tensor.Host {
-		m.recognize(r.Compute, r.PerNode)
+		m.recognize(r.Job, r.Compute, r.PerNode)
 		return m, nil
 	}
 	atOnce := 0

@@ -26,7 +26,7 @@ func (f *Forecast) predictOperator() error {
 	saved, workspace := k.Scratch()
 	f.Memory = []model.Component{{Name: "tensors", Bytes: r.Bytes - saved - workspace}, {Name: "saved for the backward pass", Bytes: saved},
 		{Name: "workspace", Bytes: workspace}}
-	if all := f.Device.Info().Memory; all > 0 && r.Bytes > all {
+	if all := f.Device.Info().Usable(); all > 0 && r.Bytes > all {
 		return status.Errorf(status.OutOfMemory, "plan: %s are planned for each rank, and its device has %s; start more ranks, so that each has fewer tokens and heads",
 			units.Bytes(r.Bytes), units.Bytes(all))
 	}
@@ -46,5 +46,5 @@ func (f *Forecast) predictOperator() error {
 // printOperator prints the input, the plan and the memory of an operator job.
 func (f *Forecast) printOperator(out io.Writer) error {
 	fmt.Fprintf(out, "input            %s\nplan             %s\n\n", f.Operator.Input, f.Operator.Plan)
-	return assembly.PrintComponents(out, f.Memory, f.Device.Info(), 0)
+	return assembly.PrintComponents(out, f.Memory, f.Device.Info(), f.HostOfNode(), 0)
 }

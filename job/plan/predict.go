@@ -153,7 +153,8 @@ func PredictRank(j *file.Job, m *Machine, x *subject, rank int, timing bool) (*F
 	}
 	mesh := dryrun.NewMesh(d, rank, int(j.Mesh.World), int(j.Mesh.Ulysses), int(j.Mesh.Ring), ledger, clk)
 	mesh.Links = TypicalLinks
-	parts := &assembly.Parts{Job: j, Device: d, Mesh: mesh, Clock: clk, Compute: compute, FreeHost: m.Host, Config: x.config}
+	parts := &assembly.Parts{Job: j, Device: d, Mesh: mesh, Clock: clk, Compute: compute, FreeHost: m.Host, PerNode: m.Rates.PerNode, Config: x.config,
+		Rates: m.stepRates(), OpenHost: func() (assembly.HostStep, error) { return d.Host(), nil }}
 	f := &Forecast{Parts: parts, ledger: ledger, Rank: rank, device: d}
 	if x.config == nil {
 		err = f.predictOperator()
@@ -221,15 +222,14 @@ func (f *Forecast) prepare() (err error) {
 	return nil
 }
 
-// checkHost returns an error if the planned host memory exceeds the free memory. The trainer checks
-// only device memory.
+// checkHost returns an error if a plan for the CPU exceeds the free memory. The trainer checks the
+// memory of a GPU, and host memory beside it.
 func (f *Forecast) checkHost() error {
-	planned, of := model.HostBytes(f.Memory), "host memory "
-	if f.Device.Info().Place == tensor.Host {
-		planned, of = model.Bytes(f.Memory), ""
+	if f.Device.Info().Place != tensor.Host {
+		return nil
 	}
-	if f.FreeHost > 0 && planned > f.FreeHost {
-		return status.Errorf(status.OutOfMemory, "plan: %s %sare planned for each rank, and %s are free; use more nodes", units.Bytes(planned), of, units.Bytes(f.FreeHost))
+	if planned := model.Bytes(f.Memory); f.FreeHost > 0 && planned > f.FreeHost {
+		return status.Errorf(status.OutOfMemory, "plan: %s are planned for each rank, and %s are free; use more nodes", units.Bytes(planned), units.Bytes(f.FreeHost))
 	}
 	return nil
 }

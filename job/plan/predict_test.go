@@ -9,6 +9,7 @@ import (
 	"ulysses/device"
 	"ulysses/job/file"
 	"ulysses/tensor"
+	"ulysses/train"
 )
 
 // The ranks that a plan looks at are those that need most: no rank needs more memory or more time.
@@ -89,6 +90,89 @@ func TestSharedBy(t *testing.T) {
 	}{{1, 1, 1, 1}, {cores, 1, cores, 1}, {1, cores, 1, 1}, {4 * cores, 1, cores, 4}, {2, cores, 1, 2}, {0, 0, 1, 1}} {
 		if atOnce, share := sharedBy(c.perNode, c.workers); atOnce != c.atOnce || share != c.share {
 			t.Errorf("%d ranks of %d threads on %d cores: %d at a time, %v to a core", c.perNode, c.workers, cores, atOnce, share)
+		}
+	}
+}
+
+// On GPUs, the reductions of gradients overlap backward in ZeRO stages 0 and 1: a step is shorter
+// than the sum of its phases. After backward remain the reduction of the embedding, which is
+// complete last, and in stage 1 the all-gather of the updated weights, which has as many bytes as
+// the reduction in F32 has halves. On CPUs, a step takes the sum of its phases.
+func TestReductionsAreHidden(t *testing.T) {
+	for _, c := range []struct {
+		zero   int
+		hidden float64 // the least share of the communication
+	}{{0, 0.8}, {1, 0.5}} {
+		j, x := parsed(t, llama8B, fmt.Sprintf("parallel.zero=%d", c.zero), "parallel.ulysses=1", "model.new.num_hidden_layers=8", "model.new.vocab_size=8192", "data.sequence=16384")
+		if err := j.Resolve(2); err != nil {
+			t.Fatal(err)
+		}
+		m := h200s(8)
+		for _, place := range []tensor.Place{tensor.CUDA, tensor.Host} {
+			m.Info.Place = place
+			f, err := Predict(j, m, x, true)
+			if err != nil {
+				t.Fatal(err)
+			}
+			sum := 0.0
+			for _, seconds := range f.Phases {
+				sum += seconds
+			}
+			hidden := (sum - f.Seconds) / f.Phases["reduce"]
+			if place == tensor.CUDA && !(hidden >= c.hidden && hidden < 1) || place == tensor.Host && !(hidden < 0.01) {
+				t.Errorf("zero %d, place %v: %.2f of %.4f s are hidden in a step of %.4f s: %v", c.zero, place, hidden, f.Phases["reduce"], f.Seconds, f.Phases)
+			}
+			f.Close()
+		}
+	}
+}
+
+// The dry run of both forms of an offloaded step takes the time by which a run chooses between
+// them, and the choice is the faster one.
+func TestStepOfAnOffloadedOptimizer(t *testing.T) {
+	for _, c := range []struct {
+		perNode int
+		want    string
+	}{{1, "host"}, {8, "stream"}} {
+		seconds := map[string]float64{}
+		expected := func(word string, gradients bool) float64 {
+			where := "device"
+			if gradients {
+				where = "offload"
+			}
+			j, x := parsed(t, llama8B+"sequence = 64\n[memory]\n", "parallel.zero=0", "memory.optimizer="+word, "memory.gradients="+where, "train.steps=1")
+			if err := j.Resolve(1); err != nil {
+				t.Fatal(err)
+			}
+			m := h200s(c.perNode)
+			m.Rates.Host = hostRate(0, typicalThreads, c.perNode)
+			f, err := Predict(j, m, x, true)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer f.Close()
+			step := train.StepOnHost
+			if word == "stream" {
+				step = train.StepStreamed
+			}
+			rates := m.stepRates()
+			want := rates.StepSeconds(step, &j.Optimizer, tensor.BF16, gradients, 8_030_261_248)
+			if seconds[word] = f.Seconds; (word == "stream" || word == "host") && !gradients {
+				if took := f.Seconds - seconds["device"]; !(took > 0.9*want && took < 1.15*want) {
+					t.Errorf("%d ranks a node, %s: a step takes %.3f s longer, expected %.3f s", c.perNode, word, took, want)
+				}
+			}
+			return f.Seconds
+		}
+		expected("device", false)
+		for _, gradients := range []bool{false, true} {
+			stream, host := expected("stream", gradients), expected("host", gradients)
+			if faster := map[bool]string{true: "host", false: "stream"}[host < stream]; faster != c.want {
+				t.Errorf("%d ranks a node: %s is faster, want %s", c.perNode, faster, c.want)
+			}
+			if got := expected("offload", gradients); got != min(stream, host) {
+				t.Errorf("%d ranks a node: offload takes %v s, stream %v s, host %v s", c.perNode, got, stream, host)
+			}
 		}
 	}
 }
