@@ -1,7 +1,9 @@
 package main
 
 import (
+	"maps"
 	"math"
+	"strings"
 	"time"
 
 	"ulysses/backends"
@@ -28,8 +30,14 @@ func (o *options) openGPU(rank int) (device.Device, device.Stream, error) {
 // steady returns the seconds of a call of f, which enqueues work on s. Each time is the mean of as
 // many calls as take about 30 ms, after which the host waits once, so the cost of the first launch
 // and of the wait is small. Before the timing, f runs for o.warm, so the GPU reaches its clock
-// rate.
+// rate. With --expected, f is called once, and the time is 0.
 func (o *options) steady(s device.Stream, f func() error) ([]float64, error) {
+	if o.expected {
+		if err := f(); err != nil {
+			return nil, err
+		}
+		return []float64{0}, s.Sync()
+	}
 	calls := func(n int) (float64, error) {
 		t, err := seconds(func() error {
 			for range n {
@@ -55,6 +63,61 @@ func (o *options) steady(s device.Stream, f func() error) ([]float64, error) {
 	return repeated(0, o.repeat, func() (float64, error) { return calls(n) })
 }
 
+// work is what a call has to do at least: FLOP of the algorithm, and bytes of inputs and outputs,
+// each counted once. 0 bytes: they are not counted.
+type work struct{ flops, bytes float64 }
+
+// row prints the line of an operation: its rate is in GFLOP/s or, for an operation without counted
+// FLOP, in GB/s.
+func (o *options) row(name, op string, times []float64, w work, more map[string]any) {
+	line := map[string]any{"op": op, "dtype": o.compute.String(), "flops": w.flops, "bytes": w.bytes}
+	maps.Copy(line, more)
+	if o.expected {
+		times = []float64{0}
+	}
+	if w.flops > 0 {
+		emit(name, times, "gflops", w.flops, line)
+	} else {
+		emit(name, times, "gbs", w.bytes, line)
+	}
+}
+
+// roofs times a copy of 2 GiB and a large matrix product, with which the operations of a suite are
+// compared. Both are small on a CPU.
+func (o *options) roofs(d device.Device, s device.Stream) error {
+	n := int64(8192)
+	if d.Info().Kind != "cuda" || strings.Contains(d.Info().Name, "emulated") {
+		n = 64
+	}
+	var from, to, a, b, c tensor.Tensor
+	free, err := build(d, func(x arena) {
+		from, to = x.alloc(o.compute, 8*n*n), x.alloc(o.compute, 8*n*n)
+		a, b, c = x.alloc(o.compute, n, n), x.alloc(o.compute, n, n), x.alloc(o.compute, n, n)
+	})
+	if err != nil {
+		return err
+	}
+	defer free()
+	for _, t := range []tensor.Tensor{from, a, b} {
+		if err := o.randomize(d, s, t); err != nil {
+			return err
+		}
+	}
+	for _, r := range []struct {
+		name string
+		work
+		f func() error
+	}{{"copy", work{bytes: float64(bytesOf(from, to))}, func() error { return d.Copy(s, to, from) }},
+		{"product", work{flops: 2 * float64(n*n*n)}, func() error { return d.Gemm(s, &device.Gemm{A: a, B: b.Permute(1, 0), C: c}) }}} {
+		times, err := o.steady(s, r.f)
+		if err != nil {
+			return err
+		}
+		o.row(r.name, "roof", times, r.work, nil)
+	}
+	return nil
+}
+
 // gpuAttention times the forward pass and the backward pass of attention. Tensors [T, H, D] have
 // the memory layout that the device prefers.
 func gpuAttention(o *options) error {
@@ -63,6 +126,9 @@ func gpuAttention(o *options) error {
 		return err
 	}
 	defer d.Close()
+	if err := o.roofs(d, stream); err != nil {
+		return err
+	}
 	for _, s := range o.chosen(o.cases.GPUAttention) {
 		var g device.AttentionGrad
 		free, err := build(d, func(a arena) {
@@ -82,7 +148,7 @@ func gpuAttention(o *options) error {
 		}
 		err = func() error {
 			for _, x := range []tensor.Tensor{g.Q, g.K, g.V, g.DOut} {
-				if err := randomize(d, stream, x); err != nil {
+				if err := o.randomize(d, stream, x); err != nil {
 					return err
 				}
 			}
@@ -98,28 +164,30 @@ func gpuAttention(o *options) error {
 
 // timeAttention times both passes of attention and prints a line for each.
 func (o *options) timeAttention(d device.Device, stream device.Stream, s shape, g *device.AttentionGrad) error {
-	more := map[string]any{"dtype": o.compute.String(), "workspace_mib": g.Workspace.Numel() >> 20}
+	in := float64(bytesOf(g.Q, g.K, g.V, g.Out, g.LSE))
 	for _, pass := range []struct {
-		op    string
-		flops float64
-		run   func() error
+		op string
+		work
+		run func() error
 	}{
-		{"forward", s.flops(), func() error { return d.AttentionForward(stream, &g.Attention) }},
-		{"backward", 2.5 * s.flops(), func() error { return d.AttentionBackward(stream, g) }},
+		{"forward", work{s.flops(), in}, func() error { return d.AttentionForward(stream, &g.Attention) }},
+		{"backward", work{2.5 * s.flops(), in + float64(bytesOf(g.DOut, g.DQ, g.DK, g.DV))}, func() error { return d.AttentionBackward(stream, g) }},
 	} {
 		times, err := o.steady(stream, pass.run)
 		if err != nil {
 			return err
 		}
-		more["op"] = pass.op
-		emit(s.Name, times, "gflops", pass.flops, more)
+		o.row(s.Name, pass.op, times, pass.work, map[string]any{"workspace_mib": g.Workspace.Numel() >> 20})
 	}
 	return nil
 }
 
 // randomize fills a tensor whose memory has no gaps with normal variates, in the order of its
-// memory. The same 2¹⁶ variates repeat.
-func randomize(d device.Device, s device.Stream, t tensor.Tensor) error {
+// memory. The same 2¹⁶ variates repeat. With --expected it does nothing.
+func (o *options) randomize(d device.Device, s device.Stream, t tensor.Tensor) error {
+	if o.expected {
+		return nil
+	}
 	dense := tensor.Of(t.Data, t.DType, t.Numel())
 	dense.Where = t.Where
 	values := normals(min(t.Numel(), 1<<16))

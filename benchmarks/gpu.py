@@ -5,12 +5,19 @@
     gpu_layer      a decoder layer of Llama-8B, forward + backward, 32K to 128K tokens
     gpu_ops        operations bound by memory bandwidth, compared with a copy; products of the
                    layer, compared with torch.mm
-    gpu_delta      the gated delta rule, compared with flash-linear-attention if it is installed;
-                   the other operations of its layer, compared with a copy
+    gpu_delta      the gated delta rule and the other operations of its layer, compared with
+                   flash-linear-attention if it is installed, otherwise with transformers and
+                   compiled PyTorch
+    gpu_hybrid     a layer of linear attention of Qwen3.5's shape, forward + backward
     gpu_loss       head and loss, forward and backward, compared with the same in chunks
     ranks          the layer with 64K tokens on one rank, and on four ranks that share the GPU, as
                    threads and as processes
     gpu_host       the time in which the host enqueues a layer, compared with the layer's time
+
+Each suite begins with a copy and a large matrix product. From their rates and the bytes and FLOP of
+an operation follows the least time in which this GPU can do it (the floor). expected.json has the
+share of it that an operation is expected to reach, and why; --expected prints the floors and
+expected times for an H200 and measures nothing (docs/gpu-performance.md).
 
 Ours and the peer run in turn as separate processes, so that both run at the same clocks. The
 results are medians over the rounds and ratios (time of the peer / ours; above 1 we are faster).
@@ -38,7 +45,17 @@ import time
 import run as benchmarks
 
 HERE = pathlib.Path(__file__).resolve().parent
-SUITES = ("gpu_ops", "gpu_layer", "gpu_attention", "gpu_delta", "gpu_loss", "ranks", "gpu_host")
+SUITES = (
+    "gpu_ops",
+    "gpu_layer",
+    "gpu_attention",
+    "gpu_delta",
+    "gpu_hybrid",
+    "gpu_loss",
+    "ranks",
+    "gpu_host",
+)
+EXPECTED = json.loads((HERE / "expected.json").read_text())
 mid = statistics.median
 TIMEOUT = "the end of --minutes"  # in place of an exit status
 failed = []  # programs that ended with an error
@@ -159,9 +176,34 @@ def rows_of(times: dict, lines: dict) -> dict:
             if peer != "ulysses":
                 row[f"{peer}_over_ours"] = mid(b / c for b, c in zip(who[peer], who["ulysses"]))
         rows[key] = row | {
-            k: x[k] for k in ("calls_a_pass", "allocations_a_pass", "comm") if k in x
+            k: x[k]
+            for k in ("flops", "bytes", "calls_a_pass", "allocations_a_pass", "comm")
+            if k in x
         }
+    for key, row in rows.items():
+        of = lambda name, rate: rows.get((key[0], name, "roof"), {}).get(rate)
+        row.update(roofline(key, row, of("copy", "gbs"), of("product", "tflops")))
     return rows
+
+
+def expectation(suite: str, case: str, op: str) -> dict:
+    """Returns the first row of expected.json that fits an operation, or {}."""
+    for row in EXPECTED["rows"]:
+        if row["suite"] == suite and row.get("op", op) == op and row.get("case", "") in case:
+            return row
+    return {}
+
+
+def roofline(key: tuple, row: dict, copy: float | None, product: float | None) -> dict:
+    """Returns the floor of an operation and the expected time, in seconds.
+
+    copy is the rate of the memory in GB/s, product the rate of matrix products in TFLOP/s.
+    """
+    expected = expectation(key[0], key[1], key[2])
+    if not (copy and product and expected):
+        return {}
+    floor = max(row.get("bytes", 0) / copy / 1e9, row.get("flops", 0) / product / 1e12)
+    return dict(floor_s=floor, expected_s=floor / expected["share"])
 
 
 def show(x: float | None, digits: int = 2) -> str:
@@ -192,6 +234,7 @@ def tables(rows: dict) -> list[str]:
             ]
             for suite in ("gpu_attention", "gpu_layer")
             for k, r in of(suite)
+            if k[2] != "roof"
         ],
     )
     peers = lambda r: [k for k in r if k.endswith("_over_ours")]
@@ -206,21 +249,23 @@ def tables(rows: dict) -> list[str]:
                 ", ".join(p.removesuffix("_over_ours") for p in peers(r)) or "-",
                 ", ".join(show(r[p]) for p in peers(r)) or "-",
             ]
-            for suite in ("gpu_delta", "gpu_loss")
+            for suite in ("gpu_delta", "gpu_hybrid", "gpu_loss")
             for k, r in of(suite)
-            if k[2] != "memory"
+            if k[2] not in ("memory", "roof")
         ],
     )
     for suite in ("gpu_ops", "gpu_delta"):
         copy = next((r["gbs"] for k, r in of(suite, "memory") if k[1] == "copy"), None)
         table(
-            ["operation", "ms", "GB/s", "of a copy"],
+            ["operation", "ms", "GB/s", "of a copy", "peer", "peer / ours"],
             [
                 [
                     k[1],
                     show(1e3 * r["median_s"], 3),
                     show(r["gbs"], 0),
                     show(copy and r["gbs"] / copy),
+                    ", ".join(p.removesuffix("_over_ours") for p in peers(r)) or "-",
+                    ", ".join(show(r[p]) for p in peers(r)) or "-",
                 ]
                 for k, r in of(suite, "memory")
             ],
@@ -250,6 +295,35 @@ def tables(rows: dict) -> list[str]:
             for k, r in of("ranks")
         ],
     )
+    roof = lambda k, name, rate: rows.get((k[0], name, "roof"), {}).get(rate)
+    over = lambda a, b: None if not a or not b else a / b
+    table(
+        "suite,case,op,GB,TFLOP,ms,GB/s,TFLOP/s,of a copy,of a product,floor ms,expected ms,"
+        "measured / expected".split(","),
+        [
+            [
+                k[0].removeprefix("gpu_"),
+                k[1],
+                k[2],
+                show(r["bytes"] / 1e9),
+                show(r["flops"] / 1e12),
+                show(1e3 * r["median_s"], 3),
+                show(r["bytes"] / r["median_s"] / 1e9, 0),
+                show(r["flops"] / r["median_s"] / 1e12, 0),
+                show(over(r["bytes"] / r["median_s"] / 1e9, roof(k, "copy", "gbs"))),
+                show(over(r["flops"] / r["median_s"] / 1e12, roof(k, "product", "tflops"))),
+                show(1e3 * r["floor_s"], 3),
+                show(1e3 * r["expected_s"], 3),
+                show(r["median_s"] / r["expected_s"]),
+            ]
+            for k, r in rows.items()
+            if "expected_s" in r
+        ],
+    )
+    for k, r in rows.items():
+        if k[2] == "roof":
+            rate = f"{r['gbs']:.0f} GB/s" if "gbs" in r else f"{r['tflops']:.0f} TFLOP/s"
+            text += [f"{k[0]}: a {k[1]} ran at {rate}.", ""]
     layer = next((r["median_s"] for k, r in of("gpu_layer", "forward+backward")), None)
     for k, r in of("gpu_host"):
         share = f", {100 * r['median_s'] / layer:.2f} % of the first layer above" if layer else ""
@@ -298,6 +372,42 @@ def write(a: argparse.Namespace, times: dict, lines: dict, devices: dict) -> str
     return text
 
 
+def expected_table(a: argparse.Namespace) -> list[str]:
+    """Returns the table of docs/gpu-performance.md: every operation with its expected time.
+
+    The program prints bytes and FLOP without running kernels, on the emulated plug-in.
+    """
+    plugin = HERE.parent / "build" / "cuda" / "libulysses_cuda_emulated.so"
+    env = dict(
+        ULYSSES_CUDA_PLUGIN=os.environ.get("ULYSSES_CUDA_PLUGIN", str(plugin)),
+        ULYSSES_EMULATED_SKIP="1",
+        ULYSSES_EMULATED_MEMORY=str(200 << 30),
+    )
+    rates, body = EXPECTED["rates"], []
+    for suite in (s for s in a.suites.split(",") if s not in ("ranks", "gpu_host")):
+        lines = run([a.ulysses, suite, "--expected", "--cases", a.cases], 60 * a.minutes, **env)
+        halves = ("forward", "backward") if suite in ("gpu_layer", "gpu_hybrid") else ()
+        for x in (x for x in lines if x.get("op") not in (None, "roof", *halves)):
+            key = suite, x["case"], x["op"]
+            r = roofline(key, x, rates["copy"], rates["product"])
+            if not r:
+                raise SystemExit(f"expected.json has no row for {' '.join(key)}")
+            body.append(
+                [
+                    suite.removeprefix("gpu_"),
+                    x["case"],
+                    x["op"],
+                    show(x["bytes"] / 1e9) if x["bytes"] else "-",
+                    show(x["flops"] / 1e12) if x["flops"] else "-",
+                    show(1e3 * r["floor_s"], 3),
+                    show(1e3 * r["expected_s"], 2),
+                    expectation(*key)["why"],
+                ]
+            )
+    head = ["suite", "case", "op", "GB", "TFLOP", "floor, ms", "expected, ms", "reason"]
+    return benchmarks.table(head, body)
+
+
 def main() -> None:
     p = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -318,10 +428,14 @@ def main() -> None:
         help="an interpreter with torch, and transformers for the layer",
     )
     p.add_argument("--out", default=os.environ.get("OUT") or str(HERE / "results"))
+    p.add_argument("--expected", action="store_true", help="print expected times for an H200")
     a = p.parse_args()
     if unknown := set(a.suites.split(",")) - set(SUITES):
         p.error(f"--suites {','.join(sorted(unknown))}; give some of {', '.join(SUITES)}")
 
+    if a.expected:
+        print("\n".join(expected_table(a)))
+        sys.exit(1 if failed else 0)
     text = []
     measure(a, lambda *measured: text.append(write(a, *measured)))
     if not any(text):

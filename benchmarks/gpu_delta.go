@@ -19,6 +19,9 @@ func gpuDelta(o *options) error {
 		return err
 	}
 	defer d.Close()
+	if err := o.roofs(d, stream); err != nil {
+		return err
+	}
 	for i, s := range o.chosen(o.cases.GPUDelta) {
 		x := &deltaBench{o: o, d: d, s: stream, shape: s}
 		free, err := build(d, x.allocate)
@@ -77,7 +80,7 @@ func (x *deltaBench) allocate(a arena) {
 // fill gives all inputs random values, and computes the gates from them.
 func (x *deltaBench) fill() error {
 	for _, t := range []tensor.Tensor{x.all, x.mixed, x.conv, x.w, x.a, x.b, x.perHead, x.grad.DOut} {
-		if err := randomize(x.d, x.s, t); err != nil {
+		if err := x.o.randomize(x.d, x.s, t); err != nil {
 			return err
 		}
 	}
@@ -91,19 +94,21 @@ func (x *deltaBench) gates() *device.DeltaGates {
 // rule times both passes of the gated delta rule.
 func (x *deltaBench) rule() error {
 	forward, backward := x.gdnFlops(64)
+	g := &x.grad
+	in := float64(bytesOf(g.Q, g.K, g.V, g.G, g.Beta, g.Out))
 	for _, pass := range []struct {
-		op    string
-		flops float64
-		f     func() error
+		op string
+		work
+		f func() error
 	}{
-		{"forward", forward, func() error { return x.d.GatedDeltaForward(x.s, &x.grad.GatedDelta) }},
-		{"backward", backward, func() error { return x.d.GatedDeltaBackward(x.s, &x.grad) }},
+		{"forward", work{forward, in}, func() error { return x.d.GatedDeltaForward(x.s, &x.grad.GatedDelta) }},
+		{"backward", work{backward, in + float64(bytesOf(g.DQ, g.DK, g.DV, g.DG, g.DBeta))}, func() error { return x.d.GatedDeltaBackward(x.s, &x.grad) }},
 	} {
 		times, err := x.o.steady(x.s, pass.f)
 		if err != nil {
 			return err
 		}
-		emit(x.Name, times, "gflops", pass.flops, map[string]any{"op": pass.op, "dtype": x.o.compute.String(), "workspace_mib": x.grad.Workspace.Numel() >> 20})
+		x.o.row(x.Name, pass.op, times, pass.work, map[string]any{"workspace_mib": g.Workspace.Numel() >> 20})
 	}
 	return nil
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"maps"
 	"runtime"
 	"time"
 
@@ -13,7 +14,7 @@ import (
 	"ulysses/tensor"
 )
 
-// layered is a Llama model of some layers, its weights and a batch, on one
+// layered is a model of some layers, its weights and a batch, on one
 // rank. The policy for saved activations is keep. close frees all memory.
 type layered struct {
 	*model.Model
@@ -30,6 +31,20 @@ func (l *layered) close() {
 	}
 }
 
+// config describes a Llama model or, if the shape is of linear attention, a model of Qwen3.5's kind
+// in which all layers have linear attention.
+func (s shape) config(layers int64) (*model.Config, error) {
+	c := map[string]any{"model_type": "llama", "vocab_size": max(256, s.Vocab), "hidden_size": s.Hidden, "intermediate_size": s.FFN,
+		"num_hidden_layers": layers, "num_attention_heads": s.Heads, "num_key_value_heads": s.KVHeads, "head_dim": s.HeadDim,
+		"max_position_embeddings": s.Tokens, "rope_theta": 5e5}
+	if s.Linear {
+		maps.Copy(c, map[string]any{"model_type": "qwen3_5_text", "full_attention_interval": layers + 1, "partial_rotary_factor": 0.25,
+			"linear_num_key_heads": s.KVHeads, "linear_num_value_heads": s.Heads, "linear_key_head_dim": s.HeadDim, "linear_value_head_dim": s.HeadDim,
+			"linear_conv_kernel_dim": convWidth})
+	}
+	return model.ConfigFromMap(c)
+}
+
 // layered makes a model for a sequence of s.Tokens tokens over the ranks of c.
 func (o *options) layered(d device.Device, stream device.Stream, c comm.Comm, s shape, layers int64) (l *layered, err error) {
 	l = &layered{}
@@ -38,10 +53,7 @@ func (o *options) layered(d device.Device, stream device.Stream, c comm.Comm, s 
 			l.close()
 		}
 	}()
-	l.cfg, err = model.ConfigFromMap(map[string]any{"model_type": "llama", "vocab_size": max(256, s.Vocab), "hidden_size": s.Hidden, "intermediate_size": s.FFN,
-		"num_hidden_layers": layers, "num_attention_heads": s.Heads, "num_key_value_heads": s.KVHeads, "head_dim": s.HeadDim,
-		"max_position_embeddings": s.Tokens, "rope_theta": 5e5})
-	if err != nil {
+	if l.cfg, err = s.config(layers); err != nil {
 		return nil, err
 	}
 	if l.Model, err = model.New(d, c, l.cfg, model.Options{Compute: o.compute, Overlap: o.overlapped}); err != nil {
@@ -73,8 +85,10 @@ func (o *options) layered(d device.Device, stream device.Stream, c comm.Comm, s 
 		return nil, err
 	}
 	l.free = append(l.free, free)
-	if err = l.Init(1); err != nil {
-		return nil, err
+	if !o.expected {
+		if err = l.Init(1); err != nil {
+			return nil, err
+		}
 	}
 	if err = l.fillBatch(d, stream, lo, hi); err != nil {
 		return nil, err
@@ -160,8 +174,14 @@ func (w *residentWeights) Release(group int, _ device.Stream) error {
 func (w *residentWeights) GradReady(*model.Param, device.Stream) error { return nil }
 
 // gpuLayer times one decoder layer, forward and backward, without the rest of the model, on the
-// ranks that share its sequence. A time is that of the slowest rank.
-func gpuLayer(o *options) error {
+// ranks that share its sequence. A time is the time of the slowest rank.
+func gpuLayer(o *options) error { return o.layers(o.cases.GPULayer) }
+
+// gpuHybrid times a layer of linear attention of Qwen3.5's shape: projections, convolution, gates,
+// gated delta rule, gated norm, and the MLP.
+func gpuHybrid(o *options) error { return o.layers(o.cases.GPUHybrid) }
+
+func (o *options) layers(cases []shape) error {
 	d, stream, err := o.openGPU(o.world.Rank())
 	if err != nil {
 		return err
@@ -174,7 +194,12 @@ func gpuLayer(o *options) error {
 	if c != o.world {
 		defer c.Close()
 	}
-	for _, s := range o.chosen(o.cases.GPULayer) {
+	if o.world.Size() == 1 {
+		if err := o.roofs(d, stream); err != nil {
+			return err
+		}
+	}
+	for _, s := range o.chosen(cases) {
 		l, err := o.layered(d, stream, c, s, 1)
 		if err == nil {
 			err = o.timeLayer(l, s, transport)
@@ -205,14 +230,14 @@ func (o *options) timeLayer(l *layered, s shape, transport string) error {
 		return err
 	}
 	halves[0], halves[1], halves[2] = halves[0][warm:], halves[1][warm:], both
-	more := map[string]any{"dtype": o.compute.String(), "activations_gib": float64(l.c.Arena.Bytes()) / (1 << 30), "ranks": o.world.Size(), "comm": transport}
-	flops := l.cfg.Flops(s.Tokens, float64(s.Tokens)*float64(s.Tokens)/2)
+	more := map[string]any{"activations_gib": float64(l.c.Arena.Bytes()) / (1 << 30), "ranks": o.world.Size(), "comm": transport}
+	flops := l.cfg.Flops(s.Tokens, float64(s.Tokens)*float64(s.Tokens)/2) - 6*float64(s.Tokens)*float64(l.cfg.VocabSize*l.cfg.HiddenSize)
 	for h, op := range []string{"forward", "backward", "forward+backward"} {
 		if err := slowest(o.world, halves[h]); err != nil {
 			return err
 		}
-		if more["op"] = op; o.world.Rank() == 0 {
-			emit(s.Name, halves[h], "gflops", flops*[]float64{1. / 3, 2. / 3, 1}[h], more)
+		if o.world.Rank() == 0 {
+			o.row(s.Name, op, halves[h], work{flops: flops * []float64{1. / 3, 2. / 3, 1}[h]}, more)
 		}
 	}
 	return nil
@@ -226,6 +251,9 @@ func gpuLoss(o *options) error {
 		return err
 	}
 	defer d.Close()
+	if err := o.roofs(d, stream); err != nil {
+		return err
+	}
 	for _, s := range o.chosen(o.cases.GPULoss) {
 		l, err := o.layered(d, stream, comm.Local(1)[0], s, 1)
 		if err != nil {
@@ -240,7 +268,7 @@ func gpuLoss(o *options) error {
 		if err != nil {
 			return err
 		}
-		emit(s.Name, times, "gflops", 6*float64(s.Tokens)*float64(s.Hidden*s.Vocab), map[string]any{"op": "forward+backward", "dtype": o.compute.String()})
+		o.row(s.Name, "forward+backward", times, work{flops: 6 * float64(s.Tokens) * float64(s.Hidden*s.Vocab)}, nil)
 	}
 	return nil
 }

@@ -15,6 +15,9 @@ func gpuOps(o *options) error {
 		return err
 	}
 	defer d.Close()
+	if err := o.roofs(d, stream); err != nil {
+		return err
+	}
 	chosen := o.chosen(o.cases.GPULayer)
 	for _, s := range chosen[:min(1, len(chosen))] {
 		x := &opBench{o: o, d: d, s: stream, shape: s}
@@ -24,7 +27,7 @@ func gpuOps(o *options) error {
 		}
 		for _, t := range []tensor.Tensor{x.a, x.b, x.all, x.hidden, x.wide, x.up, x.logits, x.state[1]} {
 			if err == nil {
-				err = randomize(d, stream, t)
+				err = o.randomize(d, stream, t)
 			}
 		}
 		if err == nil {
@@ -158,7 +161,7 @@ func (o *options) memory(s device.Stream, ops []memoryOp) error {
 		if err != nil {
 			return err
 		}
-		emit(op.name, times, "gbs", float64(op.bytes), map[string]any{"op": "memory"})
+		o.row(op.name, "memory", times, work{bytes: float64(op.bytes)}, nil)
 	}
 	return nil
 }
@@ -186,7 +189,7 @@ func (x *opBench) products() error {
 			{"to the weights", device.Gemm{A: out.Permute(1, 0), B: in, C: dw, Accumulate: true}}} {
 			// new values, because results of one product are operands of the next and grow
 			for _, t := range []tensor.Tensor{in, out, w} {
-				if err := randomize(x.d, x.s, t); err != nil {
+				if err := x.o.randomize(x.d, x.s, t); err != nil {
 					return err
 				}
 			}
@@ -194,7 +197,7 @@ func (x *opBench) products() error {
 			if err != nil {
 				return err
 			}
-			emit(p.name+" "+g.name, times, "gflops", 2*float64(x.Tokens)*float64(p.in*p.out), map[string]any{"op": "product"})
+			x.o.row(p.name+" "+g.name, "product", times, work{2 * float64(x.Tokens) * float64(p.in*p.out), float64(bytesOf(g.A, g.B, g.C))}, nil)
 		}
 	}
 	return nil

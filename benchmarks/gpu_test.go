@@ -11,7 +11,7 @@ import (
 // A suite without a case that --cases selects runs nothing and succeeds, because gpu.py passes the
 // same --cases to all suites.
 func TestGPUSuitesWithoutCases(t *testing.T) {
-	for _, suite := range []string{"gpu_attention", "gpu_layer", "gpu_ops", "gpu_delta", "gpu_loss"} {
+	for _, suite := range []string{"gpu_attention", "gpu_layer", "gpu_ops", "gpu_delta", "gpu_loss", "gpu_hybrid"} {
 		if err := run([]string{suite, "--device", "cpu", "--cases", "no such case", "--repeat", "1", "--warm", "1ns"}); err != nil {
 			t.Errorf("%s: %v", suite, err)
 		}
@@ -28,6 +28,7 @@ func TestGPUSuites(t *testing.T) {
 		"gpu_host":      {"host"},
 		"gpu_delta":     {"forward", "backward", "memory"},
 		"gpu_loss":      {"forward+backward"},
+		"gpu_hybrid":    {"forward", "backward", "forward+backward", "roof"},
 	} {
 		read, write, err := os.Pipe()
 		if err != nil {

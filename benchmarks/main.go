@@ -3,7 +3,7 @@
 //
 //	ulysses-bench peak|attention|gemm|gdn [flags]
 //	ulysses-bench gdn_ranks|ulysses|a2a|overlap|levels [flags]
-//	ulysses-bench gpu_attention|gpu_layer|gpu_ops|gpu_host|gpu_delta|gpu_loss [flags]
+//	ulysses-bench gpu_attention|gpu_layer|gpu_ops|gpu_host|gpu_delta|gpu_loss|gpu_hybrid [flags]
 //
 // ulysses-bench SUITE -h lists the flags. gdn_ranks, ulysses, a2a, overlap, levels and gpu_layer
 // run on the ranks that mpirun started, or on --ranks goroutine ranks; the other suites run on one
@@ -57,6 +57,8 @@ type shape struct {
 	Hidden         int64  // features of a layer
 	FFN            int64  // features inside the MLP
 	Vocab          int64  // rows of the head's matrix
+	// the layer has linear attention: Heads are value heads, KVHeads key heads
+	Linear bool
 }
 
 type cases struct {
@@ -69,6 +71,7 @@ type cases struct {
 	GPULayer                 []shape `json:"gpu_layer"`
 	GPUDelta                 []shape `json:"gpu_delta"`
 	GPULoss                  []shape `json:"gpu_loss"`
+	GPUHybrid                []shape `json:"gpu_hybrid"`
 }
 
 // options are the flags and the cases. The flags are described in run.
@@ -81,6 +84,7 @@ type options struct {
 	warm                   time.Duration
 	compute                tensor.DType // F32 or BF16
 	forward                bool
+	expected               bool // measure nothing
 	cases                  cases
 	links                  slowlinks.Links
 	world                  comm.Comm // nil in suites that run on one rank
@@ -95,7 +99,7 @@ func main() {
 
 func run(args []string) error {
 	benches := map[string]func(*options) error{"peak": peak, "attention": attention, "masks": masks, "gemm": gemm, "gdn": gdn, "gdn_ranks": gdnRanks, "ulysses": ulysses, "a2a": allToAll, "overlap": overlap, "layer_overlap": layerOverlap, "levels": levels,
-		"gpu_attention": gpuAttention, "gpu_layer": gpuLayer, "gpu_ops": gpuOps, "gpu_host": gpuHost, "gpu_delta": gpuDelta, "gpu_loss": gpuLoss}
+		"gpu_attention": gpuAttention, "gpu_layer": gpuLayer, "gpu_ops": gpuOps, "gpu_host": gpuHost, "gpu_delta": gpuDelta, "gpu_loss": gpuLoss, "gpu_hybrid": gpuHybrid}
 	if len(args) == 0 || benches[args[0]] == nil {
 		return status.Errorf(status.InvalidArgument, "usage: ulysses-bench %s [flags]", strings.Join(slices.Sorted(maps.Keys(benches)), "|"))
 	}
@@ -114,6 +118,7 @@ func run(args []string) error {
 	f.DurationVar(&o.links.Overhead, "link-overhead", 0, "time for which a message occupies the link in addition to its bytes")
 	f.Float64Var(&o.links.Bandwidth, "link-bandwidth", 0, "bytes a second that a goroutine rank sends")
 	f.Int64Var(&o.ring, "ring", 1, "groups of ranks in the ring of the suite ulysses")
+	f.BoolVar(&o.expected, "expected", false, "call each operation of the gpu suites once and print its bytes and FLOP; all times are 0")
 	f.BoolVar(&o.forward, "forward", false, "time the forward pass of attention separately as well")
 	if err := f.Parse(args[1:]); err != nil {
 		return status.Errorf(status.InvalidArgument, "%w", err)
@@ -133,7 +138,7 @@ func run(args []string) error {
 		return err
 	}
 	bench := benches[args[0]]
-	if !slices.Contains([]string{"gdn_ranks", "ulysses", "a2a", "overlap", "layer_overlap", "levels", "gpu_layer"}, args[0]) {
+	if !slices.Contains([]string{"gdn_ranks", "ulysses", "a2a", "overlap", "layer_overlap", "levels", "gpu_layer", "gpu_hybrid"}, args[0]) {
 		return bench(o)
 	}
 	onRank := func(c comm.Comm) (err error) {
@@ -204,8 +209,10 @@ func seconds(f func() error) (float64, error) {
 // fields.
 func emit(name string, times []float64, rate string, work float64, more map[string]any) {
 	times = slices.Sorted(slices.Values(times))
-	line := map[string]any{"peer": "ulysses", "case": name, "min_s": times[0], "median_s": times[len(times)/2], "repeat": len(times),
-		rate: work / times[0] / 1e9}
+	line := map[string]any{"peer": "ulysses", "case": name, "min_s": times[0], "median_s": times[len(times)/2], "repeat": len(times)}
+	if times[0] > 0 {
+		line[rate] = work / times[0] / 1e9
+	}
 	for k, v := range more {
 		line[k] = v
 	}

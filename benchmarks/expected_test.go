@@ -1,0 +1,54 @@
+package main
+
+import (
+	"flag"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"ulysses/testkit/cudatest"
+	"ulysses/testkit/need"
+)
+
+var update = flag.Bool("update", false, "write the table of docs/gpu-performance.md")
+
+// TestExpected: docs/gpu-performance.md has the table of expected times that gpu.py computes from
+// expected.json and from the bytes and FLOP of all operations at full size. All suites call their
+// operations on the emulated GPU, which checks the arguments and runs no kernel.
+func TestExpected(t *testing.T) {
+	const page, begin, end = "../docs/gpu-performance.md", "<!-- gpu.py --expected -->\n", "<!-- end -->\n"
+	program := filepath.Join(t.TempDir(), "ulysses-bench")
+	if out, err := exec.Command("go", "build", "-o", program, ".").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	plugin := cudatest.Use(t)
+	if !cudatest.Emulated() {
+		t.Skip("SKIPPED: the emulated plug-in counts bytes")
+	}
+	c := exec.Command(need.Tool(t, "python3", "install Python"), "gpu.py", "--expected", "--ulysses", program)
+	c.Env = append(os.Environ(), "ULYSSES_CUDA_PLUGIN="+plugin)
+	table, err := c.Output()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, err.(*exec.ExitError).Stderr)
+	}
+	text, err := os.ReadFile(page)
+	if err != nil {
+		t.Fatal(err)
+	}
+	head, rest, ok := strings.Cut(string(text), begin)
+	old, tail, closed := strings.Cut(rest, end)
+	if !ok || !closed {
+		t.Fatalf("%s has no lines %s and %s", page, begin, end)
+	}
+	if *update {
+		if err := os.WriteFile(page, []byte(head+begin+string(table)+end+tail), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	if old != string(table) {
+		t.Errorf("the table of %s is not current; run go test ./benchmarks -run TestExpected -update\n%s", page, table)
+	}
+}
