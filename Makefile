@@ -22,7 +22,7 @@ RANKS   ?= 4
 SHELL   := /bin/bash
 .DELETE_ON_ERROR:
 .PHONY: all build generate run test unit lint format notice deps deps-test have-deps \
-  have-deps-test cuda cuda-emulated cuda-races cuda-guards cuda-libs cuda-matrix mpi-shim lib portable \
+  have-deps-test cuda cuda-emulated cuda-races cuda-races-build cuda-guards cuda-table cuda-libs cuda-matrix mpi-shim lib portable \
   check-abi install dist soak-c wheel test-python gpu-bundle gpu-check gpu-bench goldens \
   goldens-check figures bench soak fuzz clean
 
@@ -142,14 +142,23 @@ generate:
 	$(GO) run ./device/generate
 	$(GO) run ./capi/generate
 
+# Writes the tables of docs/gpu-kernels.md from the machine code. KERNELS='norm conv1d' compiles and
+# writes only these files of cuda/plugin/kernels.
+cuda-table:
+	$(PLUGIN) kernels KERNELS='$(KERNELS)'
+	$(GO) test ./cuda -count=1 -run 'TestMachineCode$$' -update
+
 # The plug-in's sources compiled for the host, which stands in for a GPU in tests.
 cuda-emulated:
 	$(PLUGIN) emulated
 
+# The plug-in that checks for races and counts accesses and multiply-adds of kernels.
+cuda-races-build:
+	$(PLUGIN) races
+
 # The conformance suite on the emulated plug-in, with a check for accesses that no barrier orders.
 # It takes an hour. CASES='GatedDelta|Conv1d' runs only these.
-cuda-races:
-	$(PLUGIN) races
+cuda-races: cuda-races-build
 	ULYSSES_CUDA_PLUGIN=$(CURDIR)/build/cuda/races/libulysses_cuda_emulated.so $(GO) test ./cuda -count=1 -timeout 0 -run 'TestConformance$$/^($(or $(CASES),.*))$$'
 
 # The conformance suite on the emulated plug-in, which stops at accesses outside of an array's

@@ -291,7 +291,8 @@ enum {
   ULYSSES_BLOCK_MASK = 32, /* calls need `block_mask` */
   ULYSSES_QK_L2NORM = 64,  /* gdn: q and k become x*rsqrt(sum of squares + 1e-6) */
   /* Bitwise reproducible. The CPU and gdn always are. On CUDA, the backward pass of attention uses
-   * this library's kernels, or the plan is refused. */
+   * this library's kernels, or the plan is refused. gdn with GDN_HEADS on CUDA is bitwise equal for
+   * every number of ranks; without the flag, it is equal up to rounding. */
   ULYSSES_DETERMINISTIC = 128,
   ULYSSES_SAVE_LESS = 256, /* less `saved`: backward reads q, k, v, out, repeats their all-to-all */
   ULYSSES_NO_BACKWARD = 512,

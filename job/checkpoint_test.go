@@ -330,7 +330,7 @@ func TestChild(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	err := Run(Options{Path: path, Sets: strings.Fields(os.Getenv("ULYSSES_TEST_SETS")), Ranks: 2, Stdout: io.Discard, Stderr: io.Discard})
+	err := Run(Options{Path: path, Sets: strings.Fields(os.Getenv("ULYSSES_TEST_SETS")), Ranks: 2, Stdout: io.Discard, Stderr: os.Stderr})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 	}

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"ulysses/backends"
 	"ulysses/comm"
 	"ulysses/internal/input"
 	"ulysses/internal/status"
@@ -36,10 +37,17 @@ func Main(args []string, stdout, stderr io.Writer) (code status.Code) {
 	case name == "":
 		err = onFirstRank(func() error { return written(io.WriteString(stdout, o.text)) })
 	default:
+		backends.OwnProcess()
 		o.args = append([]string{os.Args[0]}, args...)
-		o.signals = launch.CatchSignals(name, stderr)
-		defer o.signals.Release()
+		if name != "supervise" { // which passes signals on
+			o.signals = launch.CatchSignals(name, stderr)
+			defer o.signals.Release()
+		}
 		err = verbOf(name).run(o)
+	}
+	var printed endedWith
+	if errors.As(err, &printed) {
+		return status.Code(printed)
 	}
 	o.complain(err)
 	return status.Of(err)

@@ -19,14 +19,17 @@ import (
 
 // verb is one action of the program.
 type verb struct {
-	name    string
-	words   []string // required words after the verb
-	option  string   // an optional word after them
-	short   string   // the verb's line in ulysses-mpi --help
-	long    string
-	example string
-	codes   []status.Code // exit codes that are specific to this verb
-	run     func(o Options) error
+	name   string
+	words  []string // required words after the verb
+	option string   // an optional word after them
+	rest   string   // the words after --
+	// rest may be left out
+	restOptional bool
+	short        string // the verb's line in ulysses-mpi --help
+	long         string
+	example      string
+	codes        []status.Code // exit codes that are specific to this verb
+	run          func(o Options) error
 }
 
 const jobFile = "job file"
@@ -61,6 +64,28 @@ tensors of all ranks, so that another program can compare them.`,
 ulysses-mpi verify job.toml --ranks 4 --all
 ulysses-mpi verify job.toml --tensors step1.safetensors`,
 			codes: []status.Code{status.OK, status.InvalidConfig, status.Unsupported, status.OutOfMemory, status.IO, status.Numeric}},
+		{name: "supervise", words: []string{jobFile}, rest: "launcher", run: superviseJob,
+			short: "run the job under a launcher, end it if it hangs, and start it again after a fault",
+			long: `Starts the launcher, with its options, and the job. If no rank shows a sign of life for
+ULYSSES_TIMEOUT, it ends the job. With --restarts N, a job one of whose ranks has died
+or failed starts again from its newest checkpoint, N times at most: under srun on nodes of the
+allocation that respond, with a spare node instead of a dead one if there is one, and otherwise on
+fewer nodes with a mesh that the program chooses. SIGTERM, SIGINT and SIGUSR1 stop the job with a
+checkpoint; a second SIGTERM or SIGINT ends it at once. The exit code is that of the job.`,
+			example: `ulysses-mpi supervise job.toml --restarts 3 -- srun -N 4 --ntasks-per-node=8 --mpi=pmix
+ulysses-mpi supervise job.toml --restarts 1 -- mpirun -n 8`,
+			codes: []status.Code{status.OK, status.InvalidArgument, status.InvalidConfig, status.Comm, status.Preempted}},
+		{name: "sbatch", words: []string{jobFile}, rest: "options of sbatch", restOptional: true, run: func(o Options) error { return onFirstRank(func() error { return sbatch(o) }) },
+			short: "print a batch script for Slurm",
+			long: `Prints a batch script that runs the job under Slurm: with SIGUSR1 before the time limit, requeue
+after a stop with a checkpoint, an end of the job as soon as a rank dies, and with --restarts a
+restart on the nodes that are left. --array runs the job once for each index; --set may have
+$SLURM_ARRAY_TASK_ID, and output.dir gets the index if --set does not give it. Words after -- become
+#SBATCH lines.`,
+			example: `ulysses-mpi sbatch job.toml --nodes 4 --gpus-per-node 8 --time 12:00:00 -o train.sbatch
+ulysses-mpi sbatch job.toml --nodes 1 --ntasks-per-node 16 --time 1:00:00 -- --partition=cpu --account=me
+ulysses-mpi sbatch job.toml --time 1:00:00 --array 0-3 --set 'seed=$SLURM_ARRAY_TASK_ID'`,
+			codes: []status.Code{status.OK, status.InvalidArgument, status.InvalidConfig, status.IO}},
 		{name: "export", words: []string{"checkpoint", "folder"}, run: func(o Options) error { return onFirstRank(func() error { return export(o) }) },
 			short: "write a Hugging Face folder from a checkpoint, or from the newest of several",
 			long: `Writes the weights of a checkpoint as a Hugging Face folder, as at the end of a run.
@@ -82,6 +107,14 @@ ulysses-mpi init`,
 prints the consequence and the fix.`,
 			example: `srun -N 1 -n 1 ulysses-mpi doctor`,
 			codes:   []status.Code{status.OK}},
+		{name: "diagnose", words: []string{"folder"}, run: func(o Options) error { return onFirstRank(func() error { return diagnose(o) }) },
+			short: "name the ranks that kept the others waiting, from the records of a run that hung",
+			long: `Compares the last operations of all ranks of a training run that hung or failed. Each rank leaves
+them in the folder flight of output.dir. It prints what each rank did, and names the rank that is
+late, gone, or in another operation than the others. It needs no other ranks and no GPU.`,
+			example: `ulysses-mpi diagnose out/flight
+ulysses-mpi diagnose out/flight/previous --json`,
+			codes: []status.Code{status.OK, status.InvalidArgument, status.IO}},
 		{name: "completion", words: []string{"shell"}, run: func(o Options) error { return onFirstRank(func() error { return completion(o) }) },
 			short: "print the completion script of bash, zsh, fish or powershell",
 			long: `Prints a script with which a shell completes verbs, flags, job files and the keys of --set.
@@ -111,8 +144,9 @@ func verbOf(name string) *verb {
 // flagVerbs maps a flag to the verbs that accept it. Every command defines every flag, so that a
 // flag may be in front of the verb, and a flag of another verb is refused by name.
 var flagVerbs = map[string][]string{
-	"set": {"run", "plan", "verify"}, "ranks": {"run", "plan", "verify"}, "search": {"plan"}, "cluster": {"plan"}, "json": {"verify"}, "all": {"verify"}, "tensors": {"verify"}, "force": {"run", "export"},
-	"log": {"run", "plan", "verify"}, "verbose": {"run"}, "quiet": {"run", "verify"}, "output": {"init"},
+	"set": {"run", "plan", "verify", "supervise", "sbatch"}, "restarts": {"supervise", "sbatch"}, "ranks": {"run", "plan", "verify"}, "search": {"plan"}, "cluster": {"plan"}, "json": {"verify", "diagnose"}, "all": {"verify"}, "tensors": {"verify"}, "force": {"run", "export", "supervise"},
+	"log": {"run", "plan", "verify", "supervise"}, "verbose": {"run", "supervise"}, "quiet": {"run", "verify", "supervise"}, "output": {"init", "sbatch"},
+	"nodes": {"sbatch"}, "ntasks-per-node": {"sbatch"}, "gpus-per-node": {"sbatch"}, "cpus-per-task": {"sbatch"}, "time": {"sbatch"}, "array": {"sbatch"}, "image": {"sbatch"},
 }
 
 // addFlags defines all flags of all verbs.
@@ -125,6 +159,14 @@ func addFlags(f *pflag.FlagSet, o *Options) {
 	f.BoolVar(&o.all, "all", false, "print every tensor")
 	f.StringVar(&o.tensors, "tensors", "", "write the tensors of all ranks to `file.safetensors`, with the logits and the loss of each token")
 	f.BoolVar(&o.force, "force", false, "overwrite results of another run or an older model (output.overwrite)")
+	f.IntVar(&o.restarts, "restarts", 0, "start the job again `N` times at most")
+	f.IntVar(&o.sbatch.nodes, "nodes", 1, "`N` nodes")
+	f.IntVar(&o.sbatch.tasks, "ntasks-per-node", 0, "`N` ranks a node (default: one for each GPU, or 1)")
+	f.IntVar(&o.sbatch.gpus, "gpus-per-node", 0, "`N` GPUs a node")
+	f.IntVar(&o.sbatch.cpus, "cpus-per-task", 0, "`N` cores a rank (default: Slurm's)")
+	f.StringVar(&o.sbatch.time, "time", "1:00:00", "time `limit`, in a form of Slurm")
+	f.StringVar(&o.sbatch.array, "array", "", "run the job for each `index` of a list such as 0-3")
+	f.StringVar(&o.sbatch.image, "image", "", "run the program of an Apptainer image `file.sif`")
 	f.StringVarP(&o.output, "output", "o", "job.toml", "write `file.toml`")
 	f.StringVar(&o.log, "log", "auto", "`form` of the log: auto (= console), console (text) or json")
 	f.BoolVarP(&o.Verbose, "verbose", "v", false, "print all tables: memory by component, every phase, bytes by operation")
@@ -207,6 +249,13 @@ func (v *verb) use() string {
 	if v.option != "" {
 		text += " [" + v.option + "]"
 	}
+	if v.rest != "" {
+		if v.restOptional {
+			text += " [-- " + v.rest + "]"
+		} else {
+			text += " -- " + v.rest
+		}
+	}
 	return text
 }
 
@@ -214,6 +263,9 @@ func (v *verb) use() string {
 func (o *Options) choose(v *verb, cmd *cobra.Command, words []string) error {
 	if err := v.refuseFlags(cmd.Flags()); err != nil {
 		return err
+	}
+	if at := cmd.ArgsLenAtDash(); v.rest != "" && at >= 0 {
+		o.launcher, words = words[at:], words[:at]
 	}
 	most := maxRanks
 	if v.name == "plan" {
@@ -237,13 +289,17 @@ func (o *Options) choose(v *verb, cmd *cobra.Command, words []string) error {
 	case cmd.Flags().Changed("tensors") && o.tensors == "":
 		return errors.New("verify: --tensors: empty; name a file")
 	case cmd.Flags().Changed("output") && o.output == "":
-		return errors.New("init: --output: empty; name a file")
+		return errors.New(v.name + ": --output: empty; name a file")
+	case v.rest != "" && !v.restOptional && len(o.launcher) == 0:
+		return fmt.Errorf("%s: the %s is missing; end the command with, for example, -- srun -N 2 --mpi=pmix", v.name, v.rest)
+	case o.restarts < 0:
+		return fmt.Errorf("--restarts %d: negative; set 0 or more", o.restarts)
 	case v.option != "" && len(words) > len(want)+1:
 		return fmt.Errorf("%s: there are %[3]d %[2]ss: %[4]s; name one", v.name, v.option, len(words), strings.Join(words, ", "))
 	case v.option == "" && len(words) > len(want):
 		return v.tooMany(words)
 	}
-	o.words = words
+	o.words, o.outputSet = words, cmd.Flags().Changed("output")
 	if slices.Contains(v.words, jobFile) {
 		o.Path = words[0]
 	}

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"ulysses/cuda"
 	"ulysses/internal/status"
 	"ulysses/testkit/cudatest"
 	"ulysses/testkit/near"
@@ -178,6 +179,40 @@ func compareFiles(t *testing.T, got, want string, limit float64) {
 		}
 		if err := d.WithinRelative(name, limit); err != nil {
 			t.Error(err)
+		}
+	}
+}
+
+// Ranks plan with the memory that other processes leave on their GPU. A plan that exceeds it is
+// refused before the first step, on all ranks, with both numbers and what to do.
+func TestCUDAMemoryInUse(t *testing.T) {
+	if cudatest.Use(t); !cudatest.Emulated() {
+		t.Skip("SKIPPED: the size of a GPU's memory cannot be set")
+	}
+	const total, left = 512 << 20, 32 << 20
+	t.Setenv("ULYSSES_EMULATED_MEMORY", fmt.Sprint(total))
+	other, err := cuda.Open(cuda.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	free, err := other.FreeMemory()
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := other.Alloc(free - left)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Free()
+	err = Run(Options{Path: filepath.Join(goldens, "llama-adamw-packed", "job.toml"), Sets: []string{"device.backend=cuda", "device.dtype=f32", "device.comm=ipc",
+		"parallel.ulysses=2", "data.batch=512", "output.dir=" + t.TempDir()}, Ranks: 2, Stdout: io.Discard, Stderr: io.Discard})
+	if status.Of(err) != status.OutOfMemory {
+		t.Fatal(err)
+	}
+	for _, text := range []string{"which 2 ranks share, has for each 256.0 MiB, of which contexts, communicators and other processes leave ", "end other processes on the GPU"} {
+		if !strings.Contains(err.Error(), text) {
+			t.Errorf("%v; want %q", err, text)
 		}
 	}
 }

@@ -2,6 +2,7 @@ package job
 
 import (
 	"io"
+	"sync/atomic"
 	"time"
 
 	"github.com/rs/zerolog"
@@ -9,6 +10,7 @@ import (
 	"ulysses/comm"
 	"ulysses/device"
 	"ulysses/internal/clock"
+	"ulysses/internal/flight"
 	"ulysses/internal/outdir"
 	"ulysses/job/file"
 	"ulysses/job/launch"
@@ -49,4 +51,8 @@ type Env struct {
 	owner    *outdir.Owner // of output.dir, on rank 0 of a job that trains or evaluates
 	writes   bool          // the run has started to write into output.dir
 	alone    bool          // an error is this rank's alone: its peers wait in a collective
+
+	flight  *flight.Recorder
+	beating chan struct{} // closed to end the heartbeat; nil before it
+	isLate  *atomic.Bool  // a call, or the time since the last one, is near the timeout
 }

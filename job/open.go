@@ -13,6 +13,7 @@ import (
 	"ulysses/device"
 	"ulysses/internal/clock"
 	"ulysses/internal/proc"
+	"ulysses/job/assembly"
 	"ulysses/job/file"
 	"ulysses/job/plan"
 	"ulysses/slurm"
@@ -103,6 +104,12 @@ func (e *Env) openDevice(world comm.Comm, ranksOnNode int) error {
 	return nil
 }
 
+// openHost opens this rank's CPU threads.
+func (e *Env) openHost() (assembly.HostStep, error) {
+	d, _, err := backends.Open(backends.Choice{Backend: "cpu", Threads: e.threads})
+	return d, err
+}
+
 // chooseMesh chooses the mesh of a job that leaves it open. Rank 0 chooses, because the memory of
 // ranks differs. Collective.
 func (e *Env) chooseMesh(world comm.Comm) error {
@@ -151,6 +158,9 @@ func (e *Env) openMesh(host comm.Comm) error {
 	if e.Mesh, err = comm.NewMesh(c, int(e.Job.Mesh.Ulysses), int(e.Job.Mesh.Ring), e.Ledger, e.Clock, e.Watch); err != nil {
 		return err
 	}
+	if err = backends.ShareFree(host, e.Device); err != nil {
+		return err
+	}
 	nodes := e.opener.nodes
 	if nodes == nil {
 		nodes = comm.Nodes
@@ -193,6 +203,8 @@ func (e *Env) onOneRank() (*Env, error) {
 	j.Data.Accumulate = e.Job.Mesh.GlobalBatch / j.Data.Batch
 	j.Device.Comm = "auto"                // one rank needs no communicator of the device
 	j.Memory.Device, j.Memory.Host = 0, 0 // these limits are for a rank of many
+	// one rank has the states of all, and their results do not depend on where they are
+	j.Memory.Optimizer, j.Memory.Gradients = "auto", "auto"
 	if err := j.Resolve(1); err != nil {
 		return nil, err
 	}

@@ -64,6 +64,7 @@ func runTrain(e *Env) error {
 	}
 	if err == nil {
 		err = trainOwning(e)
+		e.endFlight(err)
 	}
 	// after a panic nothing is released: the process ends, and the kernel releases the lock
 	return e.releaseOutput(err)

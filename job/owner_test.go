@@ -232,7 +232,9 @@ func TestJobsInOneFolder(t *testing.T) {
 	}
 	for _, more := range [][]string{nil, {"kind=eval"}, {"output.overwrite=true", "checkpoint.resume=off"}} {
 		// written in the background
-		quiet := func(path, _ string) bool { return strings.Contains(path, "/.step-") }
+		quiet := func(path, _ string) bool {
+			return strings.Contains(path, "/.step-") || strings.Contains(path, "flight")
+		}
 		before := tree(t, out)
 		_, err := run(2, append(strings.Fields(sets), more...)...)
 		after := tree(t, out)

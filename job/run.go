@@ -12,13 +12,16 @@ import (
 	"os"
 	"runtime"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"ulysses/comm"
 	"ulysses/internal/clock"
+	"ulysses/internal/flight"
 	"ulysses/internal/status"
 	"ulysses/job/file"
 	"ulysses/job/launch"
+	"ulysses/slurm"
 	"ulysses/train"
 )
 
@@ -45,9 +48,15 @@ type Options struct {
 	tensors string // of verify: the file that gets the tensors of all ranks
 	json    bool   // of verify: print its findings as JSON
 	all     bool   // of verify: print every tensor
-	output  string // of init: the file to write
-	force   bool   // of run and export: overwrite existing results
-	open    opener // of device and communicator; nil = backends
+	output  string // of init and sbatch: the file to write
+	// of sbatch
+	sbatch    sbatchOptions
+	outputSet bool // --output is given
+
+	restarts int      // of supervise
+	launcher []string // of supervise: the words after --
+	force    bool     // of run and export: overwrite existing results
+	open     opener   // of device and communicator; nil = backends
 }
 
 // Run runs the job on all ranks that were started and returns the error of this process. If the job
@@ -74,7 +83,27 @@ func onRanks(o Options, body func(*Env) error) error {
 		o.signals = launch.CatchSignals(o.verb, o.Stderr)
 		defer o.signals.Release()
 	}
-	return launch.Start(launch.Options{Ranks: o.Ranks, Print: o.complain}, func(r launch.Rank) (error, bool) { return runRank(r, o, body) })
+	host, _ := os.Hostname()
+	log := o.logger(&screen{to: o.Stderr}, 0, host)
+	start := launch.Options{Ranks: o.Ranks, Print: o.complain, Folder: o.sharedFolder(), Warn: func(text string) { log.Warn().Msg(text) }}
+	return launch.Start(start, func(r launch.Rank) (error, bool) { return runRank(r, o, body) })
+}
+
+// sharedFolder returns output.dir of a training job that a launcher has started; "" for other jobs,
+// and if this rank cannot read the job file on its own.
+func (o *Options) sharedFolder() string {
+	if slurm.Env().Tasks < 2 || o.Path == "" {
+		return ""
+	}
+	src, err := file.Read(o.Path)
+	if err != nil {
+		return ""
+	}
+	j, err := file.Parse(src, o.Path, o.Sets, os.LookupEnv)
+	if err != nil || j.Kind != "train" {
+		return ""
+	}
+	return j.Output.Dir
 }
 
 // runRank opens the job on one rank and runs body. All ranks agree on an error from before the
@@ -87,14 +116,11 @@ func runRank(r launch.Rank, o Options, body func(*Env) error) (err error, alone 
 	host, _ := os.Hostname()
 	rank, processes := r.World.Rank(), r.World.Kind() != "local"
 	e := &Env{began: time.Now(), signals: o.signals, args: o.args, sets: o.Sets, world: r.World, Clock: clock.New(), Ledger: comm.NewLedger(),
-		Stderr: &screen{to: o.Stderr}, warned: &warned{}}
+		Stderr: &screen{to: o.Stderr}, warned: &warned{}, flight: flight.New(rank, r.World.Size(), host), isLate: new(atomic.Bool)}
 	e.Log = o.logger(e.Stderr, rank, host).Hook(e.warned)
 	tables := e.printTo(&o)
-	e.Watch = comm.NewWatch(r.Timeout, host, func(late string) {
-		e.Log.Error().Msg(late)
-		r.World.Abort(status.Comm, late)
-		r.Late(late)
-	})
+	e.Watch = comm.NewWatch(r.Timeout, host, func(text string) { e.late(text, r) })
+	e.Watch.Record(e.flight)
 	defer e.Watch.Close()
 	if processes {
 		e.signals.WatchPeers(e.Watch, func(text string) { e.Log.Error().Msgf("rank %d on %s: %s", rank, host, text) })
@@ -104,6 +130,7 @@ func runRank(r launch.Rank, o Options, body func(*Env) error) (err error, alone 
 			err = status.Errorf(status.Internal, "panic: %v\n%s", p, stack())
 			e.alone = true
 		}
+		e.endFlight(err)
 		if err != nil && e.alone {
 			err = status.Errorf(status.Of(err), "rank %d on %s failed: %w", rank, host, err)
 			// goroutine ranks leave printing to the caller; a launcher passes on only the exit code
@@ -168,7 +195,7 @@ func (e *Env) printTo(o *Options) *printer {
 // that all ranks have it. A rank whose step takes too long logs this itself.
 func (e *Env) inStep(loop func() error) error {
 	e.alone = true
-	e.Watch.LimitIdle(func(slow string) { e.Log.Error().Msg(slow) })
+	e.Watch.LimitIdle(e.nearlyLate)
 	err := loop()
 	e.Watch.LimitIdle(nil)
 	e.alone = err != nil && !train.Shared(err)

@@ -30,8 +30,8 @@ func computeOperator(e *Env) (*operator.Report, error) {
 
 // operatorRank returns this rank of an operator job for the planner.
 func (e *Env) operatorRank() *plan.Rank {
-	parts := &assembly.Parts{Job: e.Job, Device: e.Device, Mesh: e.Mesh, Clock: e.Clock, Compute: e.Compute, FreeHost: e.freeHost}
-	return &plan.Rank{Parts: parts, PerNode: e.perNode, LocalRank: localRank(e.world)}
+	parts := &assembly.Parts{Job: e.Job, Device: e.Device, Mesh: e.Mesh, Clock: e.Clock, Compute: e.Compute, FreeHost: e.freeHost, PerNode: e.perNode}
+	return &plan.Rank{Parts: parts, LocalRank: localRank(e.world)}
 }
 
 // runOperator runs an operator job and prints its report, with the bytes of the all-to-alls beside

@@ -33,6 +33,9 @@ func trainOwning(e *Env) (err error) {
 		return err
 	}
 	defer s.metrics.Close()
+	if err := e.recordFlight(); err != nil {
+		return err
+	}
 	if err := s.report().PrintPlan(); err != nil {
 		return err
 	}
@@ -47,6 +50,7 @@ func trainOwning(e *Env) (err error) {
 		e.Log.Warn().Msg(warning)
 	}
 	s.waited = proc.WaitedForCore()
+	s.slow = newStragglers(e)
 	s.progress = newProgress(e, s.steps, s.trainer.Loop.Resumed)
 	err = func() error {
 		defer s.progress.finish()

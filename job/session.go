@@ -1,6 +1,8 @@
 package job
 
 import (
+	"time"
+
 	"ulysses/comm"
 	"ulysses/data"
 	"ulysses/job/assembly"
@@ -25,13 +27,15 @@ type session struct {
 	// set before the first step
 	metrics  *train.Metrics // nil on ranks above 0
 	progress *progress
+	slow     *stragglers
 	stop     *launch.Stopper
 }
 
 // prepare makes the model, the weights, the data and the trainer. With resume it reads a
 // checkpoint, if the job has one. Collective: all ranks succeed or return the same code.
 func prepare(e *Env, resume bool) (*session, error) {
-	s := &session{Env: e, parts: &assembly.Parts{Job: e.Job, Device: e.Device, Mesh: e.Mesh, Clock: e.Clock, Compute: e.Compute, FreeHost: e.freeHost}}
+	s := &session{Env: e, parts: &assembly.Parts{Job: e.Job, Device: e.Device, Mesh: e.Mesh, Clock: e.Clock, Compute: e.Compute, FreeHost: e.freeHost, PerNode: e.perNode,
+		Rates: plan.StepRates(e.Job, e.Device, e.Compute, e.perNode), OpenHost: e.openHost}}
 	setup, err := s.load()
 	if err == nil && resume && e.Job.Kind == "train" {
 		err = s.resume(setup)
@@ -96,21 +100,25 @@ func (s *session) load() (*train.Setup, error) {
 		setup.Data.Eval = s.data.Train() // without eval.path and eval.split: all of data.path
 	}
 	s.warn(s.parts.Config, folder, s.steps)
-	setup.Hooks.Probe, err = launch.FaultHook(s.Mesh.World.Rank())
+	setup.Hooks.Probe, err = launch.FaultHook(s.Mesh.World)
 	return setup, comm.Agree(s.Mesh.World, err)
 }
 
-// hook sets the hooks of the trainer. They use metrics, progress and stop, which are nil until the
-// first step.
+// hook sets the hooks of the trainer. They use metrics, progress, slow and stop, which are nil
+// until the first step.
 func (s *session) hook(h *train.Hooks) {
 	h.Step = func(r *train.Record) error {
+		s.flight.Step(r.Step)
 		if err := s.metrics.Write(r); err != nil {
 			return err
 		}
 		if s.progress == nil {
 			return nil
 		}
-		return s.progress.step(r)
+		if err := s.progress.step(r); err != nil {
+			return err
+		}
+		return s.slow.step(r)
 	}
 	h.Eval = func(r *train.EvalRecord) error {
 		if s.progress != nil {
@@ -120,6 +128,14 @@ func (s *session) hook(h *train.Hooks) {
 	}
 	h.Skipped = func(why string) {
 		s.Log.Warn().Msg(why + ": the step is skipped; later steps of this kind are skipped without a message")
+	}
+	h.Unsaved = func(err error) {
+		s.Log.Warn().Msgf("%v; the run continues, and the next checkpoint is the next attempt", err)
+	}
+	h.Saved = func(took time.Duration) {
+		if s.stop != nil {
+			s.stop.Saved(took)
+		}
 	}
 	h.Stop = func() bool { return s.stop != nil && s.stop.Now() }
 }
@@ -179,5 +195,5 @@ func (s *session) report() *report.Run {
 
 // rank returns this rank for the planner.
 func (s *session) rank() *plan.Rank {
-	return &plan.Rank{Parts: s.parts, PerNode: s.perNode, LocalRank: localRank(s.world)}
+	return &plan.Rank{Parts: s.parts, LocalRank: localRank(s.world)}
 }

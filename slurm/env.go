@@ -108,6 +108,21 @@ func tasksOn(list string, node int) int {
 	return 0
 }
 
+// NodeOf returns the index of the node of a task, if tasks are placed node by node, from Slurm's
+// list of tasks by node; -1 if the list does not have the task.
+func NodeOf(task int, list string) int {
+	for node := 0; ; node++ {
+		n := tasksOn(list, node)
+		if n == 0 {
+			return -1
+		}
+		if task < n {
+			return node
+		}
+		task -= n
+	}
+}
+
 // Ready returns an error if MPI would not find the other processes. It is called before MPI starts:
 // there, Open MPI would end the process with a long message about its build, and MPICH would make
 // each process rank 0 of 1. mpiBuilt says whether the program was built with MPI.

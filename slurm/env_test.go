@@ -46,6 +46,17 @@ func TestTasksOn(t *testing.T) {
 	}
 }
 
+func TestNodeOf(t *testing.T) {
+	for task, want := range []int{0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, -1, -1} {
+		if got := NodeOf(task, "4(x2),3"); got != want {
+			t.Errorf("task %d: node %d, want %d", task, got, want)
+		}
+	}
+	if got := NodeOf(0, ""); got != -1 {
+		t.Error(got)
+	}
+}
+
 func TestCheck(t *testing.T) {
 	for _, c := range []struct {
 		tasks, world int

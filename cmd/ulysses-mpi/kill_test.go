@@ -44,6 +44,18 @@ steps = 60
 every = 1
 `
 
+// keptJob writes the job and its data into a new folder.
+func keptJob(t *testing.T) (dir, job string) {
+	t.Helper()
+	dir = t.TempDir()
+	for name, text := range map[string]string{"job.toml": keeps, "a.txt": strings.Repeat("the cat sat on the mat, and the dog sat on the log. ", 40)} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir, filepath.Join(dir, "job.toml")
+}
+
 // mark is an environment variable of the processes of one run.
 const mark = "ULYSSES_TEST_RUN="
 
@@ -73,13 +85,8 @@ func TestKillRank(t *testing.T) {
 	kills := 3
 	fmt.Sscan(os.Getenv("ULYSSES_TEST_KILLS"), &kills)
 	const ranks = 4
-	dir := t.TempDir()
-	for name, text := range map[string]string{"job.toml": keeps, "a.txt": strings.Repeat("the cat sat on the mat, and the dog sat on the log. ", 40)} {
-		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	job, out := filepath.Join(dir, "job.toml"), filepath.Join(dir, "out")
+	dir, job := keptJob(t)
+	out := filepath.Join(dir, "out")
 	begin := time.Now()
 	if code, _, stderr := mpirun(t, fmt.Sprint(ranks), nil, job); code != 0 {
 		t.Fatalf("undisturbed: exit %d: %s", code, stderr)

@@ -155,24 +155,31 @@ func same(t *testing.T, what string, got, want []float64, tolerance float64) {
 	}
 }
 
-// If one rank is killed, fails, panics or never returns, the whole job soon ends with an error that
-// names the rank and the host.
+// If one rank is killed or stopped, exits, fails, panics, never returns, or is in another
+// collective than the others, the whole job soon ends with an error that names the rank, the host
+// and the operation. The records of the ranks name them as well.
 func TestFaultsEndTheJob(t *testing.T) {
 	host, _ := os.Hostname()
 	for _, c := range []struct {
 		fault string
 		code  int // 0 = any but 0
 		want  []string
+		later string // what diagnose says
 	}{
-		{"kill:1:2", 0, []string{"signal 9", "rank 1", "terminated: rank ", "all-reduce"}},
-		{"fail:2:2", 10, []string{"rank 2 on " + host, "error requested"}},
-		{"panic:3:1", 10, []string{"rank 3 on " + host, "panic"}},
-		{"crash:1:2", 10, []string{"rank 1 on " + host + ": the program crashed", "crash requested"}},
-		{"late:1:2", 5, []string{"late", "rank 1 of 4 on host " + host, "this rank is late", "waited"}},
+		{"kill:1:2", 0, []string{"signal 9", "rank 1 on host " + host + " does not respond", "3 ranks wait for it in all-reduce #", "terminated: rank "}, "rank 1 on host " + host + " does not respond"},
+		{"exit:2:2", 0, []string{"rank 2 on host " + host + " does not respond", "3 ranks wait for it in all-reduce #"}, "rank 2 on host " + host + " does not respond"},
+		{"code:1:2", 7, []string{"rank 1 on host " + host + " does not respond", "3 ranks wait for it in all-reduce #"}, "rank 1 on host " + host + " does not respond"},
+		{"fail:2:2", 10, []string{"rank 2 on " + host, "error requested"}, "rank 2 on host " + host + " failed: step 2: error requested"},
+		{"panic:3:1", 10, []string{"rank 3 on " + host, "panic"}, "rank 3 on host " + host + " failed: panic"},
+		{"crash:1:2", 10, []string{"rank 1 on " + host + ": the program crashed", "crash requested"}, "rank 1 on host " + host},
+		{"late:1:2", 5, []string{"rank 1 of 4 on host " + host, "this rank is late", "waited 4.", "the limit is 4s (ULYSSES_TIMEOUT)", "rank 1 on host " + host + " is late; 3 ranks wait for it in all-reduce #"}, "rank 1 on host " + host + " is late"},
+		{"stop:2:2", 5, []string{"rank 2 on host " + host + " does not respond", "waited 4."}, "rank 2 on host " + host + " does not respond"},
+		{"skip:3:2", 5, []string{"rank 3 on host " + host + " has called all-reduce where 3 ranks have called barrier: operation #"}, "rank 3 on host " + host + " has called"},
+		{"other:1:2", 5, []string{"rank 1 on host " + host + " has called all-reduce where 3 ranks have called barrier: operation #"}, "rank 1 on host " + host + " has called"},
 	} {
 		t.Run(c.fault, func(t *testing.T) {
-			begin := time.Now()
-			code, _, stderr := mpirun(t, "4", []string{"ULYSSES_FAULT=" + c.fault, "ULYSSES_TIMEOUT=4s"}, small(t.TempDir(), "train.steps=4")...)
+			begin, out := time.Now(), t.TempDir()
+			code, _, stderr := mpirun(t, "4", []string{"ULYSSES_FAULT=" + c.fault, "ULYSSES_TIMEOUT=4s"}, small(out, "train.steps=4")...)
 			if code == 0 || c.code != 0 && code != c.code {
 				t.Errorf("exit %d, want %d", code, c.code)
 			}
@@ -180,6 +187,9 @@ func TestFaultsEndTheJob(t *testing.T) {
 				if !strings.Contains(stderr, w) {
 					t.Errorf("stderr does not say %q", w)
 				}
+			}
+			if code, stdout, stderr := launch(t, nil, program, "diagnose", out); code != 0 || !strings.Contains(stdout, c.later) {
+				t.Errorf("diagnose: exit %d, not %q: %s%s", code, c.later, stdout, stderr)
 			}
 			if took := time.Since(begin); took > 60*time.Second {
 				t.Errorf("took %v", took)
@@ -226,7 +236,7 @@ func TestVerbsOfAJobAreOne(t *testing.T) {
 		least time.Duration
 	}{
 		{append([]string{program, "verify"}, sets...), 1, "verb is verify on rank 2 and run on rank 0", 0},
-		{[]string{"sleep", "99"}, 5, "not all 3 tasks of mpirun (Open MPI) have started MPI after ", 20 * time.Second},
+		{[]string{"sleep", "99"}, 5, "not all 3 tasks of mpirun (Open MPI) have started MPI after 20s (1 task has not started: task 2)", 20 * time.Second},
 	} {
 		begin := time.Now()
 		argv := append([]string{"mpirun", "--oversubscribe", "--bind-to", "none", "-x", "ULYSSES_TIMEOUT", "-n", "2", program, "run"}, sets...)

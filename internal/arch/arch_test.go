@@ -28,8 +28,9 @@ var may = map[string]string{
 	"model":               "tile gdn sp comm device tensor",
 	"data":                "data/tokenizer comm tensor",
 	"train":               "data model sp comm device tensor checkpoint internal/outdir",
-	"job":                 "job/launch job/report job/file job/operator job/assembly job/plan job/doctor train data model gdn sp comm device tensor backends internal/outdir dryrun",
+	"job":                 "job/launch job/supervise job/report job/file job/operator job/assembly job/plan job/doctor train data model gdn sp comm device tensor backends internal/outdir dryrun",
 	"job/launch":          "comm tensor",
+	"job/supervise":       "",
 	"job/report":          "job/file job/assembly job/plan train model gdn comm device tensor",
 	"job/plan":            "job/file job/operator job/assembly train data model gdn sp comm device tensor backends dryrun",
 	"job/assembly":        "job/file train model gdn comm device tensor",
@@ -65,13 +66,14 @@ var may = map[string]string{
 	"internal/splitmix":   "",
 	"internal/clock":      "",
 	"internal/trace":      "",
+	"internal/flight":     "",
 	"internal/units":      "",
 	"internal/proc":       "",
 	"slurm":               "",
 }
 
 // leaves are packages that every package may import.
-const leaves = " internal/status internal/version internal/input internal/notbuilt internal/clock internal/trace internal/units internal/proc internal/splitmix slurm "
+const leaves = " internal/status internal/version internal/input internal/notbuilt internal/clock internal/trace internal/flight internal/units internal/proc internal/splitmix slurm "
 
 func TestImportsPointDown(t *testing.T) {
 	for _, tags := range []string{"", "mpi"} {

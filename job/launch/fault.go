@@ -2,20 +2,27 @@ package launch
 
 import (
 	"fmt"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
 
+	"ulysses/comm"
 	"ulysses/internal/status"
+	"ulysses/slurm"
+	"ulysses/tensor"
 )
 
 // FaultHook returns the function for ULYSSES_FAULT=kind:rank:step, which makes one rank fail at the
-// end of a step: the rank is killed, returns an error, panics, crashes or never returns. Tests use
-// it to check how a job ends. FaultHook returns nil if the variable is unset.
-func FaultHook(rank int) (func(step int64) error, error) {
+// end of a step: the rank is killed or stopped, exits, returns an error, panics, crashes, never
+// returns, skips a collective of world, calls another one than the other ranks, or is slow from
+// then on. The fault is in the first attempt of a job that is started again. Tests use it to check
+// how a job ends. FaultHook returns nil if the variable is unset. All ranks must call the function.
+func FaultHook(world comm.Comm) (func(step int64) error, error) {
 	word := os.Getenv("ULYSSES_FAULT")
-	if word == "" {
+	if word == "" || os.Getenv("ULYSSES_ATTEMPT") > "0" || slurm.Env().Restarts > 0 {
 		return nil, nil
 	}
 	faults := map[string]func(step int64) error{
@@ -25,18 +32,32 @@ func FaultHook(rank int) (func(step int64) error, error) {
 		},
 		"panic": func(int64) error { panic("panic requested by ULYSSES_FAULT") },
 		"crash": func(int64) error { go panic("crash requested by ULYSSES_FAULT"); select {} },
+		"slow":  func(int64) error { time.Sleep(200 * time.Millisecond); return nil },
 		"late":  func(int64) error { time.Sleep(time.Hour); return nil },
+		"stop":  func(int64) error { return syscall.Kill(os.Getpid(), syscall.SIGSTOP) },
+		"exit":  func(int64) error { os.Exit(0); return nil },
+		"code":  func(int64) error { os.Exit(7); return nil },
+		"skip":  func(int64) error { return nil },
+		"other": func(int64) error { return world.AllReduce(nil, tensor.OfInt64([]int64{1}, 1), comm.Sum) },
 	}
 	kind, where, _ := strings.Cut(word, ":")
 	fault := faults[kind]
 	var who int
 	var when int64
 	if n, err := fmt.Sscanf(where, "%d:%d", &who, &when); n != 2 || err != nil || fault == nil {
-		return nil, status.Errorf(status.InvalidArgument, "ULYSSES_FAULT=%s: not kind:rank:step; the kinds are kill, fail, panic, crash and late", word)
+		return nil, status.Errorf(status.InvalidArgument, "ULYSSES_FAULT=%s: not kind:rank:step; the kinds are %s", word, strings.Join(slices.Sorted(maps.Keys(faults)), ", "))
 	}
+	together := kind == "skip" || kind == "other" // a barrier that the faulty rank does not enter
 	return func(step int64) error {
-		if rank == who && step == when {
+		switch {
+		case kind == "slow" && step > when && world.Rank() == who: // from this step on
 			return fault(step)
+		case step != when:
+			return nil
+		case world.Rank() == who:
+			return fault(step)
+		case together:
+			return world.Barrier()
 		}
 		return nil
 	}, nil

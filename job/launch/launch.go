@@ -7,6 +7,7 @@
 package launch
 
 import (
+	"fmt"
 	"os"
 	"os/signal"
 	"syscall"
@@ -21,6 +22,9 @@ import (
 type Options struct {
 	Ranks int             // goroutine ranks; 0 = one, or the number of tasks of the launcher
 	Print func(err error) // prints an error that ends the process inside Start
+	// Folder is one that all ranks share, for their files until all have started; "" = none.
+	Folder string
+	Warn   func(text string) // prints a warning of this rank
 }
 
 // Rank is a rank that has started.
@@ -55,7 +59,7 @@ func Start(o Options, body func(Rank) (err error, alone bool)) error {
 	if err := env.Ready(comm.Available()); err != nil {
 		return err
 	}
-	timeout, err := timeout()
+	timeout, err := Timeout()
 	if err != nil {
 		return Own(err)
 	}
@@ -65,7 +69,7 @@ func Start(o Options, body func(Rank) (err error, alone bool)) error {
 	if o.Ranks > 0 && o.Ranks != env.Tasks {
 		return Own(status.Errorf(status.InvalidArgument, "--ranks %d: %s has started %d tasks; leave out --ranks", o.Ranks, env.Launcher, env.Tasks))
 	}
-	world, err := startMPI(env, timeout, o.Print)
+	world, err := startMPI(env, timeout, &o)
 	if err != nil {
 		return err
 	}
@@ -82,13 +86,32 @@ func Start(o Options, body func(Rank) (err error, alone bool)) error {
 const leastStart = 20 * time.Second
 
 // startMPI returns the communicator of all processes. If a process never starts MPI, for example
-// because its command differs, MPI_Init waits forever; therefore startMPI ends this process after
-// the timeout.
-func startMPI(env slurm.Environment, timeout time.Duration, print func(error)) (comm.Comm, error) {
+// because its command differs, MPI_Init waits forever; therefore startMPI names the tasks that are
+// missing, and ends this process after the timeout.
+func startMPI(env slurm.Environment, timeout time.Duration, o *Options) (comm.Comm, error) {
+	here := appear(env, o.Folder)
+	defer here.leave()
+	missing := func() (text string, first bool) {
+		if here == nil {
+			return "", env.Rank == 0
+		}
+		ranks, first := here.missing()
+		return here.describe(ranks), first
+	}
+	defer time.AfterFunc(nameMissing, func() {
+		if text, first := missing(); first && text != "" {
+			o.Warn(fmt.Sprintf("launch: %s; the other tasks wait for %v", text, max(timeout, leastStart)))
+		}
+	}).Stop()
 	if limit := max(timeout, leastStart); timeout > 0 {
 		defer time.AfterFunc(limit, func() {
-			print(status.Errorf(status.Comm, "rank %d: not all %d tasks of %s have started MPI after %v; start the same command on each task",
-				env.Rank, env.Tasks, env.Launcher, limit))
+			text, _ := missing()
+			if text != "" {
+				text = " (" + text + ")"
+			}
+			o.Print(status.Errorf(status.Comm, "rank %d: not all %d tasks of %s have started MPI after %v%s; start the same command on each task",
+				env.Rank, env.Tasks, env.Launcher, limit, text))
+			here.leave()
 			os.Exit(int(status.Comm))
 		}).Stop()
 	}
@@ -126,9 +149,9 @@ func startLocal(n int, timeout time.Duration, body func(Rank) (err error, alone 
 	return agreed[0]
 }
 
-// timeout returns how long a collective may take before the job ends: ULYSSES_TIMEOUT, otherwise
+// Timeout returns how long a collective may take before the job ends: ULYSSES_TIMEOUT, otherwise
 // ten minutes.
-func timeout() (time.Duration, error) {
+func Timeout() (time.Duration, error) {
 	text := os.Getenv("ULYSSES_TIMEOUT")
 	if text == "" {
 		return 10 * time.Minute, nil

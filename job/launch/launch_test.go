@@ -20,6 +20,23 @@ func TestStopAfterLongStart(t *testing.T) {
 	}
 }
 
+// The time of a checkpoint is kept free twice before the limit.
+func TestStopLeavesTimeForACheckpoint(t *testing.T) {
+	x, err := NewStopper("1h", new(Signals), time.Now().Add(-40*time.Minute))
+	if err != nil || x.Now() {
+		t.Errorf("20 minutes remain: the run stopped, or %v", err)
+	}
+	x.Saved(9 * time.Minute)
+	x.Saved(time.Minute)
+	if x.Now() {
+		t.Error("a checkpoint of 9 minutes fits twice into 20, and the run stopped")
+	}
+	x.Saved(11 * time.Minute)
+	if !x.Now() {
+		t.Error("a checkpoint of 11 minutes does not fit twice into 20, and the run did not stop")
+	}
+}
+
 // If the launcher's command line cannot be read, the command has a launcher with the same number of
 // tasks.
 func TestLauncherWords(t *testing.T) {

@@ -38,6 +38,8 @@ type Signals struct {
 	peers   peerWatch       // of an MPI rank; nil if there are no other processes
 	where   func(os.Signal) // an MPI rank prints the call in which it waits
 	last    func()          // called before the process ends; nil = nothing to do
+	onEnd   []func()        // called at the first signal that ends a process
+	blame   func()          // prints the rank that is dead, if one is
 	longest atomic.Int64    // nanoseconds of the longest step
 }
 
@@ -50,9 +52,11 @@ const sameMoment = 200 * time.Millisecond
 
 // After a signal that ends processes, a rank prints its current call once the call has taken
 // stalled, and ends once it has taken deadPeer. A launcher also sends SIGTERM to the peers of a
-// dead rank, which would otherwise wait for that rank.
+// dead rank, which would otherwise wait for that rank. After blamed, which is before mpirun kills
+// them, the records of all ranks show which rank is dead.
 const (
 	stalled  = 300 * time.Millisecond
+	blamed   = 750 * time.Millisecond
 	deadPeer = 10 * time.Second
 )
 
@@ -100,6 +104,9 @@ func (x *Signals) handle(s os.Signal) {
 	}
 	if ends {
 		x.first, x.at = s, time.Now()
+		for _, do := range x.onEnd {
+			do()
+		}
 		go x.watchPeers(s)
 	}
 }
@@ -172,6 +179,24 @@ func (x *Signals) AtEnd(do func()) {
 	x.last = do
 }
 
+// Blame sets the function that is called when a call does not return after a signal that ends
+// processes. It prints the rank that is dead, if one is.
+func (x *Signals) Blame(do func()) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.blame = do
+}
+
+// OnEnd adds a function that is called at the first signal that ends a process, at once if it has
+// come. The function must not call a method of x.
+func (x *Signals) OnEnd(do func()) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.onEnd = append(x.onEnd, do); x.first != nil {
+		do()
+	}
+}
+
 // Done marks that no step follows.
 func (x *Signals) Done() {
 	x.mu.Lock()
@@ -195,7 +220,7 @@ func (x *Signals) Step(longest time.Duration) bool {
 // never end.
 func (x *Signals) watchPeers(s os.Signal) {
 	x.mu.Lock()
-	peers := x.peers
+	peers, blame := x.peers, x.blame
 	x.mu.Unlock()
 	if peers == nil {
 		return
@@ -206,6 +231,10 @@ func (x *Signals) watchPeers(s os.Signal) {
 		waits := peers.Waiting()
 		if waits < stalled {
 			continue
+		}
+		if blame != nil && waits > blamed && time.Since(x.at) > blamed {
+			blame()
+			blame = nil
 		}
 		x.mu.Lock()
 		if !printed && !x.stepDone.Load() {

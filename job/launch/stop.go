@@ -9,13 +9,14 @@ import (
 
 // Stopper decides when a run writes a checkpoint and stops: after a signal, such as SIGUSR1, which
 // Slurm sends before the time limit with sbatch --signal=USR1@120, or when the remaining time is
-// shorter than two steps and a minute.
+// shorter than two steps and a minute, or two steps and twice the longest checkpoint.
 type Stopper struct {
 	signals *Signals
 	start   time.Time
 	end     time.Time // zero = no limit
 	last    time.Time // time of the previous call of Now; at first, the start of the steps
 	longest time.Duration
+	saving  time.Duration // of the longest checkpoint
 }
 
 // NewStopper returns the Stopper of a run that started at start. limit is train.time_limit: "off",
@@ -39,11 +40,14 @@ func NewStopper(limit string, signals *Signals, start time.Time) (*Stopper, erro
 // margin is the time for a checkpoint and the end of the job.
 const margin = time.Minute
 
+// Saved is called with the time that a checkpoint has taken.
+func (x *Stopper) Saved(took time.Duration) { x.saving = max(x.saving, took) }
+
 // Now reports whether the run must stop. It must be called after each step, once.
 func (x *Stopper) Now() bool {
 	t := time.Now()
 	x.longest = max(x.longest, t.Sub(x.last))
 	x.last = t
-	spare := min(margin, x.end.Sub(x.start)/10)
+	spare := max(min(margin, x.end.Sub(x.start)/10), 2*x.saving)
 	return x.signals.Step(x.longest) || !x.end.IsZero() && t.Add(2*x.longest+spare).After(x.end)
 }

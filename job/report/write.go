@@ -27,6 +27,9 @@ func (r *Run) PrintPlan() error {
 	if info.Sharing > 1 {
 		text += fmt.Sprintf(" that %d ranks share", info.Sharing)
 	}
+	if info.Free > 0 {
+		text += ", " + units.Bytes(info.Free) + " free"
+	}
 	if host := model.HostBytes(plan); host > 0 {
 		text += ", and " + units.Bytes(host) + " of host memory"
 	}

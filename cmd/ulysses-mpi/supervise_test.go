@@ -1,0 +1,105 @@
+//go:build mpi
+
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// supervised returns the command line that runs a job on four ranks under supervision.
+func supervised(job string, more ...string) []string {
+	words := append([]string{program, "supervise", job}, more...)
+	return append(words, "--", "mpirun", "--oversubscribe", "--bind-to", "none", "-n", "4")
+}
+
+// A job one of whose ranks is killed starts again under supervision, and has the losses of an
+// undisturbed run. A job that is refused does not start again.
+func TestSupervisorRestarts(t *testing.T) {
+	dir, job := keptJob(t)
+	out := filepath.Join(dir, "out")
+	if code, _, stderr := mpirun(t, "4", nil, job); code != 0 {
+		t.Fatal(code, stderr)
+	}
+	want := losses(t, out)
+	if err := os.RemoveAll(out); err != nil {
+		t.Fatal(err)
+	}
+	code, _, stderr := launch(t, []string{"ULYSSES_FAULT=kill:1:20", "ULYSSES_TIMEOUT=9s"}, supervised(job, "--restarts", "2")...)
+	if code != 0 || strings.Count(stderr, "restart 1 of 2 from the newest checkpoint") != 1 || strings.Contains(stderr, "restart 2") || !strings.Contains(stderr, "rank 1 on host ") {
+		t.Errorf("exit %d: %s", code, stderr)
+	}
+	if got := losses(t, out); !slices.Equal(got, want) {
+		t.Errorf("losses %v, want %v", got, want)
+	}
+	begin := time.Now()
+	code, _, stderr = launch(t, nil, supervised(job, "--restarts", "2", "--set", "checkpoint.resume=off")...)
+	if code != 2 || strings.Contains(stderr, "restart") || !strings.Contains(stderr, "has results of another run") {
+		t.Errorf("a refused job: exit %d after %v: %s", code, time.Since(begin), stderr)
+	}
+	// without a restart left, the exit code is that of the job
+	code, _, stderr = launch(t, []string{"ULYSSES_FAULT=code:2:3"}, supervised(job, "--set", "output.overwrite=true", "--set", "checkpoint.resume=off")...)
+	if code != 7 {
+		t.Errorf("exit %d: %s", code, stderr)
+	}
+}
+
+// A job all of whose ranks are frozen is ended from outside, in the time of the watchdog and 5 s.
+func TestSupervisorEndsFrozenJob(t *testing.T) {
+	dir, job := keptJob(t)
+	run := fmt.Sprint("frozen-", os.Getpid())
+	var said heard
+	cmd := begin(t, []string{mark + run, "ULYSSES_TIMEOUT=4s"}, &said, supervised(job, "--set", "train.steps=100000", "--set", "checkpoint.accept=train.steps")...)
+	until(t, "steps", func() bool { return lines(dir) > 3 })
+	pids := processes(run)
+	if len(pids) != 4 {
+		t.Fatalf("%d ranks", len(pids))
+	}
+	froze := time.Now()
+	for _, pid := range pids {
+		if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cmd.Wait()
+	took := time.Since(froze)
+	if code := cmd.ProcessState.ExitCode(); code == 0 || code == 75 || !strings.Contains(said.String(), "no rank has shown a sign of life for 7s") {
+		t.Errorf("exit %d: %s", code, said.String())
+	}
+	if took > 60*time.Second {
+		t.Errorf("it took %v", took)
+	}
+	for range 500 {
+		if pids = processes(run); len(pids) == 0 {
+			break
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	if len(pids) > 0 {
+		t.Errorf("processes live on: %v", pids)
+	}
+}
+
+// A signal to the supervisor stops the job with a checkpoint.
+func TestSupervisorStops(t *testing.T) {
+	dir, job := keptJob(t)
+	for _, s := range []syscall.Signal{syscall.SIGTERM, syscall.SIGUSR1} {
+		var said heard
+		cmd := begin(t, nil, &said, supervised(job, "--restarts", "3", "--force", "--set", "train.steps=100000", "--set", "checkpoint.resume=off")...)
+		os.Remove(filepath.Join(dir, "out", "metrics.jsonl"))
+		until(t, "steps", func() bool { return lines(dir) > 3 })
+		if err := cmd.Process.Signal(s); err != nil {
+			t.Fatal(err)
+		}
+		cmd.Wait()
+		if code := cmd.ProcessState.ExitCode(); code != 75 || !strings.Contains(said.String(), "with a checkpoint in ") {
+			t.Errorf("%v: exit %d: %s", s, code, said.String())
+		}
+	}
+}

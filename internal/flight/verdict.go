@@ -1,0 +1,73 @@
+package flight
+
+import (
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"ulysses/internal/status"
+)
+
+// Find returns the diagnosis of the records in a folder: the one that a rank has written there, or
+// a new one. When a launcher ends a job, a stopped process may continue for a moment, so what was
+// written before is better.
+func Find(dir string) (*Diagnosis, error) {
+	text, err := os.ReadFile(filepath.Join(dir, verdictFile))
+	if err == nil && len(text) > 0 {
+		d := new(Diagnosis)
+		if err := json.Unmarshal(text, d); err != nil {
+			return nil, status.Errorf(status.IO, "%s: %w", filepath.Join(dir, verdictFile), err)
+		}
+		return d, nil
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, status.Errorf(status.IO, "%w", err)
+	}
+	ranks, err := ReadFolder(dir)
+	if err != nil {
+		return nil, err
+	}
+	return Diagnose(ranks), nil
+}
+
+// Dead diagnoses the records in a folder after a signal that a launcher sends to the processes that
+// are left when one has died. It returns nil if no process is gone, or if another rank has written
+// the diagnosis.
+func Dead(dir string) (*Diagnosis, error) {
+	ranks, err := ReadFolder(dir)
+	if err != nil {
+		return nil, err
+	}
+	d := Diagnose(ranks)
+	for _, x := range d.Culprits {
+		if d.Ranks[x.Rank].Condition == Gone {
+			return Decide(dir)
+		}
+	}
+	return nil, nil
+}
+
+// verdictFile has the diagnosis of the rank that was the first to write it.
+const verdictFile = "diagnosis.json"
+
+// Decide diagnoses the records in a folder for the rank that calls it first, and writes the
+// diagnosis there. For the other ranks it returns nil: one message is enough.
+func Decide(dir string) (*Diagnosis, error) {
+	f, err := os.OpenFile(filepath.Join(dir, verdictFile), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o666)
+	if os.IsExist(err) {
+		return nil, nil
+	} else if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	ranks, err := ReadFolder(dir)
+	if err != nil {
+		return nil, err
+	}
+	d := Diagnose(ranks)
+	w := json.NewEncoder(f)
+	w.SetIndent("", "  ")
+	return d, w.Encode(d)
+}

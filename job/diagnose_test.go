@@ -1,0 +1,69 @@
+package job
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"ulysses/internal/flight"
+	"ulysses/internal/status"
+)
+
+// The verb diagnose reads the folder of the records or the output folder, as text and as JSON, and
+// prefers the diagnosis that was written while the ranks were late.
+func TestDiagnoseVerb(t *testing.T) {
+	out := t.TempDir()
+	dir := filepath.Join(out, flightFolder)
+	if err := flight.Prepare(dir); err != nil {
+		t.Fatal(err)
+	}
+	all := flight.Group{Axis: "world", Stride: 1, Size: 8}
+	var ranks []*flight.Recorder
+	for i := range all.Size {
+		r := flight.New(i, all.Size, "n1")
+		if err := r.Attach(dir); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(r.Close)
+		ranks = append(ranks, r)
+		if i != 6 {
+			r.Begin("all-reduce", all, 3, 64, false)
+		}
+	}
+	if err := ranks[6].WriteStacks(); err != nil {
+		t.Fatal(err)
+	}
+	for _, folder := range []string{out, dir} {
+		code, stdout, stderr := call("diagnose", folder)
+		for _, want := range []string{"0-5    n1    0      waiting", "rank 6 on host n1 is late; 7 ranks wait for it in all-reduce #3", "stacks of rank 6: " + flight.StackFile(dir, 6)} {
+			if code != status.OK || !strings.Contains(stdout, want) {
+				t.Errorf("exit %v, not %q:\n%s%s", code, want, stdout, stderr)
+			}
+		}
+	}
+	if _, err := flight.Decide(dir); err != nil {
+		t.Fatal(err)
+	}
+	ranks[6].Begin("all-reduce", all, 3, 64, false) // continued, when the launcher ends the job
+	_, stdout, _ := call("diagnose", dir, "--json")
+	var d flight.Diagnosis
+	if err := json.Unmarshal([]byte(stdout), &d); err != nil || len(d.Culprits) != 1 || d.Culprits[0].Rank != 6 || d.Culprits[0].Waiting != 7 {
+		t.Errorf("%+v %v", d, err)
+	}
+	if code, _, stderr := call("diagnose", t.TempDir()); code != status.IO || !strings.Contains(stderr, "has no records of the flight recorder") {
+		t.Errorf("exit %v: %s", code, stderr)
+	}
+}
+
+// A run that ends well leaves no records.
+func TestFlightFolderIsRemoved(t *testing.T) {
+	dir, run := newKept(t)
+	if text, err := run(2); err != nil {
+		t.Fatal(text, err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "out", flightFolder)); !os.IsNotExist(err) {
+		t.Error("the folder of the flight recorder remains:", err)
+	}
+}

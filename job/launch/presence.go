@@ -1,0 +1,122 @@
+package launch
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"ulysses/internal/units"
+	"ulysses/slurm"
+)
+
+// presence is a folder in which each task of a launcher has a file from before it starts MPI until
+// MPI has started, because MPI_Init waits for all tasks and does not say for which.
+type presence struct {
+	env  slurm.Environment
+	dir  string
+	made []string // folders that this task has created, the outermost first
+}
+
+// nameMissing is the time after which tasks that have not started are named.
+var nameMissing = 45 * time.Second
+
+// appear writes the file of this task into a folder that all tasks share. It returns nil if the
+// folder cannot be written, or if there is none.
+func appear(env slurm.Environment, folder string) *presence {
+	start := os.Getenv("PMIX_NAMESPACE") // one for each start of mpirun, or step of Slurm
+	if start == "" && env.Launcher == "srun" {
+		start = env.JobID + "." + env.StepID
+	}
+	if folder == "" || start == "" {
+		return nil
+	}
+	p := &presence{env: env, dir: filepath.Join(folder, ".start-"+strings.Map(wordOnly, start))}
+	for dir := p.dir; ; dir = filepath.Dir(dir) {
+		if _, err := os.Stat(dir); err == nil || dir == filepath.Dir(dir) {
+			break
+		}
+		p.made = append([]string{dir}, p.made...)
+	}
+	if os.MkdirAll(p.dir, 0o777) != nil || os.WriteFile(p.file(env.Rank), []byte(env.Host), 0o666) != nil {
+		p.leave()
+		return nil
+	}
+	return p
+}
+
+func wordOnly(r rune) rune {
+	if r == '.' || r >= '0' && r <= '9' || r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' {
+		return r
+	}
+	return '-'
+}
+
+func (p *presence) file(rank int) string { return filepath.Join(p.dir, strconv.Itoa(rank)) }
+
+// leave removes the file, and the folders if no other task uses them.
+func (p *presence) leave() {
+	if p == nil {
+		return
+	}
+	os.Remove(p.file(p.env.Rank))
+	os.Remove(p.dir)
+	for i := len(p.made) - 1; i >= 0; i-- {
+		os.Remove(p.made[i])
+	}
+}
+
+// missing returns the tasks that have no file, and whether this task is the first that has one.
+func (p *presence) missing() (ranks []int, first bool) {
+	first = true
+	for r := range p.env.Tasks {
+		if _, err := os.Stat(p.file(r)); err != nil {
+			ranks = append(ranks, r)
+		} else if r < p.env.Rank {
+			first = false
+		}
+	}
+	return ranks, first
+}
+
+// describe names tasks that have not started, with their nodes if these are known; "" for none.
+func (p *presence) describe(ranks []int) string {
+	if len(ranks) == 0 {
+		return ""
+	}
+	const most = 8
+	words := make([]string, 0, most)
+	nodes := p.nodes()
+	for _, r := range ranks[:min(len(ranks), most)] {
+		text := fmt.Sprint("task ", r)
+		if node := slurm.NodeOf(r, os.Getenv("SLURM_STEP_TASKS_PER_NODE")); node >= 0 && node < len(nodes) {
+			text += " on " + nodes[node]
+		}
+		words = append(words, text)
+	}
+	text := strings.Join(words, ", ")
+	if n := len(ranks) - most; n > 0 {
+		text += fmt.Sprintf(" and %d more", n)
+	}
+	return fmt.Sprintf("%s not started: %s", units.Count(int64(len(ranks)), "task")+map[bool]string{true: " has", false: " have"}[len(ranks) == 1], text)
+}
+
+// nodes returns the nodes of Slurm's step in the order of their tasks; nil if tasks are not placed
+// node by node, or outside of Slurm.
+func (p *presence) nodes() []string {
+	list, how := os.Getenv("SLURM_STEP_NODELIST"), os.Getenv("SLURM_DISTRIBUTION")
+	if p.env.Launcher != "srun" || list == "" || how != "" && !strings.HasPrefix(how, "block") {
+		return nil
+	}
+	cmd := exec.Command("scontrol", "show", "hostnames", list)
+	timer := time.AfterFunc(5*time.Second, func() { cmd.Process.Kill() })
+	defer timer.Stop()
+	out, err := cmd.Output()
+	if err != nil {
+		return nil
+	}
+	return strings.Fields(string(out))
+}

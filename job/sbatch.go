@@ -1,0 +1,168 @@
+package job
+
+import (
+	_ "embed"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"text/template"
+
+	"ulysses/internal/status"
+	"ulysses/job/file"
+)
+
+// sbatchOptions are the flags of the verb sbatch.
+type sbatchOptions struct {
+	nodes, tasks, gpus, cpus int
+	time, array, image       string
+}
+
+//go:embed sbatch.tmpl
+var sbatchTemplate string
+
+// batch is what the template of a batch script has.
+type batch struct {
+	Name, Time, Array, Image, Log string
+	Nodes, Tasks, GPUs, CPUs      int
+	Before                        int      // seconds before the time limit at which the ranks get SIGUSR1
+	More                          []string // options of sbatch that the user has added
+	Restarts                      int
+	Program, Job                  string // quoted for a shell
+	Arguments                     string // of the program, after the job file; quoted
+}
+
+var (
+	slurmTime = regexp.MustCompile(`^(\d+-)?\d+(:\d{1,2}){0,2}$`)
+	arrayList = regexp.MustCompile(`^\d+(-\d+(:\d+)?)?(,\d+(-\d+(:\d+)?)?)*(%\d+)?$`)
+)
+
+// sbatch is the verb sbatch: it prints a batch script for Slurm, or writes it to --output.
+func sbatch(o Options) error {
+	b, err := newBatch(&o)
+	if err != nil {
+		return err
+	}
+	t := template.Must(template.New("sbatch").Parse(sbatchTemplate))
+	var text strings.Builder
+	if err := t.Execute(&text, b); err != nil {
+		return status.Errorf(status.Internal, "sbatch: %w", err)
+	}
+	if !o.outputSet {
+		return written(fmt.Fprint(o.Stdout, text.String()))
+	}
+	f, err := os.OpenFile(o.output, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o777)
+	if err != nil {
+		return status.Errorf(status.IO, "sbatch: %w; name a file that does not exist", err)
+	}
+	if _, err = f.WriteString(text.String()); err == nil {
+		err = f.Close()
+	}
+	if err != nil {
+		return status.Errorf(status.IO, "sbatch: %w", err)
+	}
+	return written(fmt.Fprintf(o.Stdout, "%s\nsubmit it with: sbatch %[1]s\n", o.output))
+}
+
+func newBatch(o *Options) (*batch, error) {
+	s := &o.sbatch
+	fault := func(format string, args ...any) error {
+		return status.Errorf(status.InvalidArgument, "sbatch: "+format, args...)
+	}
+	switch {
+	case s.nodes < 1:
+		return nil, fault("--nodes %d: not a number of nodes; set 1 or more", s.nodes)
+	case s.gpus < 0 || s.tasks < 0 || s.cpus < 0:
+		return nil, fault("--gpus-per-node %d, --ntasks-per-node %d, --cpus-per-task %d: negative; leave it out", s.gpus, s.tasks, s.cpus)
+	case !slurmTime.MatchString(s.time):
+		return nil, fault("--time %q: not a time of Slurm; write for example --time 4:00:00 or 1-12:00:00", s.time)
+	case s.array != "" && !arrayList.MatchString(s.array):
+		return nil, fault("--array %q: not a list of Slurm; write for example --array 0-3", s.array)
+	case s.image != "" && o.restarts > 0:
+		return nil, fault("--image and --restarts: the supervisor starts the program outside of the image; leave out one of them")
+	case s.gpus > 0 && s.tasks > s.gpus:
+		return nil, fault("--ntasks-per-node %d and --gpus-per-node %d: each rank needs a GPU; leave out --ntasks-per-node", s.tasks, s.gpus)
+	}
+	src, err := file.Read(o.Path)
+	if err != nil {
+		return nil, err
+	}
+	// Variables of the array exist only in the job.
+	sets := []string{}
+	for _, set := range o.Sets {
+		if !strings.Contains(set, "$") {
+			sets = append(sets, set)
+		}
+	}
+	j, err := file.Parse(src, o.Path, sets, os.LookupEnv)
+	if err != nil {
+		return nil, err
+	}
+	path, err := filepath.Abs(o.Path)
+	if err != nil {
+		return nil, status.Errorf(status.IO, "sbatch: %w", err)
+	}
+	out, err := filepath.Abs(j.Output.Dir)
+	if err != nil {
+		return nil, status.Errorf(status.IO, "sbatch: %w", err)
+	}
+	program := "ulysses-mpi" // of the image
+	if s.image == "" {
+		if program, err = os.Executable(); err != nil {
+			program = os.Args[0]
+		}
+	}
+	return s.batch(program, path, out, o.Sets, o.launcher, o.restarts), nil
+}
+
+// batch returns what the script has: the program and the job file, its output.dir, --set arguments,
+// further options of sbatch, and the number of restarts.
+func (s *sbatchOptions) batch(program, job, out string, sets, more []string, restarts int) *batch {
+	b := &batch{Name: strings.TrimSuffix(filepath.Base(job), ".toml"), Time: s.time, Array: s.array, Log: "%x-%j.log", Nodes: s.nodes, Tasks: max(s.tasks, s.gpus, 1),
+		GPUs: s.gpus, CPUs: s.cpus, Before: 120, More: more, Restarts: restarts, Program: quoteForScript(program), Job: quoteForScript(job)}
+	if s.image != "" {
+		b.Image = quoteForScript(s.image)
+	}
+	if s.array != "" {
+		b.Log = "%x-%A_%a.log"
+		if !hasSet(sets, "output.dir") { // the runs of an array need folders of their own
+			b.Arguments = " --set " + quoteForScript("output.dir="+out+"-$SLURM_ARRAY_TASK_ID")
+		}
+	}
+	for _, set := range sets {
+		b.Arguments += " --set " + quoteForScript(set)
+	}
+	return b
+}
+
+func hasSet(sets []string, key string) bool {
+	for _, set := range sets {
+		if name, _, _ := strings.Cut(set, "="); strings.TrimSpace(name) == key {
+			return true
+		}
+	}
+	return false
+}
+
+var (
+	plainWord  = regexp.MustCompile(`^[A-Za-z0-9_@%+=:,./-]+$`)
+	arrayIndex = regexp.MustCompile(`\$(SLURM_ARRAY_[A-Z_]+\b|\{SLURM_ARRAY_[A-Z_]+\})`)
+)
+
+// quoteForScript quotes a word so that the shell replaces Slurm's variables of an array in it, and
+// nothing else.
+func quoteForScript(word string) string {
+	if plainWord.MatchString(word) {
+		return word
+	}
+	literal := func(text string) string {
+		return strings.NewReplacer(`\`, `\\`, `"`, `\"`, "`", "\\`", "$", `\$`).Replace(text)
+	}
+	quoted, at := `"`, 0
+	for _, m := range arrayIndex.FindAllStringIndex(word, -1) {
+		quoted += literal(word[at:m[0]]) + word[m[0]:m[1]]
+		at = m[1]
+	}
+	return quoted + literal(word[at:]) + `"`
+}

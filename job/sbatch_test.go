@@ -1,0 +1,97 @@
+package job
+
+import (
+	"flag"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"text/template"
+
+	"ulysses/internal/status"
+)
+
+var updateTemplates = flag.Bool("update-templates", false, "write slurm/*.sbatch")
+
+// The templates in slurm/ are what the verb sbatch prints.
+func TestSbatchTemplates(t *testing.T) {
+	for name, x := range map[string]struct {
+		sbatchOptions
+		program, job string
+		sets         []string
+		restarts     int
+	}{
+		"cpu":       {sbatchOptions{nodes: 2, tasks: 4, cpus: 8, time: "4:00:00"}, "bin/ulysses-mpi", "job.toml", nil, 0},
+		"gpu":       {sbatchOptions{nodes: 2, gpus: 8, cpus: 16, time: "1-00:00:00"}, "bin/ulysses-mpi", "job.toml", nil, 3},
+		"apptainer": {sbatchOptions{nodes: 2, gpus: 8, cpus: 16, time: "4:00:00", image: "ulysses.sif"}, "ulysses-mpi", "job.toml", nil, 0},
+		"array":     {sbatchOptions{nodes: 1, gpus: 8, time: "4:00:00", array: "0-3"}, "bin/ulysses-mpi", "job.toml", []string{"seed=$SLURM_ARRAY_TASK_ID"}, 0},
+	} {
+		var text strings.Builder
+		if err := template.Must(template.New("").Parse(sbatchTemplate)).Execute(&text, x.batch(x.program, x.job, "out", x.sets, nil, x.restarts)); err != nil {
+			t.Fatal(err)
+		}
+		path := filepath.Join("..", "slurm", name+".sbatch")
+		if *updateTemplates {
+			if err := os.WriteFile(path, []byte(text.String()), 0o755); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got, err := os.ReadFile(path); err != nil || string(got) != text.String() {
+			t.Errorf("%s is not what the verb prints (%v); run go test ./job -run Sbatch -update-templates", path, err)
+		}
+		if out, err := exec.Command("bash", "-n", path).CombinedOutput(); err != nil {
+			t.Errorf("%s: %s", path, out)
+		}
+	}
+}
+
+// A script has the words of the command line as they are, except for the variables of an array.
+func TestSbatchQuotes(t *testing.T) {
+	for word, want := range map[string]string{
+		"a=1": "a=1", "": `""`, "it's $HOME": `"it's \$HOME"`, "a=\"x`y\\z\"": "\"a=\\\"x\\`y\\\\z\\\"\"",
+		"seed=$SLURM_ARRAY_TASK_ID": `"seed=$SLURM_ARRAY_TASK_ID"`, "d=${SLURM_ARRAY_TASK_ID}-${DATA}": `"d=${SLURM_ARRAY_TASK_ID}-\${DATA}"`,
+	} {
+		got := quoteForScript(word)
+		if got != want {
+			t.Errorf("%s: %s, want %s", word, got, want)
+		}
+		if !strings.Contains(word, "SLURM") {
+			if out, err := exec.Command("bash", "-c", "printf %s "+got).Output(); err != nil || string(out) != word {
+				t.Errorf("%s: the shell reads %s %v", word, out, err)
+			}
+		}
+	}
+}
+
+func TestSbatchFaults(t *testing.T) {
+	dir, _ := newKept(t)
+	job := filepath.Join(dir, "job.toml")
+	script := filepath.Join(dir, "x.sbatch")
+	for _, x := range []struct {
+		args []string
+		code status.Code
+		want string
+	}{
+		{[]string{"--nodes", "2", "--gpus-per-node", "4", "-o", script}, status.OK, "submit it with: sbatch " + script},
+		{[]string{"-o", script}, status.IO, "name a file that does not exist"},
+		{[]string{"--nodes", "0"}, status.InvalidArgument, "--nodes 0: not a number of nodes"},
+		{[]string{"--time", "soon"}, status.InvalidArgument, "not a time of Slurm"},
+		{[]string{"--array", "a"}, status.InvalidArgument, "not a list of Slurm"},
+		{[]string{"--gpus-per-node", "4", "--ntasks-per-node", "8"}, status.InvalidArgument, "each rank needs a GPU"},
+		{[]string{"--image", "a.sif", "--restarts", "1"}, status.InvalidArgument, "leave out one of them"},
+		{[]string{"--set", "data.sequnce=1"}, status.InvalidConfig, "data.sequnce"},
+		{[]string{"--", "--partition=gpu"}, status.OK, "\n#SBATCH --partition=gpu\n"},
+	} {
+		code, stdout, stderr := call(append([]string{"sbatch", job}, x.args...)...)
+		if code != x.code || !strings.Contains(stdout+stderr, x.want) {
+			t.Errorf("%v: exit %v: %s%s", x.args, code, stdout, stderr)
+		}
+	}
+	text, err := os.ReadFile(script)
+	for _, want := range []string{"--nodes=2", "--ntasks-per-node=4", "--gpus-per-node=4", "--signal=USR1@120", "--requeue", "--open-mode=append", "--kill-on-bad-exit=1", "run " + job, "scontrol requeue"} {
+		if err != nil || !strings.Contains(string(text), want) {
+			t.Errorf("the script has no %q: %s %v", want, text, err)
+		}
+	}
+}

@@ -1,0 +1,85 @@
+package job
+
+import (
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"time"
+
+	"ulysses/internal/status"
+	"ulysses/job/file"
+	"ulysses/job/launch"
+	"ulysses/job/supervise"
+)
+
+// superviseJob is the verb supervise. o.launcher is the launcher with its options.
+func superviseJob(o Options) error {
+	src, err := file.Read(o.Path)
+	if err != nil {
+		return err
+	}
+	if o.force {
+		o.Sets = append(o.Sets, "output.overwrite=true")
+	}
+	j, err := file.Parse(src, o.Path, o.Sets, os.LookupEnv)
+	if err != nil {
+		return err
+	}
+	if j.Kind != "train" {
+		return j.Errorf(status.InvalidConfig, "kind", "%q: only training has checkpoints from which it can start again; run it without supervise", j.Kind)
+	}
+	limit, err := launch.Timeout()
+	if err != nil {
+		return err
+	}
+	host, _ := os.Hostname()
+	log := o.logger(&screen{to: o.Stderr}, 0, host)
+	caught := make(chan os.Signal, 8)
+	signal.Notify(caught, syscall.SIGUSR1, syscall.SIGINT, syscall.SIGTERM)
+	defer signal.Stop(caught)
+	code, err := supervise.Run(supervise.Options{Launcher: o.launcher, Program: o.rankCommand(), Records: filepath.Join(j.Output.Dir, flightFolder),
+		Restarts: o.restarts, Timeout: frozenAfter(limit), Stdout: o.Stdout, Stderr: o.Stderr, Signals: caught,
+		Log: func(text string) { log.Warn().Msg("supervise: " + text) }})
+	if err != nil || code == 0 {
+		return err
+	}
+	return endedWith(code)
+}
+
+// frozenAfter returns the time without a sign of life after which all ranks count as frozen. A rank
+// that runs ends the job itself at the timeout.
+func frozenAfter(timeout time.Duration) time.Duration {
+	if timeout == 0 {
+		return 0
+	}
+	return timeout + gather + time.Second
+}
+
+// rankCommand returns the command of a rank of the same job.
+func (o *Options) rankCommand() []string {
+	program := os.Args[0]
+	if path, err := os.Executable(); err == nil {
+		program = path
+	}
+	words := []string{program, "run", o.Path}
+	for _, set := range o.Sets {
+		words = append(words, "--set", set)
+	}
+	if o.log != "" {
+		words = append(words, "--log", o.log)
+	}
+	if o.Verbose {
+		words = append(words, "--verbose")
+	}
+	if o.Quiet {
+		words = append(words, "--quiet")
+	}
+	return words
+}
+
+// endedWith is the exit code of a program that has printed its own error.
+type endedWith int
+
+func (e endedWith) Error() string { return "exit code " + strconv.Itoa(int(e)) }

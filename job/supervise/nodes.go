@@ -1,0 +1,142 @@
+package supervise
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"ulysses/internal/flight"
+	"ulysses/internal/status"
+)
+
+// cluster knows the nodes of a Slurm allocation. Outside of one, attempts use the same command.
+type cluster struct {
+	nodes   []string // of the allocation; nil outside of Slurm
+	suspect []string // hosts on which a rank has died
+	states  func(nodes []string) (map[string]string, error)
+	again   bool // the job has been started before
+}
+
+func newCluster() *cluster {
+	c := &cluster{states: nodeStates}
+	if list := os.Getenv("SLURM_JOB_NODELIST"); list != "" {
+		if out, err := exec.Command("scontrol", "show", "hostnames", list).Output(); err == nil {
+			c.nodes = strings.Fields(string(out))
+		}
+	}
+	return c
+}
+
+// nodeStates returns Slurm's states of nodes.
+func nodeStates(nodes []string) (map[string]string, error) {
+	cmd := exec.Command("sinfo", "-h", "-N", "-n", strings.Join(nodes, ","), "-o", "%N %T")
+	timer := time.AfterFunc(30*time.Second, func() { cmd.Process.Kill() })
+	defer timer.Stop()
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, err
+	}
+	states := map[string]string{}
+	for _, line := range strings.Split(string(out), "\n") {
+		if name, state, ok := strings.Cut(strings.TrimSpace(line), " "); ok {
+			states[name] = state
+		}
+	}
+	return states, nil
+}
+
+// dead reports whether a node in this state runs nothing. Slurm marks nodes that do not respond
+// with "*".
+func dead(state string) bool {
+	return strings.HasSuffix(state, "*") || strings.HasPrefix(state, "down") || strings.HasPrefix(state, "fail") || strings.HasPrefix(state, "drain")
+}
+
+// exclude notes the hosts of ranks that have died. The next attempt uses other nodes, if there are
+// enough. killed says that a signal has ended a rank; the launcher may have killed the others at
+// once, so that they look alike.
+func (c *cluster) exclude(d *flight.Diagnosis, killed bool) {
+	c.again = true
+	for _, x := range d.Culprits {
+		if (killed || d.Ranks[x.Rank].Condition == flight.Gone) && slices.Contains(c.nodes, x.Host) && !slices.Contains(c.suspect, x.Host) {
+			c.suspect = append(c.suspect, x.Host)
+		}
+	}
+}
+
+// command returns the words of the launcher and of the program for the next attempt. The first
+// attempt, and one outside of Slurm, has the words of the options. Another one under srun gets the
+// nodes that are left: as many as the job wants, or fewer, and then a mesh that the program
+// chooses.
+func (c *cluster) command(o *Options) (launcher, program []string, err error) {
+	if !c.again || len(c.nodes) == 0 || filepath.Base(o.Launcher[0]) != "srun" {
+		return slices.Clone(o.Launcher), o.Program, nil
+	}
+	want := c.wanted(o.Launcher)
+	states, err := c.states(c.nodes)
+	if err != nil {
+		o.Log(fmt.Sprintf("sinfo: %v; the job starts again on the same nodes", err))
+		return slices.Clone(o.Launcher), o.Program, nil
+	}
+	good := slices.DeleteFunc(slices.Clone(c.nodes), func(n string) bool { return dead(states[n]) })
+	if fresh := slices.DeleteFunc(slices.Clone(good), func(n string) bool { return slices.Contains(c.suspect, n) }); len(fresh) >= want {
+		good = fresh
+	}
+	if len(good) == 0 {
+		return nil, nil, status.Errorf(status.Comm, "supervise: no node of %s is left", strings.Join(c.nodes, ","))
+	}
+	good = good[:min(want, len(good))]
+	words := append(slices.Clone(o.Launcher), "--nodes="+strconv.Itoa(len(good)), "--nodelist="+strings.Join(good, ","))
+	program = o.Program
+	if n := c.tasks(o.Launcher, want); n > 0 { // otherwise srun takes the number of the allocation
+		words = append(words, "--ntasks="+strconv.Itoa(max(1, n*len(good)/want)))
+	}
+	if len(good) < want {
+		program = append(slices.Clone(program), "--set", "parallel.ulysses=0", "--set", "parallel.ring=0")
+	}
+	o.Log(fmt.Sprintf("nodes: %s", strings.Join(good, ",")))
+	return words, program, nil
+}
+
+// wanted returns the number of nodes of an attempt.
+func (c *cluster) wanted(launcher []string) int {
+	if n, ok := count(launcher, "-N", "--nodes"); ok {
+		return min(n, len(c.nodes))
+	}
+	return len(c.nodes)
+}
+
+// tasks returns the number of tasks of the first attempt, on so many nodes; 0 = unknown.
+func (c *cluster) tasks(launcher []string, nodes int) int {
+	if n, ok := count(launcher, "-n", "--ntasks"); ok {
+		return n
+	}
+	if n, err := strconv.Atoi(os.Getenv("SLURM_NTASKS")); err == nil && n > 0 {
+		return n
+	}
+	n, _ := count(launcher, "", "--ntasks-per-node")
+	return n * nodes
+}
+
+// count returns the number of an option: -N 2, -N2, --nodes 2 or --nodes=2. The last one counts.
+func count(words []string, short, long string) (n int, ok bool) {
+	for i, w := range words {
+		text := ""
+		switch {
+		case (w == short && short != "" || w == long) && i+1 < len(words):
+			text = words[i+1]
+		case strings.HasPrefix(w, long+"="):
+			text = w[len(long)+1:]
+		case short != "" && strings.HasPrefix(w, short) && !strings.HasPrefix(w, "--"):
+			text = w[len(short):]
+		}
+		if k, err := strconv.Atoi(text); err == nil && k > 0 {
+			n, ok = k, true
+		}
+	}
+	return n, ok
+}

@@ -1,0 +1,194 @@
+// Package supervise runs a launcher (srun, mpirun) with a training job and watches the job from
+// outside of its ranks: it ends a job whose ranks are all frozen, and starts a job again from its
+// newest checkpoint after a rank has died, without a new wait in Slurm's queue.
+//
+// Run does both. Restarts use the nodes of the allocation that are still there (nodes.go).
+package supervise
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"ulysses/internal/flight"
+	"ulysses/internal/status"
+)
+
+// Options is a job under supervision.
+type Options struct {
+	Launcher []string      // the launcher with its options
+	Program  []string      // the command of a rank
+	Records  string        // folder of the flight recorder
+	Restarts int           // how often the job is started again
+	Timeout  time.Duration // the job is ended if no rank shows a sign of life for so long; 0 = never
+	Stdout   io.Writer
+	Stderr   io.Writer
+	Log      func(text string)
+	Signals  <-chan os.Signal // that came to this process
+}
+
+// Attempt is the environment variable with the number of restarts so far.
+const Attempt = "ULYSSES_ATTEMPT"
+
+// grace is how long a launcher may take to end its processes after SIGTERM, and poll is the
+// interval at which the records are read. Tests shorten them.
+var (
+	grace = 15 * time.Second
+	poll  = time.Second
+)
+
+// Run runs the job and returns its exit code: that of the last attempt. An error means that the
+// launcher could not be started.
+func Run(o Options) (code int, err error) {
+	c := newCluster()
+	for attempt := 0; ; attempt++ {
+		words, program, err := c.command(&o)
+		if err != nil {
+			return 0, err
+		}
+		began := time.Now()
+		end, err := o.attempt(attempt, append(words, program...))
+		switch {
+		case err != nil:
+			return 0, err
+		case end.signalled || final(end.code):
+			return end.code, nil
+		}
+		d := o.diagnosis(began, &end)
+		switch {
+		case d == nil: // refused before the first step: a restart would be refused as well
+			return end.code, nil
+		case attempt == o.Restarts:
+			if attempt > 0 {
+				o.Log(fmt.Sprintf("the job ended with exit code %d: %s; no restart is left (--restarts %d)", end.code, firstLine(d.Text), o.Restarts))
+			}
+			return end.code, nil
+		}
+		c.exclude(d, end.code > 128)
+		o.Log(fmt.Sprintf("the job ended with exit code %d: %s; restart %d of %d from the newest checkpoint", end.code, firstLine(d.Text), attempt+1, o.Restarts))
+	}
+}
+
+// final reports whether a restart would not help: the job has ended well, has stopped with a
+// checkpoint, or is refused, or its loss is NaN or Inf, which a restart would repeat.
+func final(code int) bool {
+	return slices.Contains([]status.Code{status.OK, status.InvalidConfig, status.Unsupported, status.OutOfMemory, status.Numeric, status.Preempted}, status.Code(code))
+}
+
+func firstLine(text string) string {
+	text, _, _ = strings.Cut(text, "\n")
+	return text
+}
+
+// ending is how an attempt has ended.
+type ending struct {
+	code      int
+	signalled bool // a signal to this process has ended it
+	frozen    string
+}
+
+// diagnosis returns what the records say about an attempt that began at a time; nil if it has left
+// none.
+func (o *Options) diagnosis(began time.Time, end *ending) *flight.Diagnosis {
+	info, err := os.Stat(flight.File(o.Records, 0))
+	if err != nil || info.ModTime().Before(began.Add(-time.Second)) {
+		return nil
+	}
+	d, err := flight.Find(o.Records)
+	if err != nil {
+		d = &flight.Diagnosis{Text: err.Error()}
+	}
+	if end.frozen != "" {
+		d.Text = end.frozen
+	}
+	return d
+}
+
+// attempt runs the launcher once.
+func (o *Options) attempt(number int, words []string) (end ending, err error) {
+	cmd := exec.Command(words[0], words[1:]...)
+	cmd.Stdout, cmd.Stderr = o.Stdout, o.Stderr
+	cmd.Env = append(os.Environ(), Attempt+"="+strconv.Itoa(number))
+	// In a group of its own: a Ctrl-C of the terminal comes to this process alone.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.WaitDelay = grace
+	if err := cmd.Start(); err != nil {
+		return end, status.Errorf(status.InvalidArgument, "supervise: %w", err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- cmd.Wait() }()
+	watch := heart{dir: o.Records, limit: o.Timeout, seen: time.Now(), began: time.Now()}
+	tick := time.NewTicker(poll)
+	defer tick.Stop()
+	group := -cmd.Process.Pid
+	var kill <-chan time.Time
+	for {
+		select {
+		case err := <-ended:
+			end.code, err = codeOf(err)
+			return end, err
+		case s := <-o.Signals:
+			// The launcher passes SIGUSR1 on to the ranks, which stop with a checkpoint. srun would
+			// kill them after SIGTERM.
+			send := syscall.SIGUSR1
+			if end.signalled && s != syscall.SIGUSR1 {
+				send = syscall.SIGTERM
+			}
+			end.signalled = true
+			syscall.Kill(cmd.Process.Pid, send)
+		case <-tick.C:
+			if kill == nil && watch.frozen() {
+				end.frozen = fmt.Sprintf("no rank has shown a sign of life for %v: their processes are stopped, or their file system does not respond", o.Timeout)
+				o.Log(end.frozen + "; the job is ended")
+				syscall.Kill(group, syscall.SIGTERM)
+				kill = time.After(grace)
+			}
+		case <-kill:
+			syscall.Kill(group, syscall.SIGKILL)
+		}
+	}
+}
+
+// codeOf returns the exit code of a process, as a shell does.
+func codeOf(err error) (int, error) {
+	var exit *exec.ExitError
+	switch {
+	case err == nil || errors.Is(err, exec.ErrWaitDelay):
+		return 0, nil
+	case !errors.As(err, &exit):
+		return 0, status.Errorf(status.Internal, "supervise: %w", err)
+	}
+	if w, ok := exit.Sys().(syscall.WaitStatus); ok && w.Signaled() {
+		return 128 + int(w.Signal()), nil
+	}
+	return exit.ExitCode(), nil
+}
+
+// heart finds out whether the ranks show signs of life.
+type heart struct {
+	dir         string
+	limit       time.Duration
+	began, seen time.Time // of the attempt; of the last change
+	last        int64     // sum of the times of the last signs of life
+}
+
+// frozen reports whether no rank has shown a sign of life for the limit. It reads nothing until the
+// ranks have records.
+func (h *heart) frozen() bool {
+	if h.limit == 0 {
+		return false
+	}
+	sum, ok := flight.Beats(h.dir, h.began)
+	if !ok || sum != h.last {
+		h.last, h.seen = sum, time.Now()
+		return false
+	}
+	return time.Since(h.seen) > h.limit
+}
