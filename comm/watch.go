@@ -54,6 +54,24 @@ func NewWatch(limit time.Duration, host string, onLate func(description string))
 	return w
 }
 
+// SetLimit changes the limit before the first call of a job. Zero means no limit.
+func (w *Watch) SetLimit(limit time.Duration) {
+	if w == nil {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.limit = limit
+	switch {
+	case limit == 0 && w.timer != nil:
+		w.timer.Stop()
+		w.timer, w.armed = nil, false
+	case limit > 0 && w.timer == nil:
+		w.timer = time.AfterFunc(time.Hour, w.check)
+		w.timer.Stop()
+	}
+}
+
 // Record makes the watch record every call in a flight recorder from now on.
 func (w *Watch) Record(r *flight.Recorder) {
 	if w == nil {

@@ -67,7 +67,7 @@ ulysses-mpi verify job.toml --tensors step1.safetensors`,
 		{name: "supervise", words: []string{jobFile}, rest: "launcher", run: superviseJob,
 			short: "run the job under a launcher, end it if it hangs, and start it again after a fault",
 			long: `Starts the launcher, with its options, and the job. If no rank shows a sign of life for
-ULYSSES_TIMEOUT, it ends the job. With --restarts N, a job one of whose ranks has died
+parallel.timeout, it ends the job. With --restarts N, a job one of whose ranks has died
 or failed starts again from its newest checkpoint, N times at most: under srun on nodes of the
 allocation that respond, with a spare node instead of a dead one if there is one, and otherwise on
 fewer nodes with a mesh that the program chooses. SIGTERM, SIGINT and SIGUSR1 stop the job with a

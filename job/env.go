@@ -44,6 +44,7 @@ type Env struct {
 
 	world    comm.Comm // all ranks, for tensors in host memory; neither counted nor watched
 	opener   opener
+	timeout  time.Duration // of a collective; 0 = none
 	perNode  int           // ranks of this rank's node
 	threads  int           // of this rank, for work on the host (device.threads)
 	freeHost int64         // bytes of free host memory for this rank at the start; 0 = unknown

@@ -105,7 +105,7 @@ func (e *Env) nearlyLate(text string) {
 // late ends the job when a call has taken longer than the timeout. The ranks that are late write
 // their records first; then the first of them says which rank is the reason.
 func (e *Env) late(text string, r launch.Rank) {
-	reason := fmt.Sprintf("%s; the limit is %v (ULYSSES_TIMEOUT)", text, r.Timeout)
+	reason := fmt.Sprintf("%s; the limit is %v (ULYSSES_TIMEOUT or parallel.timeout)", text, e.timeout)
 	if dir := e.flight.Dir(); dir != "" {
 		e.isLate.Store(true)
 		e.flight.WriteStacks()

@@ -15,6 +15,7 @@ import (
 	"ulysses/internal/proc"
 	"ulysses/job/assembly"
 	"ulysses/job/file"
+	"ulysses/job/launch"
 	"ulysses/job/plan"
 	"ulysses/slurm"
 	"ulysses/tensor"
@@ -52,6 +53,9 @@ func (e *Env) open(world comm.Comm, ranksOnNode int, o Options) error {
 	if err := comm.Agree(world, err); err != nil {
 		return err
 	}
+	if err := e.setTimeout(); err != nil {
+		return err
+	}
 	if e.opener = o.open; e.opener.device == nil {
 		e.opener = defaultOpener
 	}
@@ -67,6 +71,23 @@ func (e *Env) open(world comm.Comm, ranksOnNode int, o Options) error {
 		return err
 	}
 	return nil
+}
+
+// setTimeout applies parallel.timeout to the calls that follow. The CUDA plug-in reads the
+// environment.
+func (e *Env) setTimeout() (err error) {
+	word := e.Job.Parallel.Timeout
+	if word == "auto" || os.Getenv("ULYSSES_TIMEOUT") != "" {
+		return nil
+	}
+	if e.timeout, err = launch.Timeout(word); err != nil {
+		return err
+	}
+	e.Watch.SetLimit(e.timeout)
+	if e.world.Kind() == "local" { // goroutine ranks: the process may run other jobs
+		return nil
+	}
+	return os.Setenv("ULYSSES_TIMEOUT", e.timeout.String())
 }
 
 // openDevice opens the device and chooses the compute type.

@@ -115,7 +115,7 @@ func runRank(r launch.Rank, o Options, body func(*Env) error) (err error, alone 
 	}
 	host, _ := os.Hostname()
 	rank, processes := r.World.Rank(), r.World.Kind() != "local"
-	e := &Env{began: time.Now(), signals: o.signals, args: o.args, sets: o.Sets, world: r.World, Clock: clock.New(), Ledger: comm.NewLedger(),
+	e := &Env{began: time.Now(), signals: o.signals, args: o.args, sets: o.Sets, world: r.World, timeout: r.Timeout, Clock: clock.New(), Ledger: comm.NewLedger(),
 		Stderr: &screen{to: o.Stderr}, warned: &warned{}, flight: flight.New(rank, r.World.Size(), host), isLate: new(atomic.Bool)}
 	e.Log = o.logger(e.Stderr, rank, host).Hook(e.warned)
 	tables := e.printTo(&o)

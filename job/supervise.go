@@ -30,7 +30,7 @@ func superviseJob(o Options) error {
 	if j.Kind != "train" {
 		return j.Errorf(status.InvalidConfig, "kind", "%q: only training has checkpoints from which it can start again; run it without supervise", j.Kind)
 	}
-	limit, err := launch.Timeout()
+	limit, err := launch.Timeout(j.Parallel.Timeout)
 	if err != nil {
 		return err
 	}

@@ -69,6 +69,7 @@ var conflicts = []rule{
 		"set together with train.steps; remove one (--set train.steps=0 or --set train.epochs=0)"},
 	{"train.steps", func(j *Job) bool { return j.Kind == "train" && j.Train.Steps == 0 && j.Train.Epochs == 0 }, "no steps to run; set train.steps or train.epochs above 0"},
 	{"train.time_limit", func(j *Job) bool { return badTimeLimit(j.Train.TimeLimit) }, `not a time limit; set a duration such as "3h30m", "auto" or "off"`},
+	{"parallel.timeout", func(j *Job) bool { return badTimeLimit(j.Parallel.Timeout) }, `not a duration; set for example "90s", "auto" (ten minutes) or "off"`},
 	{"optimizer.min_lr", func(j *Job) bool { return j.Optimizer.MinLR > j.Optimizer.LR }, "larger than optimizer.lr; set it to optimizer.lr or less"},
 	{"output.trace", func(j *Job) bool {
 		t := j.Output.Trace

@@ -61,6 +61,8 @@ type ParallelTable struct {
 	Gather string `toml:"gather" enum:"auto on off"`
 	// all-to-alls of a sequence on several nodes have two levels (comm.TwoLevel)
 	TwoLevel string `toml:"two_level" enum:"auto on off"`
+	// a duration, or a word, for which a rank waits in a collective; ULYSSES_TIMEOUT takes precedence
+	Timeout string `toml:"timeout"`
 }
 
 // DeviceTable is [device].
@@ -162,7 +164,7 @@ type GDNTable struct {
 func Default() Job {
 	return Job{
 		Kind: "train", Seed: 1,
-		Parallel: ParallelTable{Overlap: "auto", Gather: "auto", TwoLevel: "auto"},
+		Parallel: ParallelTable{Overlap: "auto", Gather: "auto", TwoLevel: "auto", Timeout: "auto"},
 		Device:   DeviceTable{Backend: "auto", DType: "auto", Comm: "auto"},
 		Data: data.Config{Tokenizer: "auto", AddEOS: true, TextField: "text", Sequence: 4096, Batch: 1, Accumulate: 1,
 			Pack: true, Shuffle: true},

@@ -48,6 +48,7 @@ zero = 0
 overlap = "auto"
 gather = "auto"
 two_level = "auto"
+timeout = "auto"
 [device]
 backend = "auto"
 dtype = "auto"

@@ -31,7 +31,7 @@ type Options struct {
 type Rank struct {
 	World   comm.Comm
 	OnNode  int               // ranks of this rank's node
-	Timeout time.Duration     // of a collective; 0 = none
+	Timeout time.Duration     // of a collective, from the environment; 0 = none
 	Late    func(text string) // must be called when a rank has exceeded Timeout, after World.Abort
 }
 
@@ -59,7 +59,7 @@ func Start(o Options, body func(Rank) (err error, alone bool)) error {
 	if err := env.Ready(comm.Available()); err != nil {
 		return err
 	}
-	timeout, err := Timeout()
+	timeout, err := Timeout("auto")
 	if err != nil {
 		return Own(err)
 	}
@@ -150,15 +150,21 @@ func startLocal(n int, timeout time.Duration, body func(Rank) (err error, alone 
 }
 
 // Timeout returns how long a collective may take before the job ends: ULYSSES_TIMEOUT, otherwise
-// ten minutes.
-func Timeout() (time.Duration, error) {
-	text := os.Getenv("ULYSSES_TIMEOUT")
-	if text == "" {
-		return 10 * time.Minute, nil
+// word, a duration, "off" for no limit (0), or "auto" for ten minutes.
+func Timeout(word string) (time.Duration, error) {
+	name := "parallel.timeout"
+	if text := os.Getenv("ULYSSES_TIMEOUT"); text != "" {
+		name, word = "ULYSSES_TIMEOUT", text
 	}
-	d, err := time.ParseDuration(text)
+	switch word {
+	case "auto":
+		return 10 * time.Minute, nil
+	case "off":
+		return 0, nil
+	}
+	d, err := time.ParseDuration(word)
 	if err != nil || d < 0 {
-		return 0, status.Errorf(status.InvalidArgument, "ULYSSES_TIMEOUT=%s: not a duration; set for example 90s, or 0 for no limit", text)
+		return 0, status.Errorf(status.InvalidArgument, "%s=%s: not a duration; set for example 90s, or 0 for no limit", name, word)
 	}
 	return d, nil
 }
