@@ -103,12 +103,20 @@ func (c *Counted) begin(op string, s device.Stream, bytes int64) call {
 	}
 	c.clock.Push(phase)
 	*c.seq++
-	return c.watched(op, s == nil, bytes, *c.seq)
+	return c.watched(op, s == nil, bytes, *c.seq, 0)
 }
 
-func (c *Counted) watched(op string, control bool, bytes, seq int64) call {
+// beginAlike is begin for a call in which values must be equal on all ranks of the communicator.
+func (c *Counted) beginAlike(op string, s device.Stream, bytes int64, t tensor.Tensor, values ...int64) call {
+	c.clock.Push("reduce")
+	*c.seq++
+	return c.watched(op, s == nil, bytes, *c.seq, flight.Checksum(int64(t.DType), values))
+}
+
+// watched registers a call. checksum is of what must be equal on all ranks; 0 = nothing.
+func (c *Counted) watched(op string, control bool, bytes, seq int64, checksum uint8) call {
 	return call{op: op, bytes: bytes, control: control, began: time.Now(), waited: c.Waited(),
-		slot: c.watch.begin(activeCall{op: op, axis: c.axis, rank: c.Rank(), size: c.Size(), seq: seq, bytes: bytes, group: c.group, control: control})}
+		slot: c.watch.begin(activeCall{op: op, axis: c.axis, rank: c.Rank(), size: c.Size(), seq: seq, bytes: bytes, group: c.group, control: control, checksum: checksum})}
 }
 
 // end records the end of a call and returns err. A call that failed is not counted.
@@ -119,7 +127,7 @@ func (c *Counted) end(k call, err error) error {
 		c.span(k, k.op, k.began, now)
 		c.ledger.add(line{c.axis, k.op, k.control}, 1, k.bytes, now.Sub(k.began).Seconds(), waited.Seconds())
 	}
-	return err
+	return c.inWorld(err)
 }
 
 // leave ends the phase of a call and returns how long the call has waited for other ranks.
@@ -164,7 +172,7 @@ func (c *Counted) SplitPriority(color, key int) (Comm, error) {
 
 func (c *Counted) split(color, key int, split func(c Comm, color, key int) (Comm, error)) (Comm, error) {
 	*c.seq++
-	k := c.watched("split", true, 0, *c.seq)
+	k := c.watched("split", true, 0, *c.seq, 0)
 	made, err := split(c.inner, color, key)
 	c.watch.end(k.slot)
 	if err != nil || made == nil {
@@ -211,7 +219,7 @@ func (c *Counted) AllToAllStart(s device.Stream, dst, src tensor.Tensor, recvRow
 	inner, err := c.inner.AllToAllStart(s, dst, src, recvRows, sendRows)
 	waited := c.leave(k)
 	if err != nil {
-		return nil, err
+		return nil, c.inWorld(err)
 	}
 	r, now := c.spare.get(), time.Now()
 	c.span(k, "all-to-all, start", k.began, now)
@@ -226,7 +234,7 @@ func (r *countedRequest) Wait() error {
 		return ErrWaited()
 	}
 	c.clock.Push("exchange")
-	k := c.watched(OpAllToAll, r.control, r.bytes, r.seq)
+	k := c.watched(OpAllToAll, r.control, r.bytes, r.seq, 0)
 	err := r.inner.Wait()
 	r.inner = nil
 	c.spare.put(r)
@@ -240,7 +248,7 @@ func (r *countedRequest) Wait() error {
 		}
 		c.ledger.add(line{c.axis, OpAllToAll, r.control}, 1, r.bytes, (r.spent + now.Sub(k.began)).Seconds(), waited.Seconds())
 	}
-	return err
+	return c.inWorld(err)
 }
 
 // Test makes progress and reports whether Wait would return at once.
@@ -252,7 +260,7 @@ func (r *countedRequest) Test() (bool, error) {
 }
 
 func (c *Counted) AllReduce(s device.Stream, t tensor.Tensor, op Op) error {
-	k := c.begin(OpAllReduce, s, AllReduceBytes(c.Rank(), c.Size(), t.Numel(), t.DType.Size()))
+	k := c.beginAlike(OpAllReduce, s, AllReduceBytes(c.Rank(), c.Size(), t.Numel(), t.DType.Size()), t, t.Numel(), int64(op))
 	return c.end(k, c.inner.AllReduce(s, t, op))
 }
 
@@ -261,7 +269,7 @@ func (c *Counted) AllGather(s device.Stream, dst, src tensor.Tensor, rows []int6
 	if len(rows) == c.Size() {
 		bytes = AllGatherBytes(c.Rank(), rows, rowBytes(dst))
 	}
-	k := c.begin(OpAllGather, s, bytes)
+	k := c.beginAlike(OpAllGather, s, bytes, dst, rows...)
 	return c.end(k, c.inner.AllGather(s, dst, src, rows))
 }
 
@@ -270,12 +278,12 @@ func (c *Counted) ReduceScatter(s device.Stream, dst, src tensor.Tensor, rows []
 	if len(rows) == c.Size() {
 		bytes = ReduceScatterBytes(c.Rank(), rows, rowBytes(src))
 	}
-	k := c.begin(OpReduceScatter, s, bytes)
+	k := c.beginAlike(OpReduceScatter, s, bytes, src, rows...)
 	return c.end(k, c.inner.ReduceScatter(s, dst, src, rows))
 }
 
 func (c *Counted) Broadcast(s device.Stream, t tensor.Tensor, root int) error {
-	k := c.begin(OpBroadcast, s, BroadcastSent(c.Rank(), root, c.Size(), t.Bytes()))
+	k := c.beginAlike(OpBroadcast, s, BroadcastSent(c.Rank(), root, c.Size(), t.Bytes()), t, t.Numel(), int64(root))
 	return c.end(k, c.inner.Broadcast(s, t, root))
 }
 

@@ -150,11 +150,12 @@ func (m *mpiComm) initialize(operation string) (*mpiComm, error) {
 }
 
 func mpiError(operation string, code C.int) error {
+	if code <= C.UMPI_LENGTH {
+		return status.Errorf(status.Comm, "%w", &lengthError{operation: operation, from: int(C.UMPI_LENGTH - code)})
+	}
 	switch code {
 	case 0:
 		return nil
-	case C.UMPI_SHORT:
-		return status.Errorf(status.Comm, "%s: a message is shorter than its receiver expects; both ranks must give the same size", operation)
 	case C.UMPI_ENDED:
 		return status.Errorf(status.Comm, "%s: MPI has ended; close communicators and contexts before MPI_Finalize", operation)
 	case C.UMPI_THREAD:

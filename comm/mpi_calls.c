@@ -301,18 +301,26 @@ static int send(MPI_Comm c, const char *data, int64_t bytes, int to, int tag, in
   return MPI_SUCCESS;
 }
 
+static int is_truncated(int code) {
+  int class = MPI_SUCCESS;
+  return MPI_Error_class(code, &class) == MPI_SUCCESS && class == MPI_ERR_TRUNCATE;
+}
+
 // check_received returns the first error of the first n requests, which are complete, and
-// UMPI_SHORT if a message was too short. code is the result of MPI_Waitall or MPI_Testall.
+// UMPI_LENGTH - r if a message of rank r was too short or too long. code is the result of
+// MPI_Waitall or MPI_Testall.
 static int check_received(umpi_pending *p, int n, int code) {
   if (code == MPI_ERR_IN_STATUS)
-    for (int i = 0; i < n; i++)
-      if (p->statuses[i].MPI_ERROR != MPI_SUCCESS && p->statuses[i].MPI_ERROR != MPI_ERR_PENDING)
-        return p->statuses[i].MPI_ERROR;
+    for (int i = 0; i < n; i++) {
+      int fault = p->statuses[i].MPI_ERROR;
+      if (i < p->receives && is_truncated(fault)) return UMPI_LENGTH - p->statuses[i].MPI_SOURCE;
+      if (fault != MPI_SUCCESS && fault != MPI_ERR_PENDING) return fault;
+    }
   TRY(code);
   for (int i = 0; i < p->receives; i++) {
     int bytes = 0;
     TRY(MPI_Get_count(&p->statuses[i], MPI_BYTE, &bytes));
-    if (bytes != p->expected[i]) return UMPI_SHORT;
+    if (bytes != p->expected[i]) return UMPI_LENGTH - p->statuses[i].MPI_SOURCE;
   }
   return MPI_SUCCESS;
 }

@@ -7,14 +7,15 @@
 
 #include <stdint.h>
 
-#define UMPI_ABI 2u
+#define UMPI_ABI 3u
 
 // Results in addition to MPI's error codes, which are positive.
-#define UMPI_SHORT (-1)  // a message was shorter than its receiver expects
 #define UMPI_ENDED (-2)  // MPI has been finalized
 #define UMPI_THREAD (-3) // the thread level forbids calls on this thread
 #define UMPI_NULL (-4)   // no such communicator
 #define UMPI_INTER (-5)  // an intercommunicator
+// UMPI_LENGTH - r: the message of rank r has another length than its receiver expects.
+#define UMPI_LENGTH (-1000)
 
 // The limit in bytes of a block that needs no message to announce it.
 #define UMPI_SMALL 4096

@@ -168,7 +168,7 @@ func TestMPIEnds(t *testing.T) {
 		{"abort", int(status.Numeric), "rank 1: loss is NaN"},
 		{"late", int(status.Comm), "all-to-all #1 on axis world"},
 		{"killed", 137, "signal 9"},
-		{"short", 0, "a message is shorter than its receiver expects"},
+		{"short", 0, "the message of rank 1 has another length than its receiver expects"},
 	}
 	if scenario := currentScenario(); scenario != "" {
 		mpiScenario(t, scenario)

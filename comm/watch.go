@@ -38,6 +38,7 @@ type activeCall struct {
 	began      time.Time
 	group      flight.Group
 	control    bool
+	checksum   uint8
 	number     uint64 // in the flight recorder
 }
 
@@ -120,7 +121,7 @@ func (w *Watch) begin(f activeCall) int {
 	f.began = time.Now()
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	f.number = w.recorder.Begin(f.op, f.group, f.seq, f.bytes, f.control)
+	f.number = w.recorder.Begin(f.op, f.group, f.seq, f.bytes, f.control, f.checksum)
 	slot := slices.IndexFunc(w.active, func(f activeCall) bool { return f.op == "" })
 	if slot < 0 {
 		slot = len(w.active)
@@ -134,6 +135,16 @@ func (w *Watch) begin(f activeCall) int {
 		w.arm(w.limit)
 	}
 	return slot
+}
+
+// blame records that a call has failed because of another rank of the world.
+func (w *Watch) blame(rank int) {
+	if w == nil {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.recorder.Blame(rank)
 }
 
 func (w *Watch) end(slot int) {

@@ -29,7 +29,7 @@ func TestDiagnoseVerb(t *testing.T) {
 		t.Cleanup(r.Close)
 		ranks = append(ranks, r)
 		if i != 6 {
-			r.Begin("all-reduce", all, 3, 64, false)
+			r.Begin("all-reduce", all, 3, 64, false, 0)
 		}
 	}
 	if err := ranks[6].WriteStacks(); err != nil {
@@ -46,7 +46,7 @@ func TestDiagnoseVerb(t *testing.T) {
 	if _, err := flight.Decide(dir); err != nil {
 		t.Fatal(err)
 	}
-	ranks[6].Begin("all-reduce", all, 3, 64, false) // continued, when the launcher ends the job
+	ranks[6].Begin("all-reduce", all, 3, 64, false, 0) // continued, when the launcher ends the job
 	_, stdout, _ := call("diagnose", dir, "--json")
 	var d flight.Diagnosis
 	if err := json.Unmarshal([]byte(stdout), &d); err != nil || len(d.Culprits) != 1 || d.Culprits[0].Rank != 6 || d.Culprits[0].Waiting != 7 {

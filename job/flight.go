@@ -92,6 +92,26 @@ func (e *Env) blame() {
 	}
 }
 
+// culprits returns the ranks that the records name as the reason of an error of communication, which
+// is not the rank that has the error; "" for other errors, and if there is no such rank.
+func (e *Env) culprits(err error) string {
+	dir := e.flight.Dir()
+	if dir == "" || status.Of(err) != status.Comm {
+		return ""
+	}
+	e.flight.Beat(true)
+	time.Sleep(gather / 2) // ranks that have the same error record it
+	d, fault := flight.Decide(dir)
+	switch {
+	case fault != nil:
+		return "; " + fault.Error()
+	case d == nil: // another rank prints it and ends the job
+		time.Sleep(gather)
+		return ""
+	}
+	return fmt.Sprintf("\n%s\nrecords of all ranks: %s", d.Text, dir)
+}
+
 // nearlyLate is called when no call has been made for three quarters of the timeout.
 func (e *Env) nearlyLate(text string) {
 	e.isLate.Store(true)

@@ -132,7 +132,7 @@ func runRank(r launch.Rank, o Options, body func(*Env) error) (err error, alone 
 		}
 		e.endFlight(err)
 		if err != nil && e.alone {
-			err = status.Errorf(status.Of(err), "rank %d on %s failed: %w", rank, host, err)
+			err = status.Errorf(status.Of(err), "rank %d on %s failed: %w%s", rank, host, err, e.culprits(err))
 			// goroutine ranks leave printing to the caller; a launcher passes on only the exit code
 			if processes {
 				e.Log.Error().Msg(err.Error())

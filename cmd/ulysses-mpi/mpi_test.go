@@ -176,6 +176,7 @@ func TestFaultsEndTheJob(t *testing.T) {
 		{"stop:2:2", 5, []string{"rank 2 on host " + host + " does not respond", "waited 4."}, "rank 2 on host " + host + " does not respond"},
 		{"skip:3:2", 5, []string{"rank 3 on host " + host + " has called all-reduce where 3 ranks have called barrier: operation #"}, "rank 3 on host " + host + " has called"},
 		{"other:1:2", 5, []string{"rank 1 on host " + host + " has called all-reduce where 3 ranks have called barrier: operation #"}, "rank 1 on host " + host + " has called"},
+		{"short:3:2", 5, []string{"rank 3 on host " + host + " has called all-reduce where 3 ranks have called it with another size or type: operation #"}, "rank 3 on host " + host + " has called"},
 	} {
 		t.Run(c.fault, func(t *testing.T) {
 			begin, out := time.Now(), t.TempDir()

@@ -64,26 +64,33 @@ type key struct {
 	seq   int64
 }
 
+// called is what a rank has called: an operation, with a checksum of what must be equal.
+type called struct {
+	op       string
+	checksum uint8
+}
+
 // comparison has what the ranks have begun.
 type comparison struct {
 	ranks []*Rank
 	now   time.Duration
 	limit time.Duration           // silence or endSilence
 	begun map[Group]map[int]int64 // the last number that each rank has begun
-	ops   map[key]map[int]string  // what each rank calls the operation
+	ops   map[key]map[int]called  // what each rank has called
 	first map[Group]map[int]int64 // the first number that is in the ring
 }
 
 // Diagnose compares the records of all ranks, which ReadFolder returns. A rank keeps others waiting
 // if it has not begun an operation of a group in which they are, and does not wait itself; if it
-// has called another operation than the majority under the same number; or if its process is gone.
+// has called another operation than the majority under the same number, or with other sizes; if it
+// has sent a message of a wrong length; or if its process is gone.
 func Diagnose(ranks []*Rank) *Diagnosis {
 	c := newComparison(ranks)
 	d := &Diagnosis{Ranks: make([]Standing, len(ranks))}
 	for i := range ranks {
 		d.Ranks[i] = c.standing(i)
 	}
-	for _, find := range []func([]Standing) []Culprit{c.broken, c.odd, c.gone, c.behind} {
+	for _, find := range []func([]Standing) []Culprit{c.odd, c.blamed, c.broken, c.gone, c.behind} {
 		if d.Culprits = find(d.Ranks); len(d.Culprits) > 0 {
 			break
 		}
@@ -99,7 +106,7 @@ func Diagnose(ranks []*Rank) *Diagnosis {
 }
 
 func newComparison(ranks []*Rank) *comparison {
-	c := &comparison{ranks: ranks, limit: silence, begun: map[Group]map[int]int64{}, first: map[Group]map[int]int64{}, ops: map[key]map[int]string{}}
+	c := &comparison{ranks: ranks, limit: silence, begun: map[Group]map[int]int64{}, first: map[Group]map[int]int64{}, ops: map[key]map[int]called{}}
 	for i, r := range ranks {
 		if r == nil {
 			continue
@@ -118,9 +125,9 @@ func newComparison(ranks []*Rank) *comparison {
 			c.begun[g][i] = max(c.begun[g][i], call.Seq)
 			k := key{g, call.Seq}
 			if c.ops[k] == nil {
-				c.ops[k] = map[int]string{}
+				c.ops[k] = map[int]called{}
 			}
-			c.ops[k][i] = call.Op
+			c.ops[k][i] = called{call.Op, call.Checksum}
 		}
 	}
 	return c
@@ -260,47 +267,68 @@ func (c *comparison) odd(all []Standing) []Culprit {
 		return t
 	}
 	k := slices.MinFunc(keys, func(a, b key) int { return cmp.Compare(earliest(a), earliest(b)) })
-	votes := map[string][]int{}
-	for i, name := range c.ops[k] {
-		votes[name] = append(votes[name], i)
+	votes := map[called][]int{}
+	for i, x := range c.ops[k] {
+		votes[x] = append(votes[x], i)
 	}
-	usual, tie := "", false
-	for name, ranks := range votes {
+	usual, tie := called{}, false
+	for x, ranks := range votes {
 		switch n := len(votes[usual]); {
 		case len(ranks) > n:
-			usual, tie = name, false
-		case len(ranks) == n && name != usual:
+			usual, tie = x, false
+		case len(ranks) == n && x != usual:
 			tie = true
 		}
 	}
 	var found []Culprit
-	for name, ranks := range votes {
-		if name == usual && !tie {
+	for x, ranks := range votes {
+		if x == usual && !tie {
 			continue
 		}
+		other := usual.op
+		if other == x.op {
+			other = "it with another size or type"
+		}
 		for _, i := range ranks {
-			what := fmt.Sprintf("has called %s where %s called %s: operation #%d on %v", name, counted(len(votes[usual]), "rank has", "ranks have"), usual, k.seq, k.group)
+			what := fmt.Sprintf("has called %s where %s called %s: operation #%d on %v", x.op, counted(len(votes[usual]), "rank has", "ranks have"), other, k.seq, k.group)
 			if tie {
-				what = fmt.Sprintf("has called %s as operation #%d on %v, where other ranks have called another operation", name, k.seq, k.group)
+				what = fmt.Sprintf("has called %s as operation #%d on %v, where other ranks have called another operation, or one with another size or type", x.op, k.seq, k.group)
 			}
-			x := c.culprit(all, i, what)
-			x.Operation = fmt.Sprintf("%s #%d on %v", name, k.seq, k.group)
-			found = append(found, x)
+			y := c.culprit(all, i, what)
+			y.Operation = fmt.Sprintf("%s #%d on %v", x.op, k.seq, k.group)
+			found = append(found, y)
 		}
 	}
 	slices.SortFunc(found, func(a, b Culprit) int { return a.Rank - b.Rank })
 	return found
 }
 
-func differ(names map[int]string) bool {
-	first, any := "", false
-	for _, name := range names {
-		if any && name != first {
+func differ(calls map[int]called) bool {
+	first, any := called{}, false
+	for _, x := range calls {
+		if any && x != first {
 			return true
 		}
-		first, any = name, true
+		first, any = x, true
 	}
 	return false
+}
+
+// blamed returns the ranks whose messages had a wrong length for most of the ranks that say so.
+func (c *comparison) blamed(all []Standing) (found []Culprit) {
+	votes, most := make([]int, len(all)), 0
+	for _, r := range c.ranks {
+		if r != nil && r.Blames >= 0 && r.Blames < len(all) {
+			votes[r.Blames]++
+			most = max(most, votes[r.Blames])
+		}
+	}
+	for i, n := range votes {
+		if n > 0 && n == most {
+			found = append(found, c.culprit(all, i, fmt.Sprintf("has sent a message of another length than its receiver expects, as %s", counted(n, "rank says", "ranks say"))))
+		}
+	}
+	return found
 }
 
 // gone returns the ranks whose processes are gone or were never there.

@@ -40,7 +40,7 @@ func newWorld(t *testing.T) *world {
 // begin begins an operation on a rank, and end ends it.
 func (w *world) begin(rank int, op string, g Group) func() {
 	w.seq[rank][g]++
-	n := w.ranks[rank].Begin(op, g, w.seq[rank][g], 64, false)
+	n := w.ranks[rank].Begin(op, g, w.seq[rank][g], 64, false, 0)
 	return func() { w.ranks[rank].End(n) }
 }
 
@@ -128,6 +128,24 @@ func TestDiagnose(t *testing.T) {
 			w.begin(1, "all-gather", sequence(0))
 			w.alive()
 		}, "0 1", []string{"where other ranks have called another operation"}},
+		"another size": {func(w *world) {
+			for i := range 4 {
+				size := int64(16)
+				if i == 1 {
+					size = 8
+				}
+				w.seq[i][all]++
+				w.ranks[i].Begin("all-reduce", all, 1, 64, false, Checksum(3, []int64{size}))
+				w.ranks[i].Finish(Failed, "all-reduce: truncated")
+			}
+		}, "1", []string{"rank 1 on host n0 has called all-reduce where 3 ranks have called it with another size or type: operation #1"}},
+		"a message of another length": {func(w *world) {
+			for i := range 4 {
+				w.begin(i, "all-to-all", all)
+				w.ranks[i].Blame([]int{2, 2, 0, 2}[i])
+				w.ranks[i].Finish(Failed, "all-to-all: the message of a rank")
+			}
+		}, "2", []string{"rank 2 on host n1 has sent a message of another length than its receiver expects, as 3 ranks say"}},
 		"a rank that failed": {func(w *world) {
 			for _, i := range []int{0, 1, 2} {
 				w.begin(i, "all-reduce", all)
@@ -189,7 +207,7 @@ func TestDiagnose(t *testing.T) {
 func TestRing(t *testing.T) {
 	dir := t.TempDir()
 	r := New(1, 4, "here")
-	r.Begin("first", all, 1, 8, true)
+	r.Begin("first", all, 1, 8, true, 0)
 	if err := r.Attach(dir); err != nil {
 		t.Fatal(err)
 	}
@@ -198,10 +216,10 @@ func TestRing(t *testing.T) {
 		t.Fatalf("%+v %v", back, err)
 	}
 	seq := int64(1)
-	if n := testing.AllocsPerRun(Capacity, func() { seq++; r.End(r.Begin("all-reduce", all, seq, 8, false)) }); n != 0 {
+	if n := testing.AllocsPerRun(Capacity, func() { seq++; r.End(r.Begin("all-reduce", all, seq, 8, false, 0)) }); n != 0 {
 		t.Errorf("%v allocations an operation", n)
 	}
-	r.Begin("all-gather", all, seq+1, 8, false)
+	r.Begin("all-gather", all, seq+1, 8, false, 0)
 	r.Step(7)
 	if back, err = Read(File(dir, 1)); err != nil || len(back.Calls) != Capacity || back.Step != 7 {
 		t.Fatalf("%d calls, step %d, %v", len(back.Calls), back.Step, err)
@@ -212,12 +230,12 @@ func TestRing(t *testing.T) {
 		}
 	}
 	r.Close()
-	r.End(r.Begin("after", all, 1, 1, false))
+	r.End(r.Begin("after", all, 1, 1, false, 0))
 	if _, err := Read(File(dir, 1)); !os.IsNotExist(err) && err == nil {
 		t.Error("the file remains")
 	}
 	var none *Recorder
-	none.End(none.Begin("x", all, 1, 1, false))
+	none.End(none.Begin("x", all, 1, 1, false, 0))
 	none.Beat(true)
 }
 

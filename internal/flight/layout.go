@@ -20,7 +20,7 @@ const Capacity = 1024
 
 const (
 	magic    = "ULYFLGHT"
-	version  = 1
+	version  = 2
 	maxNames = 48
 	nameSize = 64
 )
@@ -60,7 +60,7 @@ type header struct {
 	Beat, Step                            int64
 	Count                                 uint64 // operations begun
 	State                                 uint32
-	_                                     uint32
+	Blames                                uint32 // 1 + the rank because of which a call has failed; 0 = none
 	Ended                                 int64
 	Signalled                             int64
 	_                                     [32]byte
@@ -78,7 +78,7 @@ type entry struct {
 	First, Stride, Size int32
 	Op, Axis            uint8 // indices of names
 	Control             uint8
-	_                   uint8
+	Checksum            uint8 // of what must be equal on all ranks; 0 = nothing
 }
 
 const (

@@ -22,6 +22,7 @@ type Call struct {
 	Seq          int64 // number of the operation in the group
 	Bytes        int64 // that the rank sends
 	Control      bool
+	Checksum     uint8 // of what must be equal on all ranks; 0 = nothing
 	Step         int64
 	Began, Ended time.Duration
 	InProgress   bool
@@ -37,6 +38,7 @@ type Rank struct {
 	State           State
 	Text            string // the reason of Failed and Late
 	Step            int64
+	Blames          int           // the rank because of which a call has failed; -1 = none
 	Zero            time.Time     // the common moment, by the clock of the rank's host
 	Beat            time.Duration // when the process last showed that it runs
 	Ended           time.Duration // when the process recorded its end
@@ -80,7 +82,7 @@ func Read(path string) (*Rank, error) {
 	}
 	since := func(t int64) time.Duration { return time.Duration(t - h.Zero) }
 	r := &Rank{Rank: int(h.Rank), Size: int(h.Size), PID: int(h.PID), Host: text(h.Host[:]), State: State(h.State), Text: text(h.Text[:]),
-		Step: h.Step, Zero: time.Unix(0, h.Wall+h.Zero), Beat: since(h.Beat), Ended: since(h.Ended), Signalled: h.Signalled != 0}
+		Step: h.Step, Blames: int(h.Blames) - 1, Zero: time.Unix(0, h.Wall+h.Zero), Beat: since(h.Beat), Ended: since(h.Ended), Signalled: h.Signalled != 0}
 	var ring [Capacity]entry
 	if _, err := binary.Decode(b[headerSize:], binary.NativeEndian, &ring); err != nil {
 		return nil, status.Errorf(status.IO, "%s: %w", path, err)
@@ -97,7 +99,7 @@ func Read(path string) (*Rank, error) {
 			continue // not used, or written just now
 		}
 		r.Calls = append(r.Calls, Call{Op: name(e.Op), Group: Group{name(e.Axis), int(e.First), int(e.Stride), int(e.Size)}, Seq: e.Seq, Bytes: e.Bytes,
-			Control: e.Control != 0, Step: e.Step, Began: since(e.Began), Ended: since(e.Ended), InProgress: e.Ended == 0})
+			Control: e.Control != 0, Checksum: e.Checksum, Step: e.Step, Began: since(e.Began), Ended: since(e.Ended), InProgress: e.Ended == 0})
 	}
 	return r, nil
 }

@@ -17,8 +17,8 @@ import (
 
 // FaultHook returns the function for ULYSSES_FAULT=kind:rank:step, which makes one rank fail at the
 // end of a step: the rank is killed or stopped, exits, returns an error, panics, crashes, never
-// returns, skips a collective of world, calls another one than the other ranks, or is slow from
-// then on. The fault is in the first attempt of a job that is started again. Tests use it to check
+// returns, skips a collective of world, calls another one than the other ranks or with a shorter
+// tensor, or is slow from then on. The fault is in the first attempt of a job that is started again. Tests use it to check
 // how a job ends. FaultHook returns nil if the variable is unset. All ranks must call the function.
 func FaultHook(world comm.Comm) (func(step int64) error, error) {
 	word := os.Getenv("ULYSSES_FAULT")
@@ -38,6 +38,7 @@ func FaultHook(world comm.Comm) (func(step int64) error, error) {
 		"exit":  func(int64) error { os.Exit(0); return nil },
 		"code":  func(int64) error { os.Exit(7); return nil },
 		"skip":  func(int64) error { return nil },
+		"short": func(int64) error { return world.AllReduce(nil, tensor.OfInt64([]int64{1}, 1), comm.Sum) },
 		"other": func(int64) error { return world.AllReduce(nil, tensor.OfInt64([]int64{1}, 1), comm.Sum) },
 	}
 	kind, where, _ := strings.Cut(word, ":")
@@ -47,7 +48,7 @@ func FaultHook(world comm.Comm) (func(step int64) error, error) {
 	if n, err := fmt.Sscanf(where, "%d:%d", &who, &when); n != 2 || err != nil || fault == nil {
 		return nil, status.Errorf(status.InvalidArgument, "ULYSSES_FAULT=%s: not kind:rank:step; the kinds are %s", word, strings.Join(slices.Sorted(maps.Keys(faults)), ", "))
 	}
-	together := kind == "skip" || kind == "other" // a barrier that the faulty rank does not enter
+	together := kind == "skip" || kind == "other" || kind == "short" // a call of the other ranks
 	return func(step int64) error {
 		switch {
 		case kind == "slow" && step > when && world.Rank() == who: // from this step on
@@ -56,6 +57,8 @@ func FaultHook(world comm.Comm) (func(step int64) error, error) {
 			return nil
 		case world.Rank() == who:
 			return fault(step)
+		case kind == "short":
+			return world.AllReduce(nil, tensor.OfInt64(make([]int64, 4*world.Size()), int64(4*world.Size())), comm.Sum)
 		case together:
 			return world.Barrier()
 		}
