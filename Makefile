@@ -24,7 +24,7 @@ SHELL   := /bin/bash
 .PHONY: all build generate run test unit lint format notice deps deps-test have-deps \
   have-deps-test cuda cuda-emulated cuda-races cuda-races-build cuda-guards cuda-table cuda-libs cuda-matrix mpi-shim lib portable \
   check-abi install dist soak-c wheel test-python gpu-bundle gpu-check gpu-bench goldens \
-  goldens-check figures bench soak fuzz clean
+  goldens-check figures bench soak soak-faults fuzz clean
 
 # Builds do not record the folder of the sources. They are reproducible, and every checkout on a
 # machine shares the compiled C kernels: a second checkout builds in 2 s instead of 112.
@@ -268,6 +268,10 @@ goldens-check: .venv/goldens
 soak: build
 	ULYSSES_TEST_KILLS=50 $(GO) test ./job -run TestKill -count=1 -v -timeout 30m
 	ULYSSES_TEST_KILLS=50 $(GO) test -tags mpi ./cmd/ulysses-mpi -run TestKillRank -count=1 -v -timeout 60m
+
+# Injects 300 faults under mpirun and srun, and prints how many of the runs name the culprit.
+soak-faults:
+	ULYSSES_TEST_FAULTS=300 $(GO) test -tags mpi ./cmd/ulysses-mpi -run 'TestInjectedFaults$$' -count=1 -v -timeout 3h
 
 bench: build .venv/peers
 	$(GO) build -tags mpi -o bin/ulysses-bench ./benchmarks

@@ -164,6 +164,12 @@ func (p *Shard) item(buffer []float32) tensor.Item {
 	}}
 }
 
+// unwritten returns the error of a file that this host cannot write.
+func unwritten(step int64, err error) error {
+	host, _ := os.Hostname()
+	return status.Errorf(status.IO, "checkpoint of step %d on host %s: %w", step, host, err)
+}
+
 // Write writes the file of a rank, after Begin. When it returns, the file is on disk.
 func (d Dir) Write(step int64, rank int, shards []Shard) (File, error) {
 	items := make([]tensor.Item, len(shards))
@@ -173,11 +179,11 @@ func (d Dir) Write(step int64, rank int, shards []Shard) (File, error) {
 	}
 	path := filepath.Join(d.temp(step), FileName(rank))
 	if err := tensor.WriteSafetensors(path, map[string]string{"producer": producer}, items); err != nil {
-		return File{}, status.Errorf(status.IO, "checkpoint of step %d: %w", step, err)
+		return File{}, unwritten(step, err)
 	}
 	f, err := sum(path)
 	if err != nil {
-		return File{}, status.Errorf(status.IO, "checkpoint of step %d: %w", step, err)
+		return File{}, unwritten(step, err)
 	}
 	return f, nil
 }
@@ -204,7 +210,7 @@ func (d Dir) WriteModel(step int64, write func(dir string) error) (files []File,
 		err = syncDir(dir)
 	}
 	if err != nil {
-		return nil, status.Errorf(status.IO, "checkpoint of step %d: %w", step, err)
+		return nil, unwritten(step, err)
 	}
 	return files, nil
 }

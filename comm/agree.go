@@ -100,7 +100,7 @@ func List(name string, list []int64) Field {
 
 // Same returns an error if a field is not equal on all ranks. The text of the error starts with
 // what (the operation that the fields belong to) and names the field, a rank that differs from rank
-// 0, and both values. All ranks get the same error. Collective over c.
+// 0, the hosts of these ranks, and both values. All ranks get the same error. Collective over c.
 func Same(c Comm, what string, fields ...Field) error {
 	var mine []byte
 	for _, f := range fields {
@@ -124,7 +124,12 @@ func Same(c Comm, what string, fields ...Field) error {
 				return listDifference(c, what, fields[i])
 			}
 			if theirs[i].Value != root[i].Value {
-				return status.Errorf(status.InvalidArgument, "%s: %s is %s on rank %d and %s on rank 0: it must be the same on all ranks", what, root[i].Name, theirs[i].Value, r, root[i].Value)
+				hosts, err := GatherBytes(c, []byte(hostName()))
+				if err != nil {
+					return err
+				}
+				return status.Errorf(status.InvalidArgument, "%s: %s is %s on rank %d and %s on rank 0: it must be the same on all ranks (rank %d is on host %s, rank 0 on host %s)",
+					what, root[i].Name, theirs[i].Value, r, root[i].Value, r, hosts[r], hosts[0])
 			}
 		}
 	}

@@ -20,6 +20,9 @@ func (e *lengthError) Error() string {
 // inWorld returns err with the rank of the world instead of the rank in the communicator, and
 // records this rank as the reason.
 func (c *Counted) inWorld(err error) error {
+	if err == nil {
+		return nil
+	}
 	var length *lengthError
 	if !errors.As(err, &length) {
 		return err

@@ -57,7 +57,7 @@ func suiteSame(c Comm) error {
 	if c.Size() == 1 {
 		return err
 	}
-	want := fmt.Sprintf("plan: length is 4097 on rank %d and 4096 on rank 0: it must be the same on all ranks", bad)
+	want := fmt.Sprintf("plan: length is 4097 on rank %d and 4096 on rank 0: it must be the same on all ranks (rank %d is on host %s, rank 0 on host %[3]s)", bad, bad, hostName())
 	if err == nil || err.Error() != want || status.Of(err) != status.InvalidArgument {
 		return wrong("same: %v, want %q", err, want)
 	}

@@ -13,6 +13,7 @@ import (
 	"ulysses/device"
 	"ulysses/internal/clock"
 	"ulysses/internal/proc"
+	vers "ulysses/internal/version"
 	"ulysses/job/assembly"
 	"ulysses/job/file"
 	"ulysses/job/launch"
@@ -37,6 +38,7 @@ var defaultOpener = opener{backends.Open, backends.OpenComm, nil}
 func (e *Env) open(world comm.Comm, ranksOnNode int, o Options) error {
 	// This is the first check: ranks with different commands would call different collectives.
 	err := comm.Same(world, "command line", comm.Field{Name: "verb", Value: o.verb}, comm.Field{Name: "job file", Value: o.Path},
+		comm.Field{Name: "program", Value: vers.Build()},
 		comm.Field{Name: "--set", Value: fmt.Sprintf("%q", o.Sets)})
 	if err != nil {
 		return err

@@ -8,6 +8,7 @@
 package job
 
 import (
+	"bytes"
 	"io"
 	"os"
 	"runtime"
@@ -202,7 +203,8 @@ func (e *Env) inStep(loop func() error) error {
 	return err
 }
 
-// readOnRoot returns the job file as rank 0 reads it, on all ranks. Collective.
+// readOnRoot returns the job file as rank 0 reads it, on all ranks. A rank that has another file of
+// that name is refused: then the program or the data may be old there as well. Collective.
 func readOnRoot(world comm.Comm, path string) ([]byte, error) {
 	var src []byte
 	var err error
@@ -212,7 +214,14 @@ func readOnRoot(world comm.Comm, path string) ([]byte, error) {
 	if err := comm.Agree(world, err); err != nil {
 		return nil, err
 	}
-	return comm.BroadcastBytes(world, src, 0)
+	if src, err = comm.BroadcastBytes(world, src, 0); err != nil {
+		return nil, err
+	}
+	if own, fault := file.Read(path); fault == nil && !bytes.Equal(own, src) {
+		host, _ := os.Hostname()
+		err = status.Errorf(status.InvalidConfig, "%s: rank %d on host %s has another file than rank 0; copy it to every node, or remove it there", path, world.Rank(), host)
+	}
+	return src, comm.Agree(world, err)
 }
 
 func stack() string {

@@ -80,8 +80,12 @@ func (s *session) conclude(err error) error {
 		} else if err != nil {
 			return err
 		}
-		return status.Errorf(status.Preempted, "stopped after step %d of %d with a checkpoint in %s; resume with: %s",
-			s.progress.totals.Last.Step, s.steps, s.trainer.Checkpoints.Dir, s.command())
+		why, err := s.stopReason()
+		if err != nil {
+			return err
+		}
+		return status.Errorf(status.Preempted, "stopped after step %d of %d%s with a checkpoint in %s; resume with: %s",
+			s.progress.totals.Last.Step, s.steps, why, s.trainer.Checkpoints.Dir, s.command())
 	}
 	if s.Job.Kind == "train" && s.Job.Output.Model {
 		if err := s.save(s.Job.ModelDir()); err != nil {
@@ -89,6 +93,31 @@ func (s *session) conclude(err error) error {
 		}
 	}
 	return s.report().Write()
+}
+
+// stopReason returns why the run has stopped, in parentheses: the first rank that wanted it, with
+// its host and the signal, or the time limit. Collective.
+func (s *session) stopReason() (string, error) {
+	host, _ := os.Hostname()
+	type reason struct{ Why, Host string }
+	all, err := comm.GatherJSON(s.Mesh.World, "reasons to stop", reason{s.stop.Reason(), host})
+	if err != nil {
+		return "", err
+	}
+	first, alike := -1, true
+	for r, x := range all {
+		if first < 0 && x.Why != "" {
+			first = r
+		}
+		alike = alike && x.Why == all[0].Why
+	}
+	switch {
+	case first < 0:
+		return "", nil
+	case alike:
+		return fmt.Sprintf(" (%s)", all[0].Why), nil
+	}
+	return fmt.Sprintf(" (%s on rank %d, host %s)", all[first].Why, first, all[first].Host), nil
 }
 
 // run runs the steps, or the evaluation.

@@ -3,7 +3,11 @@
 package version
 
 import (
+	"crypto/sha256"
+	"debug/elf"
 	_ "embed"
+	"encoding/hex"
+	"os"
 	"runtime/debug"
 	"strings"
 )
@@ -26,6 +30,43 @@ func Commit() string {
 	}
 	info, _ := debug.ReadBuildInfo()
 	return commitOf(info)
+}
+
+// Build returns the version, the commit and the build ID of the running program, which are equal on
+// two machines if they run the same file.
+func Build() string {
+	text := String
+	if c := Commit(); c != "" {
+		text += ", commit " + c
+	}
+	if id := buildID(); id != "" {
+		text += ", build " + id
+	}
+	return text
+}
+
+// buildID returns the first digits of a checksum of the build ID that the Go linker has written
+// into the running program; "" if it has none.
+func buildID() string {
+	path, err := os.Executable()
+	if err != nil {
+		return ""
+	}
+	f, err := elf.Open(path)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	note := f.Section(".note.go.buildid")
+	if note == nil {
+		return ""
+	}
+	data, err := note.Data()
+	if err != nil {
+		return ""
+	}
+	sum := sha256.Sum256(data)
+	return hex.EncodeToString(sum[:6])
 }
 
 func commitOf(info *debug.BuildInfo) string {

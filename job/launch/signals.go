@@ -23,8 +23,9 @@ import (
 // job that writes no checkpoint ends at the first signal. Before the process ends, partly written
 // files are removed. The zero value catches no signal.
 type Signals struct {
-	stop     atomic.Bool // the run must stop after the current step
-	stepDone atomic.Bool // a step has ended since the signal, or no step follows
+	stop     atomic.Bool            // the run must stop after the current step
+	why      atomic.Pointer[string] // the name of the signal that has set stop
+	stepDone atomic.Bool            // a step has ended since the signal, or no step follows
 	verb     string
 	stderr   io.Writer
 	caught   chan os.Signal
@@ -99,6 +100,8 @@ func (x *Signals) handle(s os.Signal) {
 	case ends && (x.first != nil || !x.waits):
 		x.end(s)
 	}
+	name := signalName(s)
+	x.why.CompareAndSwap(nil, &name)
 	if again := x.stop.Swap(true); ends || !again {
 		x.announce(s)
 	}

@@ -17,6 +17,7 @@ type Stopper struct {
 	last    time.Time // time of the previous call of Now; at first, the start of the steps
 	longest time.Duration
 	saving  time.Duration // of the longest checkpoint
+	late    bool          // the time limit is near
 }
 
 // NewStopper returns the Stopper of a run that started at start. limit is train.time_limit: "off",
@@ -43,11 +44,24 @@ const margin = time.Minute
 // Saved is called with the time that a checkpoint has taken.
 func (x *Stopper) Saved(took time.Duration) { x.saving = max(x.saving, took) }
 
+// Reason returns why this rank wanted the run to stop: the name of a signal, "time limit", or "" if
+// it did not.
+func (x *Stopper) Reason() string {
+	if name := x.signals.why.Load(); name != nil {
+		return *name
+	}
+	if x.late {
+		return "time limit"
+	}
+	return ""
+}
+
 // Now reports whether the run must stop. It must be called after each step, once.
 func (x *Stopper) Now() bool {
 	t := time.Now()
 	x.longest = max(x.longest, t.Sub(x.last))
 	x.last = t
 	spare := max(min(margin, x.end.Sub(x.start)/10), 2*x.saving)
-	return x.signals.Step(x.longest) || !x.end.IsZero() && t.Add(2*x.longest+spare).After(x.end)
+	x.late = !x.end.IsZero() && t.Add(2*x.longest+spare).After(x.end)
+	return x.signals.Step(x.longest) || x.late
 }
