@@ -4,6 +4,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -68,12 +69,13 @@ func processes(run string) map[int]int {
 		if err != nil || !bytes.Contains(text, []byte(mark+run+"\x00")) {
 			continue
 		}
+		variables := map[string]string{}
 		for _, word := range strings.Split(string(text), "\x00") {
-			if value, ok := strings.CutPrefix(word, "OMPI_COMM_WORLD_RANK="); ok {
-				if rank, err := strconv.Atoi(value); err == nil {
-					pids[rank], _ = strconv.Atoi(filepath.Base(filepath.Dir(path)))
-				}
-			}
+			name, value, _ := strings.Cut(word, "=")
+			variables[name] = value
+		}
+		if rank, err := strconv.Atoi(cmp.Or(variables["OMPI_COMM_WORLD_RANK"], variables["SLURM_PROCID"])); err == nil {
+			pids[rank], _ = strconv.Atoi(filepath.Base(filepath.Dir(path)))
 		}
 	}
 	return pids

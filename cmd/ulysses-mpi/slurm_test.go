@@ -39,70 +39,96 @@ func TestSlurm(t *testing.T) {
 	t.Run("losses", func(t *testing.T) {
 		here, there := t.TempDir(), t.TempDir()
 		steps := "train.steps=20"
-		if code, _, e := mpirun(t, "4", nil, small(here, steps)...); code != 0 {
+		if code, _, e := mpirun(t, "8", nil, small(here, steps)...); code != 0 {
 			t.Fatal(code, e)
 		}
-		srun := []string{"timeout", "-k", "5", "90", "srun", "-N2", "--ntasks-per-node=2", "--mpi=pmix", program}
+		srun := []string{"timeout", "-k", "5", "90", "srun", "-N2", "--ntasks-per-node=4", "--mpi=pmix", program}
 		if code, _, e := launch(t, conf, append(srun, small(there, steps)...)...); code != 0 {
 			t.Fatal(code, e)
 		}
 		same(t, "srun", losses(t, there), losses(t, here), 1e-5)
 		// Two levels between the nodes give the same bits.
-		levels := t.TempDir()
-		code, stdout, stderr := launch(t, conf, append(srun, small(levels, steps, "parallel.two_level=on")...)...)
+		srun[6] = "--ntasks-per-node=2"
+		direct, levels := t.TempDir(), t.TempDir()
+		if code, _, e := launch(t, conf, append(srun, small(direct, "train.steps=6")...)...); code != 0 {
+			t.Fatal(code, e)
+		}
+		code, stdout, stderr := launch(t, conf, append(srun, small(levels, "train.steps=6", "parallel.two_level=on")...)...)
 		if code != 0 || !strings.Contains(stderr, "two levels, over 2 nodes of 2 ranks") || !strings.Contains(stdout, " bytes sent inside nodes, ") {
 			t.Fatalf("two levels: exit %d\n%s\n%s", code, stdout, stderr)
 		}
-		same(t, "two levels", losses(t, levels), losses(t, there), 0)
+		same(t, "two levels", losses(t, levels), losses(t, direct), 0)
 	})
 	t.Run("scancel", func(t *testing.T) {
-		dir, job := jobFolder(t)
-		var said heard
-		cmd := begin(t, conf, &said, "srun", "-J", "cancelled", "-N2", "--ntasks-per-node=1", "--mpi=pmix", program, job, "--set", "train.steps=100000")
-		until(t, "steps", func() bool { return lines(dir) > 1 })
-		if code, _, e := launch(t, conf, "timeout", "30", "scancel", "-n", "cancelled"); code != 0 {
-			t.Fatal(code, e)
-		}
-		cmd.Wait()
-		if code := cmd.ProcessState.ExitCode(); code != 75 || !strings.Contains(said.String(), "resume with: srun -N 2 -n 2 --mpi=pmix ") {
-			t.Errorf("exit %d: %s", code, said.String())
-		}
-		if _, err := os.Stat(filepath.Join(dir, "out", "checkpoints", fmt.Sprintf("step-%08d", lines(dir)))); err != nil {
-			t.Error(err)
+		want := undisturbed(t)
+		for _, signal := range []string{"", "--signal=TERM"} {
+			dir, job := keptJob(t)
+			srun := []string{"srun", "-J", "cancelled", "-N2", "--ntasks-per-node=2", "--mpi=pmix", program, job, "--set", "train.steps=40"}
+			var said heard
+			cmd := begin(t, append(conf, "ULYSSES_FAULT=slow:1:2"), &said, srun...)
+			until(t, "steps", func() bool { return lines(dir) > 3 })
+			if code, _, e := launch(t, conf, append([]string{"timeout", "30", "scancel"}, strings.Fields(signal+" -n cancelled")...)...); code != 0 {
+				t.Fatal(code, e)
+			}
+			cmd.Wait()
+			if code := cmd.ProcessState.ExitCode(); code != 75 || !strings.Contains(said.String(), "resume with: srun -N 2 -n 4 --mpi=pmix ") || !strings.Contains(said.String(), " (SIGTERM) with a checkpoint") {
+				t.Errorf("exit %d: %s", code, said.String())
+			}
+			if code, _, e := launch(t, conf, srun...); code != 0 {
+				t.Fatal(code, e)
+			}
+			if got := losses(t, dir+"/out"); !slices.Equal(got, want) {
+				t.Errorf("losses %v, want %v", got, want)
+			}
 		}
 	})
-	t.Run("requeue", func(t *testing.T) {
+	// At Slurm's signal before the time limit the job stops with a checkpoint, starts again, and has
+	// the losses of an undisturbed run. An evaluation that depends on it follows.
+	t.Run("time limit", func(t *testing.T) {
+		want := undisturbed(t)
 		dir, job := keptJob(t)
-		out, script := filepath.Join(dir, "out"), filepath.Join(dir, "job.sbatch")
-		steps := []string{"--set", "train.steps=40"}
-		if code, _, e := mpirun(t, "4", nil, append(steps, job)...); code != 0 {
+		out, script, log := filepath.Join(dir, "out"), filepath.Join(dir, "job.sbatch"), filepath.Join(dir, "log")
+		code, _, e := launch(t, conf, program, "sbatch", job, "--nodes", "2", "--ntasks-per-node", "2", "--time", "2:00", "-o", script, "--set", "train.steps=40")
+		if code != 0 {
 			t.Fatal(code, e)
 		}
-		want := losses(t, out)
-		if err := os.RemoveAll(out); err != nil {
+		code, id, e := launch(t, append(conf, "ULYSSES_TEST_AS_PROGRAM=1", "ULYSSES_FAULT=slow:1:20"), "sbatch", "--parsable", "--output="+log, script)
+		if code != 0 {
+			t.Fatal(code, e)
+		}
+		next := filepath.Join(dir, "eval.sbatch")
+		evaluation := fmt.Sprintf("#!/bin/bash\nexec srun --mpi=pmix %s %s --set kind=eval --set model.path=%s --set data.path=%s --set output.dir=%s\n", program, evalJob(t), filepath.Join(out, "model"), filepath.Join(dir, "a.txt"), filepath.Join(dir, "eval"))
+		if err := os.WriteFile(next, []byte(evaluation), 0o700); err != nil {
 			t.Fatal(err)
 		}
-		code, _, e := launch(t, conf, append([]string{program, "sbatch", job, "--nodes", "2", "--ntasks-per-node", "2", "-o", script}, steps...)...)
-		if code != 0 {
+		if code, _, e := launch(t, append(conf, "ULYSSES_TEST_AS_PROGRAM=1"), "sbatch", "-n2", "--dependency=afterok:"+strings.TrimSpace(id), "--output="+log+".eval", next); code != 0 {
 			t.Fatal(code, e)
 		}
-		log := filepath.Join(dir, "log")
-		code, id, e := launch(t, append(conf, "ULYSSES_TEST_AS_PROGRAM=1"), "sbatch", "--parsable", "--output="+log, script)
-		if code != 0 {
+		text := func(suffix string) string { b, _ := os.ReadFile(log + suffix); return string(b) }
+		for range 8 { // Slurm signals up to a minute early, and a requeued job waits for its credentials to expire
+			untilOr(func() bool { return strings.Contains(text(".eval"), "held-out loss") })
+		}
+		if got := losses(t, out); !slices.Equal(got, want) || strings.Count(text(""), "resumed step=") != 1 || !strings.Contains(text(""), " (SIGUSR1) with a checkpoint in ") {
+			t.Errorf("%d losses, want %d: %s", len(got), len(want), text(""))
+		}
+		if !strings.Contains(text(".eval"), "held-out loss") {
+			t.Errorf("the evaluation: %s", text(".eval"))
+		}
+	})
+	t.Run("other numbers of ranks", func(t *testing.T) {
+		batch := []string{"--set", "data.global_batch=12", "--set", "checkpoint.accept=train.steps"}
+		whole, job := keptJob(t)
+		if code, _, e := mpirun(t, "4", nil, append(batch, "--set", "train.steps=12", "--set", "optimizer.schedule=constant", job)...); code != 0 {
 			t.Fatal(code, e)
 		}
-		until(t, "steps", func() bool { return lines(dir) > 1 })
-		if code, _, e := launch(t, conf, "scancel", "--signal=USR1", strings.TrimSpace(id)); code != 0 {
-			t.Fatal(code, e)
+		dir, job := keptJob(t)
+		for i, tasks := range []string{"4", "2", "3"} { // on each of two nodes
+			argv := []string{"timeout", "-k", "5", "90", "srun", "-N2", "--ntasks-per-node=" + tasks, "--mpi=pmix", program, job, "--set", fmt.Sprint("train.steps=", 4*(i+1)), "--set", "optimizer.schedule=constant"}
+			if code, _, e := launch(t, conf, append(argv, batch...)...); code != 0 {
+				t.Fatal(tasks, code, e)
+			}
 		}
-		stopped := func() string { b, _ := os.ReadFile(log); return string(b) }
-		until(t, "a stop with a checkpoint", func() bool { return strings.Contains(stopped(), "with a checkpoint in ") })
-		for range 2 { // a requeued job waits for its credentials to expire
-			untilOr(func() bool { _, err := os.Stat(filepath.Join(out, "model")); return err == nil })
-		}
-		if got := losses(t, out); !slices.Equal(got, want) || strings.Count(stopped(), "resumed step=") != 1 {
-			t.Errorf("%d losses, want %d: %s", len(got), len(want), stopped())
-		}
+		same(t, "8, 4, 6 ranks", losses(t, dir+"/out"), losses(t, whole+"/out"), 1e-5)
 	})
 	t.Run("a spare node", func(t *testing.T) {
 		dir, job := keptJob(t)
@@ -170,6 +196,26 @@ func TestSlurm(t *testing.T) {
 			t.Errorf("exit %d: %s", code, stderr)
 		}
 	})
+}
+
+// undisturbed returns the losses of 40 steps of keptJob on four ranks.
+func undisturbed(t *testing.T) []float64 {
+	t.Helper()
+	dir, job := keptJob(t)
+	if code, _, e := mpirun(t, "4", nil, job, "--set", "train.steps=40"); code != 0 {
+		t.Fatal(code, e)
+	}
+	return losses(t, dir+"/out")
+}
+
+// evalJob returns a job file for evaluations.
+func evalJob(t *testing.T) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "eval.toml")
+	if err := os.WriteFile(path, []byte("[parallel]\nulysses = 1\n[data]\nsequence = 48\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
 }
 
 // untilOr waits for a condition for 30 s.
