@@ -49,8 +49,8 @@ type class struct {
 	before func(f *fixture) error
 	// a disturbance while the run goes on
 	during func(f *fixture) error
-	wraps bool // under a supervisor
-	ends  bool // the run comes to its end
+	wraps  bool // under a supervisor
+	ends   bool // the run comes to its end
 }
 
 const operation = `(all-reduce|all-gather|all-to-all|reduce-scatter|broadcast|barrier|split) #\d+ on axis `
