@@ -13,8 +13,11 @@ type OptimizerConfig struct {
 	Eps         float64    `toml:"eps" above:"0"`
 	WeightDecay float64    `toml:"weight_decay" min:"0"`
 	Clip        float64    `toml:"clip" min:"0"` // largest global gradient norm; 0 = off
-	Schedule    string     `toml:"schedule" enum:"constant linear cosine"`
-	Warmup      int64      `toml:"warmup" min:"0"` // optimizer steps
+	Schedule    string     `toml:"schedule" enum:"constant linear cosine wsd"`
+	Warmup      float64    `toml:"warmup" min:"0"` // optimizer steps; below 1: a share of all steps
+	// the last steps of schedule wsd, in which the rate falls; below 1: a share of all steps
+	Decay      float64 `toml:"decay" min:"0"`
+	DecayShape string  `toml:"decay_shape" enum:"cosine linear 1-sqrt"`
 }
 
 // MemoryConfig is [memory]: the policy for each category of saved activations, where the

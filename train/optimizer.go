@@ -10,22 +10,56 @@ import (
 // Rate returns the learning rate of step s, counted from 0, of a run of the given number of steps.
 // A linear warmup lr·(s+1)/warmup comes first. Then the rate is constant, or falls on a line or
 // half a cosine from lr at the first step after warmup to min_lr at the last step (Loshchilov &
-// Hutter 2017, without restarts).
+// Hutter 2017, without restarts). Schedule wsd (warmup, stable, decay; Hu et al. 2024, MiniCPM) is
+// constant until the last Decay steps, in which the rate falls to min_lr at the last step.
 func (o *OptimizerConfig) Rate(s, steps int64) float64 {
-	if s < o.Warmup {
-		return o.LR * float64(s+1) / float64(o.Warmup)
+	warmup := o.WarmupSteps(steps)
+	if s < warmup {
+		return o.LR * float64(s+1) / float64(warmup)
 	}
-	if o.Schedule == "constant" {
+	first, last := warmup, steps-1 // the steps with lr and min_lr
+	shape := o.Schedule
+	switch o.Schedule {
+	case "constant":
 		return o.LR
+	case "wsd":
+		first, shape = max(warmup, o.decayStart(steps)), o.DecayShape
+		if s < first {
+			return o.LR
+		}
+		first-- // the first step of the decay is below lr
 	}
 	t := 1.0
-	if n := steps - 1 - o.Warmup; n > 0 {
-		t = min(1, float64(s-o.Warmup)/float64(n))
+	if n := last - first; n > 0 {
+		t = min(1, float64(s-first)/float64(n))
 	}
-	if o.Schedule == "linear" {
-		return o.MinLR + (o.LR-o.MinLR)*(1-t)
+	share := 0.5 * (1 + math.Cos(math.Pi*t))
+	switch shape {
+	case "linear":
+		share = 1 - t
+	case "1-sqrt":
+		share = 1 - math.Sqrt(t)
 	}
-	return o.MinLR + (o.LR-o.MinLR)*0.5*(1+math.Cos(math.Pi*t))
+	return o.MinLR + (o.LR-o.MinLR)*share
+}
+
+// WarmupSteps returns the number of steps of the warmup in a run of the given number of steps.
+func (o *OptimizerConfig) WarmupSteps(steps int64) int64 { return stepsOf(o.Warmup, steps) }
+
+// decayStart returns the first step of the decay of schedule wsd.
+func (o *OptimizerConfig) decayStart(steps int64) int64 { return steps - stepsOf(o.Decay, steps) }
+
+// stepsOf returns a number of steps that is given as such, or as a share of all steps below 1.
+func stepsOf(x float64, steps int64) int64 {
+	if x < 1 {
+		return int64(math.Ceil(x * float64(steps)))
+	}
+	return int64(x)
+}
+
+// sameUntil reports whether another number of steps of the run changes no rate before step s.
+func (o *OptimizerConfig) sameUntil(s, steps, other int64) bool {
+	return o.Schedule == "wsd" && o.WarmupSteps(steps) == o.WarmupSteps(other) && s <= min(o.decayStart(steps), o.decayStart(other))
 }
 
 // kinds returns the number of checkpoint.Kinds that the optimizer has.

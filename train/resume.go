@@ -28,7 +28,7 @@ func settings(o *OptimizerConfig, steps int64) map[string]string {
 	number := func(x float64) string { return strconv.FormatFloat(x, 'g', -1, 64) }
 	all := map[string]string{
 		"optimizer.lr": number(o.LR), "optimizer.weight_decay": number(o.WeightDecay), "optimizer.clip": number(o.Clip),
-		"optimizer.schedule": o.Schedule, "optimizer.warmup": fmt.Sprint(o.Warmup),
+		"optimizer.schedule": o.Schedule, "optimizer.warmup": number(o.Warmup),
 	}
 	if o.Name == "adamw" {
 		all["optimizer.betas"] = fmt.Sprintf("[%s, %s]", number(o.Betas[0]), number(o.Betas[1]))
@@ -37,6 +37,9 @@ func settings(o *OptimizerConfig, steps int64) map[string]string {
 	if o.Schedule != "constant" {
 		all["optimizer.min_lr"] = number(o.MinLR)
 		all["train.steps"] = fmt.Sprint(steps)
+	}
+	if o.Schedule == "wsd" {
+		all["optimizer.decay"], all["optimizer.decay_shape"] = number(o.Decay), o.DecayShape
 	}
 	return all
 }
@@ -48,7 +51,8 @@ func rateOf(was map[string]string, s int64) (float64, error) {
 	for key, set := range map[string]func(text string) error{
 		"optimizer.lr":     func(text string) (err error) { o.LR, err = strconv.ParseFloat(text, 64); return err },
 		"optimizer.min_lr": func(text string) (err error) { o.MinLR, err = strconv.ParseFloat(text, 64); return err },
-		"optimizer.warmup": func(text string) (err error) { o.Warmup, err = strconv.ParseInt(text, 10, 64); return err },
+		"optimizer.warmup": func(text string) (err error) { o.Warmup, err = strconv.ParseFloat(text, 64); return err },
+		"optimizer.decay":  func(text string) (err error) { o.Decay, err = strconv.ParseFloat(text, 64); return err },
 		"train.steps":      func(text string) (err error) { steps, err = strconv.ParseInt(text, 10, 64); return err },
 	} {
 		if text, ok := was[key]; ok {
@@ -57,7 +61,7 @@ func rateOf(was map[string]string, s int64) (float64, error) {
 			}
 		}
 	}
-	o.Schedule = was["optimizer.schedule"]
+	o.Schedule, o.DecayShape = was["optimizer.schedule"], was["optimizer.decay_shape"]
 	return o.Rate(s, steps), nil
 }
 
@@ -191,6 +195,9 @@ func (c *Checkpoints) compare(from *checkpoint.Checkpoint, groups []*model.Group
 			continue
 		}
 		changed = append(changed, fmt.Sprintf("%s is %s, it was %s", key, own[key], before))
+		if earlier, err := strconv.ParseInt(before, 10, 64); key == "train.steps" && err == nil && o.sameUntil(from.Step, steps, earlier) {
+			continue // the run has been as it would have been with the new value
+		}
 		if !slices.Contains(c.Accept, key) {
 			keys = append(keys, key)
 		}
@@ -202,7 +209,7 @@ func (c *Checkpoints) compare(from *checkpoint.Checkpoint, groups []*model.Group
 		return nil, status.Errorf(status.InvalidConfig, "checkpoint.resume: the settings differ from those in checkpoint %s:\n  %s\n%s\nset checkpoint.accept = [%s] to resume with the new values, or set the old values",
 			from.Path, strings.Join(changed, "\n  "), next, quoted(keys))
 	case len(changed) > 0:
-		notes = append(notes, fmt.Sprintf("resuming with settings that differ from checkpoint %s, as checkpoint.accept allows: %s; %s", from.Path, strings.Join(changed, "; "), next))
+		notes = append(notes, fmt.Sprintf("resuming with settings that differ from checkpoint %s, which is allowed: %s; %s", from.Path, strings.Join(changed, "; "), next))
 	}
 	return notes, nil
 }

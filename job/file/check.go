@@ -2,6 +2,7 @@ package file
 
 import (
 	"fmt"
+	"math"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -70,6 +71,8 @@ var conflicts = []rule{
 	{"train.steps", func(j *Job) bool { return j.Kind == "train" && j.Train.Steps == 0 && j.Train.Epochs == 0 }, "no steps to run; set train.steps or train.epochs above 0"},
 	{"train.time_limit", func(j *Job) bool { return badTimeLimit(j.Train.TimeLimit) }, `not a time limit; set a duration such as "3h30m", "auto" or "off"`},
 	{"parallel.timeout", func(j *Job) bool { return badTimeLimit(j.Parallel.Timeout) }, `not a duration; set for example "90s", "auto" (ten minutes) or "off"`},
+	{"optimizer.warmup", func(j *Job) bool { return badSteps(j.Optimizer.Warmup) }, "not a number of steps; set a whole number, or a share of all steps below 1"},
+	{"optimizer.decay", func(j *Job) bool { return badSteps(j.Optimizer.Decay) }, "not a number of steps; set a whole number, or a share of all steps below 1"},
 	{"optimizer.min_lr", func(j *Job) bool { return j.Optimizer.MinLR > j.Optimizer.LR }, "larger than optimizer.lr; set it to optimizer.lr or less"},
 	{"output.trace", func(j *Job) bool {
 		t := j.Output.Trace
@@ -100,6 +103,8 @@ var conflicts = []rule{
 	{"gdn.output", func(j *Job) bool { return j.GDN.Input != "" && j.GDN.Input == j.GDN.Output },
 		"the same file as gdn.input; name another file"},
 }
+
+func badSteps(x float64) bool { return x >= 1 && x != math.Trunc(x) || x > 1e9 }
 
 func badTimeLimit(s string) bool {
 	d, err := time.ParseDuration(s)

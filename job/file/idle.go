@@ -55,6 +55,7 @@ var idleKeys = []idle{
 	}), "no activations or optimizer states are offloaded"},
 	{[]string{"optimizer.betas", "optimizer.eps"}, onJob(func(j *Job) bool { return j.Kind == "train" && j.Optimizer.Name == "sgd" }), `optimizer.name = "sgd" has none`},
 	{[]string{"optimizer.min_lr"}, onJob(func(j *Job) bool { return j.Kind == "train" && j.Optimizer.Schedule == "constant" }), `optimizer.schedule = "constant" does not decay`},
+	{[]string{"optimizer.decay", "optimizer.decay_shape"}, onJob(func(j *Job) bool { return j.Kind == "train" && j.Optimizer.Schedule != "wsd" }), `only optimizer.schedule = "wsd" has a decay`},
 	{[]string{"data.accumulate"}, onJob(func(j *Job) bool { return j.Kind == "train" && j.Data.GlobalBatch > 0 }), "data.global_batch sets it"},
 	{[]string{"data.text_field"}, onJob(func(j *Job) bool { return j.IsModelJob() && j.noFiles(".jsonl") }), "no .jsonl file is read"},
 	{[]string{"data.tokenizer", "data.add_eos"}, onJob(func(j *Job) bool { return j.IsModelJob() && j.noFiles(".jsonl", ".txt") }), "the files have tokens, not text"},

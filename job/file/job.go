@@ -108,7 +108,7 @@ type CheckpointTable struct {
 	Dir    string `toml:"dir" path:"inside"`                 // inside output.dir
 	Resume string `toml:"resume" path:"dir" enum:"auto off"` // or a checkpoint
 	// Accept lists the keys that a resumed run may have changed.
-	Accept []string `toml:"accept" enum:"optimizer.lr optimizer.min_lr optimizer.betas optimizer.eps optimizer.weight_decay optimizer.clip optimizer.schedule optimizer.warmup train.steps"`
+	Accept []string `toml:"accept" enum:"optimizer.lr optimizer.min_lr optimizer.betas optimizer.eps optimizer.weight_decay optimizer.clip optimizer.schedule optimizer.warmup optimizer.decay optimizer.decay_shape train.steps"`
 }
 
 // OutputTable is [output].
@@ -169,7 +169,7 @@ func Default() Job {
 		Data: data.Config{Tokenizer: "auto", AddEOS: true, TextField: "text", Sequence: 4096, Batch: 1, Accumulate: 1,
 			Pack: true, Shuffle: true},
 		Optimizer: train.OptimizerConfig{Name: "adamw", LR: 1e-3, Betas: [2]float64{0.9, 0.95}, Eps: 1e-8, Clip: 1,
-			Schedule: "cosine", Warmup: 10},
+			Schedule: "cosine", Warmup: 10, Decay: 0.1, DecayShape: "cosine"},
 		Train:      train.TrainConfig{Steps: 100, OnNaN: "stop", TimeLimit: "auto"},
 		Tile:       TileTable{MLP: "auto", Loss: "auto"},
 		Memory:     train.MemoryConfig{BlockInput: "auto", Attention: "auto", QKV: "auto", MLP: "auto", Optimizer: "auto", Gradients: "auto"},

@@ -85,6 +85,8 @@ weight_decay = 0.0
 clip = 1.0
 schedule = "cosine"
 warmup = 10
+decay = 0.1
+decay_shape = "cosine"
 [train]
 steps = 100
 epochs = 0.0
@@ -259,7 +261,7 @@ func TestFaults(t *testing.T) {
 			want: []string{":1: data = 3: data is a table; write [data]", ":2: model.new = 4: a table of config.json fields", ":3: seed = a table: an integer"}},
 		{name: "bounds and words", code: status.InvalidConfig, src: base + "sequence = 0\n[device]\nbackend = \"cpuu\"\n[optimizer]\nclip = -1\nbetas = [0.9, 1.0]\nschedule = \"step\"\n[parallel]\nzero = 4\n[tile]\nmlp = 0\nloss = \"always\"\n[eval]\nsplit = 1\n",
 			want: []string{":5: data.sequence = 0: must be at least 1", `:7: device.backend = "cpuu": "auto", "cpu" or "cuda" is needed; did you mean "cpu"?`, ":9: optimizer.clip = -1: must be at least 0",
-				":10: optimizer.betas = 1.0: must be below 1", `:11: optimizer.schedule = "step": "constant", "linear" or "cosine" is needed`, ":13: parallel.zero = 4: must be at most 3",
+				":10: optimizer.betas = 1.0: must be below 1", `:11: optimizer.schedule = "step": "constant", "linear", "cosine" or "wsd" is needed`, ":13: parallel.zero = 4: must be at most 3",
 				`:15: tile.mlp = 0: "auto", "off" or an integer of at least 1 is needed`, `:16: tile.loss = "always": "auto", "off" or`, ":18: eval.split = 1: must be below 1"}},
 		{name: "syntax, several", code: status.InvalidConfig, src: "kind = train\nseed = \n[data]\nsequnce = 1\npath = [\"a\"]\npath = [\"b\"]\n[device\nbackend = \"cpu\"\n[output]\ndri = \"x\"\n",
 			want: []string{`:1: kind: not TOML: expected value but found "train" instead; write text in quotes: "train"`, ":2: seed: not TOML", ":4: data.sequnce", ":6: Key 'data.path' has already been defined",
