@@ -92,8 +92,8 @@ func (e *Env) blame() {
 	}
 }
 
-// culprits returns the ranks that the records name as the reason of an error of communication, which
-// is not the rank that has the error; "" for other errors, and if there is no such rank.
+// culprits returns the ranks that the records name as the reason of an error of communication,
+// which are not the rank that has the error; "" for other errors, and if there is no such rank.
 func (e *Env) culprits(err error) string {
 	dir := e.flight.Dir()
 	if dir == "" || status.Of(err) != status.Comm {

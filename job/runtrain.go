@@ -33,6 +33,10 @@ func trainOwning(e *Env) (err error) {
 		return err
 	}
 	defer s.metrics.Close()
+	if s.curves, err = s.openCurves(); err != nil {
+		return err
+	}
+	defer s.curves.Close()
 	if err := e.recordFlight(); err != nil {
 		return err
 	}

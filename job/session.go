@@ -5,6 +5,7 @@ import (
 
 	"ulysses/comm"
 	"ulysses/data"
+	"ulysses/internal/tfevents"
 	"ulysses/job/assembly"
 	"ulysses/job/launch"
 	"ulysses/job/plan"
@@ -26,6 +27,7 @@ type session struct {
 
 	// set before the first step
 	metrics  *train.Metrics // nil on ranks above 0
+	curves   *tfevents.File // nil on ranks above 0, and without output.tensorboard
 	progress *progress
 	slow     *stragglers
 	stop     *launch.Stopper
@@ -104,12 +106,15 @@ func (s *session) load() (*train.Setup, error) {
 	return setup, comm.Agree(s.Mesh.World, err)
 }
 
-// hook sets the hooks of the trainer. They use metrics, progress, slow and stop, which are nil
-// until the first step.
+// hook sets the hooks of the trainer. They use metrics, curves, progress, slow and stop, which are
+// nil until the first step.
 func (s *session) hook(h *train.Hooks) {
 	h.Step = func(r *train.Record) error {
 		s.flight.Step(r.Step)
 		if err := s.metrics.Write(r); err != nil {
+			return err
+		}
+		if err := s.curve(r); err != nil {
 			return err
 		}
 		if s.progress == nil {
@@ -124,7 +129,10 @@ func (s *session) hook(h *train.Hooks) {
 		if s.progress != nil {
 			s.progress.eval(r)
 		}
-		return s.metrics.Write(r)
+		if err := s.metrics.Write(r); err != nil {
+			return err
+		}
+		return s.curveOfEval(r)
 	}
 	h.Skipped = func(why string) {
 		s.Log.Warn().Msg(why + ": the step is skipped; later steps of this kind are skipped without a message")

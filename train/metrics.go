@@ -2,42 +2,80 @@ package train
 
 import (
 	"bytes"
+	"cmp"
+	"crypto/rand"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"syscall"
+	"time"
 
 	"ulysses/internal/input"
 	"ulysses/internal/status"
 	"ulysses/tensor"
 )
 
+// Stamp is what Metrics.Write adds to each line.
+type Stamp struct {
+	Run  string  `json:"run"`  // 12 hexadecimal digits, the same for all parts of a resumed run
+	Time float64 `json:"time"` // seconds since 1970
+}
+
 // Record is the line of a step in metrics.jsonl. Times are measured on rank 0, PeakBytes is the
 // maximum over the ranks, and all other values are of the whole job.
 type Record struct {
+	Stamp
 	Step            int64   `json:"step"` // from 1
 	Loss            Float   `json:"loss"` // nats per target token
 	GradNorm        Float   `json:"grad_norm"`
 	LR              float64 `json:"lr"`
 	Tokens          int64   `json:"tokens"`        // input tokens of the global batch
 	TargetTokens    int64   `json:"target_tokens"` // of these, tokens with a valid target
+	TotalTokens     int64   `json:"total_tokens"`  // of all steps so far; Metrics.Write sets it
 	Seconds         float64 `json:"seconds"`
 	TokensPerSecond float64 `json:"tokens_per_second"`
 	// causal model FLOPs per second and rank, in 1e12
-	ModelTFLOPS  float64            `json:"model_tflops"`
-	PeakBytes    int64              `json:"peak_bytes"`
-	PhaseSeconds map[string]float64 `json:"phase_seconds"`
+	ModelTFLOPS float64 `json:"model_tflops"`
+	PeakBytes   int64   `json:"peak_bytes"`
+	// by phase: the line has phase_seconds/attention and so on
+	PhaseSeconds map[string]float64 `json:"-"`
 	// of PhaseSeconds, the time until the last rank had started a call of communication
-	WaitingSeconds map[string]float64 `json:"waiting_seconds"`
+	WaitingSeconds map[string]float64 `json:"-"`
 	// the optimizer did not update the weights (train.on_nan = "skip")
 	Skipped bool `json:"skipped,omitempty"`
 }
 
+// MarshalJSON returns one flat object: trackers of experiments take its keys and numbers as they
+// are.
+func (r *Record) MarshalJSON() ([]byte, error) {
+	type plain Record
+	line, err := json.Marshal((*plain)(r))
+	if err != nil {
+		return nil, err
+	}
+	line = line[:len(line)-1]
+	for _, x := range []struct {
+		prefix string
+		values map[string]float64
+	}{{"phase_seconds/", r.PhaseSeconds}, {"waiting_seconds/", r.WaitingSeconds}} {
+		for _, name := range slices.Sorted(maps.Keys(x.values)) {
+			line = fmt.Appendf(line, ",%q:%s", x.prefix+name, strconv.FormatFloat(x.values[name], 'g', -1, 64))
+		}
+	}
+	return append(line, '}'), nil
+}
+
 // EvalRecord is the line of an evaluation in metrics.jsonl.
 type EvalRecord struct {
+	Stamp
 	Step       int64 `json:"step"`
 	EvalLoss   Float `json:"eval_loss"`
 	EvalTokens int64 `json:"eval_tokens"`
@@ -58,6 +96,8 @@ func (f Float) MarshalJSON() ([]byte, error) {
 type Metrics struct {
 	f      *os.File
 	beside bool
+	run    string
+	tokens int64 // of all steps in the file
 }
 
 // BesideRun reports whether the file of an evaluation job also has lines of a training run.
@@ -94,12 +134,16 @@ func reopenMetrics(path string, stays func(step int64, evaluation bool) bool) (*
 		return nil, status.Errorf(status.IO, "%s: %w", path, err)
 	}
 	kept := make([]byte, 0, len(old)+1)
+	run, tokens := "", int64(0)
 	for line := range bytes.Lines(old) {
 		var r struct {
 			Step       int64
 			EvalTokens *int64 `json:"eval_tokens"`
+			Tokens     int64
+			Run        string
 		}
 		if input.JSON(line, &r) == nil && stays(r.Step, r.EvalTokens != nil) {
+			run, tokens = cmp.Or(r.Run, run), tokens+r.Tokens
 			kept = append(append(kept, bytes.TrimSuffix(line, []byte("\n"))...), '\n')
 		}
 	}
@@ -108,7 +152,11 @@ func reopenMetrics(path string, stays func(step int64, evaluation bool) bool) (*
 			return nil, err
 		}
 	}
-	return openMetrics(path, 0)
+	m, err := openMetrics(path, 0)
+	if err == nil {
+		m.run, m.tokens = cmp.Or(run, m.run), tokens
+	}
+	return m, err
 }
 
 func openMetrics(path string, flag int) (*Metrics, error) {
@@ -120,13 +168,24 @@ func openMetrics(path string, flag int) (*Metrics, error) {
 	if err != nil {
 		return nil, status.Errorf(status.IO, "%s: cannot be written: %w; choose another output.dir", path, err)
 	}
-	return &Metrics{f: f}, nil
+	id := make([]byte, 6)
+	rand.Read(id) // never fails
+	return &Metrics{f: f, run: hex.EncodeToString(id)}, nil
 }
 
-// Write appends a record. A nil Metrics, as on ranks above 0, writes nothing.
+// Write stamps a *Record or an *EvalRecord and appends it. A nil Metrics, as on ranks above 0,
+// writes nothing.
 func (m *Metrics) Write(record any) error {
 	if m == nil {
 		return nil
+	}
+	stamp := Stamp{m.run, float64(time.Now().UnixMilli()) / 1e3}
+	switch r := record.(type) {
+	case *Record:
+		m.tokens += r.Tokens
+		r.Stamp, r.TotalTokens = stamp, m.tokens
+	case *EvalRecord:
+		r.Stamp = stamp
 	}
 	line, err := json.Marshal(record)
 	if err == nil {

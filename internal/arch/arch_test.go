@@ -28,7 +28,7 @@ var may = map[string]string{
 	"model":               "tile gdn sp comm device tensor",
 	"data":                "data/tokenizer comm tensor",
 	"train":               "data model sp comm device tensor checkpoint internal/outdir",
-	"job":                 "job/launch job/supervise job/report job/file job/operator job/assembly job/plan job/doctor train data model gdn sp comm device tensor backends internal/outdir dryrun",
+	"job":                 "job/launch job/supervise job/report job/file job/operator job/assembly job/plan job/doctor train data model gdn sp comm device tensor backends internal/outdir internal/tfevents dryrun",
 	"job/launch":          "comm tensor",
 	"job/supervise":       "",
 	"job/report":          "job/file job/assembly job/plan train model gdn comm device tensor",
@@ -68,6 +68,7 @@ var may = map[string]string{
 	"internal/trace":      "",
 	"internal/flight":     "",
 	"internal/units":      "",
+	"internal/tfevents":   "",
 	"internal/proc":       "",
 	"slurm":               "",
 }

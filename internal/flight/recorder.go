@@ -129,8 +129,8 @@ func (r *Recorder) name(text string) uint8 {
 }
 
 // Begin records that an operation begins, and returns the argument of End. seq is its number in the
-// group; a control operation is on values that ranks agree on. checksum is that of what must be equal
-// on all ranks; 0 = nothing.
+// group; a control operation is on values that ranks agree on. checksum is that of what must be
+// equal on all ranks; 0 = nothing.
 func (r *Recorder) Begin(op string, g Group, seq, bytes int64, control bool, checksum uint8) (number uint64) {
 	r.write(func() {
 		n := r.head.Count + 1

@@ -31,7 +31,7 @@ func onJob(holds func(j *Job) bool) func(j *Job, c *model.Config) bool {
 // would compute something else than the user expects.
 var idleKeys = []idle{
 	{[]string{"optimizer.", "train.", "checkpoint.", "eval.every", "data.accumulate", "data.global_batch", "data.shuffle", "memory.block_input", "memory.attention", "memory.qkv",
-		"memory.mlp", "memory.segment", "memory.head_groups", "memory.optimizer", "memory.gradients", "memory.host", "output.model", "output.trace"},
+		"memory.mlp", "memory.segment", "memory.head_groups", "memory.optimizer", "memory.gradients", "memory.host", "output.model", "output.trace", "output.tensorboard"},
 		onJob(func(j *Job) bool { return j.Kind == "eval" }), `kind = "eval" does not train`},
 	{[]string{"data.path"}, onJob(func(j *Job) bool { return j.Kind == "eval" && len(j.Eval.Path) > 0 }), "the evaluation reads eval.path"},
 	{[]string{"seed"}, onJob(func(j *Job) bool { return !j.IsModelJob() && (!j.draws() || j.Attention.Seed > 0) }), "an operator job draws only dropout and random blocks of a pattern, with attention.seed if it is set"},
@@ -40,7 +40,7 @@ var idleKeys = []idle{
 	{[]string{"parallel.gather"}, onJob(func(j *Job) bool {
 		return j.Kind == "gdn" || j.Parallel.Ring <= 1 && (j.Parallel.Ulysses > 0 || j.Parallel.Ring == 1)
 	}), "there is no ring"},
-	{[]string{"model.", "data.", "eval.", "optimizer.", "train.", "checkpoint.", "output.dir", "output.model", "output.trace", "parallel.zero", "parallel.overlap"},
+	{[]string{"model.", "data.", "eval.", "optimizer.", "train.", "checkpoint.", "output.dir", "output.model", "output.trace", "output.tensorboard", "parallel.zero", "parallel.overlap"},
 		onJob(func(j *Job) bool { return !j.IsModelJob() }), "an operator job has no model"},
 	{[]string{"gdn."}, onJob(func(j *Job) bool { return j.Kind == "attention" }), `kind = "attention" does not read it`},
 	{[]string{"attention."}, onJob(func(j *Job) bool { return j.Kind == "gdn" }), `kind = "gdn" does not read it`},

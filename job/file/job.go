@@ -61,7 +61,8 @@ type ParallelTable struct {
 	Gather string `toml:"gather" enum:"auto on off"`
 	// all-to-alls of a sequence on several nodes have two levels (comm.TwoLevel)
 	TwoLevel string `toml:"two_level" enum:"auto on off"`
-	// a duration, or a word, for which a rank waits in a collective; ULYSSES_TIMEOUT takes precedence
+	// a duration, or a word, for which a rank waits in a collective; ULYSSES_TIMEOUT takes
+	// precedence
 	Timeout string `toml:"timeout"`
 }
 
@@ -117,6 +118,8 @@ type OutputTable struct {
 	Model     bool    `toml:"model"`
 	Overwrite bool    `toml:"overwrite"`     // overwrite results of another run
 	Trace     []int64 `toml:"trace" min:"1"` // none, or the first and the last step
+	// event files for TensorBoard, in the folder tensorboard
+	TensorBoard bool `toml:"tensorboard"`
 }
 
 // AttentionTable is [attention].

@@ -117,6 +117,7 @@ dir = "out"
 model = true
 overwrite = false
 trace = []
+tensorboard = false
 [attention]
 causal = true
 window = [-1, -1]

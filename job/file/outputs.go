@@ -9,6 +9,8 @@ const (
 	EvalReportFile = "report-eval.html"
 	TraceFile      = "trace.json"
 	ModelFolder    = "model"
+
+	TensorBoardFolder = "tensorboard"
 )
 
 // ModelDir returns the folder of the trained model.
@@ -25,6 +27,9 @@ func (j *Job) Outputs() []string {
 	names := []string{MetricsFile, ReportFile, j.Checkpoint.Dir}
 	if j.Output.Model {
 		names = append(names, ModelFolder)
+	}
+	if j.Output.TensorBoard {
+		names = append(names, TensorBoardFolder)
 	}
 	if len(j.Output.Trace) > 0 {
 		names = append(names, TraceFile)

@@ -18,8 +18,9 @@ import (
 // FaultHook returns the function for ULYSSES_FAULT=kind:rank:step, which makes one rank fail at the
 // end of a step: the rank is killed or stopped, exits, returns an error, panics, crashes, never
 // returns, skips a collective of world, calls another one than the other ranks or with a shorter
-// tensor, or is slow from then on. The fault is in the first attempt of a job that is started again. Tests use it to check
-// how a job ends. FaultHook returns nil if the variable is unset. All ranks must call the function.
+// tensor, or is slow from then on. The fault is in the first attempt of a job that is started
+// again. Tests use it to check how a job ends. FaultHook returns nil if the variable is unset. All
+// ranks must call the function.
 func FaultHook(world comm.Comm) (func(step int64) error, error) {
 	word := os.Getenv("ULYSSES_FAULT")
 	if word == "" || os.Getenv("ULYSSES_ATTEMPT") > "0" || slurm.Env().Restarts > 0 {
