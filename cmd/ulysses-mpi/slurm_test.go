@@ -82,8 +82,8 @@ func TestSlurm(t *testing.T) {
 			}
 		}
 	})
-	// At Slurm's signal before the time limit the job stops with a checkpoint, starts again, and has
-	// the losses of an undisturbed run. An evaluation that depends on it follows.
+	// At Slurm's signal before the time limit the job stops with a checkpoint, starts again, and
+	// has the losses of an undisturbed run. An evaluation that depends on it follows.
 	t.Run("time limit", func(t *testing.T) {
 		want := undisturbed(t)
 		dir, job := keptJob(t)
