@@ -2,7 +2,9 @@ package model
 
 import (
 	"fmt"
+	"math"
 
+	"ulysses/device"
 	"ulysses/internal/splitmix"
 	"ulysses/sp"
 	"ulysses/tensor"
@@ -33,6 +35,9 @@ type softmaxAttention struct {
 	hq, hkv, d   int64
 	dq           int64 // columns of a head in q's projection: D, or 2D with a gate [q|gate]
 	mask         mask
+	window       *device.Window
+	scale        float64 // of the scores
+	softcap      float64 // of the scores; 0 = none
 	eps          float64
 	q, qkv, out  linear        // q has the first parameters of qkv
 	qNorm, kNorm *Param        // [D]; only Qwen3 and Qwen3.5 have them
@@ -51,7 +56,11 @@ type softmaxAttention struct {
 }
 
 func newAttention(cfg *Config, layer int64) *softmaxAttention {
-	a := &softmaxAttention{layer: layer, hq: cfg.NumAttentionHeads, hkv: cfg.NumKeyValueHeads, d: cfg.HeadDim, dq: cfg.HeadDim, mask: cfg.maskOf(layer), eps: cfg.RMSNormEps}
+	a := &softmaxAttention{layer: layer, hq: cfg.NumAttentionHeads, hkv: cfg.NumKeyValueHeads, d: cfg.HeadDim, dq: cfg.HeadDim, mask: cfg.maskOf(layer), eps: cfg.RMSNormEps,
+		window: cfg.window(cfg.maskOf(layer)), scale: cfg.ScoreScale, softcap: cfg.ScoreSoftcap}
+	if a.scale == 0 {
+		a.scale = 1 / math.Sqrt(float64(a.d))
+	}
 	name := func(suffix string) string { return fmt.Sprintf("model.layers.%d.self_attn.%s", layer, suffix) }
 	heads := func(kind string) []string { return []string{"num_" + kind + "_heads · head_dim", "hidden_size"} }
 	qAxes := heads("attention")

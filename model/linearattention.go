@@ -11,7 +11,7 @@ import (
 // Hatamizadeh 2024), sequence-parallel by its plan. One projection computes q|k|v, b and a, the
 // inputs of the plan, and z, which gates the output after its norm.
 type linearMixer struct {
-	hv, dv                     int64
+	hk, hv, dk, dv             int64
 	channels                   int64 // C = 2·Hk·Dk + Hv·Dv
 	eps                        float64
 	in, gate, out              linear // gate has the last parameter of in
@@ -26,7 +26,7 @@ type linearMixer struct {
 }
 
 func newLinearAttention(cfg *Config, layer int64) *linearMixer {
-	m := &linearMixer{hv: cfg.LinearNumValueHeads, dv: cfg.LinearValueHeadDim, channels: cfg.convChannels(), eps: cfg.RMSNormEps}
+	m := &linearMixer{hk: cfg.LinearNumKeyHeads, hv: cfg.LinearNumValueHeads, dk: cfg.LinearKeyHeadDim, dv: cfg.LinearValueHeadDim, channels: cfg.convChannels(), eps: cfg.RMSNormEps}
 	const heads, values = "linear_num_value_heads", "linear_num_value_heads · linear_value_head_dim"
 	const channels = "2 linear_num_key_heads · linear_key_head_dim + " + values
 	param := func(suffix string, start fill, axes []string, shape ...int64) *Param {

@@ -41,7 +41,7 @@ func TestRate(t *testing.T) {
 		{"a decay in steps", share, 80, 0.1 + 0.9*19/20},
 		{"a decay longer than the rest", all, 10, 0.1 + 0.9*89/90},
 	} {
-		if got := x.o.Rate(x.step, 100); math.Abs(got-x.want) > 1e-12 {
+		if got := x.o.Rate(x.step, 100); !(math.Abs(got-x.want) <= 1e-12) {
 			t.Errorf("%s: %v, want %v", x.name, got, x.want)
 		}
 	}
