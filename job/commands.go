@@ -94,6 +94,16 @@ A folder that has a model is not overwritten without --force; the base model's f
 It needs no other ranks and no GPU.`,
 			example: `ulysses-mpi export out/checkpoints model-of-checkpoint`,
 			codes:   []status.Code{status.OK, status.InvalidArgument, status.InvalidConfig, status.IO}},
+		{name: "generate", words: []string{"model-folder"}, option: "prompt", run: generateText,
+			short: "continue a text with a model",
+			long: `Continues the prompt, or the text of standard input, with the model of a Hugging Face folder, such
+as the folder model of output.dir. It takes the most probable token, or draws one if --temperature
+is above 0. If the folder has a generation_config.json with do_sample, its values are the defaults.
+The text ends after --max-tokens, or with a token that ends a text. Special tokens in the prompt are
+recognized, and none is added. It runs on one rank.`,
+			example: `ulysses-mpi generate out/model "The whale"
+ulysses-mpi generate Qwen3-0.6B --temperature 0.7 --top-p 0.8 < prompt.txt`,
+			codes: []status.Code{status.OK, status.InvalidArgument, status.InvalidConfig, status.Unsupported, status.OutOfMemory, status.IO}},
 		{name: "init", option: "model-folder", run: func(o Options) error { return onFirstRank(func() error { return initJob(o) }) },
 			short: "write a commented job file, for a model folder or from scratch",
 			long: `Writes a job file with comments. With a Hugging Face folder, the job fine-tunes this model;
@@ -145,7 +155,8 @@ func verbOf(name string) *verb {
 // flag may be in front of the verb, and a flag of another verb is refused by name.
 var flagVerbs = map[string][]string{
 	"set": {"run", "plan", "verify", "supervise", "sbatch"}, "restarts": {"supervise", "sbatch"}, "ranks": {"run", "plan", "verify"}, "search": {"plan"}, "cluster": {"plan"}, "json": {"verify", "diagnose"}, "all": {"verify"}, "tensors": {"verify"}, "force": {"run", "export", "supervise"},
-	"log": {"run", "plan", "verify", "supervise"}, "verbose": {"run", "supervise"}, "quiet": {"run", "verify", "supervise"}, "output": {"init", "sbatch"},
+	"log": {"run", "plan", "verify", "supervise"}, "verbose": {"run", "supervise"}, "quiet": {"run", "verify", "supervise", "generate"},
+	"max-tokens": {"generate"}, "temperature": {"generate"}, "top-p": {"generate"}, "top-k": {"generate"}, "seed": {"generate"}, "device": {"generate"}, "dtype": {"generate"}, "output": {"init", "sbatch"},
 	"nodes": {"sbatch"}, "ntasks-per-node": {"sbatch"}, "gpus-per-node": {"sbatch"}, "cpus-per-task": {"sbatch"}, "time": {"sbatch"}, "array": {"sbatch"}, "image": {"sbatch"},
 }
 
@@ -167,6 +178,13 @@ func addFlags(f *pflag.FlagSet, o *Options) {
 	f.StringVar(&o.sbatch.time, "time", "1:00:00", "time `limit`, in a form of Slurm")
 	f.StringVar(&o.sbatch.array, "array", "", "run the job for each `index` of a list such as 0-3")
 	f.StringVar(&o.sbatch.image, "image", "", "run the program of an Apptainer image `file.sif`")
+	f.Int64Var(&o.generate.tokens, "max-tokens", 0, "generate `N` tokens at most (default: 128, or as many as the model has positions for)")
+	f.Float64Var(&o.generate.temperature, "temperature", -1, "divide the logits by `T` and draw a token; 0 = the most probable token (default: the model's, or 0)")
+	f.Float64Var(&o.generate.topP, "top-p", -1, "draw among the most probable tokens with a sum of `P` (default: the model's, or 1)")
+	f.Int64Var(&o.generate.topK, "top-k", -1, "draw among the `K` most probable tokens; 0 = all (default: the model's, or 0)")
+	f.Int64Var(&o.generate.seed, "seed", 1, "`seed` of the draws")
+	f.StringVar(&o.generate.device, "device", "auto", "`device`: auto, cpu or cuda")
+	f.StringVar(&o.generate.dtype, "dtype", "auto", "compute `type`: auto, f32 or bf16")
 	f.StringVarP(&o.output, "output", "o", "job.toml", "write `file.toml`")
 	f.StringVar(&o.log, "log", "auto", "`form` of the log: auto (= console), console (text) or json")
 	f.BoolVarP(&o.Verbose, "verbose", "v", false, "print all tables: memory by component, every phase, bytes by operation")

@@ -44,12 +44,13 @@ type Options struct {
 	words   []string // the words after the verb
 	text    string   // text that is printed instead of running a verb
 
-	search  bool   // of a plan: every mesh
-	cluster string // of a plan: a file that describes another machine
-	tensors string // of verify: the file that gets the tensors of all ranks
-	json    bool   // of verify: print its findings as JSON
-	all     bool   // of verify: print every tensor
-	output  string // of init and sbatch: the file to write
+	search   bool            // of a plan: every mesh
+	cluster  string          // of a plan: a file that describes another machine
+	tensors  string          // of verify: the file that gets the tensors of all ranks
+	json     bool            // of verify: print its findings as JSON
+	all      bool            // of verify: print every tensor
+	output   string          // of init and sbatch: the file to write
+	generate generateOptions // of generate
 	// of sbatch
 	sbatch    sbatchOptions
 	outputSet bool // --output is given

@@ -367,7 +367,7 @@ func TestInjectedFaults(t *testing.T) {
 		if f.kind == "full disk" { // Slurm's nodes have mount namespaces of their own
 			f.launcher = "mpirun"
 		}
-		if f.kind == "job file" || f.kind == "model" || f.kind == "program" { // rank 0 is the one that others differ from
+		if f.kind == "job file" || f.kind == "model" || f.kind == "program" { // rank 0 is right
 			f.rank = 1 + r.IntN(3)
 		}
 		f.dir, f.job = keptJob(t)

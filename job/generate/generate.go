@@ -1,0 +1,265 @@
+// Package generate continues a text with a model: the verb generate.
+//
+// Open reads a model folder into the memory of a device. Model.Text generates a text, token by
+// token, with a model.Decoder and a Sampling.
+package generate
+
+import (
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+	"unicode/utf8"
+
+	"ulysses/comm"
+	"ulysses/data/tokenizer"
+	"ulysses/device"
+	"ulysses/internal/input"
+	"ulysses/internal/status"
+	"ulysses/model"
+	"ulysses/tensor"
+)
+
+// chunk is the number of tokens of the prompt in one pass.
+const chunk = 512
+
+const defaultTokens = 128
+
+// Tokenizer turns text into ids and back.
+type Tokenizer interface {
+	Encode(dst []int32, text []byte) ([]int32, error)
+	Decode(ids []int32) string
+}
+
+// Model is a model on a device, with its tokenizer and the defaults of its generation_config.json.
+type Model struct {
+	Tokenizer Tokenizer
+	Sampling  Sampling // the defaults; greedy if the folder has none
+	ends      []int32  // tokens that end a text
+	limit     int64    // positions that the configuration allows; 0 = no limit
+	model     *model.Model
+	weights   *device.Arena
+}
+
+// defaults are the fields of generation_config.json that Open reads.
+type defaults struct {
+	EOS         json.RawMessage `json:"eos_token_id"`
+	Sample      bool            `json:"do_sample"`
+	Temperature *float64        `json:"temperature"`
+	TopP        *float64        `json:"top_p"`
+	TopK        *int64          `json:"top_k"`
+}
+
+// Open reads a Hugging Face folder. A folder without tokenizer.json is that of a model over bytes.
+// compute is the type of weights and activations.
+func Open(folder string, d device.Device, compute tensor.DType) (m *Model, err error) {
+	m = &Model{Tokenizer: bytesTokenizer{}, Sampling: Sampling{TopP: 1}}
+	defer func() {
+		if err != nil {
+			m.Close()
+		}
+	}()
+	f, err := model.OpenFolder(folder, nil)
+	if err != nil {
+		return m, err
+	}
+	defer f.Close()
+	if err = m.openTokenizer(folder, f.Config.VocabSize); err != nil {
+		return m, err
+	}
+	if err = m.readDefaults(folder); err != nil {
+		return m, err
+	}
+	m.limit = f.Config.MaxPositionEmbeddings
+	if m.model, err = model.New(d, comm.Local(1)[0], f.Config, model.Options{Compute: compute}); err != nil {
+		return m, err
+	}
+	bytes := int64(0)
+	for _, g := range m.model.Groups() {
+		bytes += device.Padded(d, g.Numel()*compute.Size())
+	}
+	if m.weights, err = device.NewArena(d, "weights", bytes); err != nil {
+		return m, err
+	}
+	for _, g := range m.model.Groups() {
+		values, err := m.weights.Tensor(compute, g.Numel())
+		if err != nil {
+			return m, err
+		}
+		g.Bind(values, tensor.Tensor{}, tensor.Tensor{})
+	}
+	return m, f.Load(m.model)
+}
+
+func (m *Model) openTokenizer(folder string, vocab int64) error {
+	path := filepath.Join(folder, "tokenizer.json")
+	if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+		if vocab < 256 {
+			return status.Errorf(status.InvalidConfig, "generate: %s has no tokenizer.json, and a vocabulary of %d is too small for bytes; add the tokenizer's files to the folder", folder, vocab)
+		}
+		return nil
+	}
+	t, err := tokenizer.Open(path)
+	if err != nil {
+		return err
+	}
+	if n := t.Size(); n > vocab {
+		return status.Errorf(status.InvalidConfig, "generate: the tokenizer of %s has %d ids, the model's vocab_size is %d; add the tokenizer of the model", folder, n, vocab)
+	}
+	if id, ok := t.EOS(); ok {
+		m.ends = append(m.ends, id)
+	}
+	m.Tokenizer = t
+	return nil
+}
+
+func (m *Model) readDefaults(folder string) error {
+	path := filepath.Join(folder, "generation_config.json")
+	text, err := input.Read(path, input.MaxConfig)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	} else if err != nil {
+		return status.Errorf(status.IO, "generate: %w", err)
+	}
+	var c defaults
+	if err := input.JSON(input.TrimBOM(text), &c); err != nil {
+		return status.Errorf(status.InvalidConfig, "generate: %s: %w", path, err)
+	}
+	var ids []int32
+	if len(c.EOS) > 0 && json.Unmarshal(c.EOS, &ids) != nil {
+		var id *int32
+		if err := json.Unmarshal(c.EOS, &id); err != nil {
+			return status.Errorf(status.InvalidConfig, "generate: %s: eos_token_id is neither a number nor a list of numbers", path)
+		}
+		if id != nil {
+			ids = []int32{*id}
+		}
+	}
+	m.ends = append(m.ends, ids...)
+	if !c.Sample {
+		return nil
+	}
+	s := &m.Sampling
+	s.Temperature, s.TopK = 1, 50 // the defaults of transformers
+	if c.Temperature != nil {
+		s.Temperature = *c.Temperature
+	}
+	if c.TopP != nil {
+		s.TopP = *c.TopP
+	}
+	if c.TopK != nil {
+		s.TopK = *c.TopK
+	}
+	return nil
+}
+
+// Result says how a text was generated.
+type Result struct {
+	Prompt, Tokens int64 // tokens of the prompt, and after it, without the one that ended the text
+	Ended          bool  // by a token that ends a text
+	Read, Write    time.Duration
+}
+
+// Text continues a prompt by at most `most` tokens, until a token that ends a text, and passes the
+// text to emit, as soon as its characters are complete. most = 0: 128, or as many as the model has
+// positions for.
+func (m *Model) Text(prompt []byte, most int64, s Sampling, emit func(text string) error) (r Result, err error) {
+	ids, err := m.Tokenizer.Encode(nil, prompt)
+	if err != nil {
+		return r, err
+	}
+	if len(ids) == 0 {
+		return r, status.Errorf(status.InvalidArgument, "generate: the prompt is empty; give at least one token")
+	}
+	r.Prompt = int64(len(ids))
+	if most == 0 {
+		if most = defaultTokens; m.limit > 0 {
+			most = max(1, min(most, m.limit-r.Prompt))
+		}
+	}
+	if total := r.Prompt + most; m.limit > 0 && total > m.limit {
+		return r, status.Errorf(status.InvalidArgument, "generate: %d tokens of the prompt and --max-tokens %d exceed max_position_embeddings = %d; lower --max-tokens", r.Prompt, most, m.limit)
+	}
+	d, err := m.model.NewDecoder(r.Prompt+most, chunk)
+	if err != nil {
+		return r, err
+	}
+	defer d.Close()
+	begin := time.Now()
+	logits, err := d.Append(ids)
+	r.Read = time.Since(begin)
+	begin = time.Now()
+	defer func() { r.Write = time.Since(begin) }()
+	var said []int32
+	shown := 0
+	for r.Tokens < most && err == nil {
+		id := s.Next(logits, d.Length())
+		if slices.Contains(m.ends, id) {
+			r.Ended = true
+			break
+		}
+		said = append(said, id)
+		r.Tokens++
+		if text := m.Tokenizer.Decode(said); len(text) > shown && (whole(text) || r.Tokens == most) {
+			if err := emit(text[shown:]); err != nil {
+				return r, err
+			}
+			shown = len(text)
+		}
+		if r.Tokens < most {
+			logits, err = d.Append([]int32{id})
+		}
+	}
+	if err != nil {
+		return r, err
+	}
+	if text := m.Tokenizer.Decode(said); len(text) > shown {
+		return r, emit(text[shown:])
+	}
+	return r, nil
+}
+
+// whole reports whether a text does not end within a character: tokens may be parts of one.
+func whole(text string) bool {
+	for i := 1; i <= min(utf8.UTFMax, len(text)); i++ {
+		if b := text[len(text)-i]; utf8.RuneStart(b) {
+			return utf8.FullRuneInString(text[len(text)-i:]) && text[len(text)-i:] != "\uFFFD"
+		}
+	}
+	return true
+}
+
+// Close frees the memory.
+func (m *Model) Close() {
+	if m.model != nil {
+		m.model.Close()
+	}
+	if m.weights != nil {
+		m.weights.Free()
+	}
+}
+
+// bytesTokenizer is the tokenizer "bytes": a token is a byte.
+type bytesTokenizer struct{}
+
+func (bytesTokenizer) Encode(dst []int32, text []byte) ([]int32, error) {
+	for _, b := range text {
+		dst = append(dst, int32(b))
+	}
+	return dst, nil
+}
+
+func (bytesTokenizer) Decode(ids []int32) string {
+	var text []byte
+	for _, id := range ids {
+		if id > 255 {
+			text = append(text, "\uFFFD"...) // not a byte
+		} else {
+			text = append(text, byte(id))
+		}
+	}
+	return string(text)
+}
