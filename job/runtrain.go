@@ -78,6 +78,7 @@ func (s *session) conclude(err error) error {
 		return err
 	}
 	if s.trainer.Stopped() {
+		s.signals.Saved()
 		// The checkpoint is complete, so an error of writing the report is only logged.
 		if err := s.report().Write(); status.Of(err) == status.IO {
 			s.Log.Error().Msg(err.Error())

@@ -36,6 +36,7 @@ type softmaxAttention struct {
 	dq           int64 // columns of a head in q's projection: D, or 2D with a gate [q|gate]
 	mask         mask
 	window       *device.Window
+	noRope       bool
 	scale        float64 // of the scores
 	softcap      float64 // of the scores; 0 = none
 	eps          float64
@@ -58,6 +59,7 @@ type softmaxAttention struct {
 func newAttention(cfg *Config, layer int64) *softmaxAttention {
 	a := &softmaxAttention{layer: layer, hq: cfg.NumAttentionHeads, hkv: cfg.NumKeyValueHeads, d: cfg.HeadDim, dq: cfg.HeadDim, mask: cfg.maskOf(layer), eps: cfg.RMSNormEps,
 		window: cfg.window(cfg.maskOf(layer)), scale: cfg.ScoreScale, softcap: cfg.ScoreSoftcap}
+	a.noRope = cfg.NoRope != nil && cfg.NoRope[layer]
 	if a.scale == 0 {
 		a.scale = 1 / math.Sqrt(float64(a.d))
 	}
@@ -206,7 +208,10 @@ func (a *softmaxAttention) setGroup(p *pass, g int64, all, mixed, saved tensor.T
 		a.args.QNorm.RStd, a.args.KNorm.RStd = heads(a.qHeads.RStd), heads(a.kHeads.RStd)
 	}
 	a.args.Q, a.args.K, a.args.V, a.args.Out = batched(q), batched(k), batched(a.values(all)), batched(mixed.Split(1, a.hq))
-	a.args.Cos, a.args.Sin = p.tables[a.mask].cos, p.tables[a.mask].sin
+	a.args.Cos, a.args.Sin = tensor.Tensor{}, tensor.Tensor{}
+	if !a.noRope {
+		a.args.Cos, a.args.Sin = p.tables[a.mask].cos, p.tables[a.mask].sin
+	}
 	a.args.Sinks = a.ofGroup(p, g, a.logits)
 	if !p.dry {
 		a.args.Seed = int64(splitmix.Mix(splitmix.Mix(splitmix.Mix(uint64(p.batch.Seed))+uint64(p.batch.Number)) + uint64(a.layer)))

@@ -1,6 +1,7 @@
 package model
 
 import (
+	"cmp"
 	"fmt"
 
 	"ulysses/tensor"
@@ -13,6 +14,7 @@ type residual struct {
 	norm, after *Param // after may be nil
 	inner       sublayer
 	eps         float64
+	scale       float64       // of the sublayer's output; 1 with after
 	category    category      // of what after saves
 	out         tensor.Tensor // [T, hidden], the sublayer's output; only with after
 	outRStd     tensor.Tensor // [T] F32, its statistics
@@ -49,7 +51,7 @@ func (r *residual) again(p *pass, y, x tensor.Tensor, inner func(*pass, tensor.T
 	}
 }
 
-// connect computes y = x + after(out).
+// connect computes y = x + after(scale·out). It may overwrite out if there is no norm after.
 func (r *residual) connect(p *pass, y, x, out tensor.Tensor) {
 	p.phase("norm")
 	if r.after != nil {
@@ -59,6 +61,8 @@ func (r *residual) connect(p *pass, y, x, out tensor.Tensor) {
 		}
 		p.Norm(p.act, out, r.after, rstd, r.eps)
 		out = p.act
+	} else {
+		p.Scale(out, r.scale)
 	}
 	p.Add(y, x, out)
 	p.end()
@@ -84,9 +88,14 @@ func (r *residual) visitSaved(p *pass, hidden int64) {
 // It recomputes the norm's output.
 func (r *residual) backward(p *pass, x, d tensor.Tensor) {
 	mark, dy := p.mark(), d
-	if r.after != nil {
+	switch {
+	case r.after != nil:
 		dy = p.temp(d.Shape[:d.NDim]...)
 		r.backwardAfter(p, dy, x, d)
+	case r.scale != 1:
+		dy = p.temp(d.Shape[:d.NDim]...)
+		p.Copy(dy, d)
+		p.Scale(dy, r.scale)
 	}
 	r.applyNorm(p, p.act, x)
 	r.inner.Backward(p, p.act, dy)
@@ -138,10 +147,10 @@ func newBlock(cfg *Config, layer int64) *block {
 	} else {
 		mixer = newAttention(cfg, layer)
 	}
-	mlp, names := newMLP(cfg, layer), cfg.family.norms
+	mlp, names, scale := newMLP(cfg, layer), cfg.family.norms, cmp.Or(cfg.ResidualScale, 1)
 	return &block{mixer: mixer, mlp: mlp,
-		mixerResidual: residual{name: name, norm: norm(names.mixer), after: norm(names.mixerOut), inner: mixer, eps: cfg.RMSNormEps, category: attention},
-		mlpResidual:   residual{name: "mlp", norm: norm(names.mlp), after: norm(names.mlpOut), inner: mlp, eps: cfg.RMSNormEps, category: mlpSaved},
+		mixerResidual: residual{name: name, norm: norm(names.mixer), after: norm(names.mixerOut), inner: mixer, eps: cfg.RMSNormEps, scale: scale, category: attention},
+		mlpResidual:   residual{name: "mlp", norm: norm(names.mlp), after: norm(names.mlpOut), inner: mlp, eps: cfg.RMSNormEps, scale: scale, category: mlpSaved},
 	}
 }
 

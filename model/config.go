@@ -6,6 +6,7 @@ package model
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"maps"
 	"math"
@@ -52,7 +53,11 @@ type Config struct {
 	Hybrid                     // Qwen3.5 only
 
 	family *family
-	raw    map[string]any // config.json as read, for Save and Override
+	// factors of embeddings, of the outputs of sublayers and of logits; 0 = 1 (Granite)
+	EmbeddingScale, ResidualScale, LogitsScale float64
+	NoRope                                     []bool // layers without RoPE; nil = none (SmolLM3)
+
+	raw map[string]any // config.json as read, for Save and Override
 	// DType was overridden: Save writes it instead of the types of the source's files
 	forced bool
 }
@@ -80,7 +85,7 @@ func (c *Config) NormCentre() float64 { return c.family.normCentre }
 // transformers.
 func (c *Config) embeddingScale(compute tensor.DType) float64 {
 	if !c.family.embedScaled {
-		return 1
+		return cmp.Or(c.EmbeddingScale, 1)
 	}
 	scale := float32(math.Sqrt(float64(c.HiddenSize)))
 	if compute == tensor.BF16 {

@@ -279,7 +279,7 @@ func TestConfigFaults(t *testing.T) {
 		{llama31, `"model_type": "qwen3_moe"`, no, []string{"mixture of experts"}},
 		{llama31, `"model_type": "qwen3_5"`, no, []string{"qwen3_5"}},
 		{llama31, `"model_type": "qwen2_vl"`, no, []string{"vision"}},
-		{llama31, `"model_type": "phi"`, no, []string{`"phi" is not built: llama, mistral, ministral, gemma2, gemma3_text, qwen2, qwen3, qwen3_5_text and gpt_oss with a dense MLP are`}},
+		{llama31, `"model_type": "phi"`, no, []string{`"phi" is not built: llama, mistral, ministral, gemma2, gemma3_text, qwen2, qwen3, qwen3_5_text, granite, smollm3 and gpt_oss with a dense MLP are`}},
 		{llama31, `"model_type": "qwen3_next"`, no, []string{"mixture of experts"}},
 		{llama31, `"model_type": "qwen3_5_moe_text"`, no, []string{"mixture of experts"}},
 		{qwen35, `"linear_num_value_heads": 24`, bad, []string{"linear_num_value_heads = 24 is not a multiple of linear_num_key_heads = 16"}},

@@ -217,6 +217,7 @@ func (d *Decoder) run(n, at int64) error {
 	p.group = len(m.groups) - 1
 	last := x.Slice(0, n-1, n)
 	p.Norm(last, last, m.head.norm, p.rstd.Slice(0, 0, 1), m.head.eps)
+	p.Scale(last, m.head.scale)
 	m.head.matrix.forward(p, d.logits, last)
 	return p.err
 }
@@ -265,6 +266,12 @@ func (a *softmaxAttention) decode(p *pass, c *cache, at int64, x tensor.Tensor) 
 
 // rotate writes x [n, H, D], after its norm if there is one, rotated by the positions of the pass.
 func (a *softmaxAttention) rotate(p *pass, y, x tensor.Tensor, norm *Param) {
+	if a.noRope {
+		if x.Data != y.Data {
+			p.Copy(y, x)
+		}
+		return
+	}
 	mark, t := p.mark(), p.tables[a.mask]
 	r := device.Rope{X: x, Y: y, Cos: t.cos, Sin: t.sin}
 	if norm != nil {

@@ -1,6 +1,8 @@
 package model
 
 import (
+	"cmp"
+
 	"ulysses/device"
 	"ulysses/tensor"
 	"ulysses/tile"
@@ -21,6 +23,7 @@ type head struct {
 	matrix linear // [V, hidden]; the table of the embedding if tied
 	tied   bool
 	eps    float64
+	scale  float64 // of logits
 	cap    float64 // of logits; 0 = none
 
 	p               *pass
@@ -29,7 +32,7 @@ type head struct {
 }
 
 func newHead(cfg *Config, norm, matrix *Param) *head {
-	h := &head{norm: norm, matrix: newLinear([]*Param{matrix}, nil), tied: cfg.TieWordEmbeddings, eps: cfg.RMSNormEps, cap: cfg.LogitSoftcap}
+	h := &head{norm: norm, matrix: newLinear([]*Param{matrix}, nil), tied: cfg.TieWordEmbeddings, eps: cfg.RMSNormEps, scale: cmp.Or(cfg.LogitsScale, 1), cap: cfg.LogitSoftcap}
 	h.compute = tile.Compute{In: make([]tile.Operand, 2), Out: make([]tile.Operand, 2), Body: h}
 	return h
 }
@@ -52,6 +55,7 @@ func (h *head) run(p *pass, x, sum tensor.Tensor) tensor.Tensor {
 	p.phase("norm")
 	p.Norm(p.act, x, h.norm, p.rstd, h.eps)
 	p.inspect("norm's output", "", p.act)
+	p.Scale(p.act, h.scale) // before the product: hidden_size values, not vocab_size
 	p.end()
 	p.phase("loss")
 	mark, tokens := p.mark(), h.tileTokens(p.dev, p.tiles)
@@ -75,6 +79,7 @@ func (h *head) run(p *pass, x, sum tensor.Tensor) tensor.Tensor {
 		return x
 	}
 	p.phase("norm")
+	p.Scale(p.act, h.scale)
 	p.NormBack(p.act, p.act, x, h.norm, p.rstd, false)
 	p.end()
 	d := p.act

@@ -1,6 +1,7 @@
 package model
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"strings"
@@ -82,13 +83,14 @@ func (r *reference) loss(s *sequence) float64 {
 		if c.Linear(i) {
 			y = r.linearAttention(s, n, name("linear_attn"))
 		} else {
-			y = r.attention(s, n, name("self_attn"), c.maskOf(i))
+			y = r.attention(s, n, name("self_attn"), c.maskOf(i), c.NoRope == nil || !c.NoRope[i])
 		}
 		between, activate := "post_attention_layernorm", ref.SwiGLU[float64]
 		if gemma { // a norm of this name is behind attention
 			y = r.norm(y, c.HiddenSize, name(between))
 			between, activate = "pre_feedforward_layernorm", ref.GELUGate[float64]
 		}
+		scale(y, cmp.Or(c.ResidualScale, 1))
 		add(x, y)
 		n = r.norm(x, c.HiddenSize, name(between))
 		y = activate(r.linear(n, c.HiddenSize, name("mlp.gate_proj")), r.linear(n, c.HiddenSize, name("mlp.up_proj")))
@@ -96,6 +98,7 @@ func (r *reference) loss(s *sequence) float64 {
 		if gemma {
 			y = r.norm(y, c.HiddenSize, name("post_feedforward_layernorm"))
 		}
+		scale(y, cmp.Or(c.ResidualScale, 1))
 		add(x, y)
 	}
 	matrix := "lm_head"
@@ -103,6 +106,7 @@ func (r *reference) loss(s *sequence) float64 {
 		matrix = "model.embed_tokens"
 	}
 	logits := r.linear(r.norm(x, c.HiddenSize, "model.norm"), c.HiddenSize, matrix)
+	scale(logits, cmp.Or(c.LogitsScale, 1))
 	if c.LogitSoftcap > 0 {
 		for i, z := range logits {
 			logits[i] = c.LogitSoftcap * math.Tanh(z/c.LogitSoftcap)
@@ -112,7 +116,7 @@ func (r *reference) loss(s *sequence) float64 {
 	return ref.Sum(nll)
 }
 
-func (r *reference) attention(s *sequence, x []float64, name string, kind mask) []float64 {
+func (r *reference) attention(s *sequence, x []float64, name string, kind mask, rotated bool) []float64 {
 	c, tokens, rope, window := r.cfg, int64(len(s.ids)), &r.cfg.Rope, r.cfg.window(kind)
 	if kind == slidingMask && c.LocalRope != nil {
 		rope = c.LocalRope
@@ -134,8 +138,10 @@ func (r *reference) attention(s *sequence, x []float64, name string, kind mask) 
 	if c.QKNorm() {
 		q, k = r.norm(q, c.HeadDim, name+".q_norm"), r.norm(k, c.HeadDim, name+".k_norm")
 	}
-	q = ref.Rope(tokens, shape.Hq, shape.D, q, cos, sin, false)
-	k = ref.Rope(tokens, shape.Hkv, shape.D, k, cos, sin, false)
+	if rotated {
+		q = ref.Rope(tokens, shape.Hq, shape.D, q, cos, sin, false)
+		k = ref.Rope(tokens, shape.Hkv, shape.D, k, cos, sin, false)
+	}
 	mixed, _ := ref.AttentionForward(shape, q, k, v)
 	if gate != nil {
 		mixed = ref.SigmoidGate(mixed, gate)

@@ -35,6 +35,7 @@ type Signals struct {
 	at      time.Time // time of first
 	waits   bool      // the process ends only after the current step, with a checkpoint
 	over    bool      // all steps are done
+	saved   bool      // the run has stopped, and its checkpoint is complete
 	log     func(text string)
 	peers   peerWatch       // of an MPI rank; nil if there are no other processes
 	where   func(os.Signal) // an MPI rank prints the call in which it waits
@@ -94,6 +95,8 @@ func (x *Signals) handle(s os.Signal) {
 		fmt.Fprintf(x.stderr, "%s\n", stacks[:runtime.Stack(stacks, true)])
 		x.end(s)
 	case ends && x.first != nil && time.Since(x.at) < sameMoment:
+		return
+	case s == syscall.SIGTERM && x.saved: // with srun --kill-on-bad-exit, when another rank has left
 		return
 	case !ends && !x.waits: // there is no checkpoint to write
 		return
@@ -206,6 +209,15 @@ func (x *Signals) Done() {
 	defer x.mu.Unlock()
 	x.over = true
 	x.stepDone.Store(true)
+}
+
+// Saved marks that the run has stopped and that its checkpoint is complete. From now on SIGTERM is
+// ignored, because the process is about to end: Slurm sends SIGTERM to the remaining ranks when the
+// first one has left with code 75, and the job must keep this code.
+func (x *Signals) Saved() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.saved = true
 }
 
 // Step is called at the end of each step with the duration of the longest step, because a call may

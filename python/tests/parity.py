@@ -93,6 +93,22 @@ FAMILIES = {
             ),
         ),
     ),
+    "granite": (
+        "Granite",
+        dict(
+            attention_bias=True,
+            mlp_bias=True,
+            embedding_multiplier=3.0,
+            residual_multiplier=0.6,
+            attention_multiplier=0.2,
+            logits_scaling=2.5,
+        ),
+    ),
+    "smollm3": ("SmolLM3", dict(no_rope_layers=[1, 0, 1], tie_word_embeddings=True)),
+    "smollm3, window": (
+        "SmolLM3",
+        dict(no_rope_layer_interval=2, use_sliding_window=True, sliding_window=6),
+    ),
     "gpt-oss": (
         "GptOss",
         dict(num_local_experts=0, sliding_window=5, max_position_embeddings=131072),

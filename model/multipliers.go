@@ -1,0 +1,64 @@
+package model
+
+import (
+	"math"
+
+	"ulysses/internal/status"
+)
+
+// Granite multiplies constants into the activations (IBM 2024, Granite 3.0 Language Models):
+// embeddings, the outputs of sublayers and the scores of attention by one each, and it divides the
+// logits by logits_scaling.
+func readGranite(c *Config, r *reader) {
+	c.EmbeddingScale = r.multiplier("embedding_multiplier")
+	c.ResidualScale = r.multiplier("residual_multiplier")
+	c.ScoreScale = r.multiplier("attention_multiplier")
+	c.LogitsScale = 1 / r.multiplier("logits_scaling")
+}
+
+// multiplier reads a constant; 1 if it is missing.
+func (r *reader) multiplier(name string) float64 {
+	x := r.number(name, 1)
+	if !(math.Abs(x) > 1e-30 && math.Abs(x) < 1e30) {
+		r.fault(status.InvalidConfig, "%s = %v: give a number other than 0", name, x)
+		return 1
+	}
+	return x
+}
+
+// readSmolLM3 reads the layers without RoPE (Hugging Face 2025, SmolLM3; Kazemnejad et al. 2023,
+// arXiv:2305.19466): no_rope_layers has a 1 for each layer with RoPE, and without it every
+// no_rope_layer_interval-th layer has none.
+func readSmolLM3(c *Config, r *reader) {
+	interval := r.extent("no_rope_layer_interval", 4, maxLayers)
+	list, given := r.value("no_rope_layers").([]any)
+	if !given && r.has("no_rope_layers") {
+		r.fault(status.InvalidConfig, "no_rope_layers = %v: give a list with 1 for each layer with RoPE, and 0 for the others", r.raw["no_rope_layers"])
+	}
+	if given && int64(len(list)) != c.NumHiddenLayers {
+		r.fault(status.InvalidConfig, "no_rope_layers has %d entries, num_hidden_layers is %d: make them agree", len(list), c.NumHiddenLayers)
+		return
+	}
+	c.NoRope = make([]bool, c.NumHiddenLayers)
+	for i := range c.NoRope {
+		if c.NoRope[i] = interval > 0 && (int64(i)+1)%interval == 0; !given {
+			continue
+		}
+		n, ok := asInt(list[i])
+		if !ok || n != 0 && n != 1 {
+			r.fault(status.InvalidConfig, "no_rope_layers[%d] = %v: give 1 for a layer with RoPE, or 0", i, list[i])
+			return
+		}
+		c.NoRope[i] = n == 0
+	}
+}
+
+// unrotatedSlide is the rule of SmolLM3: layers without RoPE slide if there is a window.
+func unrotatedSlide(r *reader, window int64) func(int64) string {
+	own := Config{NumHiddenLayers: int64(r.number("num_hidden_layers", 0))}
+	readSmolLM3(&own, &reader{raw: r.raw, seen: map[string]bool{}})
+	slides := window > 0 && r.raw["sliding_window"] != nil
+	return func(layer int64) string {
+		return slidingIf(slides && layer < int64(len(own.NoRope)) && own.NoRope[layer])
+	}
+}
