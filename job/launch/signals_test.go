@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// When the run has stopped and its checkpoint is complete, another SIGTERM does not end the process:
-// the exit code must be that of a stopped run. Otherwise handle would end this test.
+// When the run has stopped and its checkpoint is complete, another SIGTERM does not end the
+// process: the exit code must be that of a stopped run. Otherwise handle would end this test.
 func TestSignalAfterCheckpoint(t *testing.T) {
 	x := &Signals{verb: "run", waits: true, stderr: io.Discard}
 	x.handle(syscall.SIGTERM)
