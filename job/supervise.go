@@ -6,7 +6,6 @@ import (
 	"path/filepath"
 	"strconv"
 	"syscall"
-	"time"
 
 	"ulysses/internal/status"
 	"ulysses/job/file"
@@ -40,21 +39,12 @@ func superviseJob(o Options) error {
 	signal.Notify(caught, syscall.SIGUSR1, syscall.SIGINT, syscall.SIGTERM)
 	defer signal.Stop(caught)
 	code, err := supervise.Run(supervise.Options{Launcher: o.launcher, Program: o.rankCommand(), Records: filepath.Join(j.Output.Dir, flightFolder),
-		Restarts: o.restarts, Timeout: frozenAfter(limit), Stdout: o.Stdout, Stderr: o.Stderr, Signals: caught,
+		Restarts: o.restarts, Timeout: limit, Stdout: o.Stdout, Stderr: o.Stderr, Signals: caught,
 		Log: func(text string) { log.Warn().Msg("supervise: " + text) }})
 	if err != nil || code == 0 {
 		return err
 	}
 	return endedWith(code)
-}
-
-// frozenAfter returns the time without a sign of life after which all ranks count as frozen. A rank
-// that runs ends the job itself at the timeout.
-func frozenAfter(timeout time.Duration) time.Duration {
-	if timeout == 0 {
-		return 0
-	}
-	return timeout + gather + time.Second
 }
 
 // rankCommand returns the command of a rank of the same job.

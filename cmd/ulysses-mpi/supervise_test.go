@@ -69,7 +69,7 @@ func TestSupervisorEndsFrozenJob(t *testing.T) {
 	}
 	cmd.Wait()
 	took := time.Since(froze)
-	if code := cmd.ProcessState.ExitCode(); code == 0 || code == 75 || !strings.Contains(said.String(), "no rank has shown a sign of life for 7s") {
+	if code := cmd.ProcessState.ExitCode(); code == 0 || code == 75 || !strings.Contains(said.String(), "no rank has shown a sign of life for 4s") {
 		t.Errorf("exit %d: %s", code, said.String())
 	}
 	if took > 60*time.Second {

@@ -23,15 +23,17 @@ import (
 
 // Options is a job under supervision.
 type Options struct {
-	Launcher []string      // the launcher with its options
-	Program  []string      // the command of a rank
-	Records  string        // folder of the flight recorder
-	Restarts int           // how often the job is started again
-	Timeout  time.Duration // the job is ended if no rank shows a sign of life for so long; 0 = never
-	Stdout   io.Writer
-	Stderr   io.Writer
-	Log      func(text string)
-	Signals  <-chan os.Signal // that came to this process
+	Launcher []string // the launcher with its options
+	Program  []string // the command of a rank
+	Records  string   // folder of the flight recorder
+	Restarts int      // how often the job is started again
+	// the job is ended if no rank shows a sign of life for so long, which every rank that runs does
+	// all the time; 0 = never
+	Timeout time.Duration
+	Stdout  io.Writer
+	Stderr  io.Writer
+	Log     func(text string)
+	Signals <-chan os.Signal // that came to this process
 }
 
 // Attempt is the environment variable with the number of restarts so far.
@@ -41,7 +43,7 @@ const Attempt = "ULYSSES_ATTEMPT"
 // interval at which the records are read. Tests shorten them.
 var (
 	grace = 15 * time.Second
-	poll  = time.Second
+	poll  = time.Second / 2
 )
 
 // Run runs the job and returns its exit code: that of the last attempt. An error means that the
