@@ -46,3 +46,10 @@ func NoPlugin(err error) bool { return errors.Is(err, cuda.ErrNoPlugin) }
 
 // AbsentGPU returns the memory that a GPU's operations need, without a plug-in or a driver.
 func AbsentGPU(deterministic bool) cuda.NoGPU { return cuda.NoGPU{Deterministic: deterministic} }
+
+// Plugin returns the path of the CUDA plug-in that devices would be opened with. It initializes no
+// GPU. The error is that of a missing plug-in (NoPlugin), or of one that cannot be used.
+func Plugin() (path string, err error) {
+	found, err := cuda.Probe()
+	return found.Plugin, err
+}

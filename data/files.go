@@ -80,13 +80,7 @@ func checkSameFiles(c comm.Comm, key string, files []dataFile) error {
 	if c == nil {
 		return nil
 	}
-	var all []comm.File
-	for _, f := range files {
-		for _, path := range f.paths {
-			all = append(all, comm.File{Name: path, Path: path})
-		}
-	}
-	return comm.SameFiles(c, key, all)
+	return comm.SameFiles(c, key, compared(files))
 }
 
 // wildcards are the special characters of patterns.
@@ -139,4 +133,24 @@ func literal(pattern string) (name string, ok bool) {
 		b = append(b, pattern[i])
 	}
 	return string(b), len(b) < len(pattern)
+}
+
+// Files returns the files that a key of the job file names (data.path, eval.path), so that ranks
+// can compare their copies before they open them.
+func Files(key string, patterns []string, c Config) ([]comm.File, error) {
+	list, err := listFiles(&opener{config: c}, key, patterns)
+	if err != nil {
+		return nil, err
+	}
+	return compared(list), nil
+}
+
+// compared returns the files as comm.SameFiles compares them.
+func compared(files []dataFile) (all []comm.File) {
+	for _, f := range files {
+		for _, path := range f.paths {
+			all = append(all, comm.File{Name: path, Path: path})
+		}
+	}
+	return all
 }

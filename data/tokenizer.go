@@ -40,11 +40,24 @@ func checkTokenizerFiles(c comm.Comm, of Tokenizer) error {
 	if !ok || c == nil {
 		return nil
 	}
-	var files []comm.File
+	return comm.SameFiles(c, "data.tokenizer", tokenizerFiles(t))
+}
+
+func tokenizerFiles(t *tokenizer.Tokenizer) (files []comm.File) {
 	for _, path := range t.Files() {
 		files = append(files, comm.File{Name: filepath.Base(path), Path: path})
 	}
-	return comm.SameFiles(c, "data.tokenizer", files)
+	return files
+}
+
+// TokenizerFiles returns the files of the tokenizer that data.tokenizer names, so that ranks can
+// compare their copies; none for "bytes".
+func TokenizerFiles(name string) ([]comm.File, error) {
+	t, err := openTokenizer(name)
+	if t == nil || err != nil {
+		return nil, err
+	}
+	return tokenizerFiles(t.(*tokenizer.Tokenizer)), nil
 }
 
 // checkTokenizer returns an error for a tokenizer with ids outside the model's vocabulary.

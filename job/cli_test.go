@@ -246,7 +246,8 @@ func TestHelp(t *testing.T) {
 // error for a mistyped verb names the likely one.
 func TestFlagsAndVerbs(t *testing.T) {
 	for args, want := range map[string]string{
-		"--search plan": "plan: job file is missing", "--cluster c plan a b": "plan: there are 2 job files", "doctor --json": "doctor: this verb has no flags",
+		"--search plan": "plan: job file is missing", "--cluster c plan a b": "plan: there are 2 job files", "doctor --json": "doctor: --json is a flag of verify, diagnose", "version --json": "version: this verb has no flags",
+		"doctor --ranks 2": "doctor: --ranks and --set are for the ranks of a job; add --cluster job.toml", "doctor --cluster=": "doctor: --cluster: empty; name a file",
 		"run a.toml --search": "run: --search is a flag of plan", "--json a.toml": "run: --json is a flag of verify", "verfiy a.toml": "verfiy: unknown verb; did you mean verify?",
 		"docter": "docter: neither a verb nor a job file; did you mean doctor?", "-ranks 3 -set a= a.toml b.toml": "there are 2 job files", "plan x --cluster": "flag needs an argument: --cluster", "completion tcsh": "completion tcsh: no script for this shell; use bash, fish, powershell, zsh",
 	} {

@@ -111,12 +111,16 @@ without a folder, it trains a small model from scratch. A file that exists is no
 			example: `ulysses-mpi init Qwen3-0.6B -o finetune.toml
 ulysses-mpi init`,
 			codes: []status.Code{status.OK, status.InvalidConfig, status.Unsupported, status.IO}},
-		{name: "doctor", run: func(o Options) error { return onFirstRank(func() error { return doctorHere(o) }) },
-			short: "list what was found on this machine and what is missing",
+		{name: "doctor", run: doctorVerb,
+			short: "list what was found on this machine and what is missing; check all nodes",
 			long: `Lists processor, memory, MPI, GPUs and libraries of this machine. For each missing one it
-prints the consequence and the fix.`,
-			example: `srun -N 1 -n 1 ulysses-mpi doctor`,
-			codes:   []status.Code{status.OK}},
+prints the consequence and the fix. With --cluster, under the launcher of the job, it checks all
+ranks instead: whether the nodes have the same program, plug-in, kernels, job file, model and data,
+share output.dir, and have the same time, and whether a device or a link is slow. The exit code is
+then that of the first finding.`,
+			example: `srun -N 1 -n 1 ulysses-mpi doctor
+srun -N 4 --ntasks-per-node=8 --mpi=pmix ulysses-mpi doctor --cluster job.toml`,
+			codes: []status.Code{status.OK, status.InvalidArgument, status.InvalidConfig, status.OutOfMemory, status.Comm, status.Device, status.IO}},
 		{name: "diagnose", words: []string{"folder"}, run: func(o Options) error { return onFirstRank(func() error { return diagnose(o) }) },
 			short: "name the ranks that kept the others waiting, from the records of a run that hung",
 			long: `Compares the last operations of all ranks of a training run that hung or failed. Each rank leaves
@@ -154,7 +158,7 @@ func verbOf(name string) *verb {
 // flagVerbs maps a flag to the verbs that accept it. Every command defines every flag, so that a
 // flag may be in front of the verb, and a flag of another verb is refused by name.
 var flagVerbs = map[string][]string{
-	"set": {"run", "plan", "verify", "supervise", "sbatch"}, "restarts": {"supervise", "sbatch"}, "ranks": {"run", "plan", "verify"}, "search": {"plan"}, "cluster": {"plan"}, "json": {"verify", "diagnose"}, "all": {"verify"}, "tensors": {"verify"}, "force": {"run", "export", "supervise"},
+	"set": {"run", "plan", "verify", "supervise", "sbatch", "doctor"}, "restarts": {"supervise", "sbatch"}, "ranks": {"run", "plan", "verify", "doctor"}, "search": {"plan"}, "cluster": {"plan", "doctor"}, "json": {"verify", "diagnose"}, "all": {"verify"}, "tensors": {"verify"}, "force": {"run", "export", "supervise"},
 	"log": {"run", "plan", "verify", "supervise"}, "verbose": {"run", "supervise"}, "quiet": {"run", "verify", "supervise", "generate"},
 	"max-tokens": {"generate"}, "temperature": {"generate"}, "top-p": {"generate"}, "top-k": {"generate"}, "seed": {"generate"}, "device": {"generate"}, "dtype": {"generate"}, "output": {"init", "sbatch"},
 	"nodes": {"sbatch"}, "ntasks-per-node": {"sbatch"}, "gpus-per-node": {"sbatch"}, "cpus-per-task": {"sbatch"}, "time": {"sbatch"}, "array": {"sbatch"}, "image": {"sbatch"},
@@ -231,6 +235,9 @@ func newCommands(o *Options, choose func(v *verb, cmd *cobra.Command, words []st
 		cmd.Flags().SortFlags = false
 		addFlags(cmd.Flags(), o)
 		cmd.Flags().VisitAll(func(f *pflag.Flag) { f.Hidden = !slices.Contains(flagVerbs[f.Name], v.name) })
+		if v.name == "doctor" {
+			cmd.Flags().Lookup("cluster").Usage = "check all ranks of the job `job.toml`, under its launcher"
+		}
 		completeFlags(cmd)
 		cmd.InitDefaultHelpFlag()
 		cmd.Flags().Lookup("help").Usage = "print this text"
@@ -297,7 +304,9 @@ func (o *Options) choose(v *verb, cmd *cobra.Command, words []string) error {
 	case !slices.Contains(logForms, o.log):
 		return fmt.Errorf("--log %s: unknown form; use %s", o.log, strings.Join(logForms, ", "))
 	case cmd.Flags().Changed("cluster") && o.cluster == "":
-		return errors.New("plan: --cluster: empty; name a file")
+		return errors.New(v.name + ": --cluster: empty; name a file")
+	case v.name == "doctor" && o.cluster == "" && (o.Ranks > 0 || len(o.Sets) > 0):
+		return errors.New("doctor: --ranks and --set are for the ranks of a job; add --cluster job.toml")
 	case len(words) == 0 && !cmd.HasParent():
 		return errors.New("no job file and no verb; name a job file")
 	case len(want) == 0 && v.option == "" && len(words) > 0:

@@ -83,3 +83,34 @@ func TestDoctorOnGPUs(t *testing.T) {
 		wants(t, runDoctor(t), " GPUs none", "\n GPUs: jobs run on the CPU", "no GPU is visible")
 	}
 }
+
+// With --cluster, doctor checks the ranks of a job and makes no output.dir. Files that are missing
+// are findings, and a faulty job file is an error.
+func TestDoctorOfAJob(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "job.toml")
+	text := "[model.new]\nmodel_type = \"qwen3\"\nhidden_size = 64\nintermediate_size = 128\nnum_hidden_layers = 2\nnum_attention_heads = 4\nnum_key_value_heads = 2\nvocab_size = 256\n" +
+		"[data]\nsequence = 64\n[optimizer]\nlr = 1e-3\n[train]\nsteps = 2\n"
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	args := []string{"doctor", "--cluster", path, "--ranks", "3", "--set", "output.dir=" + filepath.Join(dir, "out")}
+	if code, out, errs := call(args...); code != status.InvalidConfig || out != "" || !strings.Contains(errs, "data.path: missing") {
+		t.Errorf("%v: %s%s", code, out, errs)
+	}
+	args = append(args, "--set", "data.path="+filepath.Join(dir, "text.txt"), "--set", "device.backend=cpu")
+	code, out, errs := call(args...)
+	if want := "\ndata.path: ranks 0, 1, 2 on "; code != status.IO || errs != "" || !strings.Contains(out, want) || !strings.Contains(out, "text.txt: no such file") {
+		t.Errorf("%v, not %q: %s%s", code, want, out, errs)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "text.txt"), []byte("the cat sat on the mat"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	code, out, errs = call(args...)
+	if rest := regexp.MustCompile(`(?m)^slow (device|link): .*\n\n`).ReplaceAllString(out, ""); errs != "" || strings.Count(rest, "\n\n") != 1 || len(rest) == len(out) && code != status.OK {
+		t.Errorf("%v: %s%s", code, out, errs)
+	}
+	if entries, _ := os.ReadDir(dir); len(entries) != 2 {
+		t.Errorf("left behind: %v", entries)
+	}
+}

@@ -31,6 +31,14 @@ func planJob(o Options) error {
 		Warn: func(text string) { log.Warn().Msg(text) }})
 }
 
+// doctorVerb is the verb doctor: for this machine, or for all ranks of a job.
+func doctorVerb(o Options) error {
+	if o.cluster != "" {
+		return doctorCluster(o)
+	}
+	return onFirstRank(func() error { return doctorHere(o) })
+}
+
 // doctorHere is the verb doctor.
 func doctorHere(o Options) error {
 	if err := version(o.Stdout); err != nil {

@@ -36,11 +36,7 @@ var defaultOpener = opener{backends.Open, backends.OpenComm, nil}
 // open reads the job file, opens the device and makes the mesh. Collective: all ranks succeed or
 // return the same error.
 func (e *Env) open(world comm.Comm, ranksOnNode int, o Options) error {
-	// This is the first check: ranks with different commands would call different collectives.
-	err := comm.Same(world, "command line", comm.Field{Name: "verb", Value: o.verb}, comm.Field{Name: "job file", Value: o.Path},
-		comm.Field{Name: "program", Value: vers.Build()},
-		comm.Field{Name: "--set", Value: fmt.Sprintf("%q", o.Sets)})
-	if err != nil {
+	if err := sameCommand(world, &o, comm.Field{Name: "program", Value: vers.Build()}); err != nil {
 		return err
 	}
 	src, err := readOnRoot(world, o.Path)
@@ -90,6 +86,13 @@ func (e *Env) setTimeout() (err error) {
 		return nil
 	}
 	return os.Setenv("ULYSSES_TIMEOUT", e.timeout.String())
+}
+
+// sameCommand is the first check: ranks with different commands would call different collectives.
+// more are further fields to compare. Collective.
+func sameCommand(world comm.Comm, o *Options, more ...comm.Field) error {
+	return comm.Same(world, "command line", append(more, comm.Field{Name: "verb", Value: o.verb}, comm.Field{Name: "job file", Value: o.Path},
+		comm.Field{Name: "--set", Value: fmt.Sprintf("%q", o.Sets)})...)
 }
 
 // openDevice opens the device and chooses the compute type.

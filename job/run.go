@@ -45,7 +45,7 @@ type Options struct {
 	text    string   // text that is printed instead of running a verb
 
 	search   bool            // of a plan: every mesh
-	cluster  string          // of a plan: a file that describes another machine
+	cluster  string          // of a plan: a file that describes another machine; of doctor: the job file
 	tensors  string          // of verify: the file that gets the tensors of all ranks
 	json     bool            // of verify: print its findings as JSON
 	all      bool            // of verify: print every tensor

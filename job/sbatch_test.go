@@ -46,6 +46,33 @@ func TestSbatchTemplates(t *testing.T) {
 	}
 }
 
+// The script excludes interfaces that no other node can reach, if there are such and neither the
+// user nor the site has told Open MPI which to use.
+func TestSbatchInterfaces(t *testing.T) {
+	for _, c := range []struct{ net, info, want string }{
+		{"eth0", "mca:btl:tcp:param:btl_tcp_if_include:source:default", "none"},
+		{"docker0", "mca:btl:tcp:param:btl_tcp_if_include:source:default", "lo,docker0,virbr0"},
+		{"virbr0", "", "lo,docker0,virbr0"},
+		{"docker0", "mca:btl:tcp:param:btl_tcp_if_include:source:environment", "none"},
+		{"docker0", "mca:btl:tcp:param:btl_tcp_if_exclude:source:file (/etc/openmpi/openmpi-mca-params.conf:3)", "none"},
+	} {
+		dir := t.TempDir()
+		if err := os.WriteFile(filepath.Join(dir, c.net), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, "ompi_info"), []byte("#!/bin/sh\necho '"+c.info+"'\n"), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		_, lines, _ := strings.Cut(strings.ReplaceAll(sbatchTemplate, "/sys/class/net", dir), "# No other node")
+		lines, _, _ = strings.Cut(lines, "launch=(")
+		cmd := exec.Command("bash", "-c", "#"+lines+`echo "${OMPI_MCA_btl_tcp_if_exclude:-none}"`)
+		cmd.Env = append(os.Environ(), "PATH="+dir+":"+os.Getenv("PATH"), "OMPI_MCA_btl_tcp_if_exclude=")
+		if out, err := cmd.CombinedOutput(); err != nil || strings.TrimSpace(string(out)) != c.want {
+			t.Errorf("%+v: %s %v", c, out, err)
+		}
+	}
+}
+
 // A script has the words of the command line as they are, except for the variables of an array.
 func TestSbatchQuotes(t *testing.T) {
 	for word, want := range map[string]string{

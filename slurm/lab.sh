@@ -128,6 +128,7 @@ CONF_EOF
     echo '#!/bin/sh'
     echo "t=$DIR/tmp/\$SLURMD_NODENAME; mkdir -p \"\$t\"; echo \"export TMPDIR=\$t\""
     echo 'echo "export OMPI_MCA_btl_tcp_if_include=lo"      # loopback is excluded by default'
+    echo 'echo "unset OMPI_MCA_btl_tcp_if_exclude"' # Open MPI accepts one of the two
     echo 'echo "export OMPI_MCA_mpi_yield_when_idle=1"      # srun, unlike mpirun --oversubscribe, does not set it'
     echo 'echo "export OMPI_ALLOW_RUN_AS_ROOT=1"; echo "export OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1"   # for mpirun inside sbatch'
     if [ "$NS" != 1 ]; then

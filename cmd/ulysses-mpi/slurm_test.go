@@ -189,6 +189,25 @@ func TestSlurm(t *testing.T) {
 			t.Errorf("exit %d: %s%s", code, stdout, stderr)
 		}
 	})
+	t.Run("doctor", func(t *testing.T) {
+		srun := []string{"timeout", "-k", "5", "60", "srun", "-N2", "--ntasks-per-node=2", "--mpi=pmix"}
+		script, folders := wrong(t, "cd ../b")
+		doctor := append(srun, script, "doctor", "--cluster", "job.toml", "--set", "output.dir="+folders[0])
+		code, stdout, stderr := launch(t, conf, doctor...)
+		if found := slow.ReplaceAllString(stdout, ""); !strings.Contains(found, "\nn1 ") || !strings.Contains(found, "\nn2 ") || strings.Count(found, "\n\n") != 1 || code != 0 && len(found) == len(stdout) {
+			t.Errorf("exit %d: %s%s", code, stdout, stderr)
+		}
+		if err := os.Remove(filepath.Join(folders[1], "text.txt")); err != nil {
+			t.Fatal(err)
+		}
+		out := fmt.Sprintf("/dev/shm/ulysses-doctor-%d", os.Getpid()) // each node has its own
+		code, stdout, stderr = launch(t, conf, append(srun, "sh", "-c", fmt.Sprintf("mkdir -p %s/$SLURMD_NODENAME; exec %s doctor --cluster job.toml --set output.dir=%[1]s/n1", out, script))...)
+		for _, want := range []string{"\ndata.path: rank 2 on n2: text.txt: no such file", "\noutput.dir: " + out + "/n1 is not shared: rank 2 on n2 does not see a file of rank 0 on n1"} {
+			if code != 7 || !strings.Contains(stdout, want) {
+				t.Errorf("exit %d, not %q: %s%s", code, want, stdout, stderr)
+			}
+		}
+	})
 	t.Run("wrong launcher", func(t *testing.T) {
 		srun := []string{"timeout", "-k", "5", "60", "srun", "-n2", "--mpi=none", program}
 		code, _, stderr := launch(t, conf, append(srun, small(t.TempDir(), "train.steps=1")...)...)

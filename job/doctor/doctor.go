@@ -1,5 +1,5 @@
 // Package doctor lists the processor, the memory, MPI, the GPUs and the libraries of this machine
-// and, for each missing one, the consequence and the fix. Print is its only function.
+// and, for each missing one, the consequence and the fix. Print prints the list.
 package doctor
 
 import (
@@ -17,6 +17,7 @@ import (
 	"ulysses/comm"
 	"ulysses/internal/proc"
 	"ulysses/internal/units"
+	"ulysses/job/cluster"
 	"ulysses/slurm"
 )
 
@@ -28,7 +29,7 @@ type finding struct {
 
 // Print prints the list, then what is missing. Missing things are not an error.
 func Print(w io.Writer) error {
-	findings := append([]finding{processor(), kernels(), cores(), hostMemory(), sharedMemory(), mpi(), launcher()}, gpus()...)
+	findings := append([]finding{processor(), kernels(), cores(), hostMemory(), sharedMemory(), mpi(), launcher(), network()}, gpus()...)
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	for _, f := range findings {
 		fmt.Fprintf(table, "  %s\t%s\n", f.what, f.found)
@@ -133,4 +134,14 @@ func launcher() finding {
 		return finding{what: "launcher", found: "none"}
 	}
 	return finding{what: "launcher", found: fmt.Sprintf("%s: %d tasks, %d on this node (%s)", e.Launcher, e.Tasks, e.LocalSize, e.Host)}
+}
+
+// network lists the interfaces of this node, and advises on those that Open MPI should not use.
+func network() finding {
+	f := finding{what: "network", found: strings.Join(cluster.Interfaces(), " ")}
+	if f.found == "" {
+		f.found = "no interface has an address"
+	}
+	f.consequence, f.fix = cluster.InterfaceAdvice(cluster.Interfaces(), os.LookupEnv)
+	return f
 }
