@@ -1,4 +1,4 @@
-# make             builds bin/ulysses-mpi
+# make             builds bin/ulysses-mpi; make build MPICC=mpicc.mpich builds it for MPICH
 # make run         builds the program and trains a small hybrid model on four ranks
 # make unit        the fast tests, for the edit loop: under two minutes on two cores
 # make lint        gofmt, go vet, staticcheck, clang-format, ruff, mypy and the rules for prose
@@ -53,14 +53,18 @@ COMMIT := $(shell git describe --always --abbrev=12 --dirty=+ --exclude='*' 2>/d
 STAMP_FLAGS := -X ulysses/internal/version.commit=$(COMMIT)
 STAMP := -ldflags "$(STAMP_FLAGS)"
 
+# The program for the Open MPI that pkg-config finds, or for the MPI library of another wrapper than
+# mpicc: make build MPICC=mpicc.mpich. PROGRAM=bin/ulysses-mpich gives it another name.
+MPICC ?= mpicc
+PROGRAM ?= bin/ulysses-mpi
 build: have-deps
-	$(GO) build $(STAMP) -tags mpi -o bin/ulysses-mpi ./cmd/ulysses-mpi
+	$(if $(filter mpicc,$(MPICC)),,scripts/mpi-build.sh $(MPICC)) $(GO) build $(STAMP) -tags mpi -o $(PROGRAM) ./cmd/ulysses-mpi
 
 run: build
 	$(MPIRUN) -n $(RANKS) bin/ulysses-mpi examples/hybrid.toml
 
 have-deps:
-	@scripts/deps.sh build
+	@MPICC=$(MPICC) scripts/deps.sh build
 
 have-deps-test: have-deps
 	@scripts/deps.sh test
@@ -81,7 +85,6 @@ cuda:
 # lib/libulysses_mpi_ompi.so or lib/libulysses_mpi_mpich.so: the calls of one MPI library, which
 # libulysses.so opens in a host program that uses MPI. For an MPI library other than the first on
 # PATH: make mpi-shim MPICC=/opt/mpich/bin/mpicc
-MPICC ?= mpicc
 mpi-shim:
 	@mkdir -p lib
 	@lib=$$($(MPICC) -E -dM comm/mpi_calls.c | sed -n 's/^\#define \(OPEN_MPI\|MPICH_VERSION\) .*/\1/p'); \

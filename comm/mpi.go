@@ -83,11 +83,15 @@ func setLibraryDefaults() {
 			os.Setenv(name, value)
 		}
 	}
-	// By default UCX replaces the Go runtime's handler of segmentation faults, which turns them
-	// into panics.
-	set("UCX_ERROR_SIGNALS", "")
-	// Some versions of UCX do not have UCX_ERROR_SIGNALS and would print a warning.
-	set("UCX_WARN_UNUSED_ENV_VARS", "n")
+	// MPICH may be linked with UCX, which then has read its variables and set its handlers before
+	// the Go runtime set its own. It would print a warning for each variable that is set later.
+	if !strings.HasPrefix(libraryName(), "MPICH") {
+		// By default UCX replaces the Go runtime's handler of segmentation faults, which turns them
+		// into panics.
+		set("UCX_ERROR_SIGNALS", "")
+		// Some versions of UCX do not have UCX_ERROR_SIGNALS and would print a warning.
+		set("UCX_WARN_UNUSED_ENV_VARS", "n")
+	}
 	// Ranks that share cores must yield them while they wait. mpirun sets this, srun does not.
 	if slurm.Env().LocalSize > runtime.NumCPU() {
 		set("OMPI_MCA_mpi_yield_when_idle", "1")

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # deps.sh build|test [install]: checks for the packages that the build needs (Open MPI, gcc,
-# pkg-config; Go must be installed), or that the tests need (also Slurm, g++, gfortran, and venv for
-# the CUDA compiler, the linters and the tests of python/).
+# pkg-config; Go must be installed), or that the tests need (also MPICH, Slurm, g++, gfortran, and
+# venv for the CUDA compiler, the linters and the tests of python/). With MPICC=mpicc.mpich, or
+# another wrapper than mpicc, the build does not need Open MPI.
 #
 # For root, as in a container, the script installs missing packages. For other users it installs
 # them with sudo if the second argument is install (make deps, make deps-test); otherwise it prints
@@ -24,11 +25,15 @@ fi
 packages=()
 command -v gcc >/dev/null || packages+=(gcc libc6-dev)
 command -v pkg-config >/dev/null || packages+=(pkg-config)
-command -v mpirun >/dev/null || packages+=(openmpi-bin)
-pkg-config --exists ompi 2>/dev/null || packages+=(libopenmpi-dev)
+if [ "${MPICC:-mpicc}" = mpicc ] || [ "$what" = test ]; then
+  command -v mpirun >/dev/null || packages+=(openmpi-bin)
+  pkg-config --exists ompi 2>/dev/null || packages+=(libopenmpi-dev)
+fi
 if [ "$what" = test ]; then
   command -v g++ >/dev/null || packages+=(g++)
   command -v gfortran >/dev/null || packages+=(gfortran)
+  command -v mpiexec.mpich >/dev/null || packages+=(mpich)
+  command -v mpicc.mpich >/dev/null || packages+=(libmpich-dev)
   python3 -c 'import ensurepip' >/dev/null 2>&1 || packages+=(python3-venv)
   for b in munged:munge slurmctld:slurmctld slurmd:slurmd srun:slurm-client; do
     PATH=$PATH:/usr/sbin:/sbin command -v "${b%%:*}" >/dev/null || packages+=("${b##*:}")

@@ -208,6 +208,24 @@ func TestSlurm(t *testing.T) {
 			}
 		}
 	})
+	t.Run("MPICH", func(t *testing.T) {
+		built := withMPICH(t)
+		here, there := t.TempDir(), t.TempDir()
+		steps := []string{"train.steps=3", "parallel.ulysses=2"}
+		if code, _, e := mpirun(t, "2", nil, small(here, steps...)...); code != 0 {
+			t.Fatal(code, e)
+		}
+		// MPICH is slow if there are more ranks than cores, because ranks that wait do not yield.
+		srun := []string{"timeout", "-k", "5", "90", "srun", "-N2", "--ntasks-per-node=1"}
+		if code, _, e := launch(t, conf, append(append(srun, "--mpi=pmi2", built), small(there, steps...)...)...); code != 0 {
+			t.Fatal(code, e)
+		}
+		same(t, "srun --mpi=pmi2", losses(t, there), losses(t, here), 0)
+		code, _, stderr := launch(t, conf, append(append(srun, "--mpi=pmix", built), small(t.TempDir(), steps...)...)...)
+		if code == 0 || !strings.Contains(stderr, "launch: srun started 2 tasks, but MPI found 1 rank") {
+			t.Errorf("exit %d: %s", code, stderr)
+		}
+	})
 	t.Run("wrong launcher", func(t *testing.T) {
 		srun := []string{"timeout", "-k", "5", "60", "srun", "-n2", "--mpi=none", program}
 		code, _, stderr := launch(t, conf, append(srun, small(t.TempDir(), "train.steps=1")...)...)

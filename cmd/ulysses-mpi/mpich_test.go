@@ -1,0 +1,75 @@
+//go:build mpi
+
+package main
+
+import (
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"ulysses/testkit/need"
+)
+
+var mpich struct {
+	sync.Once
+	output string
+	err    error
+	path   string
+}
+
+// withMPICH returns the program that make builds for MPICH.
+func withMPICH(t *testing.T) string {
+	t.Helper()
+	need.Tool(t, "mpicc.mpich", "run make deps-test")
+	need.Tool(t, "mpiexec.mpich", "run make deps-test")
+	mpich.Do(func() {
+		mpich.path, mpich.err = filepath.Abs("../../build/mpi/ulysses-mpich")
+		if mpich.err == nil {
+			var out []byte
+			out, mpich.err = exec.Command("make", "-s", "-C", "../..", "build", "MPICC=mpicc.mpich", "PROGRAM="+mpich.path).CombinedOutput()
+			mpich.output = string(out)
+		}
+	})
+	if mpich.err != nil {
+		t.Fatalf("%v\n%s", mpich.err, mpich.output)
+	}
+	return mpich.path
+}
+
+// A program that is built for MPICH has the losses of the one for Open MPI, bit for bit. Each is
+// refused under the launcher of the other, where every process would be rank 0 of 1.
+func TestMPICH(t *testing.T) {
+	built := withMPICH(t)
+	if code, stdout, stderr := launch(t, nil, built, "doctor"); code != 0 || !strings.Contains(stdout, "MPICH") {
+		t.Errorf("doctor: exit %d: %s%s", code, stdout, stderr)
+	}
+	here, there := t.TempDir(), t.TempDir()
+	steps := []string{"train.steps=3", "parallel.ulysses=2"}
+	if code, _, e := mpirun(t, "2", nil, small(here, steps...)...); code != 0 {
+		t.Fatal(code, e)
+	}
+	if code, _, e := launch(t, nil, append([]string{"timeout", "-k", "5", "90", "mpiexec.mpich", "-n", "2", built}, small(there, steps...)...)...); code != 0 {
+		t.Fatal(code, e)
+	}
+	same(t, "MPICH", losses(t, there), losses(t, here), 0)
+	for launcher, argv := range map[string][]string{
+		"mpirun (Open MPI)": {"mpirun", "--oversubscribe", "--bind-to", "none", "-n", "2", built},
+		"mpiexec (MPICH)":   {"mpiexec.mpich", "-n", "2", program},
+	} {
+		code, _, stderr := launch(t, nil, append(append([]string{"timeout", "-k", "5", "60"}, argv...), small(t.TempDir(), steps...)...)...)
+		want := "launch: " + launcher + " started 2 tasks, but MPI found 1 rank"
+		if code != 1 || strings.Count(stderr, want) != 1 || strings.Contains(stderr, "step=") {
+			t.Errorf("%v: exit %d, not one %q: %s", argv, code, want, stderr)
+		}
+	}
+}
+
+// The wrapper of an MPI library that is not there is named.
+func TestBuildWithoutWrapper(t *testing.T) {
+	out, err := exec.Command("make", "-s", "-C", "../..", "build", "MPICC=mpicc.absent", "PROGRAM=/dev/null").CombinedOutput()
+	if err == nil || !strings.Contains(string(out), "mpi-build: mpicc.absent: no such program; set MPICC to the mpicc of an MPI library") {
+		t.Errorf("%v: %s", err, out)
+	}
+}
