@@ -53,3 +53,11 @@ func Plugin() (path string, err error) {
 	found, err := cuda.Probe()
 	return found.Plugin, err
 }
+
+// GPUID returns the UUID of the GPU of a device; "" for other devices.
+func GPUID(d device.Device) string {
+	if gpu, ok := d.(*cuda.Device); ok {
+		return gpu.Details().UUID
+	}
+	return ""
+}

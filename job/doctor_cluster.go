@@ -94,13 +94,25 @@ func checkCluster(world comm.Comm, host string, onNode int, o *Options) (*cluste
 	if folder != nil {
 		defer folder.Close()
 	}
-	s.Open = func() (device.Device, tensor.DType, error) { return openFor(j, localRank(world), onNode) }
-	return cluster.Check(world, s)
+	places, err := comm.GatherJSON(world, "launch", ownPlace())
+	if err != nil {
+		return nil, err
+	}
+	threads := int(j.Device.Threads)
+	if threads == 0 {
+		threads = threadsOf(places, world.Rank(), onNode)
+	}
+	s.Open = func() (device.Device, tensor.DType, error) { return openFor(j, threads, localRank(world), onNode) }
+	r, err := cluster.Check(world, s)
+	if err == nil {
+		r.Advise(placementWarnings(places, int(j.Mesh.Ulysses*j.Mesh.Ring), int(j.Device.Threads)))
+	}
+	return r, err
 }
 
 // openFor opens this rank's device as the job asks for it.
-func openFor(j *file.Job, localRank, onNode int) (device.Device, tensor.DType, error) {
-	d, _, err := backends.Open(backends.Choice{Backend: j.Device.Backend, Threads: int(j.Device.Threads), LocalRank: localRank, RanksOnNode: onNode, Deterministic: j.Device.Deterministic})
+func openFor(j *file.Job, threads, localRank, onNode int) (device.Device, tensor.DType, error) {
+	d, _, err := backends.Open(backends.Choice{Backend: j.Device.Backend, Threads: threads, LocalRank: localRank, RanksOnNode: onNode, Deterministic: j.Device.Deterministic})
 	if err != nil {
 		return nil, tensor.Invalid, err
 	}

@@ -3,7 +3,6 @@ package job
 import (
 	"fmt"
 	"os"
-	"runtime"
 	"strings"
 
 	"github.com/rs/zerolog"
@@ -99,16 +98,19 @@ func sameCommand(world comm.Comm, o *Options, more ...comm.Field) error {
 func (e *Env) openDevice(world comm.Comm, ranksOnNode int) error {
 	t := &e.Job.Device
 	e.perNode = max(1, ranksOnNode)
-	if e.threads = int(t.Threads); e.threads == 0 {
-		e.threads = max(1, runtime.NumCPU()/max(1, ranksOnNode))
+	if err := e.findPlaces(world); err != nil {
+		return err
 	}
-	d, why, err := e.opener.device(backends.Choice{Backend: t.Backend, Threads: int(t.Threads), LocalRank: localRank(world), RanksOnNode: ranksOnNode,
+	d, why, err := e.opener.device(backends.Choice{Backend: t.Backend, Threads: e.threads, LocalRank: localRank(world), RanksOnNode: ranksOnNode,
 		Deterministic: t.Deterministic})
 	if err == nil {
 		e.Device = d
 		e.Compute, err = e.Job.ComputeType(d.Info())
 	}
 	if err = comm.Agree(world, err); err == nil {
+		err = e.checkPlaces(world)
+	}
+	if err == nil {
 		info := d.Info()
 		err = comm.Same(world, "device",
 			comm.Field{Name: "kind (set device.backend)", Value: info.Kind},
@@ -192,6 +194,7 @@ func (e *Env) openMesh(host comm.Comm) error {
 		nodes = comm.Nodes
 	}
 	e.Mesh.Links = plan.TypicalLinks
+	e.warnOfPlaces()
 	e.Mesh.Nodes, err = nodes(e.Mesh.Seq)
 	return err
 }

@@ -190,7 +190,7 @@ func TestSlurm(t *testing.T) {
 		}
 	})
 	t.Run("doctor", func(t *testing.T) {
-		srun := []string{"timeout", "-k", "5", "60", "srun", "-N2", "--ntasks-per-node=2", "--mpi=pmix"}
+		srun := []string{"timeout", "-k", "5", "60", "srun", "-w", "n1,n2", "--ntasks-per-node=2", "--mpi=pmix"}
 		script, folders := wrong(t, "cd ../b")
 		doctor := append(srun, script, "doctor", "--cluster", "job.toml", "--set", "output.dir="+folders[0])
 		code, stdout, stderr := launch(t, conf, doctor...)
@@ -206,6 +206,21 @@ func TestSlurm(t *testing.T) {
 			if code != 7 || !strings.Contains(stdout, want) {
 				t.Errorf("exit %d, not %q: %s%s", code, want, stdout, stderr)
 			}
+		}
+	})
+	t.Run("placement", func(t *testing.T) {
+		srun := []string{"timeout", "-k", "5", "60", "srun", "-w", "n1,n2", "--ntasks-per-node=2", "--mpi=pmix"}
+		const warning = "launch: ranks 0 to 1 share a sequence and are on n1, n2, but a node has room for them; start neighbouring ranks on one node (srun --distribution=block"
+		for how, want := range map[string]int{"block": 0, "cyclic": 1} {
+			argv := append(append(srun, "--distribution="+how, program), small(t.TempDir(), "train.steps=1", "parallel.ulysses=2")...)
+			if code, _, stderr := launch(t, conf, argv...); code != 0 || strings.Count(stderr, warning) != want {
+				t.Errorf("%s: exit %d, not %d warnings: %s", how, code, want, stderr)
+			}
+		}
+		argv := []string{"timeout", "-k", "5", "60", "srun", "-w", "n1,n2", "-n3", "--distribution=block", "--mpi=pmix", program}
+		code, _, stderr := launch(t, conf, append(argv, small(t.TempDir(), "train.steps=1", "parallel.ulysses=1")...)...)
+		if code != 0 || !strings.Contains(stderr, "launch: n1 has 2 ranks and n2 has 1 rank") {
+			t.Errorf("3 ranks on 2 nodes: exit %d: %s", code, stderr)
 		}
 	})
 	t.Run("MPICH", func(t *testing.T) {

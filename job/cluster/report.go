@@ -29,6 +29,14 @@ func (r *Report) Code() status.Code {
 	return status.OK
 }
 
+// Advise adds texts "subject: what; what to do" as advice.
+func (r *Report) Advise(texts []string) {
+	for _, text := range texts {
+		what, rest, _ := strings.Cut(text, ": ")
+		r.Findings = append(r.Findings, Finding{status.OK, what, rest})
+	}
+}
+
 // Print prints a table with a line for each node, then the findings.
 func (r *Report) Print(w io.Writer) error {
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)

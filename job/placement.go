@@ -1,0 +1,203 @@
+package job
+
+import (
+	"fmt"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+
+	"ulysses/backends"
+	"ulysses/comm"
+	"ulysses/internal/proc"
+	"ulysses/internal/status"
+	"ulysses/internal/units"
+)
+
+// place is where a rank runs.
+type place struct {
+	Host  string
+	Cores string // on which it may run, as "0-3,8-11"; "" = unknown
+	Kind  string // of its device
+	GPU   string // UUID
+	NUMA  int    // node of the GPU
+	Near  string // cores of this node; "" = unknown
+}
+
+// ownPlace returns where this rank runs, without its device.
+func ownPlace() place {
+	host, _ := os.Hostname()
+	return place{Host: host, Cores: proc.Cores()}
+}
+
+// withDevice adds the device of the rank. root is "/" except in tests.
+func (p place) withDevice(kind, gpu, root string) place {
+	p.Kind, p.GPU = kind, gpu
+	p.NUMA, p.Near = proc.GPUNode(root, gpu)
+	return p
+}
+
+// threadsOf returns how many threads a rank should have: its share of the cores on which it may
+// run. A core that several ranks of a node may use is divided among them, so a launcher that binds
+// each rank to its own cores gives it all of them. perNode divides the cores if they are unknown.
+func threadsOf(all []place, rank, perNode int) int {
+	own := proc.CoreList(all[rank].Cores)
+	if len(own) == 0 {
+		return max(1, runtime.NumCPU()/max(1, perNode))
+	}
+	users := map[int]int{} // ranks by core
+	for _, p := range all {
+		if p.Host == all[rank].Host {
+			for _, c := range proc.CoreList(p.Cores) {
+				users[c]++
+			}
+		}
+	}
+	share := 0.0
+	for _, c := range own {
+		share += 1 / float64(users[c])
+	}
+	return max(1, int(share+1e-6))
+}
+
+// node is a machine with its ranks.
+type node struct {
+	host  string
+	ranks []int
+}
+
+func nodesOf(all []place) (nodes []node) {
+	for r, p := range all {
+		i := slices.IndexFunc(nodes, func(n node) bool { return n.host == p.Host })
+		if i < 0 {
+			i, nodes = len(nodes), append(nodes, node{host: p.Host})
+		}
+		nodes[i].ranks = append(nodes[i].ranks, r)
+	}
+	return nodes
+}
+
+// gpus returns the number of different GPUs that the ranks of a node use.
+func (n node) gpus(all []place) int {
+	seen := map[string]bool{}
+	for _, r := range n.ranks {
+		if all[r].GPU != "" {
+			seen[all[r].GPU] = true
+		}
+	}
+	return len(seen)
+}
+
+// kindFault returns the error if some ranks have a GPU and others do not. It names two nodes.
+func kindFault(all []place) error {
+	other := slices.IndexFunc(all, func(p place) bool { return p.Kind != all[0].Kind })
+	if other < 0 {
+		return nil
+	}
+	describe := func(rank int) string {
+		nodes := nodesOf(all)
+		n := nodes[slices.IndexFunc(nodes, func(n node) bool { return n.host == all[rank].Host })]
+		return fmt.Sprintf("rank %d on %s uses %s (%s there, %s)", rank, n.host, all[rank].Kind, units.Count(len(n.ranks), "rank"), units.Count(n.gpus(all), "GPU"))
+	}
+	return status.Errorf(status.InvalidConfig, "device.backend: %s, %s; give every node GPUs (srun --gpus-per-node), or set device.backend = \"cpu\"", describe(0), describe(other))
+}
+
+// placementWarnings returns what makes a job slower than it could be on these nodes. perSequence is
+// the number of ranks of a sequence, which are neighbours. threads is device.threads; 0 = not set.
+func placementWarnings(all []place, perSequence, threads int) (texts []string) {
+	nodes := nodesOf(all)
+	for _, n := range nodes[1:] {
+		if first := nodes[0]; len(n.ranks) != len(first.ranks) {
+			texts = append(texts, fmt.Sprintf("launch: %s has %s and %s has %s: two-level all-to-alls are not possible; start the same number on each node (srun --ntasks-per-node, mpirun --map-by ppr:N:node)",
+				first.host, units.Count(len(first.ranks), "rank"), n.host, units.Count(len(n.ranks), "rank")))
+			break
+		}
+	}
+	for _, n := range nodes {
+		if gpus := n.gpus(all); gpus > 0 && gpus < len(n.ranks) {
+			texts = append(texts, fmt.Sprintf("device: the %s on %s share %s, its memory and its speed; start one rank for each GPU (srun --ntasks-per-node=%[4]d), or give the node more (--gpus-per-node=%[5]d)",
+				units.Count(len(n.ranks), "rank"), n.host, units.Count(gpus, "GPU"), gpus, len(n.ranks)))
+			break
+		}
+	}
+	if text := scattered(all, nodes, perSequence); text != "" {
+		texts = append(texts, text)
+	}
+	for r, p := range all {
+		if cores := len(proc.CoreList(p.Cores)); cores > 0 && threads > cores {
+			texts = append(texts, fmt.Sprintf("device.threads = %d: rank %d on %s may run on %s (%s); give each rank more (srun --cpus-per-task=%[1]d, mpirun --bind-to none), or lower device.threads",
+				threads, r, p.Host, units.Count(cores, "core"), p.Cores))
+			break
+		}
+	}
+	for r, p := range all {
+		if far(p) {
+			texts = append(texts, fmt.Sprintf("device: rank %d on %s runs on cores %s, and its GPU is on NUMA node %d, whose cores are %s; bind ranks near their GPUs (srun --gpu-bind=closest, mpirun --map-by numa)",
+				r, p.Host, p.Cores, p.NUMA, p.Near))
+			break
+		}
+	}
+	return texts
+}
+
+// far reports whether a rank may run on no core of the NUMA node of its GPU.
+func far(p place) bool {
+	near, own := proc.CoreList(p.Near), proc.CoreList(p.Cores)
+	return len(near) > 0 && len(own) > 0 && !slices.ContainsFunc(own, func(c int) bool { return slices.Contains(near, c) })
+}
+
+// scattered returns the warning for a sequence whose ranks are on several nodes, if the nodes are
+// large enough to have each sequence on one node.
+func scattered(all []place, nodes []node, perSequence int) string {
+	for _, n := range nodes {
+		if len(n.ranks)%perSequence != 0 {
+			return ""
+		}
+	}
+	for first := 0; first < len(all); first += perSequence {
+		var hosts []string
+		for _, p := range all[first : first+perSequence] {
+			if !slices.Contains(hosts, p.Host) {
+				hosts = append(hosts, p.Host)
+			}
+		}
+		if len(hosts) > 1 {
+			return fmt.Sprintf("launch: ranks %d to %d share a sequence and are on %s, but a node has room for them; start neighbouring ranks on one node (srun --distribution=block, mpirun --map-by core)",
+				first, first+perSequence-1, strings.Join(hosts, ", "))
+		}
+	}
+	return ""
+}
+
+// findPlaces gathers where all ranks run, before they open devices, and sets this rank's threads.
+// Collective.
+func (e *Env) findPlaces(world comm.Comm) error {
+	all, err := comm.GatherJSON(world, "launch", ownPlace())
+	if err != nil {
+		return err
+	}
+	if e.threads = int(e.Job.Device.Threads); e.threads == 0 {
+		e.threads = threadsOf(all, world.Rank(), e.perNode)
+	}
+	return nil
+}
+
+// checkPlaces gathers the devices of all ranks and refuses ranks with and without a GPU in one job.
+// Collective: all ranks return the same error.
+func (e *Env) checkPlaces(world comm.Comm) (err error) {
+	if e.places, err = comm.GatherJSON(world, "device", ownPlace().withDevice(e.Device.Info().Kind, backends.GPUID(e.Device), "/")); err != nil {
+		return err
+	}
+	return kindFault(e.places)
+}
+
+// warnOfPlaces logs what is slow about the places of the ranks. Goroutine ranks share a machine
+// because the user has asked for it.
+func (e *Env) warnOfPlaces() {
+	if e.world.Kind() == "local" {
+		return
+	}
+	for _, text := range placementWarnings(e.places, e.Mesh.Seq.Size(), int(e.Job.Device.Threads)) {
+		e.Log.Warn().Msg(text)
+	}
+}
