@@ -36,7 +36,7 @@ func clusterRank(r launch.Rank, o *Options) (err error, alone bool) {
 		r.World.Abort(code, text)
 	}
 	watch := comm.NewWatch(r.Timeout, host, func(text string) {
-		text = "doctor: " + text + "; the limit is ULYSSES_TIMEOUT"
+		text = "doctor: " + text + "; the limit is ULYSSES_TIMEOUT or parallel.timeout"
 		abort(status.Comm, text)
 		r.Late(text)
 	})
@@ -48,7 +48,7 @@ func clusterRank(r launch.Rank, o *Options) (err error, alone bool) {
 		}
 	}()
 	world := comm.NewCounted(r.World, "world", comm.NewLedger(), clock.New(), watch)
-	found, err := checkCluster(world, host, r.OnNode, o)
+	found, err := checkCluster(world, watch, host, r.OnNode, o)
 	if err != nil {
 		return err, false
 	}
@@ -63,7 +63,7 @@ func clusterRank(r launch.Rank, o *Options) (err error, alone bool) {
 }
 
 // checkCluster checks the cluster for the job. Collective.
-func checkCluster(world comm.Comm, host string, onNode int, o *Options) (*cluster.Report, error) {
+func checkCluster(world comm.Comm, watch *comm.Watch, host string, onNode int, o *Options) (*cluster.Report, error) {
 	if err := sameCommand(world, o); err != nil {
 		return nil, err
 	}
@@ -87,6 +87,13 @@ func checkCluster(world comm.Comm, host string, onNode int, o *Options) (*cluste
 	// that is missing on this node is a finding.
 	if err := comm.Agree(world, j.Resolve(world.Size())); err != nil {
 		return nil, err
+	}
+	if word := j.Parallel.Timeout; word != "auto" && os.Getenv("ULYSSES_TIMEOUT") == "" {
+		limit, err := launch.Timeout(word)
+		if err != nil {
+			return nil, err
+		}
+		watch.SetLimit(limit)
 	}
 	s.Output = j.Output.Dir
 	var folder *model.Folder

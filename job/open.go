@@ -90,8 +90,8 @@ func (e *Env) setTimeout() (err error) {
 // sameCommand is the first check: ranks with different commands would call different collectives.
 // more are further fields to compare. Collective.
 func sameCommand(world comm.Comm, o *Options, more ...comm.Field) error {
-	return comm.Same(world, "command line", append(more, comm.Field{Name: "verb", Value: o.verb}, comm.Field{Name: "job file", Value: o.Path},
-		comm.Field{Name: "--set", Value: fmt.Sprintf("%q", o.Sets)})...)
+	fields := []comm.Field{{Name: "verb", Value: o.verb}, {Name: "job file", Value: o.Path}, {Name: "--set", Value: fmt.Sprintf("%q", o.Sets)}}
+	return comm.Same(world, "command line", append(fields, more...)...)
 }
 
 // openDevice opens the device and chooses the compute type.
