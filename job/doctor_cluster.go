@@ -75,7 +75,7 @@ func checkCluster(world comm.Comm, watch *comm.Watch, host string, onNode int, o
 		s.PluginErr = nil
 	}
 	s.JobFile, s.JobErr = file.Read(o.Path)
-	src, err := readOnRoot(world, o.Path)
+	src, err := fileOfRoot(world, o.Path)
 	if err != nil {
 		return nil, err
 	}

@@ -207,15 +207,8 @@ func (e *Env) inStep(loop func() error) error {
 // readOnRoot returns the job file as rank 0 reads it, on all ranks. A rank that has another file of
 // that name is refused: then the program or the data may be old there as well. Collective.
 func readOnRoot(world comm.Comm, path string) ([]byte, error) {
-	var src []byte
-	var err error
-	if world.Rank() == 0 {
-		src, err = file.Read(path)
-	}
-	if err := comm.Agree(world, err); err != nil {
-		return nil, err
-	}
-	if src, err = comm.BroadcastBytes(world, src, 0); err != nil {
+	src, err := fileOfRoot(world, path)
+	if err != nil {
 		return nil, err
 	}
 	if own, fault := file.Read(path); fault == nil && !bytes.Equal(own, src) {
@@ -223,6 +216,17 @@ func readOnRoot(world comm.Comm, path string) ([]byte, error) {
 		err = status.Errorf(status.InvalidConfig, "%s: rank %d on host %s has another file than rank 0; copy it to every node, or remove it there", path, world.Rank(), host)
 	}
 	return src, comm.Agree(world, err)
+}
+
+// fileOfRoot returns the job file as rank 0 reads it, on all ranks. Collective.
+func fileOfRoot(world comm.Comm, path string) (src []byte, err error) {
+	if world.Rank() == 0 {
+		src, err = file.Read(path)
+	}
+	if err := comm.Agree(world, err); err != nil {
+		return nil, err
+	}
+	return comm.BroadcastBytes(world, src, 0)
 }
 
 func stack() string {

@@ -55,7 +55,7 @@ func compare(all []Facts) (found []Finding) {
 	}
 	different("program", status.InvalidArgument, "install the same file on every node", func(f *Facts) string { return f.Version + ", " + f.Program })
 	different("CUDA plug-in", status.InvalidArgument, "install the same file on every node, or set ULYSSES_CUDA_PLUGIN on every rank", func(f *Facts) string { return f.Plugin })
-	different("job file", status.InvalidConfig, "a run uses the file of rank 0; copy it to every node, or put it on a shared file system", func(f *Facts) string { return f.JobFile })
+	different("job file", status.InvalidConfig, "copy the file of rank 0 to every node, or put it on a shared file system", func(f *Facts) string { return f.JobFile })
 	found = append(found, faults(all)...)
 	different("device", status.InvalidConfig, `set device.backend to "cuda" or "cpu"`, func(f *Facts) string { return f.Kind })
 	different("kernels", status.InvalidConfig, "set ULYSSES_ISA (on a GPU ULYSSES_KERNEL) on all ranks to what all nodes have", func(f *Facts) string { return f.Kernels })

@@ -40,7 +40,7 @@ func TestCompare(t *testing.T) {
 		{"program", func(all []Facts) { all[3].Program = "sha256 cc" }, status.InvalidArgument, []string{"rank 3 on n2: v1, sha256 cc", "ranks 0, 1 on n1 and 2 on n2: v1, sha256 aa", "install the same file"}},
 		{"program", func(all []Facts) { all[0].Version = "v0" }, status.InvalidArgument, []string{"rank 0 on n1: v0, sha256 aa"}},
 		{"CUDA plug-in", func(all []Facts) { all[1].Plugin = "cannot be used: ABI 3" }, status.InvalidArgument, []string{"rank 1 on n1: cannot be used: ABI 3", "ULYSSES_CUDA_PLUGIN"}},
-		{"job file", func(all []Facts) { all[2].JobFile, all[3].JobFile = "sha256 dd", "sha256 dd" }, status.InvalidConfig, []string{"ranks 2, 3 on n2: sha256 dd; ranks 0, 1 on n1: sha256 bb", "uses the file of rank 0"}},
+		{"job file", func(all []Facts) { all[2].JobFile, all[3].JobFile = "sha256 dd", "sha256 dd" }, status.InvalidConfig, []string{"ranks 2, 3 on n2: sha256 dd; ranks 0, 1 on n1: sha256 bb", "copy the file of rank 0"}},
 		{"kernels", func(all []Facts) { all[2].Kernels = "avx512" }, status.InvalidConfig, []string{"rank 2 on n2: avx512", "ULYSSES_ISA"}},
 		{"device", func(all []Facts) { all[2].Kind = "cuda" }, status.InvalidConfig, []string{"rank 2 on n2: cuda", "device.backend"}},
 		{"environment", func(all []Facts) { all[3].Variables = map[string]string{"UCX_TLS": "tcp"} }, status.InvalidArgument, []string{"rank 3 on n2: UCX_TLS=tcp; ranks 0, 1 on n1 and 2 on n2: UCX_TLS=rc", "mpirun -x UCX_TLS"}},
