@@ -35,7 +35,7 @@ func TestResolvedJob(t *testing.T) {
 		}
 	}
 	resolved = strings.NewReplacer(`<pre id="resolved">`, "", "</pre>", "", "&#34;", `"`).Replace(resolved)
-	for _, want := range []string{"lr = 0.002  # by --set", "ulysses = 1  # chosen by the program: --set has 0", "accumulate = 1  # chosen by the program", "warmup = 2\n", "[model.new]"} {
+	for _, want := range []string{"lr = 0.002  # by --set", "ulysses = 1  # chosen by the program: --set has 0", "accumulate = 1  # chosen by the program", "warmup = 2.0\n", "[model.new]"} {
 		if !strings.Contains(resolved, want) {
 			t.Errorf("no %q in\n%s", want, resolved)
 		}

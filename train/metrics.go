@@ -32,7 +32,6 @@ type Stamp struct {
 // Record is the line of a step in metrics.jsonl. Times are measured on rank 0, PeakBytes is the
 // maximum over the ranks, and all other values are of the whole job.
 type Record struct {
-	Stamp
 	Step            int64   `json:"step"` // from 1
 	Loss            Float   `json:"loss"` // nats per target token
 	GradNorm        Float   `json:"grad_norm"`
@@ -51,6 +50,7 @@ type Record struct {
 	WaitingSeconds map[string]float64 `json:"-"`
 	// the optimizer did not update the weights (train.on_nan = "skip")
 	Skipped bool `json:"skipped,omitempty"`
+	Stamp
 }
 
 // MarshalJSON returns one flat object: trackers of experiments take its keys and numbers as they
@@ -75,10 +75,10 @@ func (r *Record) MarshalJSON() ([]byte, error) {
 
 // EvalRecord is the line of an evaluation in metrics.jsonl.
 type EvalRecord struct {
-	Stamp
 	Step       int64 `json:"step"`
 	EvalLoss   Float `json:"eval_loss"`
 	EvalTokens int64 `json:"eval_tokens"`
+	Stamp
 }
 
 // Float is encoded as null if it is NaN or Inf, which JSON cannot represent.
