@@ -12,6 +12,7 @@ import shutil
 import sys
 
 import attention
+import chat
 import megatron
 import models
 import numpy
@@ -275,6 +276,7 @@ def main(names: list[str]) -> None:
     models.write_models(ROOT / "models")
     data.write_data(ROOT / "data")
     vocabularies.make()
+    chat.write()
     megatron.write_all(ROOT / "megatron")
     rope.write(ROOT / "rope.json")
     for i, (name, c) in enumerate(attention.CASES.items()):

@@ -1,0 +1,174 @@
+package jinja
+
+import (
+	"math"
+	"strings"
+)
+
+func (e *binaryExpr) eval(in *interp) Value {
+	in.step(e.line)
+	a, b := e.left.eval(in), e.right.eval(in)
+	refuseUndefined(e.line, a)
+	refuseUndefined(e.line, b)
+	if v, ok := in.sequenceOp(e.line, e.op, a, b); ok {
+		return v
+	}
+	i, x, whole, ok := number(a)
+	j, y, whole2, ok2 := number(b)
+	if !ok || !ok2 {
+		fail(e.line, "%s %s %s is not possible", typeName(a), e.op, typeName(b))
+	}
+	if whole && whole2 {
+		return e.integers(i, j)
+	}
+	return e.floats(x, y)
+}
+
+// sequenceOp returns the result of an operator on texts and lists.
+func (in *interp) sequenceOp(line int, op string, a, b Value) (Value, bool) {
+	if op == "*" {
+		if _, isNumber := a.(int64); isNumber {
+			a, b = b, a
+		}
+		n, whole, ok := int64(0), false, false
+		if n, _, whole, ok = number(b); !ok || !whole {
+			return nil, false
+		}
+		switch a := a.(type) {
+		case Text:
+			n = max(0, n)
+			if n > 0 && int64(len(a.S)) > in.limits.Bytes/n {
+				fail(line, "the template repeats a text %d times, which makes more than %d bytes", n, in.limits.Bytes)
+			}
+			in.count(line, len(a.S)*int(n))
+			var b builder
+			for range n {
+				b.add(a)
+			}
+			in.spend(line, n)
+			return b.text(), true
+		case *List:
+			in.spend(line, max(0, n)*int64(len(a.Items)+1))
+			out := &List{tuple: a.tuple}
+			for range n {
+				out.Items = append(out.Items, a.Items...)
+			}
+			return out, true
+		}
+		return nil, false
+	}
+	switch a := a.(type) {
+	case Text:
+		if t, ok := b.(Text); ok && op == "+" {
+			return in.made(line, plus(a, t)), true
+		}
+		if op == "%" {
+			return in.made(line, percent(line, a.S, b)), true
+		}
+	case *List:
+		if l, ok := b.(*List); ok && op == "+" && a.tuple == l.tuple {
+			in.spend(line, int64(len(a.Items)+len(l.Items)))
+			return &List{Items: append(append(make([]Value, 0, len(a.Items)+len(l.Items)), a.Items...), l.Items...), tuple: a.tuple}, true
+		}
+	}
+	return nil, false
+}
+
+// percent returns format % args for the conversions s, d and %.
+func percent(line int, format string, args Value) Text {
+	list := []Value{args}
+	if l, ok := args.(*List); ok && l.tuple {
+		list = l.Items
+	}
+	var b builder
+	for {
+		i := strings.IndexByte(format, '%')
+		if i < 0 || i+1 == len(format) {
+			break
+		}
+		b.addString(format[:i], 0)
+		verb := format[i+1]
+		format = format[i+2:]
+		if verb == '%' {
+			b.addString("%", 0)
+			continue
+		}
+		if verb != 's' && verb != 'd' || len(list) == 0 {
+			fail(line, "the format %%%c is not supported, or has no argument", verb)
+		}
+		b.add(textOf(list[0]))
+		list = list[1:]
+	}
+	b.addString(format, 0)
+	return b.text()
+}
+
+func (e *binaryExpr) integers(i, j int64) Value {
+	overflow := func(wrong bool) {
+		if wrong {
+			fail(e.line, "%d %s %d is not a 64-bit integer", i, e.op, j)
+		}
+	}
+	if j == 0 && (e.op == "/" || e.op == "//" || e.op == "%") {
+		fail(e.line, "division by zero")
+	}
+	switch e.op {
+	case "+":
+		overflow((i+j > i) != (j > 0) && j != 0)
+		return i + j
+	case "-":
+		overflow((i-j < i) != (j > 0) && j != 0)
+		return i - j
+	case "*":
+		overflow(i != 0 && (i*j/i != j || i == -1 && j == math.MinInt64))
+		return i * j
+	case "/":
+		return float64(i) / float64(j)
+	case "//":
+		overflow(i == math.MinInt64 && j == -1)
+		q := i / j
+		if i%j != 0 && (i < 0) != (j < 0) {
+			q--
+		}
+		return q
+	case "%":
+		if j == -1 {
+			return int64(0)
+		}
+		r := i % j
+		if r != 0 && (r < 0) != (j < 0) {
+			r += j
+		}
+		return r
+	}
+	if j < 0 {
+		return math.Pow(float64(i), float64(j))
+	}
+	out := int64(1)
+	for ; j > 0; j-- {
+		overflow(out != 0 && out*i/out != i || j > 1<<20)
+		out *= i
+	}
+	return out
+}
+
+func (e *binaryExpr) floats(x, y float64) Value {
+	if y == 0 && (e.op == "/" || e.op == "//" || e.op == "%") {
+		fail(e.line, "division by zero")
+	}
+	switch e.op {
+	case "+":
+		return x + y
+	case "-":
+		return x - y
+	case "*":
+		return x * y
+	case "/":
+		return x / y
+	case "//":
+		return math.Floor(x / y)
+	case "%":
+		return x - y*math.Floor(x/y)
+	}
+	return math.Pow(x, y)
+}

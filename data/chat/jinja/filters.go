@@ -1,0 +1,274 @@
+package jinja
+
+import (
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+)
+
+var filters map[string]func(c *call, v Value) Value
+
+func init() {
+	onText := func(f func(string) string) func(c *call, v Value) Value {
+		return func(c *call, v Value) Value { t := textOf(v); return c.made(t.with(f(t.S))) }
+	}
+	size := func(c *call, v Value) Value {
+		n, ok := length(v)
+		if !ok {
+			fail(c.line, "%s has no length", typeName(v))
+		}
+		if t, ok := v.(Text); ok {
+			c.in.spend(c.line, int64(len(t.S))/64)
+		}
+		return n
+	}
+	otherwise := func(c *call, v Value) Value {
+		_, missing := v.(undefined)
+		if missing || truth(c.arg(1, "boolean", false)) && !truth(v) {
+			return c.arg(0, "default_value", Text{})
+		}
+		return v
+	}
+	escape := func(c *call, v Value) Value { return c.made(escapeHTML(textOf(v))) }
+	filters = map[string]func(c *call, v Value) Value{
+		"trim":    func(c *call, v Value) Value { return strip(true, true)(c, textOf(v)) },
+		"length":  size,
+		"count":   size,
+		"default": otherwise,
+		"d":       otherwise,
+		"tojson":  toJSON,
+		"string":  func(c *call, v Value) Value { return c.made(textOf(v)) },
+		"upper":   onText(strings.ToUpper), "lower": onText(strings.ToLower), "capitalize": onText(capitalize), "title": onText(title),
+		"safe": func(c *call, v Value) Value { t := textOf(v); t.safe = true; return t },
+		"e":    escape, "escape": escape,
+		"dictsort": dictSort,
+		"items": func(c *call, v Value) Value {
+			switch v := v.(type) {
+			case *Dict:
+				return c.in.pairs(c.line, v)
+			case undefined:
+				return &List{}
+			}
+			fail(c.line, "items: an object is needed, not %s", typeName(v))
+			return nil
+		},
+		"list": func(c *call, v Value) Value { return &List{Items: slices.Clone(c.items(v))} },
+		"join": func(c *call, v Value) Value {
+			if path := c.arg(1, "attribute", nil); path != nil {
+				l := &List{}
+				for _, x := range c.items(v) {
+					l.Items = append(l.Items, c.attribute(x, path))
+				}
+				v = l
+			}
+			return c.joined(v, textOf(c.arg(0, "d", Text{})))
+		},
+		"replace": func(c *call, v Value) Value {
+			n := int64(-1)
+			if x := c.arg(2, "count", nil); x != nil {
+				n = c.integer(2, "count", -1)
+			}
+			return c.replaced(textOf(v), c.text(0, "old").S, c.text(1, "new"), int(n))
+		},
+		"map": mapFilter, "select": selected(true, false), "reject": selected(false, false), "selectattr": selected(true, true), "rejectattr": selected(false, true),
+		"first": end(true), "last": end(false), "min": extreme(false), "max": extreme(true),
+		"int": toInt, "float": toFloat, "round": round, "indent": indent,
+		"abs": func(c *call, v Value) Value {
+			i, x, whole, ok := number(v)
+			if !ok {
+				fail(c.line, "abs: %s is not a number", typeName(v))
+			}
+			if whole {
+				return max(i, -i)
+			}
+			return math.Abs(x)
+		},
+		"sum": func(c *call, v Value) Value {
+			var total Value = int64(0)
+			for _, x := range c.items(v) {
+				total = (&binaryExpr{"+", &literal{total}, &literal{x}, c.line}).eval(c.in)
+			}
+			return total
+		},
+		"sort": func(c *call, v Value) Value {
+			path, exact := c.arg(2, "attribute", nil), truth(c.arg(1, "case_sensitive", false))
+			key := func(x Value) Value {
+				if path != nil {
+					x = c.attribute(x, path)
+				}
+				if !exact {
+					x = folded(x)
+				}
+				return x
+			}
+			return &List{Items: c.sorted(c.items(v), key, truth(c.arg(0, "reverse", false)))}
+		},
+		"reverse": func(c *call, v Value) Value {
+			items := slices.Clone(c.items(v))
+			slices.Reverse(items)
+			if _, ok := v.(Text); ok {
+				return c.joined(&List{Items: items}, Text{})
+			}
+			return &List{Items: items}
+		},
+		"unique": func(c *call, v Value) Value {
+			out := NewDict()
+			for _, x := range c.items(v) {
+				if _, seen := out.get(folded(x)); !seen && !out.put(folded(x), x) {
+					fail(c.line, "unique: %s cannot be compared", typeName(x))
+				}
+			}
+			return &List{Items: out.items}
+		},
+		"wordcount": func(c *call, v Value) Value { return int64(len(strings.Fields(textOf(v).S))) },
+		"center": func(c *call, v Value) Value {
+			t, n := textOf(v), c.integer(0, "width", 80)
+			room := n - int64(utf8.RuneCountInString(t.S))
+			if room <= 0 || n > 1<<16 {
+				return t
+			}
+			left := room/2 + room&n&1
+			var b builder
+			b.addString(strings.Repeat(" ", int(left)), 0)
+			b.add(t)
+			b.addString(strings.Repeat(" ", int(room-left)), 0)
+			return c.made(b.text())
+		},
+	}
+}
+
+func dictSort(c *call, v Value) Value {
+	d, ok := v.(*Dict)
+	if !ok {
+		fail(c.line, "dictsort: an object is needed, not %s", typeName(v))
+	}
+	by := int64(0)
+	switch textOf(c.arg(1, "by", Text{S: "key"})).S {
+	case "value":
+		by = 1
+	case "key":
+	default:
+		fail(c.line, `dictsort: by is neither "key" nor "value"`)
+	}
+	exact := truth(c.arg(0, "case_sensitive", false))
+	key := func(v Value) Value {
+		k := v.(*List).Items[by]
+		if !exact {
+			k = folded(k)
+		}
+		return k
+	}
+	return &List{Items: c.sorted(c.in.pairs(c.line, d).Items, key, truth(c.arg(2, "reverse", false)))}
+}
+
+// indent indents the lines of a text behind the first.
+func indent(c *call, v Value) Value {
+	prefix, ok := c.arg(0, "width", int64(4)).(Text)
+	if !ok {
+		n := c.integer(0, "width", 4)
+		if n < 0 || n > 1<<10 {
+			fail(c.line, "indent: the width %d is not from 0 to 1024", n)
+		}
+		prefix = Text{S: strings.Repeat(" ", int(n))}
+	}
+	first, blank := truth(c.arg(1, "first", false)), truth(c.arg(2, "blank", false))
+	t := textOf(v)
+	var b builder
+	for i, at := 0, 0; at <= len(t.S); i++ {
+		end := strings.IndexByte(t.S[at:], '\n')
+		if end < 0 {
+			end = len(t.S)
+		} else {
+			end += at
+		}
+		if i > 0 {
+			b.addString("\n", 0)
+		}
+		if (i > 0 || first) && (end > at || blank) {
+			c.in.count(c.line, len(prefix.S))
+			b.add(prefix)
+		}
+		b.addSlice(t, at, end)
+		at = end + 1
+	}
+	return c.made(b.text())
+}
+
+func toInt(c *call, v Value) Value {
+	switch v := v.(type) {
+	case Text:
+		if n, err := strconv.ParseInt(strings.TrimSpace(v.S), 10, 64); err == nil {
+			return n
+		}
+		if x, err := strconv.ParseFloat(strings.TrimSpace(v.S), 64); err == nil && math.Abs(x) < 1<<62 {
+			return int64(x)
+		}
+	case Number:
+		return v
+	default:
+		if i, x, whole, ok := number(v); ok && whole {
+			return i
+		} else if ok && math.Abs(x) < 1<<62 {
+			return int64(x)
+		}
+	}
+	return c.arg(0, "default", int64(0))
+}
+
+func toFloat(c *call, v Value) Value {
+	if t, ok := v.(Text); ok {
+		if x, err := strconv.ParseFloat(strings.TrimSpace(t.S), 64); err == nil {
+			return x
+		}
+	} else if _, x, _, ok := number(v); ok {
+		return x
+	}
+	return c.arg(0, "default", 0.0)
+}
+
+func round(c *call, v Value) Value {
+	_, x, whole, ok := number(v)
+	if !ok {
+		fail(c.line, "round: %s is not a number", typeName(v))
+	}
+	digits := c.integer(0, "precision", 0)
+	scale := math.Pow(10, float64(digits))
+	switch method := textOf(c.arg(1, "method", Text{S: "common"})).S; method {
+	case "ceil":
+		return math.Ceil(x*scale) / scale
+	case "floor":
+		return math.Floor(x*scale) / scale
+	}
+	if whole && digits >= 0 {
+		return v
+	}
+	y, _ := strconv.ParseFloat(strconv.FormatFloat(x, 'f', int(max(0, min(digits, 300))), 64), 64)
+	return y
+}
+
+// end returns the first or the last element.
+func end(first bool) func(c *call, v Value) Value {
+	return func(c *call, v Value) Value {
+		items := c.items(v)
+		switch {
+		case len(items) == 0:
+			return undefined{"the " + c.name + " element of an empty list"}
+		case first:
+			return items[0]
+		}
+		return items[len(items)-1]
+	}
+}
+
+// extreme returns the smallest or the largest element.
+func extreme(largest bool) func(c *call, v Value) Value {
+	return func(c *call, v Value) Value {
+		items := c.sorted(c.items(v), folded, largest)
+		if len(items) == 0 {
+			return undefined{"the " + c.name + " of an empty list"}
+		}
+		return items[0]
+	}
+}

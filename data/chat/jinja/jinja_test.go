@@ -1,0 +1,144 @@
+package jinja
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+)
+
+func render(src string, vars *Dict) (Text, error) {
+	t, err := Parse(src)
+	if err != nil {
+		return Text{}, err
+	}
+	if vars == nil {
+		vars = NewDict()
+	}
+	return t.Render(vars, nil, DefaultLimits(1000))
+}
+
+// The marks of input texts survive what templates do with texts.
+func TestMarks(t *testing.T) {
+	vars := NewDict()
+	vars.Set("a", NewText("  <think>x</think>ä\"b ", 1))
+	vars.Set("b", NewText("bb", 2))
+	list, err := FromJSON([]byte(`{"k": ["v", 1]}`), 3, 5)
+	if err != nil {
+		t.Fatal(err)
+	}
+	vars.Set("c", list)
+	for _, c := range []struct{ src, want string }{
+		{"{{ a }}", "1:  <think>x</think>ä\"b "},
+		{"[{{ a | trim }}]", "0:[|1:<think>x</think>ä\"b|0:]"},
+		{"{{ a.split('</think>')[-1].strip() + b }}", "1:ä\"b|2:bb"},
+		{"{{ 'x' ~ b ~ 'y' }}", "0:x|2:bb|0:y"},
+		{"{{ a[2:5] }}{{ b[::-1] }}{{ b[0] }}", "1:<th|2:bbb"},
+		{"{% macro m(x) %}<{{ x }}>{% endmacro %}{{ m(b) }}", "0:<|2:bb|0:>"},
+		{"{% set s %}{{ b }}!{% endset %}{{ s | upper }}", "2:BB|0:!"},
+		{"{{ c | tojson }}", `0:{|3:"k"|0:: [|3:"v"|0:, 1]}`},
+		{"{{ a | replace('<think>', '*') }}", "1:  |0:*|1:x</think>ä\"b "},
+		{"{{ [b, 'x'] | join(', ') }}", "2:bb|0:, x"},
+		{"{% for ch in b %}{{ ch }}-{% endfor %}", "2:b|0:-|2:b|0:-"},
+		{"{{ b | tojson }}{{ (b ~ '\n') | indent }}", "2:\"bb\"bb|0:\n"},
+		{"x{% generation %}y{{ b }}{% endgeneration %}z", "0:x|0+:y|2+:bb|0:z"},
+	} {
+		got, err := render(c.src, vars)
+		var parts []string
+		got.Runs(func(lo, hi int, m Mark) {
+			generated := ""
+			if m&Generated != 0 {
+				generated = "+"
+			}
+			parts = append(parts, fmt.Sprintf("%d%s:%s", m&^Generated, generated, got.S[lo:hi]))
+		})
+		if s := strings.Join(parts, "|"); err != nil || s != c.want {
+			t.Errorf("%s: %s, %v; want %s", c.src, s, err, c.want)
+		}
+	}
+}
+
+// A template that does not end, or that wants all memory, is refused.
+func TestTemplatesThatDoNotEnd(t *testing.T) {
+	nested := strings.Repeat("(", 10_000) + "1" + strings.Repeat(")", 10_000)
+	for _, src := range []string{
+		"{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+		"{% for a in range(100001) %}{% endfor %}",
+		"{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+		"{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
+		"{{ 'x' * 1000000000000 }}", "{{ [1] * 1000000000000 }}", "{{ 2 ** 64 }}", "{{ 9223372036854775807 + 1 }}",
+		"{% set ns = namespace(s='xxxxxxxx') %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
+		"{% set ns = namespace(s='xxxxxxxx') %}{% for i in range(60) %}{% set ns.s = ns.s | replace('x', 'xx') %}{% endfor %}",
+		"{% set ns = namespace(s=[1]) %}{% for i in range(60) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
+		"{% set ns = namespace(s=[1]) %}{% for i in range(900) %}{% set ns.s = [ns.s] %}{% endfor %}{{ ns.s | tojson }}",
+		"{% for a in [1] recursive %}{{ loop([1]) }}{% endfor %}",
+		"{{ " + nested + " }}", "{{ " + strings.Repeat("-", 10_000) + "1 }}", "{{ " + strings.Repeat("not ", 10_000) + "1 }}",
+		strings.Repeat("{% if 1 %}", 10_000), strings.Repeat("{% if 1 %}{% elif 1 %}", 10_000), strings.Repeat("x", maxSource+1),
+		"{% for i in range(99999) %}{{ 'x' | indent(1024, first=true) }}{% endfor %}",
+	} {
+		if got, err := render(src, nil); err == nil {
+			t.Errorf("%.60s: %d bytes; want an error", src, len(got.S))
+		}
+	}
+}
+
+// Errors name the line of the template.
+func TestErrors(t *testing.T) {
+	for src, want := range map[string]string{
+		"\n{{ raise_exception('no') }}": `the template raises "no" (line 2 of the template)`,
+		"{{ x.y }}":                     `"x" is undefined (line 1`,
+		"{{ 1 + 'a' }}":                 "an int + a string is not possible",
+		"a\n{% iff x %}":                `the statement "iff" is not supported in chat templates (line 2`,
+		"{% include 'x' %}":             `the statement "include" is not supported`,
+		"{{ x | foo }}":                 `the filter "foo" is not supported`,
+		"{{ x is foo }}":                `the test "foo" is not supported`,
+		"{% if 1 %}":                    "{% endif %} is missing",
+		"{% endif %}":                   "unexpected {% endif %}",
+		"{{ 1 ":                         "a tag has no end",
+		"{{ 'a }}":                      "a string has no end",
+		"{# x":                          "a comment has no end",
+		"{% break %}":                   "break outside of a loop",
+		"{{ [].append(1) }}":            "append: a template cannot change its values",
+		"{{ {}.update({}) }}":           "update: a template cannot change its values",
+		"{% set n = namespace() %}{% set n._x = 1 %}": `a namespace cannot have the attribute "_x"`,
+		"{{ namespace(__class__=1) }}":                `a namespace cannot have the attribute "__class__"`,
+		"{{ strftime_now('%Y') }}":                    "strftime_now: the template shows the current date",
+		"{{ 1 // 0 }}":                                "division by zero",
+		"{{ 'a' < 1 }}":                               "a string < an int: the two cannot be compared",
+		"{{ range }}{{ 1() }}":                        "an int cannot be called",
+		"{{ x.__class__.y }}":                         "is undefined",
+	} {
+		_, err := render(src, nil)
+		var e *Error
+		if !errors.As(err, &e) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v; want %s", src, err, want)
+		}
+	}
+}
+
+// No template makes the parser or a rendering panic.
+func FuzzRender(f *testing.F) {
+	f.Add("{% for m in messages %}{{ m.role[1:] | trim }}{% endfor %}{% macro a(b=1) %}{{ b }}{% endmacro %}{{ a() }}")
+	f.Add("{{ [1, 2][::-1] | tojson(indent=2) }}{{ 'a,b'.split(',', -1) }}{{ 'x'.rsplit() }}{{ {'a': 1}.items() }}")
+	f.Add("{%- raw -%}{% endraw %}{{ 1.5e3 // -2 }}{{ 'a'[5:] }}{{ messages[-9] is defined }}{% set a, b = 1, 2 %}")
+	f.Fuzz(func(t *testing.T, src string) {
+		vars := NewDict()
+		v, _ := FromJSON([]byte(`[{"role": "user", "content": "äb", "n": 1.5}]`), 1, 5)
+		vars.Set("messages", v)
+		template, err := Parse(src)
+		if err != nil {
+			return
+		}
+		out, err := template.Render(vars, nil, Limits{Steps: 20_000, Bytes: 1 << 18, Depth: 20})
+		at := 0
+		out.Runs(func(lo, hi int, _ Mark) {
+			if lo != at || hi <= lo {
+				t.Fatalf("run [%d, %d) behind %d", lo, hi, at)
+			}
+			at = hi
+		})
+		if err == nil && at != len(out.S) {
+			t.Fatalf("the runs end at %d of %d", at, len(out.S))
+		}
+	})
+}

@@ -1,0 +1,348 @@
+package jinja
+
+import (
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+)
+
+// maxRange is the longest range that Jinja's sandbox allows.
+const maxRange = 100_000
+
+// globals returns the functions that every template has.
+func (in *interp) globals() map[string]Value {
+	f := func(name string, body func(c *call) Value) Value {
+		return &function{name, func(in *interp, line int, args []Value, named []namedValue) Value {
+			return body(&call{in: in, line: line, name: name, args: args, named: named})
+		}}
+	}
+	return map[string]Value{
+		"raise_exception": f("raise_exception", func(c *call) Value {
+			panic(&Error{Line: c.line, Text: textOf(c.arg(0, "message", Text{})).S, Raised: true})
+		}),
+		"strftime_now": f("strftime_now", func(c *call) Value {
+			if c.in.now == nil {
+				fail(c.line, "strftime_now: the template shows the current date, which differs when the job is resumed")
+			}
+			return Text{S: strftime(c.line, c.in.now(), c.text(0, "format").S)}
+		}),
+		"range": f("range", rangeOf),
+		"dict":  f("dict", func(c *call) Value { return c.dict() }),
+		"namespace": f("namespace", func(c *call) Value {
+			d := c.dict()
+			d.Each(func(k string, _ Value) { checkAttribute(c.line, k) })
+			return &namespace{d}
+		}),
+	}
+}
+
+func rangeOf(c *call) Value {
+	lo, hi, step := int64(0), c.integer(0, "stop", 0), int64(1)
+	if len(c.args) > 1 {
+		lo, hi, step = hi, c.integer(1, "stop", 0), c.integer(2, "step", 1)
+	}
+	if step == 0 {
+		fail(c.line, "range: the step is 0")
+	}
+	out := &List{}
+	for i := lo; step > 0 && i < hi || step < 0 && i > hi; i += step {
+		if len(out.Items) >= maxRange {
+			fail(c.line, "range: more than %d numbers", maxRange)
+		}
+		out.Items = append(out.Items, i)
+	}
+	c.in.spend(c.line, int64(len(out.Items)))
+	return out
+}
+
+// mutating has the methods that Jinja's immutable sandbox refuses.
+var mutating = map[string]bool{"append": true, "clear": true, "extend": true, "insert": true, "pop": true, "popitem": true, "remove": true, "reverse": true, "setdefault": true, "sort": true, "update": true}
+
+// method returns a method of a value; nil if it has none of this name.
+func method(of Value, name string) Value {
+	bound := func(f func(c *call) Value) Value {
+		return &function{name, func(in *interp, line int, args []Value, named []namedValue) Value {
+			in.step(line)
+			return f(&call{in: in, line: line, name: name, args: args, named: named})
+		}}
+	}
+	refused := func(c *call) Value {
+		fail(c.line, "%s: a template cannot change its values", name)
+		return nil
+	}
+	switch v := of.(type) {
+	case Text:
+		if f := textMethods[name]; f != nil {
+			return bound(func(c *call) Value { return f(c, v) })
+		}
+	case *Dict:
+		switch name {
+		case "get":
+			return bound(func(c *call) Value {
+				key := c.arg(0, "key", nil)
+				if x, ok := v.get(key); ok {
+					return x
+				}
+				return c.arg(1, "default", nil)
+			})
+		case "items":
+			return bound(func(c *call) Value { return c.in.pairs(c.line, v) })
+		case "keys":
+			return bound(func(c *call) Value { c.in.spend(c.line, int64(v.Len())); return &List{Items: v.keys} })
+		case "values":
+			return bound(func(c *call) Value { c.in.spend(c.line, int64(v.Len())); return &List{Items: v.items} })
+		case "copy":
+			return bound(func(c *call) Value { return v })
+		}
+		if mutating[name] {
+			return bound(refused)
+		}
+	case *List:
+		switch name {
+		case "index", "count":
+			return bound(func(c *call) Value {
+				n, x := int64(0), c.arg(0, "value", nil)
+				c.in.spend(c.line, int64(len(v.Items)))
+				for i, item := range v.Items {
+					if equal(item, x) {
+						if name == "index" {
+							return int64(i)
+						}
+						n++
+					}
+				}
+				if name == "index" {
+					fail(c.line, "index: %s is not in the list", repr(x))
+				}
+				return n
+			})
+		}
+		if mutating[name] {
+			return bound(refused)
+		}
+	}
+	return nil
+}
+
+// pairs returns the items of a dict as tuples.
+func (in *interp) pairs(line int, d *Dict) *List {
+	in.spend(line, 2*int64(d.Len()))
+	out := &List{Items: make([]Value, d.Len())}
+	for i, k := range d.keys {
+		out.Items[i] = &List{Items: []Value{k, d.items[i]}, tuple: true}
+	}
+	return out
+}
+
+func strip(left, right bool) func(c *call, t Text) Value {
+	return func(c *call, t Text) Value {
+		chars, ok := c.arg(0, "chars", nil).(Text)
+		if !ok {
+			return c.in.made(c.line, t.trim(isSpace, left, right))
+		}
+		return c.in.made(c.line, t.trim(func(r rune) bool { return strings.ContainsRune(chars.S, r) }, left, right))
+	}
+}
+
+func affix(has func(s, affix string) bool) func(c *call, t Text) Value {
+	return func(c *call, t Text) Value {
+		switch a := c.arg(0, "prefix", nil).(type) {
+		case Text:
+			return has(t.S, a.S)
+		case *List:
+			for _, x := range a.Items {
+				if s, ok := x.(Text); ok && has(t.S, s.S) {
+					return true
+				}
+			}
+			return false
+		default:
+			fail(c.line, "%s: a string is needed, not %s", c.name, typeName(a))
+			return nil
+		}
+	}
+}
+
+func mapped(f func(string) string) func(c *call, t Text) Value {
+	return func(c *call, t Text) Value { return c.in.made(c.line, t.with(f(t.S))) }
+}
+
+func classOf(is func(rune) bool) func(c *call, t Text) Value {
+	return func(c *call, t Text) Value {
+		return t.S != "" && strings.IndexFunc(t.S, func(r rune) bool { return !is(r) }) < 0
+	}
+}
+
+func capitalize(s string) string {
+	_, n := utf8.DecodeRuneInString(s)
+	return strings.ToUpper(s[:n]) + strings.ToLower(s[n:])
+}
+
+func title(s string) string {
+	inWord := false
+	return strings.Map(func(r rune) rune {
+		letter := unicode.IsLetter(r)
+		first := letter && !inWord
+		inWord = letter
+		if first {
+			return unicode.ToTitle(r)
+		}
+		return unicode.ToLower(r)
+	}, s)
+}
+
+var textMethods map[string]func(c *call, t Text) Value
+
+func init() {
+	position := func(last bool) func(c *call, t Text) Value {
+		return func(c *call, t Text) Value {
+			i := strings.Index(t.S, c.text(0, "sub").S)
+			if last {
+				i = strings.LastIndex(t.S, c.text(0, "sub").S)
+			}
+			if i < 0 {
+				return int64(-1)
+			}
+			return int64(utf8.RuneCountInString(t.S[:i]))
+		}
+	}
+	textMethods = map[string]func(c *call, t Text) Value{
+		"strip": strip(true, true), "lstrip": strip(true, false), "rstrip": strip(false, true),
+		"startswith": affix(strings.HasPrefix), "endswith": affix(strings.HasSuffix),
+		"upper": mapped(strings.ToUpper), "lower": mapped(strings.ToLower), "capitalize": mapped(capitalize), "title": mapped(title),
+		"split": split(false), "rsplit": split(true), "splitlines": splitLines,
+		"find": position(false), "rfind": position(true),
+		"isdigit": classOf(unicode.IsDigit), "isalpha": classOf(unicode.IsLetter), "isspace": classOf(isSpace),
+		"isalnum": classOf(func(r rune) bool { return unicode.IsLetter(r) || unicode.IsDigit(r) }),
+		"replace": func(c *call, t Text) Value {
+			return c.replaced(t, c.text(0, "old").S, c.text(1, "new"), int(c.integer(2, "count", -1)))
+		},
+		"join":  func(c *call, t Text) Value { return c.joined(c.arg(0, "iterable", nil), t) },
+		"count": func(c *call, t Text) Value { return int64(strings.Count(t.S, c.text(0, "sub").S)) },
+		"removeprefix": func(c *call, t Text) Value {
+			if p := c.text(0, "prefix").S; strings.HasPrefix(t.S, p) {
+				return t.slice(len(p), len(t.S))
+			}
+			return t
+		},
+		"removesuffix": func(c *call, t Text) Value {
+			if p := c.text(0, "suffix").S; strings.HasSuffix(t.S, p) {
+				return t.slice(0, len(t.S)-len(p))
+			}
+			return t
+		},
+	}
+}
+
+// split returns the method split or rsplit.
+func split(fromRight bool) func(c *call, t Text) Value {
+	return func(c *call, t Text) Value {
+		n := c.integer(1, "maxsplit", -1)
+		sep, ok := c.arg(0, "sep", nil).(Text)
+		if ok && sep.S == "" {
+			fail(c.line, "split: the separator is empty")
+		}
+		c.in.spend(c.line, int64(len(t.S))/8)
+		var cuts [][2]int // of the separators
+		for at := 0; ; {
+			lo, hi := -1, -1
+			if ok {
+				if i := strings.Index(t.S[at:], sep.S); i >= 0 {
+					lo, hi = at+i, at+i+len(sep.S)
+				}
+			} else if i := strings.IndexFunc(t.S[at:], isSpace); i >= 0 {
+				lo = at + i
+				hi = len(t.S) - len(strings.TrimLeftFunc(t.S[lo:], isSpace))
+			}
+			if lo < 0 {
+				break
+			}
+			cuts, at = append(cuts, [2]int{lo, hi}), hi
+		}
+		if !ok { // separators at the ends make no empty strings
+			if len(cuts) > 0 && cuts[0][0] == 0 {
+				t = t.slice(cuts[0][1], len(t.S))
+				return split(fromRight)(c, t)
+			}
+			if k := len(cuts); k > 0 && cuts[k-1][1] == len(t.S) && (n < 0 || int64(k) <= n || fromRight) {
+				t, cuts = t.slice(0, cuts[k-1][0]), cuts[:k-1]
+			}
+			if t.S == "" {
+				return &List{}
+			}
+		}
+		if n >= 0 && int64(len(cuts)) > n {
+			if fromRight {
+				cuts = cuts[int64(len(cuts))-n:]
+			} else {
+				cuts = cuts[:n]
+			}
+		}
+		out, at := &List{}, 0
+		for _, x := range cuts {
+			out.Items = append(out.Items, c.in.made(c.line, t.slice(at, x[0])))
+			at = x[1]
+		}
+		out.Items = append(out.Items, c.in.made(c.line, t.slice(at, len(t.S))))
+		return out
+	}
+}
+
+func splitLines(c *call, t Text) Value {
+	out, keep := &List{}, truth(c.arg(0, "keepends", false))
+	for at := 0; at < len(t.S); {
+		end := strings.IndexAny(t.S[at:], "\n\r")
+		if end < 0 {
+			out.Items = append(out.Items, t.slice(at, len(t.S)))
+			break
+		}
+		end += at
+		next := end + 1
+		if t.S[end] == '\r' && next < len(t.S) && t.S[next] == '\n' {
+			next++
+		}
+		if keep {
+			end = next
+		}
+		out.Items = append(out.Items, c.in.made(c.line, t.slice(at, end)))
+		at = next
+	}
+	return out
+}
+
+// strftime returns Python's t.strftime(format) in the C locale.
+func strftime(line int, t time.Time, format string) string {
+	layouts := map[byte]string{'d': "02", 'm': "01", 'Y': "2006", 'y': "06", 'b': "Jan", 'h': "Jan", 'B': "January", 'a': "Mon", 'A': "Monday",
+		'H': "15", 'I': "03", 'M': "04", 'S': "05", 'p': "PM", 'j': "002", 'F': "2006-01-02", 'T': "15:04:05", 'R': "15:04", 'D': "01/02/06",
+		'e': "_2", 'Z': "MST", 'z': "-0700"}
+	var b strings.Builder
+	for i := 0; i < len(format); i++ {
+		if format[i] != '%' || i+1 == len(format) {
+			b.WriteByte(format[i])
+			continue
+		}
+		i++
+		plain := format[i] == '-' && i+1 < len(format) // without leading zeros
+		if plain {
+			i++
+		}
+		layout, ok := layouts[format[i]]
+		switch {
+		case format[i] == '%':
+			b.WriteByte('%')
+			continue
+		case !ok:
+			fail(line, "strftime_now: the format %%%c is not supported", format[i])
+		}
+		s := t.Format(layout)
+		if plain {
+			s = strings.TrimLeft(s, "0 ")
+			if s == "" {
+				s = "0"
+			}
+		}
+		b.WriteString(s)
+	}
+	return b.String()
+}

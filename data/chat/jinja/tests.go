@@ -1,0 +1,104 @@
+package jinja
+
+import "strings"
+
+// test returns whether a value passes a test (`x is name`).
+func (in *interp) test(line int, name string, v Value, args []Value) bool {
+	isNumber := func() bool { _, _, _, ok := number(v); _, large := v.(Number); return ok || large }
+	integer := func() int64 {
+		i, _, whole, ok := number(v)
+		if !ok || !whole {
+			fail(line, "is %s: %s is not an integer", name, typeName(v))
+		}
+		return i
+	}
+	arg := func() Value {
+		if len(args) != 1 {
+			fail(line, "is %s: one argument is needed", name)
+		}
+		return args[0]
+	}
+	switch name {
+	case "defined":
+		_, ok := v.(undefined)
+		return !ok
+	case "undefined":
+		_, ok := v.(undefined)
+		return ok
+	case "none":
+		return v == nil
+	case "string":
+		_, ok := v.(Text)
+		return ok
+	case "mapping":
+		_, ok := v.(*Dict)
+		return ok
+	case "boolean":
+		_, ok := v.(bool)
+		return ok
+	case "true":
+		return v == true
+	case "false":
+		return v == false
+	case "integer":
+		_, ok := v.(int64)
+		_, large := v.(Number)
+		return ok || large
+	case "float":
+		_, ok := v.(float64)
+		return ok
+	case "number":
+		return isNumber()
+	case "iterable":
+		switch v.(type) {
+		case Text, *List, *Dict, undefined, *loop:
+			return true
+		}
+		return false
+	case "sequence":
+		switch v.(type) {
+		case Text, *List, *Dict, undefined:
+			return true
+		}
+		return false
+	case "callable":
+		_, ok := v.(*function)
+		return ok
+	case "odd":
+		return integer()%2 != 0
+	case "even":
+		return integer()%2 == 0
+	case "divisibleby":
+		j, _, whole, ok := number(arg())
+		if !ok || !whole || j == 0 {
+			fail(line, "is divisibleby: an integer that is not 0 is needed")
+		}
+		return integer()%j == 0
+	case "lower":
+		return textOf(v).S == strings.ToLower(textOf(v).S) && strings.ToUpper(textOf(v).S) != textOf(v).S
+	case "upper":
+		return textOf(v).S == strings.ToUpper(textOf(v).S) && strings.ToLower(textOf(v).S) != textOf(v).S
+	case "in":
+		return in.contains(line, arg(), v)
+	case "eq", "equalto":
+		return equal(v, arg())
+	case "ne":
+		return !equal(v, arg())
+	case "sameas":
+		a, b := v, arg()
+		if _, ok := a.(Text); ok {
+			return equal(a, b)
+		}
+		return typeName(a) == typeName(b) && equal(a, b)
+	case "lt", "lessthan":
+		return in.compare(line, "<", v, arg())
+	case "le":
+		return in.compare(line, "<=", v, arg())
+	case "gt", "greaterthan":
+		return in.compare(line, ">", v, arg())
+	case "ge":
+		return in.compare(line, ">=", v, arg())
+	}
+	fail(line, "the test %q is not supported", name)
+	return false
+}
