@@ -51,9 +51,12 @@ type Tokenizer struct {
 	model         *model
 	decoders      []decoder
 	eos           int32 // -1 = none
+	canonical     bool  // all normalizers are normal forms
+	prepends      bool  // a normalizer writes text before each segment
 
-	mu   sync.Mutex
-	idle []*scratch // those that no goroutine uses
+	mu       sync.Mutex
+	idle     []*scratch // those that no goroutine uses
+	surfaces surfaces   // made by the first call of Ends
 }
 
 // scratch is the memory that a goroutine uses while it encodes.
@@ -103,6 +106,11 @@ func (t *Tokenizer) read(text []byte) error {
 	}
 	if t.normalizers, err = newNormalizers(p.normalizers); err != nil {
 		return err
+	}
+	t.canonical = true
+	for _, n := range p.normalizers {
+		t.canonical = t.canonical && strings.HasPrefix(n.Kind, "NF")
+		t.prepends = t.prepends || n.Kind == "Prepend"
 	}
 	affixes := f.Model.Prefix != "" || f.Model.Suffix != ""
 	all, raw, err := newPreTokenizers(p.preTokenizers, !affixes)
