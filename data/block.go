@@ -21,6 +21,9 @@ type block struct {
 	entry int64
 	file  int32  // index in index.files
 	crc   uint32 // CRC-32C of the bytes and of the positions where documents start
+	chat  bool   // a document is of a conversation
+	// some labels are not the ids
+	labelled bool
 }
 
 // foundBlock is a block as a scan finds it, with the values that newIndex needs.
@@ -34,15 +37,21 @@ type foundBlock struct {
 // decodedBlock is the content of a block.
 type decodedBlock struct {
 	ids    []int32
+	labels []int32 // [len(ids)] ids, or Ignore, or other ids; empty = ids
 	starts []int64 // positions in ids where documents start
 	lines  int64   // newlines so far
 	crc    uint32
+	chat   bool // a document is of a conversation
 }
 
-func (p *decodedBlock) reset() { p.ids, p.starts, p.lines, p.crc = p.ids[:0], p.starts[:0], 0, 0 }
+func (p *decodedBlock) reset() {
+	p.ids, p.labels, p.starts, p.lines, p.crc, p.chat = p.ids[:0], p.labels[:0], p.starts[:0], 0, 0, false
+}
 
 // bytes returns the size of the memory.
-func (p *decodedBlock) bytes() int64 { return 4*int64(cap(p.ids)) + 8*int64(cap(p.starts)) }
+func (p *decodedBlock) bytes() int64 {
+	return 4*int64(cap(p.ids)+cap(p.labels)) + 8*int64(cap(p.starts))
+}
 
 // sum sets the checksum of a block with the given bytes. It covers the starts as well, because the
 // starts of a Megatron file are in another file.

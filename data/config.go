@@ -10,11 +10,19 @@ package data
 type Config struct {
 	// .txt, .jsonl, .bin and .safetensors files, or patterns of their names
 	Path []string `toml:"path" path:"glob"`
+	// of the lines of .jsonl files (package chat); auto = the fields of each line tell it
+	Format string `toml:"format" enum:"auto text messages conversations prompt tokens"`
 	// "bytes", or a tokenizer.json, or the folder that has one; package job resolves "auto"
 	Tokenizer string `toml:"tokenizer" path:"file" enum:"auto bytes"`
 	// append the tokenizer's EOS id to each document; the tokenizer "bytes" has none
 	AddEOS    bool   `toml:"add_eos"`
 	TextField string `toml:"text_field"` // of a .jsonl line
+	// tokens of a conversation, or of a prompt with its completion, that have a loss
+	TrainOn string `toml:"train_on" enum:"assistant last all"`
+	// a .jinja file, or a folder with templates; auto = the folder of the tokenizer
+	ChatTemplate string `toml:"chat_template" path:"file" enum:"auto"`
+	// the date that a chat template shows, as 2026-01-31; "" = a template that asks is refused
+	ChatDate string `toml:"chat_date"`
 	// tokens of a sequence, over all ranks
 	Sequence int64 `toml:"sequence" min:"1" max:"2147483647"`
 	// tokens of a usual document, for plans and the choice of a mesh; 0 = as many as a sequence
@@ -33,7 +41,9 @@ type Config struct {
 
 // EvalConfig is [eval].
 type EvalConfig struct {
-	Path  []string `toml:"path" path:"glob"`
-	Split float64  `toml:"split" min:"0" below:"1"` // share of the documents, not used for training
-	Every int64    `toml:"every" min:"0"`           // optimizer steps; 0 = only after the last step
+	Path []string `toml:"path" path:"glob"`
+	// of the lines of .jsonl files
+	Format string  `toml:"format" enum:"auto text messages conversations prompt tokens"`
+	Split  float64 `toml:"split" min:"0" below:"1"` // share of the documents, not used for training
+	Every  int64   `toml:"every" min:"0"`           // optimizer steps; 0 = only after the last step
 }

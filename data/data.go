@@ -51,13 +51,23 @@ func (d *Data) Close() error {
 func (d *Data) Tokenizer() string {
 	t := d.cache.tokenizer
 	if t == nil {
-		return ""
+		return d.conversations()
 	}
 	s := ", tokenizer " + t.Digest()[:min(16, len(t.Digest()))]
 	if id, ok := t.EOS(); ok && d.cache.addEOS {
 		s += fmt.Sprintf(" with end mark %d", id)
 	}
-	return s
+	return s + d.conversations()
+}
+
+// conversations describes how conversations become texts; "" if there are none.
+func (d *Data) conversations() string {
+	for _, set := range []*Set{d.train, d.eval} {
+		if set != nil && set.conversations() {
+			return ", conversations " + d.cache.chat.Digest()[:16]
+		}
+	}
+	return ""
 }
 
 // Open opens and checks all files of [data] and [eval]: every token id against the vocabulary,
@@ -82,10 +92,13 @@ func (data *Data) open(d Config, e EvalConfig, options Options) error {
 		options.Tokenizer, err = openTokenizer(d.Tokenizer)
 	}
 	o := &opener{Options: options, config: d}
+	if err == nil {
+		o.chat, err = openChat(d, options.Tokenizer)
+	}
 	if err = o.agree(err); err != nil {
 		return err
 	}
-	if err = checkTokenizerFiles(o.Comm, o.Tokenizer); err == nil {
+	if err = checkTokenizerFiles(o.Comm, o.Tokenizer, o.chat); err == nil {
 		err = checkTokenizer(o.Tokenizer, o.Vocab, d.AddEOS) // the same on all ranks
 	}
 	if err != nil {
@@ -94,13 +107,13 @@ func (data *Data) open(d Config, e EvalConfig, options Options) error {
 	data.cache = newBlockCache(o.decoder(), cmp.Or(o.cache, cacheBytes))
 	var train, eval []source
 	if len(d.Path) > 0 {
-		if train, err = data.read(o, "data.path", d.Path); err != nil {
+		if train, err = data.read(o, "data.path", d.Path, d.Format); err != nil {
 			return err
 		}
 	}
 	switch {
 	case len(e.Path) > 0:
-		if eval, err = data.read(o, "eval.path", e.Path); err != nil {
+		if eval, err = data.read(o, "eval.path", e.Path, e.Format); err != nil {
 			return err
 		}
 	case e.Split > 0 && len(train) > 0:
@@ -120,8 +133,8 @@ func (data *Data) open(d Config, e EvalConfig, options Options) error {
 
 // read opens the files of a key in order. Adjacent files of documents form one source, so a packed
 // sequence may have documents of several files. Collective.
-func (data *Data) read(o *opener, key string, patterns []string) ([]source, error) {
-	list, err := listFiles(o, key, patterns)
+func (data *Data) read(o *opener, key string, patterns []string, lines string) ([]source, error) {
+	list, err := listFiles(o, key, patterns, lines)
 	if err = o.agree(err); err != nil {
 		return nil, err
 	}

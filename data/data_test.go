@@ -46,7 +46,7 @@ func whole(t testing.TB, s *Set) []MicroBatch {
 		if want := []Sequence{{Number: r}}; m.First != r || !slices.Equal(m.Sequences, want) {
 			t.Errorf("sequence %d has the number %d, and the micro-batch %v", r, m.First, m.Sequences)
 		}
-		m.scratch, m.First, m.Sequences = [3][]int64{}, 0, nil
+		m.scratch, m.labels, m.First, m.Sequences = [3][]int64{}, nil, 0, nil
 		all = append(all, *m)
 	}
 	return all

@@ -4,6 +4,7 @@ import (
 	"io"
 	"os"
 
+	"ulysses/data/chat"
 	"ulysses/internal/input"
 	"ulysses/internal/status"
 )
@@ -11,6 +12,7 @@ import (
 // decoder reads and decodes blocks. It has the open files and the buffers of one goroutine.
 type decoder struct {
 	tokenizer Tokenizer // nil = each byte is a token
+	chat      *chat.Reader
 	addEOS    bool
 	vocab     int64
 	sequence  int64 // data.sequence
@@ -18,6 +20,8 @@ type decoder struct {
 	tokensBefore int64
 	raw          []byte // bytes of a block
 	text         []byte // text of one document
+	mask         []bool // of the tokens of a document
+	tokenEnds    []int  // of the tokens of a document
 	decoded      decodedBlock
 	blocks       []foundBlock // found in the current unit
 	files        map[string]*os.File
@@ -100,6 +104,7 @@ func (d *decoder) record(b block, raw []byte, p *decodedBlock) {
 	p.sum(raw)
 	n := int64(len(p.ids))
 	x := foundBlock{block: b, lines: p.lines, head: n}
+	x.chat, x.labelled = p.chat, len(p.labels) > 0
 	x.token, x.doc, x.crc, x.size = n, int64(len(p.starts)), p.crc, int64(len(raw))
 	for i, s := range p.starts {
 		if i == 0 {
@@ -126,6 +131,9 @@ func (d *decoder) appendDocument(p *decodedBlock, text []byte, line int64) error
 	}
 	p.starts = append(p.starts, int64(at))
 	p.ids = d.appendEOS(p.ids)
+	if len(p.labels) > 0 {
+		p.labels = append(p.labels, p.ids[at:]...)
+	}
 	return nil
 }
 

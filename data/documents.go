@@ -1,6 +1,7 @@
 package data
 
 import (
+	"slices"
 	"sort"
 
 	"ulysses/internal/status"
@@ -94,6 +95,11 @@ func (d *documentRange) appendSequence(m *MicroBatch, sequence int64) error {
 	}
 	base, first := int64(len(m.IDs)), len(m.CuSeqlens)
 	ids, targets, positions := m.grow(hi - lo)
+	labels := ids
+	if d.labelled {
+		m.labels = slices.Grow(m.labels[:0], int(hi-lo))[:hi-lo]
+		labels = m.labels
+	}
 	for at, b := lo, d.find(lo); at < hi; b++ {
 		p, err := d.decoded(b)
 		if err != nil {
@@ -102,6 +108,13 @@ func (d *documentRange) appendSequence(m *MicroBatch, sequence int64) error {
 		off := d.blocks[b].token
 		end := min(off+int64(len(p.ids)), hi)
 		copy(ids[at-lo:end-lo], p.ids[at-off:])
+		if d.labelled {
+			of := p.labels
+			if len(of) == 0 {
+				of = p.ids
+			}
+			copy(labels[at-lo:end-lo], of[at-off:])
+		}
 		for _, s := range p.starts[sort.Search(len(p.starts), func(i int) bool { return p.starts[i] > lo-off }):] {
 			if off+s >= hi {
 				break
@@ -118,7 +131,7 @@ func (d *documentRange) appendSequence(m *MicroBatch, sequence int64) error {
 			for ; at < end; at++ {
 				positions[at] = int32(at - from)
 				if targets[at] = Ignore; at+1 < end {
-					targets[at] = ids[at+1]
+					targets[at] = labels[at+1]
 				}
 			}
 		}

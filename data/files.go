@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"ulysses/comm"
+	"ulysses/data/chat"
 	"ulysses/internal/input"
 	"ulysses/internal/status"
 )
@@ -21,8 +22,8 @@ type dataFile struct {
 	formats []format // nil for a .safetensors file
 }
 
-// listFiles returns the files of a key in order, with their formats.
-func listFiles(o *opener, key string, patterns []string) ([]dataFile, error) {
+// listFiles returns the files of a key in order, with their formats. lines is the format of lines.
+func listFiles(o *opener, key string, patterns []string, lines string) ([]dataFile, error) {
 	paths, err := glob(key, patterns)
 	if err != nil {
 		return nil, err
@@ -46,7 +47,7 @@ func listFiles(o *opener, key string, patterns []string) ([]dataFile, error) {
 				f.formats[0] = &txtTokens{f.path, f.size, unit}
 			}
 		case ".jsonl":
-			f.formats = []format{&jsonl{f.path, f.size, unit, o.config.TextField, maxLine}}
+			f.formats = []format{&jsonl{f.path, f.size, unit, cmp.Or(lines, chat.Auto), o.config.TextField, cmp.Or(o.line, maxLine)}}
 		case ".bin", ".idx":
 			m, err := openMegatron(f.path, max(unit, 64))
 			if err != nil {

@@ -14,6 +14,8 @@ type index struct {
 	tokens int64
 	docs   int64
 	cache  *blockCache
+	// some documents have labels of their own; some are of conversations
+	labelled, chat bool
 }
 
 // newIndex makes an index of the blocks that a scan found, in their order. sequence is
@@ -48,6 +50,7 @@ func newIndex(files []format, found []foundBlock, sequence int64, cache *blockCa
 		b := f.block
 		b.token, b.doc = x.tokens, x.docs
 		x.blocks = append(x.blocks, b)
+		x.chat, x.labelled = x.chat || f.chat, x.labelled || f.labelled
 		x.tokens += f.token
 		x.docs += f.doc
 	}

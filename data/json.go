@@ -4,12 +4,15 @@ import (
 	"bytes"
 	"unicode/utf16"
 	"unicode/utf8"
+
+	"ulysses/data/chat"
 )
 
 // fastTextField appends the value of a field of a JSON object to dst, for usual lines. It reads the
-// line once, where textField reads it four times. If the line is unusual or wrong it returns false,
-// and the caller calls textField. A test checks that both return the same text.
-func fastTextField(dst, doc []byte, field string) (text []byte, ok bool) {
+// line once, where chat.Reader.Read reads it four times. If the line is unusual or wrong, or if it
+// has a field of messages and mayHaveMessages is false, it returns false, and the caller calls
+// Read. A test checks that both return the same text.
+func fastTextField(dst, doc []byte, field string, mayHaveMessages bool) (text []byte, ok bool) {
 	r := jsonReader{in: doc}
 	found := false
 	at := len(dst)
@@ -20,7 +23,11 @@ func fastTextField(dst, doc []byte, field string) (text []byte, ok bool) {
 		if !r.key(0) || !r.accept(':') {
 			return dst, false
 		}
-		if string(r.keys[r.known-1]) == field {
+		key := string(r.keys[r.known-1])
+		if !mayHaveMessages && (key == chat.Messages || key == chat.Conversations) {
+			return dst, false
+		}
+		if key == field {
 			if dst, ok = r.escapedString(dst[:at]); !ok {
 				return dst, false
 			}

@@ -2,15 +2,11 @@ package data
 
 import (
 	"bytes"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"sort"
-	"strings"
-	"unicode/utf8"
+	"slices"
 
+	"ulysses/data/chat"
 	"ulysses/internal/input"
-	"ulysses/internal/notbuilt"
 	"ulysses/internal/status"
 )
 
@@ -19,12 +15,13 @@ import (
 // have no newline.
 const maxLine = 32 << 20
 
-// jsonl is a .jsonl file: each line is a JSON object with a document in one of its fields. Blank
-// lines are skipped. The lines that start in a unit are a block.
+// jsonl is a .jsonl file: each line is a JSON object with a document, of a kind that package chat
+// reads. Blank lines are skipped. The lines that start in a unit are a block.
 type jsonl struct {
 	name      string
 	size      int64 // bytes of the file
 	unitBytes int64
+	format    string // data.format, or eval.format
 	field     string // data.text_field
 	limit     int64  // bytes of a line
 }
@@ -77,15 +74,7 @@ func (f *jsonl) decode(d *decoder, b *block, raw []byte, p *decodedBlock) error 
 		}
 		// Concatenated files may have a byte order mark on any line.
 		if doc := bytes.TrimSpace(input.TrimBOM(raw[:n])); len(doc) > 0 {
-			text, ok := fastTextField(d.text[:0], doc, f.field)
-			if d.text = text[:0]; !ok {
-				s, err := textField(doc, f.field)
-				if err != nil {
-					return &fault{Line: p.lines, Doc: none, Code: status.InvalidConfig, Text: ": " + err.Error()}
-				}
-				text = []byte(s)
-			}
-			if err := d.appendDocument(p, text, p.lines); err != nil {
+			if err := f.appendRecord(d, p, doc); err != nil {
 				return err
 			}
 		}
@@ -97,39 +86,134 @@ func (f *jsonl) decode(d *decoder, b *block, raw []byte, p *decodedBlock) error 
 	return nil
 }
 
-// textField returns the value of a field of a JSON object, which must be a string.
-func textField(doc []byte, field string) (string, error) {
-	var object map[string]json.RawMessage
-	if err := json.Unmarshal(doc, &object); err != nil {
-		var syntax *json.SyntaxError
-		if errors.As(err, &syntax) {
-			return "", fmt.Errorf("the line is not JSON at byte %d: %w", syntax.Offset, err)
-		}
-		return "", errors.New("the line is not a JSON object; write each document as an object on a line of its own")
-	}
-	if err := input.Once(doc); err != nil {
-		return "", err
-	}
-	raw, ok := object[field]
-	for _, name := range []string{"messages", "conversations", field} {
-		if chat := object[name]; (!ok || name == field) && len(chat) > 0 && chat[0] == '[' {
-			return "", fmt.Errorf("field %q is a list, and %s", name, notbuilt.ChatData.Text("write each conversation as text (tokenizer.apply_chat_template) and set data.text_field to its field"))
+// appendRecord decodes a line and appends its document to a block.
+func (f *jsonl) appendRecord(d *decoder, p *decodedBlock, line []byte) error {
+	if f.format == chat.Auto || f.format == chat.Text {
+		text, ok := fastTextField(d.text[:0], line, f.field, f.format == chat.Text)
+		if d.text = text[:0]; ok {
+			return d.appendDocument(p, text, p.lines)
 		}
 	}
+	doc, err := d.chat.Read(line, f.format, f.field)
+	if err == nil && (len(doc.IDs) > 0 || !doc.All || !doc.EOS) {
+		p.chat = p.chat || len(doc.IDs) == 0
+		err = d.appendLabelled(p, doc)
+	} else if err == nil {
+		return d.appendDocument(p, doc.Text, p.lines)
+	}
+	if err != nil {
+		return &fault{Line: p.lines, Doc: none, Code: codeOf(err), Text: ": " + err.Error()}
+	}
+	return nil
+}
+
+// codeOf returns the code of an error, and InvalidConfig for an error without one.
+func codeOf(err error) status.Code {
+	if c := status.Of(err); c != status.Internal {
+		return c
+	}
+	return status.InvalidConfig
+}
+
+// appendLabelled appends a document whose tokens have labels to a block. A document without tokens
+// is left out.
+func (d *decoder) appendLabelled(p *decodedBlock, doc *chat.Document) error {
+	at := len(p.ids)
+	if len(p.labels) == 0 {
+		p.labels = append(p.labels, p.ids...)
+	}
+	var err error
+	if len(doc.IDs) > 0 {
+		err = d.appendReady(p, doc)
+	} else {
+		err = d.appendMasked(p, doc)
+	}
+	if err == nil && len(p.ids) > at {
+		p.starts = append(p.starts, int64(at))
+	}
+	return err
+}
+
+// appendReady appends token ids with labels.
+func (d *decoder) appendReady(p *decodedBlock, doc *chat.Document) error {
+	for i, id := range doc.IDs {
+		if id < 0 || int64(id) >= d.vocab {
+			return fmt.Errorf("input_ids%s", outsideVocabulary(int64(i), int64(id), d.vocab))
+		}
+		if label := doc.Labels[i]; label != Ignore && (label < 0 || int64(label) >= d.vocab) {
+			return fmt.Errorf("labels (%d = ignored)%s", Ignore, outsideVocabulary(int64(i), int64(label), d.vocab))
+		}
+	}
+	p.ids, p.labels = append(p.ids, doc.IDs...), append(p.labels, doc.Labels...)
+	return nil
+}
+
+// speller is a tokenizer that tells where tokens end in a text.
+type speller interface {
+	Ends(dst []int, text []byte, ids []int32) ([]int, error)
+	Canonical(text []byte) ([]byte, bool)
+}
+
+// appendMasked appends the tokens of a text, of which some bytes are trained.
+func (d *decoder) appendMasked(p *decodedBlock, doc *chat.Document) error {
+	at := len(p.ids)
+	var err error
+	if p.ids, err = d.encode(p.ids, doc.Text, 0, 0); err != nil {
+		return err
+	}
+	if !doc.All {
+		if err = d.ends(doc, p.ids[at:]); err != nil {
+			return err
+		}
+		d.mask = doc.Mask(d.mask[:0], d.tokenEnds)
+	} else {
+		d.mask = append(d.mask[:0], slices.Repeat([]bool{true}, len(p.ids)-at)...)
+	}
+	trained := false
+	for i, id := range p.ids[at:] {
+		if trained = trained || d.mask[i]; !d.mask[i] {
+			id = Ignore
+		}
+		p.labels = append(p.labels, id)
+	}
+	if !trained && len(p.ids) > at {
+		return fmt.Errorf("no token is trained: each token with a trained byte has other bytes as well; use another template or tokenizer")
+	}
+	if doc.EOS && len(p.ids) > at {
+		n := len(p.ids)
+		p.ids = d.appendEOS(p.ids)
+		p.labels = append(p.labels, p.ids[n:]...)
+	}
+	return nil
+}
+
+// ends stores in d.tokenEnds where the tokens of a document's text end. If the tokenizer brings
+// texts into a normal form, the text of the document becomes the one in this form.
+func (d *decoder) ends(doc *chat.Document, ids []int32) error {
+	d.tokenEnds = d.tokenEnds[:0]
+	if d.tokenizer == nil {
+		for i := range ids {
+			d.tokenEnds = append(d.tokenEnds, i+1)
+		}
+		return nil
+	}
+	s, ok := d.tokenizer.(speller)
 	if !ok {
-		var names []string
-		for name := range object {
-			names = append(names, input.Quote(name))
+		return status.Errorf(status.Unsupported, "the tokenizer does not tell where tokens end; set data.train_on = \"all\"")
+	}
+	var err error
+	if d.tokenEnds, err = s.Ends(d.tokenEnds, doc.Text, ids); err == nil {
+		return nil
+	}
+	same := doc.Canonical(s.Canonical)
+	if same {
+		again, e := d.tokenizer.Encode(nil, doc.Text)
+		same = e == nil && slices.Equal(again, ids)
+	}
+	if same {
+		if d.tokenEnds, err = s.Ends(d.tokenEnds[:0], doc.Text, ids); err == nil {
+			return nil
 		}
-		sort.Strings(names)
-		return "", fmt.Errorf("there is no field %q among %s; set data.text_field", field, strings.Join(names[:min(len(names), 12)], ", "))
 	}
-	if !utf8.Valid(raw) { // encoding/json would replace the invalid bytes by U+FFFD
-		return "", fmt.Errorf("field %q is not UTF-8; convert the file to UTF-8", field)
-	}
-	var s *string
-	if err := json.Unmarshal(raw, &s); err != nil || s == nil {
-		return "", fmt.Errorf("field %q is not a string; set data.text_field to the field that has the text", field)
-	}
-	return *s, nil
+	return status.Errorf(status.Unsupported, "data.tokenizer: %w; set data.train_on = \"all\"", err)
 }

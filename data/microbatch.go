@@ -17,6 +17,7 @@ type MicroBatch struct {
 	First     int64   // number of the first sequence: in the training order, or of the files
 	Sequences []Sequence
 
+	labels  []int32    // of one sequence of an index
 	scratch [3][]int64 // input_ids, labels and position_ids of one sequence of a .safetensors file
 }
 

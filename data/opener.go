@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 
 	"ulysses/comm"
+	"ulysses/data/chat"
 	"ulysses/internal/status"
 )
 
@@ -15,14 +16,15 @@ type Options struct {
 	Comm      comm.Comm // the ranks that share the scan of the files; nil = this rank alone
 	Workers   int       // goroutines of this rank that scan; 0 = one
 
-	// for tests: bytes of a block, and of the cache of blocks; 0 = the default
-	block, cache int64
+	// for tests: bytes of a block, of the cache of blocks, and of a line; 0 = the default
+	block, cache, line int64
 }
 
 // opener has the arguments of a call of Open.
 type opener struct {
 	Options
 	config Config
+	chat   *chat.Reader
 }
 
 // rank returns this rank and the number of ranks.
@@ -68,5 +70,5 @@ func (o *opener) gather(own []byte) ([][]byte, error) {
 }
 
 func (o *opener) decoder() *decoder {
-	return &decoder{tokenizer: o.Tokenizer, addEOS: o.config.AddEOS, vocab: o.Vocab, sequence: o.config.Sequence}
+	return &decoder{tokenizer: o.Tokenizer, chat: o.chat, addEOS: o.config.AddEOS, vocab: o.Vocab, sequence: o.config.Sequence}
 }

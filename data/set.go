@@ -41,6 +41,16 @@ func Placeholder(tokens, documents int64) *Set {
 	return &Set{sequences: 1, tokens: tokens, documents: documents, longest: tokens}
 }
 
+// conversations reports whether documents are of conversations.
+func (s *Set) conversations() bool {
+	for _, x := range s.sources {
+		if d, ok := x.(*documentRange); ok && d.chat {
+			return true
+		}
+	}
+	return false
+}
+
 // Sequences returns the number of sequences, which is the size of an epoch.
 func (s *Set) Sequences() int64 { return s.sequences }
 

@@ -1,9 +1,11 @@
 package data
 
 import (
+	"cmp"
 	"path/filepath"
 
 	"ulysses/comm"
+	"ulysses/data/chat"
 	"ulysses/data/tokenizer"
 	"ulysses/internal/status"
 )
@@ -33,18 +35,39 @@ func openTokenizer(name string) (Tokenizer, error) {
 	return t, nil
 }
 
-// checkTokenizerFiles returns an error if the files of the tokenizer differ between ranks; nil c =
-// one rank. Collective.
-func checkTokenizerFiles(c comm.Comm, of Tokenizer) error {
-	t, ok := of.(*tokenizer.Tokenizer)
-	if !ok || c == nil {
-		return nil
+// openChat opens the chat templates that data.chat_template names, or that are beside the
+// tokenizer.
+func openChat(d Config, of Tokenizer) (*chat.Reader, error) {
+	o := chat.Options{TrainOn: cmp.Or(d.TrainOn, chat.Assistant), Date: d.ChatDate}
+	if t, ok := of.(*tokenizer.Tokenizer); ok {
+		o.Folder, o.Special = filepath.Dir(t.Files()[0]), t.Special()
 	}
-	return comm.SameFiles(c, "data.tokenizer", tokenizerFiles(t))
+	o.Template = o.Folder
+	if d.ChatTemplate != "" && d.ChatTemplate != "auto" {
+		o.Template = d.ChatTemplate
+	}
+	return chat.Open(o)
 }
 
-func tokenizerFiles(t *tokenizer.Tokenizer) (files []comm.File) {
-	for _, path := range t.Files() {
+// checkTokenizerFiles returns an error if the files of the tokenizer, or the chat templates, differ
+// between ranks; nil c = one rank. Collective.
+func checkTokenizerFiles(c comm.Comm, of Tokenizer, templates *chat.Reader) error {
+	if c == nil {
+		return nil
+	}
+	paths := templates.Files()
+	if t, ok := of.(*tokenizer.Tokenizer); ok {
+		paths = append(t.Files(), paths...)
+	}
+	if len(paths) == 0 {
+		return nil
+	}
+	return comm.SameFiles(c, "data.tokenizer", commFiles(paths))
+}
+
+// commFiles returns files by their names.
+func commFiles(paths []string) (files []comm.File) {
+	for _, path := range paths {
 		files = append(files, comm.File{Name: filepath.Base(path), Path: path})
 	}
 	return files
@@ -57,7 +80,7 @@ func TokenizerFiles(name string) ([]comm.File, error) {
 	if t == nil || err != nil {
 		return nil, err
 	}
-	return tokenizerFiles(t.(*tokenizer.Tokenizer)), nil
+	return commFiles(t.(*tokenizer.Tokenizer).Files()), nil
 }
 
 // checkTokenizer returns an error for a tokenizer with ids outside the model's vocabulary.

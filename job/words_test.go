@@ -87,7 +87,7 @@ func TestModelsAreFolders(t *testing.T) {
 	}
 }
 
-// A field of chat messages is not suggested as text.
+// Messages are trained with a template, and refused without one.
 func TestChatData(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "job.toml")
@@ -95,11 +95,11 @@ func TestChatData(t *testing.T) {
 	put(t, path, "[data]\npath = \"a.jsonl\"\n[model.new]\nmodel_type = \"llama\"\nvocab_size = 256\nhidden_size = 32\nintermediate_size = 48\nnum_hidden_layers = 1\nnum_attention_heads = 2\n")
 	for _, field := range []string{"text", "messages"} {
 		code, _, errs := call(path, "--set", "data.text_field="+field)
-		if code != status.InvalidConfig || !strings.Contains(errs, `field "messages" is a list, and chat data is not built; write each conversation as text`) || strings.Contains(errs, "not a string") {
+		if code != status.InvalidConfig || !strings.Contains(errs, `a.jsonl:1: no message of an assistant is trained; remove the record`) {
 			t.Errorf("%s: %v %s", field, code, errs)
 		}
 	}
-	if code, _, errs := call(path, "--set", "data.text_field=id"); code != status.InvalidConfig || !strings.Contains(errs, `field "id" is not a string`) {
+	if code, _, errs := call(path, "--set", "data.text_field=id", "--set", "data.format=text"); code != status.InvalidConfig || !strings.Contains(errs, `field "id" is not a string`) {
 		t.Errorf("%v %s", code, errs)
 	}
 }

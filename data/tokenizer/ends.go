@@ -73,8 +73,8 @@ func (t *Tokenizer) Canonical(text []byte) ([]byte, bool) {
 }
 
 // Ends appends, for each token of ids, the position in the text where the token ends. ids is the
-// result of Encode for the text. The error has the code Unsupported if the tokenizer has changed the
-// text, so that the tokens do not spell it.
+// result of Encode for the text. The error has the code Unsupported if the tokenizer has changed
+// the text, so that the tokens do not spell it.
 func (t *Tokenizer) Ends(dst []int, text []byte, ids []int32) ([]int, error) {
 	t.mu.Lock()
 	if t.surfaces == nil {

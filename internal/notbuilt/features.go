@@ -35,7 +35,7 @@ var Areas = []Area{
 	{"Parallelism", []*Feature{ModelParallelism}},
 	{"Attention", []*Feature{SoftCaps}},
 	{"Models", []*Feature{ModelTypes, Experts, Multimodal, LayerTypes, HybridLayerTypes, WindowLayerTypes, Activations, BidirectionalModels, OutputGates, PartialRotary, LayerRoPE, RoPETypes, StorageTypes}},
-	{"Training", []*Feature{Adapters, Preferences, ChatData, LowPrecision, Float16, Extras}},
+	{"Training", []*Feature{Adapters, Preferences, LowPrecision, Float16, Extras}},
 	{"Tokenizers", []*Feature{TokenizerModels, MergeDropout, Normalizers, EmptyReplacements, PreTokenizers, SplitBehaviors, PrependSchemes, LateMetaspace, Patterns, Decoders, ManyAddedTokens}},
 	{"The C library", []*Feature{SaveLess, Timeouts, SharedNCCL}},
 }
@@ -63,7 +63,6 @@ var (
 
 	Adapters     = &Feature{Name: "LoRA and other adapters", Where: "keys of other trainers such as `lora.r`", Instead: "all weights are trained", Many: true}
 	Preferences  = &Feature{Name: "training on preferences or rewards", Where: "keys of other trainers such as `dpo_beta`", Instead: "train on text, or on `input_ids` with `labels`"}
-	ChatData     = &Feature{Name: "chat data", Where: "keys of other trainers such as `chat_template`", Instead: "write each conversation as text (tokenizer.apply_chat_template), or as input_ids and labels in a .safetensors file"}
 	LowPrecision = &Feature{Name: "quantized weights and FP8", Where: "keys of other trainers such as `load_in_4bit` and `fp8`", Instead: "set `device.dtype = \"bf16\"` or `\"f32\"`", Many: true}
 	Float16      = &Feature{Name: "computing in float16", Where: "keys of other trainers such as `fp16`", Instead: `set device.dtype = "bf16" or "f32"`}
 	Extras       = &Feature{Name: "averages of weights, label smoothing, distillation and other additions to the loss", Where: "keys of other trainers such as `ema_decay`", Instead: "leave it out", Many: true}

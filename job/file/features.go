@@ -19,8 +19,9 @@ type feature struct {
 var features = []feature{
 	{words(`lora|lora_.*|qlora|dora|use_dora|use_rslora|peft|peft_.*|adapter|adapters|adapter_.*|target_modules|ia3|prefix_tuning`), notbuilt.Adapters.Text(notbuilt.Adapters.Instead + "; remove it"), false},
 	{words(`dpo|dpo_.*|ppo|ppo_.*|grpo|grpo_.*|orpo|kto|simpo|rlhf|reward|reward_.*|rl`), notbuilt.Preferences.Text("remove it"), false},
-	{words(`chat|chat_template|messages|conversation|conversations|sharegpt|alpaca|roles|train_on_responses_only|train_on_inputs|completion_only_loss|assistant_only_loss|prompt_template`),
-		notbuilt.ChatData.Text(notbuilt.ChatData.Instead), false},
+	{words(`chat|messages|conversation|conversations|sharegpt|alpaca|roles|dataset_type`), `the lines of .jsonl files may be conversations; set data.format, or leave it out`, true},
+	{words(`chat_template|prompt_template|custom_chat_template`), "not a key of this program; set data.chat_template to a .jinja file", true},
+	{words(`train_on_responses_only|train_on_inputs|completion_only_loss|assistant_only_loss`), `not a key of this program; set data.train_on = "assistant", "last" or "all"`, true},
 	{words(`quantization|quantization_.*|quantize|load_in_4bit|load_in_8bit|bnb_.*|bits|gptq|awq|fp8|fp8_.*`), notbuilt.LowPrecision.Text("remove it"), false},
 	{words(`fp16|float16|half`), notbuilt.Float16.Text(notbuilt.Float16.Instead), false},
 	{words(`tensor_parallel|tensor_parallel_.*|tensor_model_parallel_size|tp|tp_size|tp_degree|pipeline|pipeline_.*|pipeline_model_parallel_size|pp|pp_size|num_stages`),

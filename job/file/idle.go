@@ -57,7 +57,13 @@ var idleKeys = []idle{
 	{[]string{"optimizer.min_lr"}, onJob(func(j *Job) bool { return j.Kind == "train" && j.Optimizer.Schedule == "constant" }), `optimizer.schedule = "constant" does not decay`},
 	{[]string{"optimizer.decay", "optimizer.decay_shape"}, onJob(func(j *Job) bool { return j.Kind == "train" && j.Optimizer.Schedule != "wsd" }), `only optimizer.schedule = "wsd" has a decay`},
 	{[]string{"data.accumulate"}, onJob(func(j *Job) bool { return j.Kind == "train" && j.Data.GlobalBatch > 0 }), "data.global_batch sets it"},
-	{[]string{"data.text_field"}, onJob(func(j *Job) bool { return j.IsModelJob() && j.noFiles(".jsonl") }), "no .jsonl file is read"},
+	{[]string{"data.text_field", "data.format", "eval.format", "data.train_on", "data.chat_template", "data.chat_date"},
+		onJob(func(j *Job) bool { return j.IsModelJob() && j.noFiles(".jsonl") }), "no .jsonl file is read"},
+	{[]string{"data.train_on", "data.chat_template", "data.chat_date"}, onJob(func(j *Job) bool {
+		return j.IsModelJob() && j.Data.Format == "text" && (j.Eval.Format == "text" || len(j.Eval.Path) == 0)
+	}),
+		`data.format is "text"`},
+	{[]string{"eval.format"}, onJob(func(j *Job) bool { return j.IsModelJob() && len(j.Eval.Path) == 0 }), "there is no eval.path"},
 	{[]string{"data.tokenizer", "data.add_eos"}, onJob(func(j *Job) bool { return j.IsModelJob() && j.noFiles(".jsonl", ".txt") }), "the files have tokens, not text"},
 	{[]string{"data.pack"}, onJob(func(j *Job) bool { return j.IsModelJob() && j.noFiles(".jsonl", ".txt", ".bin", ".idx") }), "the files have whole sequences"},
 }

@@ -60,6 +60,10 @@ new = { hidden_size = 8 }
 override = {}
 [data]
 path = ["a.txt"]
+format = "auto"
+train_on = "assistant"
+chat_template = "auto"
+chat_date = ""
 tokenizer = "auto"
 add_eos = true
 text_field = "text"
@@ -73,6 +77,7 @@ pack = true
 shuffle = true
 [eval]
 path = []
+format = "auto"
 split = 0.0
 every = 0
 [optimizer]
@@ -248,9 +253,9 @@ func TestFaults(t *testing.T) {
 			want: []string{":1: kinds: unknown key; did you mean kind?", ":2: steps: unknown key; did you mean train.steps?", ":3: gradient_accumulation_steps: unknown key; use data.accumulate",
 				":4: nonsense: unknown table; the tables are parallel, device"}},
 		{name: "features of other trainers", code: status.InvalidConfig, src: "chat = true\nwandb = \"x\"\nr = 1\n[lora]\nr = 8\nalpha = 16\n[deepspeed]\nzero_stage = 2\nx = 1\n" + base + "messages = \"m\"\nchta = 1\n[train]\nfp16 = true\n[devices]\n",
-			want: []string{":1: chat: chat data is not built; write each conversation as text", ":2: wandb: no logger can be chosen", ":3: r: unknown key; the keys outside of tables are kind, seed, and the tables are parallel",
+			want: []string{":1: chat: the lines of .jsonl files may be conversations", ":2: wandb: no logger can be chosen", ":3: r: unknown key; the keys outside of tables are kind, seed, and the tables are parallel",
 				":4: lora: LoRA and other adapters are not built", ":7: deepspeed: not a key of this program; set parallel.zero = 1", ":8: deepspeed.zero_stage: unknown key; use parallel.zero",
-				":14: data.messages: chat data is not built", ":15: data.chta: unknown key; the keys of [data] are accumulate", ":17: train.fp16: computing in float16 is not built", ":18: devices: unknown table; did you mean [device]?"}},
+				":14: data.messages: the lines of .jsonl files may be conversations", ":15: data.chta: unknown key; the keys of [data] are accumulate", ":17: train.fp16: computing in float16 is not built", ":18: devices: unknown table; did you mean [device]?"}},
 		{name: "what is not built", code: status.Unsupported, src: base + "[lora]\nr = 8\n[dpo]\nbeta = 1\n", want: []string{":5: lora: LoRA", ":7: dpo: training on preferences"}},
 		{name: "no steps", code: status.InvalidConfig, src: base + "[train]\nsteps = 0\n", want: []string{":6: train.steps = 0: no steps to run; set train.steps or train.epochs above 0"}},
 		{name: "types", code: status.InvalidConfig, src: base + "sequence = 64.0\nbatch = \"two\"\npack = 1\ntext_field = 3\n[optimizer]\nbetas = [0.9]\nlr = \"fast\"\neps = inf\n[output]\ntrace = [1, 2.5]\n[[train]]\nsteps = 3\n",

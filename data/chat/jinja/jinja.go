@@ -13,7 +13,7 @@
 // The Go packages for Jinja templates that render chat templates do not tell where a text comes
 // from, and their tag generation has no effect. github.com/ardanlabs/jinja (v1.12.0) renders most
 // templates equally, but needs Go 1.27. github.com/nikolalohinski/gonja (v2.9.1) does not parse
-// those of gpt-oss and Gemma 3, and sorts the keys of objects.
+// the templates of gpt-oss and Gemma 3, and sorts the keys of objects.
 //
 // Source: Jinja2 3.1.6, lexer.py, parser.py, filters.py and sandbox.py; transformers,
 // utils/chat_template_utils.py.

@@ -195,3 +195,11 @@ func (t Text) replace(old string, with Text, n int) Text {
 	}
 	return b.text()
 }
+
+// Append returns the text followed by another.
+func (t Text) Append(more Text) Text {
+	var b builder
+	b.add(t)
+	b.add(more)
+	return b.text()
+}

@@ -1,0 +1,200 @@
+// Package chat turns records of conversations and instructions into texts, and says which bytes of
+// a text are trained.
+//
+// Open reads a model's chat templates and returns a Reader. Reader.Read reads one JSON object: a
+// conversation in OpenAI's form (messages) or ShareGPT's (conversations), a prompt with its
+// completion, or token ids with labels. Package data calls it for each line of a file.
+//
+// A conversation is rendered once, as apply_chat_template of transformers renders it. Each byte of
+// the rendering is from a message or from the template (package jinja). The bytes that an assistant
+// writes are trained: from the end of the generation prompt to the special token that ends the
+// turn. If the template has the tag generation, its output is trained instead.
+package chat
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"ulysses/data/chat/jinja"
+	"ulysses/internal/status"
+)
+
+// The values of data.format: the kinds of records. Auto takes the kind from the fields of each
+// record.
+const (
+	Auto          = "auto"
+	Text          = "text"
+	Messages      = "messages"
+	Conversations = "conversations"
+	Prompt        = "prompt"
+	Tokens        = "tokens"
+)
+
+// The values of data.train_on.
+const (
+	Assistant = "assistant" // what assistants write
+	Last      = "last"      // what the assistant writes last
+	All       = "all"       // everything
+)
+
+// Options are the arguments of Open.
+type Options struct {
+	Template string   // a .jinja file, or a folder with templates
+	Folder   string   // of the tokenizer; its files name the special tokens
+	TrainOn  string   // Assistant, Last or All
+	Special  []string // special tokens of the tokenizer
+	Date     string   // what strftime_now shows, as 2006-01-02; "" = a template that asks is refused
+}
+
+// Range is bytes [Lo, Hi) of a text.
+type Range struct{ Lo, Hi int }
+
+// Document is a record. A record of kind Tokens has IDs, and Labels of the same length; others have
+// a Text.
+type Document struct {
+	Text        []byte
+	Trained     []Range // ascending; bytes that are trained
+	All         bool    // everything is trained
+	EOS         bool    // the end of the document is marked and trained, if the tokenizer can
+	IDs, Labels []int32
+}
+
+// Reader reads records. Several goroutines may use it at the same time.
+type Reader struct {
+	Options
+	templates map[string]*template
+	files     []string
+	digest    string
+	variables *jinja.Dict // special tokens by name
+	now       func() time.Time
+}
+
+// template is a chat template, and how it begins and ends the turns of assistants.
+type template struct {
+	*jinja.Template
+	path string
+	err  error // of a file that is not a template
+	// The beginnings of the generation prompt by which the turn of an assistant is found, the
+	// longest first. A template without generation prompt has none.
+	headers []string
+	lead    string   // a special token with which the turns of all roles begin; "" = none
+	ends    []string // special tokens behind a plain text of an assistant
+}
+
+// Files returns the paths of the files that were read.
+func (r *Reader) Files() []string { return r.files }
+
+// Digest differs for templates and options that give other texts or other trained bytes.
+func (r *Reader) Digest() string { return r.digest }
+
+// maxDepth limits the nesting of a record.
+const maxDepth = 64
+
+// render renders a conversation. It returns what each byte is from.
+func (r *Reader) render(c *conversation) (jinja.Text, *template, error) {
+	t, err := r.choose(c)
+	if err != nil {
+		return jinja.Text{}, nil, err
+	}
+	out, err := r.renderWith(t, c, c.messages, false)
+	if err == nil {
+		err = c.allShown(out, t)
+	}
+	if err != nil && c.hasParts {
+		// Templates of text models expect strings. The ones that read lists of parts have shown
+		// them.
+		joined, e := c.joinedParts()
+		if e != nil {
+			return out, t, e
+		}
+		if out, err = r.renderWith(t, c, joined, false); err == nil {
+			err = c.allShown(out, t)
+		}
+	}
+	return out, t, err
+}
+
+func (r *Reader) renderWith(t *template, c *conversation, messages *jinja.List, prompt bool) (jinja.Text, error) {
+	vars := jinja.NewDict()
+	r.variables.Each(vars.Set)
+	vars.Set("messages", messages)
+	vars.Set("tools", c.tools)
+	vars.Set("documents", c.documents)
+	vars.Set("add_generation_prompt", prompt)
+	if c.kwargs != nil {
+		c.kwargs.Each(vars.Set)
+	}
+	out, err := t.Render(vars, r.now, jinja.DefaultLimits(c.bytes))
+	if err != nil {
+		text := err.Error()
+		if t.Dated && r.now == nil {
+			text += `; set data.chat_date = "2026-01-31", the date that the template shows`
+		}
+		return out, status.Errorf(status.InvalidConfig, "%s: %s", t.path, text)
+	}
+	return out, nil
+}
+
+// choose returns the template for a conversation: tool_use if it has tools and there is one.
+func (r *Reader) choose(c *conversation) (*template, error) {
+	name := "default"
+	if _, has := r.templates["tool_use"]; has && c.tools != nil {
+		name = "tool_use"
+	}
+	if t := r.templates[name]; t != nil {
+		return t, t.err
+	}
+	if len(r.templates) > 0 {
+		return nil, fmt.Errorf("%s has no template named default; set data.chat_template to a .jinja file", r.Template)
+	}
+	return nil, fmt.Errorf("there is no chat template; set data.chat_template to a .jinja file, or to a folder with chat_template.jinja")
+}
+
+// probe finds out how a template begins and ends the turns of assistants.
+func (r *Reader) probe(t *template) {
+	message := func(role string, mark jinja.Mark) jinja.Value {
+		m := jinja.NewDict()
+		m.Set("role", jinja.Text{S: role})
+		m.Set("content", jinja.NewText("x", mark))
+		return m
+	}
+	user, assistant := message("user", 0), message("assistant", 1)
+	render := func(prompt bool, messages ...jinja.Value) jinja.Text {
+		c := &conversation{messages: &jinja.List{Items: messages}}
+		text, err := r.renderWith(t, c, c.messages, prompt)
+		if err != nil {
+			return jinja.Text{}
+		}
+		return text
+	}
+	without := render(false, user)
+	prompt, ok := strings.CutPrefix(render(true, user).S, without.S)
+	for n := len(prompt); ok && n > 0; n-- {
+		h := prompt[:n]
+		special := slices.ContainsFunc(r.Special, func(s string) bool { return strings.HasSuffix(h, s) })
+		switch {
+		case n < len(prompt) && h[n-1] != '\n' && !special:
+		case !strings.Contains(without.S, h):
+			t.headers = append(t.headers, h)
+		case special && t.lead == "":
+			t.lead = h // turns of users begin with it as well
+		}
+	}
+	if len(t.headers) == 0 {
+		t.lead = ""
+	}
+	text := render(false, user, assistant, user, assistant)
+	text.Runs(func(_, hi int, mark jinja.Mark) {
+		if mark&^jinja.Generated == 1 {
+			if end := endOf(text.S, hi, len(text.S), r.endTokens(t)); end > hi {
+				for _, s := range r.Special {
+					if strings.HasSuffix(text.S[:end], s) && !slices.Contains(t.ends, s) {
+						t.ends = append(t.ends, s)
+					}
+				}
+			}
+		}
+	})
+}

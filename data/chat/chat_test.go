@@ -1,0 +1,174 @@
+package chat
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"ulysses/data/tokenizer"
+)
+
+const goldens = "../../testdata/goldens/chat"
+
+func readJSON(t *testing.T, path string, v any) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join(goldens, path))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(text, v); err != nil {
+		t.Fatal(path, err)
+	}
+}
+
+// reader returns a Reader of a template of the goldens.
+func reader(t *testing.T, template, trainOn string, special []string) *Reader {
+	t.Helper()
+	folder := t.TempDir()
+	if err := os.WriteFile(filepath.Join(folder, "tokenizer_config.json"), []byte(`{"bos_token": "<s>", "eos_token": {"content": "</s>"}}`), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	r, err := Open(Options{Template: filepath.Join(goldens, "templates", template+".jinja"), Folder: folder, TrainOn: trainOn, Special: special, Date: "2026-03-09"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func masked(t *testing.T, tok *tokenizer.Tokenizer, d *Document) (tokens int, ranges [][2]int) {
+	t.Helper()
+	ids, err := tok.Encode(nil, d.Text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ends, err := tok.Ends(nil, d.Text, ids)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ranges = [][2]int{}
+	for i, in := range d.Mask(nil, ends) {
+		if k := len(ranges) - 1; in && k >= 0 && ranges[k][1] == i {
+			ranges[k][1]++
+		} else if in {
+			ranges = append(ranges, [2]int{i, i + 1})
+		}
+	}
+	return len(ids), ranges
+}
+
+// expected is a case of expected.json.
+type expected struct {
+	Template, Conversation string
+	Text                   *string
+	Qwen2, Gemma           *struct {
+		Tokens int
+		Ranges [][2]int
+	}
+}
+
+// Conversations give the texts of apply_chat_template. With a template that has generation tags,
+// the trained tokens are the ones of return_assistant_tokens_mask.
+func TestGoldens(t *testing.T) {
+	var all struct{ Cases []expected }
+	readJSON(t, "expected.json", &all)
+	conversations := map[string]json.RawMessage{}
+	readJSON(t, "conversations.json", &conversations)
+	masks, refused := 0, map[string]int{}
+	for _, c := range all.Cases {
+		var object map[string]any
+		if err := json.Unmarshal(conversations[c.Conversation], &object); err != nil {
+			t.Fatal(err)
+		}
+		// Training texts have no generation prompt.
+		if object["add_generation_prompt"] == true || c.Text == nil || c.Template == "forms" {
+			continue
+		}
+		for base, want := range map[string]*struct {
+			Tokens int
+			Ranges [][2]int
+		}{"qwen2": c.Qwen2, "gemma": c.Gemma} {
+			tok, err := tokenizer.Open(filepath.Join(goldens, base+".json"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			name := c.Template + ", " + c.Conversation + ", " + base
+			d, err := reader(t, c.Template, Assistant, tok.Special()).Read(conversations[c.Conversation], Auto, "text")
+			if err != nil {
+				refused[err.Error()]++
+				continue
+			}
+			// Templates that expect strings show the parts in Python's form, or nothing. Our text
+			// is of the joined parts.
+			if c.Conversation == "parts" && (strings.Contains(*c.Text, "[{") || !strings.Contains(*c.Text, "One")) {
+				if !strings.Contains(string(d.Text), "One two") || !strings.Contains(string(d.Text), "Three") {
+					t.Errorf("%s: %s", name, d.Text)
+				}
+				continue
+			}
+			if string(d.Text) != *c.Text {
+				t.Errorf("%s: got\n%s\nwant\n%s", name, d.Text, *c.Text)
+				continue
+			}
+			if want == nil {
+				continue
+			}
+			masks++
+			if tokens, ranges := masked(t, tok, d); tokens != want.Tokens || !reflect.DeepEqual(ranges, want.Ranges) {
+				t.Errorf("%s: %d tokens, trained %v; want %d, %v\n%s", name, tokens, ranges, want.Tokens, want.Ranges, strings.ReplaceAll(*c.Text, "\n", "⏎"))
+			}
+		}
+	}
+	for err := range refused {
+		if !strings.Contains(err, "leaves out message") && !strings.Contains(err, `has the role "robot"`) && !strings.Contains(err, "is empty") {
+			t.Error(err)
+		}
+	}
+	if masks < 70 {
+		t.Errorf("%d masks were compared", masks)
+	}
+}
+
+// Without tags, an assistant's turn is found by the generation prompt and the end token. It is the
+// output of the tags of the same template with tags, without the end of the generation prompt and
+// the newline behind the end token that some tags enclose.
+func TestTurnsAreTaggedTurns(t *testing.T) {
+	conversations := map[string]json.RawMessage{}
+	readJSON(t, "conversations.json", &conversations)
+	tok, err := tokenizer.Open(filepath.Join(goldens, "qwen2.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	compared := 0
+	for _, name := range []string{"llama3", "qwen2_5", "qwen3", "qwen3_5_think", "gemma3", "gptoss", "deepseekv3"} {
+		for conversation, raw := range conversations {
+			plain, err1 := reader(t, name, Assistant, tok.Special()).Read(raw, Auto, "text")
+			tagged, err2 := reader(t, name+"_training", Assistant, tok.Special()).Read(raw, Auto, "text")
+			if err1 != nil || err2 != nil || string(plain.Text) != string(tagged.Text) {
+				continue
+			}
+			compared++
+			shown := func(d *Document) (s []string) {
+				for _, r := range d.Trained {
+					x := strings.TrimSuffix(string(d.Text[r.Lo:r.Hi]), "\n")
+					if i := strings.LastIndex(string(d.Text[:r.Lo]), "<think>\n"); name == "qwen3_5_think" && i == r.Lo-8 {
+						x = "<think>\n" + x
+					}
+					for _, prompt := range []string{"<|start|>assistant", "<｜Assistant｜>", "\n"} {
+						x = strings.TrimPrefix(x, prompt)
+					}
+					s = append(s, x)
+				}
+				return s
+			}
+			if a, b := shown(plain), shown(tagged); !reflect.DeepEqual(a, b) {
+				t.Errorf("%s, %s: %q; tagged %q", name, conversation, a, b)
+			}
+		}
+	}
+	if compared < 20 {
+		t.Errorf("%d renderings were compared", compared)
+	}
+}

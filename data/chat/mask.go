@@ -1,0 +1,222 @@
+package chat
+
+import (
+	"strings"
+
+	"ulysses/data/chat/jinja"
+)
+
+// turn is a range of a rendering that comes from one message. Between its fields it may have text
+// of the template, but not of other messages.
+type turn struct {
+	message int
+	Range
+}
+
+// turnsOf returns the turns of a rendering in order. A turn ends where the template begins the turn
+// of another role, even if that shows a text of the same message, such as the name of a called
+// function; such texts have the message -1.
+func turnsOf(text jinja.Text, t *template) (turns []turn) {
+	before, ended := -1, false
+	text.Runs(func(lo, hi int, mark jinja.Mark) {
+		m := int(mark&^jinja.Generated) - 1
+		if m < 0 {
+			return
+		}
+		k := len(turns) - 1
+		if m == before && k >= 0 {
+			if ended = ended || t.beginsTurn(text.S[turns[k].Hi:lo]); !ended {
+				turns[k].Hi = hi
+				return
+			}
+			m = -1
+		} else {
+			before, ended = m, false
+		}
+		turns = append(turns, turn{m, Range{lo, hi}})
+	})
+	return turns
+}
+
+// beginsTurn reports whether a text of the template begins a turn of another role than the
+// assistant's: it has the lead of the generation prompt without the rest of it.
+func (t *template) beginsTurn(text string) bool {
+	if t.lead == "" {
+		return false
+	}
+	for i := strings.Index(text, t.lead); i >= 0; {
+		if !strings.HasPrefix(text[i:], t.headers[0]) {
+			return true
+		}
+		n := strings.Index(text[i+1:], t.lead)
+		if n < 0 {
+			break
+		}
+		i += 1 + n
+	}
+	return false
+}
+
+// trained returns the trained bytes of a rendering.
+func (r *Reader) trained(c *conversation, t *template, text jinja.Text) []Range {
+	turns := turnsOf(text, t)
+	last := -1
+	for i := range c.trains {
+		if c.trains[i] {
+			last = i
+		}
+	}
+	wanted := func(message int) bool {
+		return message >= 0 && c.trains[message] && (r.TrainOn != Last || message == last)
+	}
+	if t.Tagged {
+		return tagged(text, turns, wanted)
+	}
+	var out []Range
+	for i, x := range turns {
+		if !wanted(x.message) {
+			continue
+		}
+		before, after := 0, len(text.S)
+		if i > 0 {
+			before = turns[i-1].Hi
+		}
+		if i+1 < len(turns) {
+			after = turns[i+1].Lo
+		}
+		out = append(out, Range{r.turnStart(t, text.S, before, x.Lo), r.turnEnd(t, text.S, x.Hi, after)})
+	}
+	return out
+}
+
+// tagged returns the output of the tag generation, without the output of messages that are not
+// wanted.
+func tagged(text jinja.Text, turns []turn, wanted func(int) bool) (out []Range) {
+	open := -1
+	add := func(hi int) {
+		of := -1
+		for _, x := range turns {
+			if x.Lo < hi && x.Hi > open {
+				of = x.message
+			}
+		}
+		if of < 0 || wanted(of) {
+			out = append(out, Range{open, hi})
+		}
+		open = -1
+	}
+	text.Runs(func(lo, _ int, mark jinja.Mark) {
+		switch generated := mark&jinja.Generated != 0; {
+		case generated && open < 0:
+			open = lo
+		case !generated && open >= 0:
+			add(lo)
+		}
+	})
+	if open >= 0 {
+		add(len(text.S))
+	}
+	return out
+}
+
+// turnStart returns the position where an assistant begins to write its turn: the end of the
+// generation prompt in text[before:lo]. If the template has none, it is the end of the last special
+// token there, and otherwise lo, where the first field of the message begins.
+func (r *Reader) turnStart(t *template, text string, before, lo int) int {
+	for _, h := range t.headers {
+		if i := strings.LastIndex(text[before:lo], h); i >= 0 {
+			return before + i + len(h)
+		}
+	}
+	start := lo
+	if len(t.headers) == 0 {
+		found := -1
+		for _, s := range r.Special {
+			if i := strings.LastIndex(text[before:lo], s); i >= 0 && before+i+len(s) > found {
+				found = before + i + len(s)
+			}
+		}
+		if found >= 0 {
+			start = found
+		}
+	}
+	return start
+}
+
+// turnEnd returns the end of the turn's end token in text[hi:after]: a token that ends plain turns
+// of the template, or otherwise the first special token that is not of the generation prompt.
+// Without one it is hi.
+func (r *Reader) turnEnd(t *template, text string, hi, after int) int {
+	if end := endOf(text, hi, after, t.ends); end > hi {
+		return end
+	}
+	return endOf(text, hi, after, r.endTokens(t))
+}
+
+// endTokens returns the special tokens that may end a turn.
+func (r *Reader) endTokens(t *template) (all []string) {
+	for _, s := range r.Special {
+		if len(t.headers) == 0 || !strings.Contains(t.headers[0], s) {
+			all = append(all, s)
+		}
+	}
+	return all
+}
+
+// endOf returns the end of the first of the tokens in text[hi:after], or hi.
+func endOf(text string, hi, after int, tokens []string) int {
+	first, end := after, hi
+	for _, s := range tokens {
+		if i := strings.Index(text[hi:after], s); i >= 0 && (hi+i < first || hi+i == first && hi+i+len(s) > end) {
+			first, end = hi+i, hi+i+len(s)
+		}
+	}
+	return end
+}
+
+// Mask appends, for each token, whether it is trained: whether all its bytes are. Token i has bytes
+// ends[i-1] to ends[i] of the text. A token without bytes is trained with the bytes around it.
+func (d *Document) Mask(dst []bool, ends []int) []bool {
+	lo, k := 0, 0
+	for _, hi := range ends {
+		for k < len(d.Trained) && d.Trained[k].Hi < hi {
+			k++
+		}
+		in := k < len(d.Trained) && d.Trained[k].Lo <= lo
+		dst = append(dst, d.All || in && (hi > lo || d.Trained[k].Lo < lo && hi < d.Trained[k].Hi))
+		lo = hi
+	}
+	return dst
+}
+
+// Canonical brings the text into a normal form, and returns whether that is possible without a
+// character that is composed of trained and other bytes. normalize returns false if it does more
+// than that.
+func (d *Document) Canonical(normalize func([]byte) ([]byte, bool)) bool {
+	var text []byte
+	var trained []Range
+	at := 0
+	add := func(hi int) bool {
+		part, ok := normalize(d.Text[at:hi])
+		text, at = append(text, part...), hi
+		return ok
+	}
+	for _, r := range d.Trained {
+		if !add(r.Lo) {
+			return false
+		}
+		lo := len(text)
+		if !add(r.Hi) {
+			return false
+		}
+		trained = append(trained, Range{lo, len(text)})
+	}
+	if !add(len(d.Text)) {
+		return false
+	}
+	whole, ok := normalize(d.Text)
+	if ok = ok && string(whole) == string(text); ok {
+		d.Text, d.Trained = text, trained
+	}
+	return ok
+}

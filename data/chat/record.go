@@ -1,0 +1,242 @@
+package chat
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"sort"
+	"strings"
+	"unicode/utf8"
+
+	"ulysses/data/chat/jinja"
+	"ulysses/internal/input"
+	"ulysses/internal/status"
+)
+
+// Read reads a record. format is one of the constants; textField names the field of a text. The
+// errors say what is wrong with the record, without its position.
+func (r *Reader) Read(record []byte, format, textField string) (*Document, error) {
+	var object map[string]json.RawMessage
+	if err := json.Unmarshal(record, &object); err != nil {
+		var syntax *json.SyntaxError
+		if errors.As(err, &syntax) {
+			return nil, fmt.Errorf("the line is not JSON at byte %d: %w", syntax.Offset, err)
+		}
+		return nil, errors.New("the line is not a JSON object; write each document as an object on a line of its own")
+	}
+	if err := input.Once(record); err != nil {
+		return nil, err
+	}
+	format, err := kindOf(object, format, textField)
+	if err != nil {
+		return nil, err
+	}
+	field := map[string]string{Text: textField, Messages: "messages", Conversations: "conversations", Prompt: "prompt", Tokens: "input_ids"}[format]
+	for name, raw := range object {
+		if (format != Text || name == field) && !utf8.Valid(raw) {
+			return nil, fmt.Errorf("field %q is not UTF-8; convert the file to UTF-8", name)
+		}
+	}
+	if raw, ok := object[field]; !ok {
+		return nil, missing(object, field)
+	} else if format != Tokens && hasLoneSurrogate(raw) {
+		return nil, fmt.Errorf("field %q has half of a surrogate pair (\\ud800 to \\udfff), which is no character; remove it", field)
+	}
+	switch format {
+	case Text:
+		text, err := stringField(object, field)
+		if err != nil {
+			return nil, fmt.Errorf("%w; set data.text_field to the field that has the text", err)
+		}
+		return &Document{Text: []byte(text), All: true, EOS: true}, nil
+	case Tokens:
+		return tokens(object)
+	case Prompt:
+		return r.prompt(object)
+	}
+	var messages []json.RawMessage
+	if err := json.Unmarshal(object[field], &messages); err != nil {
+		return nil, fmt.Errorf("field %q is not a list of messages; write a list of objects with role and content", field)
+	}
+	return r.conversation(object, messages, 0, format == Conversations)
+}
+
+// kindOf returns the kind of a record. For Auto it is told by the fields.
+func kindOf(object map[string]json.RawMessage, format, textField string) (string, error) {
+	if format != Auto && format != "" {
+		return format, nil
+	}
+	var kinds []string
+	has := func(names ...string) bool {
+		for _, n := range names {
+			if _, ok := object[n]; !ok {
+				return false
+			}
+		}
+		return true
+	}
+	if has(textField) && !(textField == "messages" || textField == "conversations") {
+		kinds = append(kinds, Text)
+	}
+	list := func(name string) bool { raw := object[name]; return len(raw) > 0 && raw[0] == '[' }
+	if list("messages") {
+		kinds = append(kinds, Messages)
+	}
+	if list("conversations") {
+		kinds = append(kinds, Conversations)
+	}
+	if has("prompt", "completion") && len(kinds) == 0 {
+		kinds = append(kinds, Prompt)
+	}
+	if list("input_ids") && len(kinds) == 0 {
+		kinds = append(kinds, Tokens)
+	}
+	switch len(kinds) {
+	case 0:
+		return Text, nil
+	case 1:
+		return kinds[0], nil
+	}
+	return "", fmt.Errorf("the record may be read as %s; set data.format to one of them", strings.Join(kinds, " or "))
+}
+
+func missing(object map[string]json.RawMessage, field string) error {
+	var names []string
+	for name := range object {
+		names = append(names, input.Quote(name))
+	}
+	sort.Strings(names)
+	return fmt.Errorf("there is no field %q among %s; set data.text_field, or data.format if the lines are conversations", field, strings.Join(names[:min(len(names), 12)], ", "))
+}
+
+func stringField(object map[string]json.RawMessage, name string) (string, error) {
+	var s *string
+	if err := json.Unmarshal(object[name], &s); err != nil || s == nil {
+		return "", fmt.Errorf("field %q is not a string", name)
+	}
+	return *s, nil
+}
+
+// hasLoneSurrogate reports whether JSON text has an escaped surrogate without its other half.
+func hasLoneSurrogate(raw []byte) bool {
+	for i := 0; i+5 < len(raw); i++ {
+		if raw[i] != '\\' {
+			continue
+		}
+		if raw[i+1] != 'u' {
+			i++
+			continue
+		}
+		switch half := surrogate(raw[i:]); {
+		case half == 1 && surrogate(raw[i+6:]) == 2:
+			i += 11
+		case half != 0:
+			return true
+		}
+	}
+	return false
+}
+
+// surrogate returns 1 for the first half of a pair at the start of raw, 2 for the second, else 0.
+func surrogate(raw []byte) int {
+	if len(raw) < 6 || raw[0] != '\\' || raw[1] != 'u' || raw[2]|0x20 != 'd' {
+		return 0
+	}
+	switch c := raw[3] | 0x20; {
+	case c == '8'|0x20 || c == '9'|0x20 || c == 'a' || c == 'b':
+		return 1
+	case c >= 'c' && c <= 'f':
+		return 2
+	}
+	return 0
+}
+
+// tokens reads input_ids, and labels of the same length if there are any.
+func tokens(object map[string]json.RawMessage) (*Document, error) {
+	d := &Document{}
+	for _, x := range []struct {
+		name string
+		to   *[]int32
+	}{{"input_ids", &d.IDs}, {"labels", &d.Labels}} {
+		raw, ok := object[x.name]
+		if !ok || string(raw) == "null" {
+			continue
+		}
+		var ids []int64
+		if err := json.Unmarshal(raw, &ids); err != nil {
+			return nil, fmt.Errorf("field %q is not a list of integers; write token ids", x.name)
+		}
+		for i, id := range ids {
+			if id > math.MaxInt32 || id < -100 {
+				return nil, fmt.Errorf("%s, position %d: %d is not a token id", x.name, i, id)
+			}
+			*x.to = append(*x.to, int32(id))
+		}
+	}
+	if d.Labels == nil {
+		d.Labels = d.IDs
+	}
+	if len(d.Labels) != len(d.IDs) {
+		return nil, fmt.Errorf("input_ids has %d ids and labels %d; give both the same length", len(d.IDs), len(d.Labels))
+	}
+	return d, nil
+}
+
+// prompt reads a prompt and its completion: two strings, or two lists of messages.
+func (r *Reader) prompt(object map[string]json.RawMessage) (*Document, error) {
+	if _, ok := object["completion"]; !ok {
+		return nil, errors.New(`there is a "prompt" and no "completion"; write both`)
+	}
+	if !utf8.Valid(object["completion"]) || hasLoneSurrogate(object["completion"]) {
+		return nil, errors.New(`field "completion" is not UTF-8; convert the file to UTF-8`)
+	}
+	var first, second []json.RawMessage
+	if json.Unmarshal(object["prompt"], &first) == nil && json.Unmarshal(object["completion"], &second) == nil {
+		return r.conversation(object, append(first, second...), len(first), false)
+	}
+	prompt, err := stringField(object, "prompt")
+	if err != nil {
+		return nil, fmt.Errorf("%w; write prompt and completion as two strings, or as two lists of messages", err)
+	}
+	completion, err := stringField(object, "completion")
+	if err != nil {
+		return nil, fmt.Errorf("%w; write prompt and completion as two strings, or as two lists of messages", err)
+	}
+	if completion == "" {
+		return nil, errors.New("the completion is empty; remove the record")
+	}
+	d := &Document{Text: []byte(prompt + completion), All: r.TrainOn == All, EOS: true}
+	if eos, ok := r.variables.Get("eos_token"); ok && strings.HasSuffix(completion, eos.(jinja.Text).S) {
+		d.EOS = false // the completion has it
+	}
+	d.Trained = []Range{{len(prompt), len(d.Text)}}
+	return d, nil
+}
+
+// conversation reads and renders messages. The first ones, a prompt, are not trained.
+func (r *Reader) conversation(object map[string]json.RawMessage, messages []json.RawMessage, prompt int, shareGPT bool) (*Document, error) {
+	c, err := newConversation(object, messages, shareGPT)
+	if err != nil {
+		return nil, err
+	}
+	trains := false
+	for i := range c.trains {
+		c.trains[i] = c.trains[i] && i >= prompt
+		trains = trains || c.trains[i]
+	}
+	if !trains && r.TrainOn != All {
+		return nil, errors.New("no message of an assistant is trained; remove the record, or set data.train_on = \"all\"")
+	}
+	text, t, err := r.render(c)
+	if err != nil {
+		return nil, err
+	}
+	d := &Document{Text: []byte(text.S), All: r.TrainOn == All}
+	if !d.All {
+		if d.Trained = r.trained(c, t, text); len(d.Trained) == 0 {
+			return nil, status.Errorf(status.InvalidConfig, "%s shows nothing that an assistant wrote; remove the record, or use another template", t.path)
+		}
+	}
+	return d, nil
+}

@@ -1,0 +1,191 @@
+package chat
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"sort"
+	"strings"
+	"time"
+
+	"ulysses/data/chat/jinja"
+	"ulysses/internal/input"
+	"ulysses/internal/status"
+)
+
+// Open reads the chat templates that o.Template names. It succeeds without a template, and Read
+// refuses conversations then. As in transformers, the files chat_template.jinja and
+// additional_chat_templates/NAME.jinja come before chat_template of tokenizer_config.json, which is
+// a string or a list of objects with name and template.
+func Open(o Options) (*Reader, error) {
+	r := &Reader{Options: o, templates: map[string]*template{}, variables: jinja.NewDict()}
+	if o.Date != "" {
+		date, err := time.Parse(time.DateOnly, o.Date)
+		if err != nil {
+			return nil, status.Errorf(status.InvalidConfig, "data.chat_date = %q: a date such as 2026-01-31 is needed", o.Date)
+		}
+		r.now = func() time.Time { return date }
+	}
+	sources, err := r.find()
+	if err != nil {
+		return nil, err
+	}
+	if err := r.specialTokens(); err != nil {
+		return nil, err
+	}
+	sum := sha256.New()
+	names := make([]string, 0, len(sources))
+	for name := range sources {
+		names = append(names, name)
+	}
+	sort.Strings(names)
+	for _, name := range names {
+		s := sources[name]
+		t, err := jinja.Parse(s.text)
+		if err != nil { // only conversations need the template
+			err = status.Errorf(status.Unsupported, "data.chat_template: %s: %w; set data.chat_template to another template", s.path, err)
+		}
+		r.templates[name] = &template{Template: t, path: s.path, err: err}
+		fmt.Fprintf(sum, "%s %d %s", name, len(s.text), s.text)
+	}
+	for _, t := range r.templates {
+		if t.err == nil {
+			r.probe(t)
+		}
+	}
+	fmt.Fprintf(sum, "%s %s %q", o.TrainOn, o.Date, o.Special)
+	r.variables.Each(func(k string, v jinja.Value) { fmt.Fprintf(sum, "%s %v", k, v) })
+	r.digest = hex.EncodeToString(sum.Sum(nil))
+	return r, nil
+}
+
+// source is the text of a template.
+type source struct{ path, text string }
+
+// find returns the templates by name.
+func (r *Reader) find() (map[string]source, error) {
+	found := map[string]source{}
+	if r.Template == "" {
+		return found, nil
+	}
+	info, err := os.Stat(r.Template)
+	if err != nil {
+		return nil, status.Errorf(status.IO, "data.chat_template: %w", err)
+	}
+	if !info.IsDir() {
+		text, err := r.read(r.Template)
+		found["default"] = source{r.Template, text}
+		return found, err
+	}
+	paths, _ := filepath.Glob(filepath.Join(literalPath(r.Template), "additional_chat_templates", "*.jinja"))
+	for _, path := range append(paths, filepath.Join(r.Template, "chat_template.jinja")) {
+		text, err := r.read(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		} else if err != nil {
+			return nil, err
+		}
+		name := strings.TrimSuffix(filepath.Base(path), ".jinja")
+		if filepath.Dir(path) == filepath.Clean(r.Template) {
+			name = "default"
+		}
+		found[name] = source{path, text}
+	}
+	if len(found) > 0 {
+		return found, nil
+	}
+	return r.fromConfig()
+}
+
+// fromConfig returns the templates of tokenizer_config.json.
+func (r *Reader) fromConfig() (map[string]source, error) {
+	found := map[string]source{}
+	path := filepath.Join(r.Template, "tokenizer_config.json")
+	text, err := r.read(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return found, nil
+	} else if err != nil {
+		return nil, err
+	}
+	var config struct {
+		Template json.RawMessage `json:"chat_template"`
+	}
+	if err := input.JSON([]byte(text), &config); err != nil {
+		return nil, status.Errorf(status.InvalidConfig, "data.chat_template: %s: %w", path, err)
+	}
+	var one string
+	var several []struct{ Name, Template string }
+	switch {
+	case len(config.Template) == 0 || string(config.Template) == "null":
+	case json.Unmarshal(config.Template, &one) == nil:
+		found["default"] = source{path, one}
+	case json.Unmarshal(config.Template, &several) == nil:
+		for _, t := range several {
+			found[t.Name] = source{path + " (" + t.Name + ")", t.Template}
+		}
+	default:
+		return nil, status.Errorf(status.InvalidConfig, "data.chat_template: %s: chat_template is neither a string nor a list of objects with name and template", path)
+	}
+	return found, nil
+}
+
+func (r *Reader) read(path string) (string, error) {
+	text, err := input.Read(path, input.MaxConfig)
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", err
+	} else if err != nil {
+		return "", status.Errorf(status.IO, "data.chat_template: %w", err)
+	}
+	r.files = append(r.files, path)
+	return string(input.TrimBOM(text)), nil
+}
+
+// tokenNames are the special tokens that templates see as variables.
+var tokenNames = []string{"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}
+
+// specialTokens reads the special tokens that the tokenizer's files name.
+func (r *Reader) specialTokens() error {
+	if r.Folder == "" {
+		return nil
+	}
+	for _, name := range []string{"tokenizer_config.json", "special_tokens_map.json"} {
+		path := filepath.Join(r.Folder, name)
+		text, err := r.read(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		} else if err != nil {
+			return err
+		}
+		var fields map[string]json.RawMessage
+		if err := input.JSON([]byte(text), &fields); err != nil {
+			return status.Errorf(status.InvalidConfig, "data.chat_template: %s: %w", path, err)
+		}
+		for _, name := range tokenNames {
+			if _, ok := r.variables.Get(name); ok {
+				continue
+			}
+			var token string
+			var object struct{ Content string }
+			if json.Unmarshal(fields[name], &token) != nil && json.Unmarshal(fields[name], &object) == nil {
+				token = object.Content
+			}
+			if token != "" {
+				r.variables.Set(name, jinja.Text{S: token})
+			}
+		}
+	}
+	if eos, ok := r.variables.Get("eos_token"); ok {
+		r.Special = append(r.Special[:len(r.Special):len(r.Special)], eos.(jinja.Text).S)
+	}
+	return nil
+}
+
+// literalPath escapes a path so that it matches only itself in a pattern.
+func literalPath(path string) string {
+	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(path)
+}
