@@ -14,6 +14,7 @@ import (
 	"cmp"
 	"fmt"
 	"math"
+	"os"
 	"strings"
 
 	"ulysses/internal/status"
@@ -23,6 +24,7 @@ import (
 type Data struct {
 	train, eval *Set
 	files       []*tokenFile
+	expanded    map[string]*os.File
 	cache       *blockCache
 }
 
@@ -38,6 +40,9 @@ func (d *Data) Close() error {
 		d.cache.close()
 	}
 	var first error
+	for _, f := range d.expanded {
+		f.Close()
+	}
 	for _, f := range d.files {
 		if err := f.file.Close(); err != nil && first == nil {
 			first = err
@@ -91,7 +96,8 @@ func (data *Data) open(d Config, e EvalConfig, options Options) error {
 	} else if options.Tokenizer == nil {
 		options.Tokenizer, err = openTokenizer(d.Tokenizer)
 	}
-	o := &opener{Options: options, config: d}
+	data.expanded = map[string]*os.File{}
+	o := &opener{Options: options, config: d, expanded: data.expanded}
 	if err == nil {
 		o.chat, err = openChat(d, options.Tokenizer)
 	}

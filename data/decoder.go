@@ -25,6 +25,7 @@ type decoder struct {
 	decoded      decodedBlock
 	blocks       []foundBlock // found in the current unit
 	files        map[string]*os.File
+	expanded     map[string]*os.File // temporary files, which the opener has opened; see unpack
 }
 
 // maxFiles limits the open files of a decoder.
@@ -32,6 +33,9 @@ const maxFiles = 16
 
 func (d *decoder) file(path string) (*os.File, error) {
 	if f := d.files[path]; f != nil {
+		return f, nil
+	}
+	if f := d.expanded[path]; f != nil {
 		return f, nil
 	}
 	f, _, err := input.Open(path)

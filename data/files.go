@@ -10,6 +10,7 @@ import (
 
 	"ulysses/comm"
 	"ulysses/data/chat"
+	"ulysses/data/unpack"
 	"ulysses/internal/input"
 	"ulysses/internal/status"
 )
@@ -17,6 +18,7 @@ import (
 // dataFile is a file of data.path or eval.path.
 type dataFile struct {
 	path    string
+	name    string   // path, or without .gz, .zst and .parquet
 	paths   []string // path, or the two files of a Megatron dataset
 	size    int64
 	formats []format // nil for a .safetensors file
@@ -35,13 +37,23 @@ func listFiles(o *opener, key string, patterns []string, lines string) ([]dataFi
 		if err != nil {
 			return nil, status.Errorf(status.IO, "%s: %s: cannot be read: %w", key, path, err)
 		}
-		files[i] = dataFile{path: path, paths: []string{path}, size: info.Size()}
-		total += info.Size()
+		files[i] = dataFile{path: path, paths: []string{path}, size: info.Size(), name: path}
+		if inner, packed := unpack.Inner(path); packed {
+			files[i].name = inner
+			if files[i].size, err = o.expand(path); err != nil {
+				return nil, err
+			}
+		}
+		total += files[i].size
 	}
 	unit := cmp.Or(o.block, unitBytes(total))
 	kept := files[:0]
 	for i, f := range files {
-		switch ext := strings.ToLower(filepath.Ext(f.path)); ext {
+		ext := strings.ToLower(filepath.Ext(f.name))
+		if _, packed := unpack.Inner(f.path); packed && ext != ".txt" && ext != ".jsonl" {
+			return nil, status.Errorf(status.InvalidConfig, "%s: %s: a compressed file of the extension %q is not supported; compress .txt or .jsonl files, or expand it", key, f.path, ext)
+		}
+		switch ext {
 		case ".txt":
 			if f.formats = []format{&txtBytes{f.path, f.size, max(unit, int64(len(input.BOM)+1))}}; o.Tokenizer != nil {
 				f.formats[0] = &txtTokens{f.path, f.size, unit}
@@ -60,11 +72,28 @@ func listFiles(o *opener, key string, patterns []string, lines string) ([]dataFi
 			f.formats = []format{megatronIndex{m}, megatronTokens{m}}
 		case ".safetensors":
 		default:
-			return nil, status.Errorf(status.InvalidConfig, "%s: %s: the extension %q is not supported; use .txt, .jsonl, .bin with .idx, or .safetensors", key, f.path, ext)
+			return nil, status.Errorf(status.InvalidConfig, "%s: %s: the extension %q is not supported; use .txt, .jsonl or .parquet, also with .gz or .zst, .bin with .idx, or .safetensors", key, f.path, ext)
 		}
 		kept = append(kept, f)
 	}
 	return kept, nil
+}
+
+// expand expands a file of compressed text or of rows, and returns the size of the text.
+func (o *opener) expand(path string) (int64, error) {
+	f := o.expanded[path]
+	if f == nil {
+		var err error
+		if f, err = unpack.Open(path, append([]string{o.config.TextField}, chat.Fields...)); err != nil {
+			return 0, err
+		}
+		o.expanded[path] = f
+	}
+	info, err := f.Stat()
+	if err != nil {
+		return 0, status.Errorf(status.IO, "%s: %w", path, err)
+	}
+	return info.Size(), nil
 }
 
 // unitBytes returns the bytes of a unit, which is about the size of a block, for the given bytes of

@@ -2,6 +2,7 @@ package data
 
 import (
 	"encoding/json"
+	"os"
 
 	"ulysses/comm"
 	"ulysses/data/chat"
@@ -25,6 +26,8 @@ type opener struct {
 	Options
 	config Config
 	chat   *chat.Reader
+	// expanded has the temporary files with the content of compressed and Parquet files, by path
+	expanded map[string]*os.File
 }
 
 // rank returns this rank and the number of ranks.
@@ -70,5 +73,5 @@ func (o *opener) gather(own []byte) ([][]byte, error) {
 }
 
 func (o *opener) decoder() *decoder {
-	return &decoder{tokenizer: o.Tokenizer, chat: o.chat, addEOS: o.config.AddEOS, vocab: o.Vocab, sequence: o.config.Sequence}
+	return &decoder{tokenizer: o.Tokenizer, chat: o.chat, expanded: o.expanded, addEOS: o.config.AddEOS, vocab: o.Vocab, sequence: o.config.Sequence}
 }

@@ -32,6 +32,9 @@ const (
 	Tokens        = "tokens"
 )
 
+// Fields are the fields of records that Read reads, without the field of a text.
+var Fields = []string{"messages", "conversations", "prompt", "completion", "input_ids", "labels", "tools", "documents", "chat_template_kwargs"}
+
 // The values of data.train_on.
 const (
 	Assistant = "assistant" // what assistants write

@@ -70,7 +70,7 @@ func kindOf(object map[string]json.RawMessage, format, textField string) (string
 	var kinds []string
 	has := func(names ...string) bool {
 		for _, n := range names {
-			if _, ok := object[n]; !ok {
+			if raw, ok := object[n]; !ok || string(raw) == "null" {
 				return false
 			}
 		}

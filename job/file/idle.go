@@ -92,7 +92,8 @@ func (j *Job) files() []string {
 func (j *Job) noFiles(extensions ...string) bool {
 	return !slices.ContainsFunc(j.files(), func(path string) bool {
 		ext := strings.ToLower(filepath.Ext(path))
-		return ext == "" || strings.ContainsAny(ext, "*?[") || slices.Contains(extensions, ext)
+		packed := ext == ".gz" || ext == ".zst" || ext == ".parquet"
+		return ext == "" || packed || strings.ContainsAny(ext, "*?[") || slices.Contains(extensions, ext)
 	})
 }
 

@@ -1,4 +1,4 @@
-"""Renderings of chat templates, and the tokens that assistants wrote, by transformers.
+"""Renderings of chat templates, and the tokens that assistants wrote, by transformers; files of rows.
 
 chat/templates has the templates. Those of models, and the variants named training with generation
 tags, are from the package trl 1.16.0 (Apache-2.0); mistral and forms were written here.
@@ -8,10 +8,14 @@ and the two tokenizers of chat/, it also has the ranges of return_assistant_toke
 """
 
 import datetime
+import gzip
 import json
 import pathlib
 import re
 
+import pyarrow
+import pyarrow.parquet
+import zstandard
 from tokenizers import AddedToken
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import chat_template_utils
@@ -124,6 +128,43 @@ def ranges(mask: list[int]) -> list[list[int]]:
     return out
 
 
+def write_rows() -> None:
+    """Writes the same records as rows.jsonl, .jsonl.gz, .jsonl.zst and .parquet.
+
+    In the Parquet file, each row has the fields of all rows, and most of them are null. It has
+    several row groups and pages, and lists that are empty or null.
+    """
+    rows = [dict(messages=CONVERSATIONS[c]["messages"]) for c in ("plain", "multi", "thinking")]
+    call = json.loads(json.dumps(CALL))
+    del call["tool_calls"][0]["function"]["arguments"]["far"]  # a null that Parquet cannot tell from absent
+    rows += [dict(messages=[USER, call, RESULT, dict(role="assistant", content="21.5 °C")], tools=[WEATHER])]
+    for i in range(40):
+        rows.append(
+            dict(
+                messages=[
+                    dict(role="user", content=f"Question {i}: {'word ' * (i % 9)}"),
+                    dict(role="assistant", content="Answer " + "x" * (i * 7 % 31)),
+                ]
+            )
+        )
+        rows.append(dict(text=f"Text {i} with \"quotes\" and\nnewlines\t\u2028é"))
+        rows.append(dict(input_ids=[i % 50, 1, 2], labels=[-100, 1, i % 50]))
+    lines = "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in rows).encode()
+    (FOLDER / "rows.jsonl").write_bytes(lines)
+    half = len(lines) // 2
+    with open(FOLDER / "rows.jsonl.gz", "wb") as f:  # two members
+        f.write(gzip.compress(lines[:half], mtime=0) + gzip.compress(lines[half:], mtime=0))
+    z = zstandard.ZstdCompressor(level=3)
+    (FOLDER / "rows.jsonl.zst").write_bytes(z.compress(lines[:half]) + z.compress(lines[half:]))
+    table = pyarrow.Table.from_pylist([{k: r.get(k) for k in FIELDS} for r in rows])
+    pyarrow.parquet.write_table(
+        table, FOLDER / "rows.parquet", row_group_size=37, data_page_size=512, compression="zstd"
+    )
+
+
+FIELDS = ("text", "messages", "tools", "input_ids", "labels")
+
+
 class Clock(datetime.datetime):
     """A clock that stands still."""
 
@@ -173,6 +214,7 @@ def write() -> None:
         json.dumps(dict(now=NOW.isoformat(), bos_token=BOS, eos_token=EOS))[:-1] + f', "cases": [\n{lines}\n]}}\n',
         encoding="utf-8",
     )
+    write_rows()
     print(f"chat: {len(out)} renderings, {sum('error' in c for c in out)} refused")
 
 

@@ -1,0 +1,92 @@
+package data
+
+import (
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"ulysses/data/tokenizer"
+	"ulysses/internal/status"
+)
+
+// The same records in .jsonl, .gz, .zst and .parquet files, which pyarrow and zstandard wrote, give
+// the same sequences.
+func TestExpandedFiles(t *testing.T) {
+	tok, err := tokenizer.Open(chatGoldens + "qwen2.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	text, err := os.ReadFile(chatGoldens + "rows.jsonl.gz")
+	if err != nil {
+		t.Fatal(err)
+	}
+	upper := file(t, dir, "ROWS.JSONL.GZ", string(text))
+	var first []MicroBatch
+	for _, path := range []string{chatGoldens + "rows.jsonl", chatGoldens + "rows.jsonl.gz", chatGoldens + "rows.jsonl.zst", chatGoldens + "rows.parquet", upper} {
+		c := config(64, path)
+		c.ChatTemplate = filepath.Join(chatGoldens, "templates", "qwen3.jinja")
+		data, err := Open(c, EvalConfig{}, Options{Vocab: tok.Size(), Tokenizer: tok, block: 1000, Workers: 2})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := whole(t, data.Train())
+		if err := data.Close(); err != nil {
+			t.Error(err)
+		}
+		if first == nil {
+			first = got
+		} else if !reflect.DeepEqual(got, first) {
+			t.Errorf("%s gives other sequences than rows.jsonl", path)
+		}
+	}
+	if len(first) < 20 {
+		t.Errorf("%d sequences", len(first))
+	}
+}
+
+// Text files may be compressed. Damaged files, and files that nothing can be read from, are refused
+// by name; a wrong row of a Parquet file has its number as the line.
+func TestExpandedFaults(t *testing.T) {
+	dir := t.TempDir()
+	read := func(name string) string {
+		text, err := os.ReadFile(chatGoldens + name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	gz, zst, parquet := read("rows.jsonl.gz"), read("rows.jsonl.zst"), read("rows.parquet")
+	broken := []byte(parquet)
+	for i := 100; i < len(broken)-2000; i += 7 {
+		broken[i] ^= 0x55
+	}
+	for _, c := range []struct {
+		path string
+		code status.Code
+		want string
+	}{
+		{file(t, dir, "cut.jsonl.gz", gz[:len(gz)/2]), status.IO, "cut.jsonl.gz: the file cannot be expanded"},
+		{file(t, dir, "cut.jsonl.zst", zst[:len(zst)-9]), status.IO, "cut.jsonl.zst: the file cannot be expanded"},
+		{file(t, dir, "text.jsonl.gz", `{"text": "x"}`), status.IO, "text.jsonl.gz: the file cannot be expanded: gzip"},
+		{file(t, dir, "text.parquet", `{"text": "x"}`), status.IO, "text.parquet: the file cannot be expanded"},
+		{file(t, dir, "broken.parquet", string(broken)), status.IO, "broken.parquet: the file cannot be expanded"},
+		{file(t, dir, "x.bin.gz", gz), status.InvalidConfig, `a compressed file of the extension ".bin" is not supported`},
+		{file(t, dir, "rows.parquet", parquet), status.InvalidConfig, "rows.parquet:1: there is no chat template"},
+	} {
+		data, err := Open(config(64, c.path), EvalConfig{}, Options{Vocab: 1000})
+		if err == nil {
+			data.Close()
+			t.Errorf("%s: no error; want %s", c.path, c.want)
+		} else if status.Of(err) != c.code || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v (%v); want %s", c.path, err, status.Of(err), c.want)
+		}
+	}
+	d := config(64, file(t, dir, "columns.parquet", parquet))
+	d.TextField, d.Format = "body", "text"
+	if _, err := Open(d, EvalConfig{}, Options{Vocab: 1000}); err == nil || !strings.Contains(err.Error(), `columns.parquet:1: there is no field "body"`) {
+		t.Error(err)
+	}
+}
