@@ -6,10 +6,19 @@ package data
 // and path marks files and folders (glob: patterns of them, inside: a folder in another). Package
 // job/file checks rules that involve several keys.
 
+// SourceConfig is a table [[data.source]].
+type SourceConfig struct {
+	Path   []string `toml:"path" path:"glob"`
+	Weight float64  `toml:"weight" above:"0"` // share of the sequences, relative to the other sources
+	Format string   `toml:"format" enum:"auto text messages conversations prompt tokens" default:"auto"`
+}
+
 // Config is [data].
 type Config struct {
 	// .txt, .jsonl, .bin and .safetensors files, or patterns of their names
 	Path []string `toml:"path" path:"glob"`
+	// instead of path: files that are mixed by weights
+	Source []SourceConfig `toml:"source"`
 	// of the lines of .jsonl files (package chat); auto = the fields of each line tell it
 	Format string `toml:"format" enum:"auto text messages conversations prompt tokens"`
 	// "bytes", or a tokenizer.json, or the folder that has one; package job resolves "auto"
@@ -37,6 +46,8 @@ type Config struct {
 	Budget  int64 `toml:"budget" min:"0" max:"2147483647"`
 	Pack    bool  `toml:"pack"`
 	Shuffle bool  `toml:"shuffle"`
+	// documents are packed in an order drawn from the seed, not in the order of the files
+	ShuffleDocuments bool `toml:"shuffle_documents"`
 }
 
 // EvalConfig is [eval].

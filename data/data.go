@@ -117,6 +117,12 @@ func (data *Data) open(d Config, e EvalConfig, options Options) error {
 			return err
 		}
 	}
+	var mix *mixture
+	if len(d.Source) > 0 {
+		if train, mix, err = data.readSources(o, d.Source); err != nil {
+			return err
+		}
+	}
 	switch {
 	case len(e.Path) > 0:
 		if eval, err = data.read(o, "eval.path", e.Path, e.Format); err != nil {
@@ -128,13 +134,39 @@ func (data *Data) open(d Config, e EvalConfig, options Options) error {
 			return err
 		}
 	}
+	if d.ShuffleDocuments && d.Pack {
+		for i, s := range train {
+			if r, ok := s.(*documentRange); ok {
+				train[i] = newShuffledRange(r, o.Seed)
+			}
+		}
+	}
 	if len(train) > 0 {
 		data.train = newSet(train, d.Shuffle, o.Seed)
+		data.train.mixture = mix
 	}
 	if len(eval) > 0 {
 		data.eval = newSet(eval, false, o.Seed)
 	}
 	return nil
+}
+
+// readSources opens the files of all sources with weights. Collective.
+func (data *Data) readSources(o *opener, all []SourceConfig) ([]source, *mixture, error) {
+	var sources []source
+	weights, sizes := make([]float64, len(all)), make([]int64, len(all))
+	for i, s := range all {
+		found, err := data.read(o, "data.source", s.Path, s.Format)
+		if err != nil {
+			return nil, nil, err
+		}
+		weights[i] = s.Weight
+		for _, x := range found {
+			sizes[i] += x.sequences()
+		}
+		sources = append(sources, found...)
+	}
+	return sources, newMixture(weights, sizes), nil
 }
 
 // read opens the files of a key in order. Adjacent files of documents form one source, so a packed
@@ -154,11 +186,11 @@ func (data *Data) read(o *opener, key string, patterns []string, lines string) (
 			adjacent, list = append(adjacent, list[0].formats...), list[1:]
 		}
 		if len(adjacent) > 0 {
-			found, err := o.scan(adjacent)
+			found, starts, err := o.scan(adjacent)
 			if err != nil {
 				return nil, err
 			}
-			x := newIndex(adjacent, found, o.config.Sequence, data.cache)
+			x := newIndex(adjacent, found, starts, o.config.Sequence, data.cache)
 			d := &documentRange{index: x, hi: x.tokens, count: x.docs, maxLength: o.config.Sequence, pack: o.config.Pack}
 			if err := o.agree(d.measure()); err != nil {
 				return nil, err

@@ -24,6 +24,8 @@ type decoder struct {
 	tokenEnds    []int  // of the tokens of a document
 	decoded      decodedBlock
 	blocks       []foundBlock // found in the current unit
+	keepStarts   bool         // data.shuffle_documents
+	starts       []uint32     // positions in the blocks of the unit where documents start
 	files        map[string]*os.File
 	expanded     map[string]*os.File // temporary files, which the opener has opened; see unpack
 }
@@ -122,6 +124,11 @@ func (d *decoder) record(b block, raw []byte, p *decodedBlock) {
 	}
 	if n > 0 || x.lines > 0 {
 		d.blocks = append(d.blocks, x)
+		for _, s := range p.starts {
+			if d.keepStarts {
+				d.starts = append(d.starts, uint32(s))
+			}
+		}
 	}
 }
 

@@ -95,37 +95,62 @@ func (d *documentRange) appendSequence(m *MicroBatch, sequence int64) error {
 	}
 	base, first := int64(len(m.IDs)), len(m.CuSeqlens)
 	ids, targets, positions := m.grow(hi - lo)
-	labels := ids
-	if d.labelled {
-		m.labels = slices.Grow(m.labels[:0], int(hi-lo))[:hi-lo]
-		labels = m.labels
+	labels := d.labelsOf(m, ids)
+	err = d.copyTokens(lo, hi, ids, labels, func(start int64) { m.CuSeqlens = append(m.CuSeqlens, base+start-lo) })
+	if err != nil {
+		return err
 	}
-	for at, b := lo, d.find(lo); at < hi; b++ {
-		p, err := d.decoded(b)
+	m.CuSeqlens = append(m.CuSeqlens, base+hi-lo)
+	setTargets(m.CuSeqlens[first:], base, labels, targets, positions)
+	return nil
+}
+
+// labelsOf returns the memory for the labels of a sequence: ids if each token is its own label.
+func (x *index) labelsOf(m *MicroBatch, ids []int32) []int32 {
+	if !x.labelled {
+		return ids
+	}
+	m.labels = slices.Grow(m.labels[:0], len(ids))[:len(ids)]
+	return m.labels
+}
+
+// copyTokens copies tokens [lo, hi) of the index and their labels. It calls start for each token
+// after the first at which a document starts; nil = it does not.
+func (x *index) copyTokens(lo, hi int64, ids, labels []int32, start func(token int64)) error {
+	for at, b := lo, x.find(lo); at < hi; b++ {
+		p, err := x.decoded(b)
 		if err != nil {
 			return err
 		}
-		off := d.blocks[b].token
+		off := x.blocks[b].token
 		end := min(off+int64(len(p.ids)), hi)
 		copy(ids[at-lo:end-lo], p.ids[at-off:])
-		if d.labelled {
+		if x.labelled {
 			of := p.labels
 			if len(of) == 0 {
 				of = p.ids
 			}
 			copy(labels[at-lo:end-lo], of[at-off:])
 		}
+		at = end
+		if start == nil {
+			continue
+		}
 		for _, s := range p.starts[sort.Search(len(p.starts), func(i int) bool { return p.starts[i] > lo-off }):] {
 			if off+s >= hi {
 				break
 			}
-			m.CuSeqlens = append(m.CuSeqlens, base+off+s-lo)
+			start(off + s)
 		}
-		at = end
 	}
-	m.CuSeqlens = append(m.CuSeqlens, base+hi-lo)
+	return nil
+}
+
+// setTargets sets the targets and positions of a sequence whose first token is token base of the
+// micro-batch. ends has the ends of its documents in the micro-batch.
+func setTargets(ends []int64, base int64, labels, targets, positions []int32) {
 	at := int64(0)
-	for _, end := range m.CuSeqlens[first:] {
+	for _, end := range ends {
 		for end -= base; at < end; {
 			from := at
 			for ; at < end; at++ {
@@ -136,7 +161,6 @@ func (d *documentRange) appendSequence(m *MicroBatch, sequence int64) error {
 			}
 		}
 	}
-	return nil
 }
 
 // sub returns the range of tokens [lo, hi) of the index with documents [first, first+count).

@@ -124,11 +124,11 @@ func TestLongLine(t *testing.T) {
 	for _, unit := range []int64{7, 1000, 1010, 1 << 16} {
 		for limit, want := range map[int64]string{int64(len(line)): "", int64(len(line)) - 1: "a.jsonl:1: the line is longer than"} {
 			o := opener{Options: Options{Vocab: 256}, config: config(3)}
-			found, err := o.scan([]format{&jsonl{path, int64(2 * len(line)), unit, "auto", "text", limit}})
+			found, _, err := o.scan([]format{&jsonl{path, int64(2 * len(line)), unit, "auto", "text", limit}})
 			if want != "" && (err == nil || !strings.Contains(err.Error(), want)) || want == "" && err != nil {
 				t.Fatal(unit, limit, err)
 			}
-			if n := newIndex(nil, found, 3, nil).docs; want == "" && n != 2 {
+			if n := newIndex(nil, found, nil, 3, nil).docs; want == "" && n != 2 {
 				t.Fatal(unit, n)
 			}
 		}

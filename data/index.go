@@ -16,11 +16,13 @@ type index struct {
 	cache  *blockCache
 	// some documents have labels of their own; some are of conversations
 	labelled, chat bool
+	// first tokens of the documents; only for data.shuffle_documents
+	starts []int64
 }
 
 // newIndex makes an index of the blocks that a scan found, in their order. sequence is
-// data.sequence.
-func newIndex(files []format, found []foundBlock, sequence int64, cache *blockCache) *index {
+// data.sequence. starts are the positions in the blocks where documents start; nil = not gathered.
+func newIndex(files []format, found []foundBlock, starts []uint32, sequence int64, cache *blockCache) *index {
 	x := &index{files: files, cache: cache}
 	n := 0
 	for _, f := range found {
@@ -46,6 +48,12 @@ func newIndex(files []format, found []foundBlock, sequence int64, cache *blockCa
 		if f.doc > 0 {
 			end()
 			first, length = len(x.blocks), f.token-f.last
+		}
+		if starts != nil {
+			for _, s := range starts[:f.doc] {
+				x.starts = append(x.starts, x.tokens+int64(s))
+			}
+			starts = starts[f.doc:]
 		}
 		b := f.block
 		b.token, b.doc = x.tokens, x.docs

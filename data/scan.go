@@ -1,6 +1,7 @@
 package data
 
 import (
+	"encoding/binary"
 	"encoding/json"
 	"slices"
 	"sync"
@@ -32,6 +33,7 @@ type scan struct {
 type unitBlocks struct {
 	number int64
 	blocks []foundBlock
+	starts []uint32 // positions in the blocks where documents start, if they are needed
 }
 
 // roundTime limits the time between two collective calls of a scan. A rank that waits longer than
@@ -42,7 +44,10 @@ const roundTime = 20 * time.Second
 const maxWorkers = 16
 
 // scan finds the blocks of all files. All ranks get the same blocks, or the same error. Collective.
-func (o *opener) scan(files []format) ([]foundBlock, error) {
+//
+// With data.shuffle_documents, starts has the positions in the blocks at which documents start, for
+// all blocks in order; otherwise it is nil.
+func (o *opener) scan(files []format) (found []foundBlock, starts []uint32, err error) {
 	s := &scan{opener: o, files: files}
 	total := int64(0)
 	for _, f := range files {
@@ -60,7 +65,7 @@ func (o *opener) scan(files []format) ([]foundBlock, error) {
 		more := s.round(workers)
 		done, err := s.done(more)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		if done {
 			return s.gatherBlocks()
@@ -111,7 +116,7 @@ func (s *scan) scanUnit(d *decoder) bool {
 	if !ok {
 		return false
 	}
-	d.blocks = d.blocks[:0]
+	d.blocks, d.starts = d.blocks[:0], d.starts[:0]
 	err := s.files[file].scan(d, lo, hi)
 	d.releaseLarge()
 	s.mu.Lock()
@@ -126,7 +131,7 @@ func (s *scan) scanUnit(d *decoder) bool {
 		d.blocks[i].file = int32(file)
 	}
 	if len(d.blocks) > 0 {
-		s.found = append(s.found, unitBlocks{number, slices.Clone(d.blocks)})
+		s.found = append(s.found, unitBlocks{number, slices.Clone(d.blocks), slices.Clone(d.starts)})
 	}
 	return true
 }
@@ -161,30 +166,35 @@ func (s *scan) done(more bool) (done bool, err error) {
 
 // gatherBlocks returns the blocks of all ranks in the order of the files, or the error of the first
 // fault. Collective.
-func (s *scan) gatherBlocks() ([]foundBlock, error) {
+func (s *scan) gatherBlocks() ([]foundBlock, []uint32, error) {
 	slices.SortFunc(s.found, func(a, b unitBlocks) int { return int(a.number - b.number) })
 	var own []foundBlock
+	var ownStarts []uint32
 	for _, u := range s.found {
 		if s.fault == nil || u.number < s.failed {
-			own = append(own, u.blocks...)
+			own, ownStarts = append(own, u.blocks...), append(ownStarts, u.starts...)
 		}
 	}
 	s.found = nil
 	text, _ := json.Marshal(s.fault)
 	faults, err := s.gather(text)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	blocks, err := s.gather(bytesOf(own))
 	if err != nil {
-		return nil, err
+		return nil, nil, err
+	}
+	starts, err := s.gatherStarts(ownStarts)
+	if err != nil {
+		return nil, nil, err
 	}
 	var all []foundBlock
 	for r, b := range blocks {
 		all = append(all, blocksOf(b)...)
 		var f *fault
 		if err := json.Unmarshal(faults[r], &f); err != nil {
-			return nil, status.Errorf(status.Internal, "data.Open: the error of rank %d cannot be decoded: %w", r, err)
+			return nil, nil, status.Errorf(status.Internal, "data.Open: the error of rank %d cannot be decoded: %w", r, err)
 		}
 		if f == nil {
 			continue
@@ -196,9 +206,32 @@ func (s *scan) gatherBlocks() ([]foundBlock, error) {
 				lines += x.lines
 			}
 		}
-		return nil, f.located(s.files[f.File].path(), lines, docs)
+		return nil, nil, f.located(s.files[f.File].path(), lines, docs)
 	}
-	return all, nil
+	return all, starts, nil
+}
+
+// gatherStarts returns the starts of documents that all ranks have found; nil if they are not
+// needed. Collective.
+func (s *scan) gatherStarts(own []uint32) ([]uint32, error) {
+	if !s.config.ShuffleDocuments || !s.config.Pack {
+		return nil, nil
+	}
+	b := make([]byte, 0, 4*len(own))
+	for _, x := range own {
+		b = binary.LittleEndian.AppendUint32(b, x)
+	}
+	all, err := s.gather(b)
+	if err != nil {
+		return nil, err
+	}
+	starts := []uint32{}
+	for _, b := range all {
+		for ; len(b) > 0; b = b[4:] {
+			starts = append(starts, binary.LittleEndian.Uint32(b))
+		}
+	}
+	return starts, nil
 }
 
 // bytesOf and blocksOf convert blocks to and from bytes in the layout of this machine's memory. All

@@ -21,6 +21,7 @@ type Set struct {
 	longest   int64
 	shuffle   bool
 	seed      uint64
+	mixture   *mixture // of data.source; nil = one list of files
 }
 
 func newSet(sources []source, shuffle bool, seed uint64) *Set {
@@ -44,8 +45,15 @@ func Placeholder(tokens, documents int64) *Set {
 // conversations reports whether documents are of conversations.
 func (s *Set) conversations() bool {
 	for _, x := range s.sources {
-		if d, ok := x.(*documentRange); ok && d.chat {
-			return true
+		switch d := x.(type) {
+		case *documentRange:
+			if d.chat {
+				return true
+			}
+		case *shuffledRange:
+			if d.chat {
+				return true
+			}
 		}
 	}
 	return false
@@ -158,8 +166,12 @@ func (s *Set) read(lo, hi int64, sequence func(int64) int64, m *MicroBatch) (*Mi
 }
 
 // sequence returns the sequence with the given number in the training order, which has no end: each
-// epoch contains all sequences, in an order of its own if the set is shuffled.
+// epoch contains all sequences, in an order of its own if the set is shuffled. Sources with weights
+// have epochs of their own.
 func (s *Set) sequence(number int64) int64 {
+	if s.mixture != nil {
+		return s.mixture.sequence(number, s.shuffle, s.seed)
+	}
 	epoch, i := number/s.sequences, number%s.sequences
 	if s.shuffle {
 		i = permute(i, s.sequences, s.seed, uint64(epoch))

@@ -55,7 +55,7 @@ func (f *txtTokens) scan(d *decoder, _, _ int64) (err error) {
 	if err != nil || len(whole) == 0 {
 		return err
 	}
-	before := len(d.blocks)
+	before, starts := len(d.blocks), len(d.starts)
 	at, rest := int64(0), whole
 	for at < f.size {
 		end, err := f.decodeNext(d, at, rest)
@@ -63,7 +63,7 @@ func (f *txtTokens) scan(d *decoder, _, _ int64) (err error) {
 			return err
 		}
 		if end == at { // no division is possible: the file is one block
-			d.blocks = d.blocks[:before]
+			d.blocks, d.starts = d.blocks[:before], d.starts[:starts]
 			d.decoded.reset()
 			d.decoded.ids = append(d.decoded.ids, whole...)
 			at, rest, end = 0, whole, f.size

@@ -28,8 +28,25 @@ func (s *session) checkpoints() *train.Checkpoints {
 		"data.pack":      fmt.Sprint(j.Data.Pack),
 		"data.shuffle":   fmt.Sprint(j.Data.Shuffle),
 		"seed":           fmt.Sprint(j.Seed),
-		"data.path":      fmt.Sprintf("%s, in %s%s", s.data.Train().Identity(), names(j.Data.Path), s.data.Tokenizer()),
+		"data.path":      fmt.Sprintf("%s, in %s%s", s.data.Train().Identity(), s.dataNames(), s.data.Tokenizer()),
 	}}
+}
+
+// dataNames returns the names of the training files, with what decides how they are packed and
+// mixed.
+func (s *session) dataNames() string {
+	d := &s.Job.Data
+	text := names(d.Path)
+	for i, x := range d.Source {
+		if i > 0 {
+			text += "; "
+		}
+		text += fmt.Sprintf("%v of %s", x.Weight, names(x.Path))
+	}
+	if d.ShuffleDocuments && d.Pack {
+		text += ", documents shuffled"
+	}
+	return text
 }
 
 // digest returns a short hash of a value, for comparing runs.

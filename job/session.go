@@ -84,7 +84,7 @@ func (s *session) load() (*train.Setup, error) {
 	j := s.Job
 	config := j.Data
 	if j.Kind == "eval" && len(j.Eval.Path) > 0 {
-		config.Path = nil // the evaluation does not read data.path
+		config.Path, config.Source = nil, nil // the evaluation does not read data.path
 	}
 	if s.data, err = data.Open(config, j.Eval, data.Options{Vocab: s.parts.Config.VocabSize, Seed: uint64(j.Seed), Comm: s.Mesh.World, Workers: s.threads}); err != nil {
 		return nil, err

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"ulysses/data"
 	"ulysses/internal/status"
 )
 
@@ -30,9 +31,9 @@ func hasEval(j *Job) bool       { return len(j.Eval.Path) > 0 || j.Eval.Split > 
 var missing = []rule{
 	{"model.path", func(j *Job) bool { return j.IsModelJob() && !hasModel(j) },
 		"missing; name a Hugging Face folder, or write the fields of a config.json in [model.new] for a model from scratch"},
-	{"data.path", func(j *Job) bool { return j.Kind == "train" && len(j.Data.Path) == 0 },
+	{"data.path", func(j *Job) bool { return j.Kind == "train" && len(j.trainFiles()) == 0 },
 		"missing; name .txt, .jsonl, .bin (with .idx) or .safetensors files"},
-	{"data.path", func(j *Job) bool { return j.Kind == "eval" && len(j.Data.Path) == 0 && len(j.Eval.Path) == 0 },
+	{"data.path", func(j *Job) bool { return j.Kind == "eval" && len(j.trainFiles()) == 0 && len(j.Eval.Path) == 0 },
 		"missing, and eval.path too; name .txt, .jsonl, .bin (with .idx) or .safetensors files"},
 	{"optimizer.lr", func(j *Job) bool { return j.Kind == "train" && j.Model.Path != "" && !j.IsSet("optimizer.lr") },
 		"missing; set it with model.path, for example to 2e-5: the default, 1e-3, would destroy a pretrained model"},
@@ -64,7 +65,9 @@ var conflicts = []rule{
 	{"data.budget", func(j *Job) bool { return j.Data.Budget > 0 && j.Data.Budget < j.Data.Sequence },
 		"smaller than data.sequence; set it to data.sequence or more"},
 	{"eval.split", func(j *Job) bool { return j.Eval.Split > 0 && len(j.Eval.Path) > 0 }, "set together with eval.path; remove one"},
-	{"eval.split", func(j *Job) bool { return j.Eval.Split > 0 && len(j.Data.Path) == 0 && j.IsModelJob() }, "there is no data.path to hold out documents from; set data.path"},
+	{"data.source", func(j *Job) bool { return len(j.Data.Source) > 0 && len(j.Data.Path) > 0 }, "data.path is set as well; name all files in [[data.source]]"},
+	{"eval.split", func(j *Job) bool { return j.Eval.Split > 0 && len(j.Data.Source) > 0 }, "documents cannot be held out of data.source; name files to evaluate on with eval.path"},
+	{"eval.split", func(j *Job) bool { return j.Eval.Split > 0 && len(j.trainFiles()) == 0 && j.IsModelJob() }, "there is no data.path to hold out documents from; set data.path"},
 	{"eval.every", func(j *Job) bool { return j.Kind == "train" && j.Eval.Every > 0 && !hasEval(j) }, "there is nothing to evaluate; set eval.path or eval.split"},
 	{"train.epochs", func(j *Job) bool { return j.Train.Epochs > 0 && j.IsSet("train.steps") && j.Train.Steps > 0 },
 		"set together with train.steps; remove one (--set train.steps=0 or --set train.epochs=0)"},
@@ -172,7 +175,7 @@ func (l *loader) value(key string) string {
 	switch v := f.get(l.job).(type) {
 	case string, int64, float64, bool:
 		return " = " + show(v)
-	case []string:
+	case []string, []data.SourceConfig:
 		return ""
 	default:
 		return " = " + strings.ReplaceAll(fmt.Sprint(v), " ", ", ")

@@ -30,7 +30,7 @@ func onJob(holds func(j *Job) bool) func(j *Job, c *model.Config) bool {
 // idleKeys has all rules on keys without an effect. In check.go such keys are faults, if the job
 // would compute something else than the user expects.
 var idleKeys = []idle{
-	{[]string{"optimizer.", "train.", "checkpoint.", "eval.every", "data.accumulate", "data.global_batch", "data.shuffle", "memory.block_input", "memory.attention", "memory.qkv",
+	{[]string{"optimizer.", "train.", "checkpoint.", "eval.every", "data.accumulate", "data.global_batch", "data.shuffle", "data.shuffle_documents", "memory.block_input", "memory.attention", "memory.qkv",
 		"memory.mlp", "memory.segment", "memory.head_groups", "memory.optimizer", "memory.gradients", "memory.host", "output.model", "output.trace", "output.tensorboard"},
 		onJob(func(j *Job) bool { return j.Kind == "eval" }), `kind = "eval" does not train`},
 	{[]string{"data.path"}, onJob(func(j *Job) bool { return j.Kind == "eval" && len(j.Eval.Path) > 0 }), "the evaluation reads eval.path"},
@@ -65,7 +65,8 @@ var idleKeys = []idle{
 		`data.format is "text"`},
 	{[]string{"eval.format"}, onJob(func(j *Job) bool { return j.IsModelJob() && len(j.Eval.Path) == 0 }), "there is no eval.path"},
 	{[]string{"data.tokenizer", "data.add_eos"}, onJob(func(j *Job) bool { return j.IsModelJob() && j.noFiles(".jsonl", ".txt") }), "the files have tokens, not text"},
-	{[]string{"data.pack"}, onJob(func(j *Job) bool { return j.IsModelJob() && j.noFiles(".jsonl", ".txt", ".bin", ".idx") }), "the files have whole sequences"},
+	{[]string{"data.shuffle_documents"}, onJob(func(j *Job) bool { return j.IsModelJob() && !j.Data.Pack }), "data.pack is false, and data.shuffle shuffles whole documents"},
+	{[]string{"data.pack", "data.shuffle_documents"}, onJob(func(j *Job) bool { return j.IsModelJob() && j.noFiles(".jsonl", ".txt", ".bin", ".idx") }), "the files have whole sequences"},
 }
 
 // patternKeys are the parameters of a pattern of blocks.
@@ -84,7 +85,16 @@ func (j *Job) files() []string {
 	if j.Kind == "eval" && len(j.Eval.Path) > 0 {
 		return j.Eval.Path
 	}
-	return append(j.Data.Path[:len(j.Data.Path):len(j.Data.Path)], j.Eval.Path...)
+	return append(j.trainFiles(), j.Eval.Path...)
+}
+
+// trainFiles returns the patterns of the training data.
+func (j *Job) trainFiles() []string {
+	all := slices.Clone(j.Data.Path)
+	for _, s := range j.Data.Source {
+		all = append(all, s.Path...)
+	}
+	return all
 }
 
 // noFiles reports whether none of the job's files has one of the extensions. A pattern without an

@@ -1,6 +1,7 @@
 package file
 
 import (
+	"maps"
 	"strconv"
 	"strings"
 
@@ -14,19 +15,25 @@ import (
 // 1, then a = 2), which the library accepts, and nesting for which the library needs quadratic
 // time.
 func keyLines(src string) *scanner {
-	s := &scanner{src: src, line: 1, lines: map[string]int{}}
+	s := &scanner{src: src, line: 1, lines: map[string]int{}, defined: map[string]int{}}
 	var table toml.Key
 	for s.blank(); s.more(); s.blank() {
 		line := s.line
 		if s.peek() == '[' {
+			before := s.i
 			for s.more() && s.peek() == '[' {
 				s.i++
 			}
+			elements := s.i - before
 			table = s.key()
+			if elements == 2 { // the next element may have the keys of the one before
+				inside := table.String() + "."
+				maps.DeleteFunc(s.defined, func(key string, _ int) bool { return strings.HasPrefix(key, inside) })
+			}
 			s.record(table, 0, line)
 		} else if key := s.key(); s.accept('=') {
 			key = append(table[:len(table):len(table)], key...)
-			if first, ok := s.lines[key.String()]; ok {
+			if first, ok := s.defined[key.String()]; ok {
 				s.clashes = append(s.clashes, clash{key.String(), line, first})
 			}
 			s.record(key, len(table), line)
@@ -45,6 +52,7 @@ type scanner struct {
 	depth int // of inline tables and arrays
 
 	lines   map[string]int
+	defined map[string]int // lines of the keys that may not come again
 	clashes []clash
 	deep    int // first line with too deep nesting; 0 = none
 }
@@ -71,6 +79,9 @@ func (s *scanner) record(key toml.Key, known, line int) {
 		name := key[:n].String()
 		if _, ok := s.lines[name]; !ok {
 			s.lines[name] = line
+		}
+		if _, ok := s.defined[name]; !ok {
+			s.defined[name] = line
 		}
 	}
 }

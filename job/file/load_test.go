@@ -60,6 +60,7 @@ new = { hidden_size = 8 }
 override = {}
 [data]
 path = ["a.txt"]
+source = []
 format = "auto"
 train_on = "assistant"
 chat_template = "auto"
@@ -75,6 +76,7 @@ global_batch = 0
 budget = 0
 pack = true
 shuffle = true
+shuffle_documents = false
 [eval]
 path = []
 format = "auto"

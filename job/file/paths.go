@@ -14,6 +14,11 @@ import (
 
 // paths expands variables and makes all paths relative to the current directory.
 func (l *loader) paths(getenv func(string) (string, bool)) {
+	for i := range l.job.Data.Source {
+		for k, p := range l.job.Data.Source[i].Path {
+			l.job.Data.Source[i].Path[k] = l.path("data.source", "glob", p, getenv)
+		}
+	}
 	for i := range schema {
 		f := &schema[i]
 		kind := f.tag.Get("path")

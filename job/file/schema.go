@@ -2,8 +2,10 @@ package file
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -112,6 +114,42 @@ func (f *field) convert(dst reflect.Value, value any) error {
 		dst.Set(reflect.ValueOf(m))
 	case reflect.Slice, reflect.Array:
 		return f.list(dst, value)
+	case reflect.Struct:
+		return f.table(dst, value)
+	}
+	return nil
+}
+
+// table fills a struct from a table of a list of tables, such as [[data.source]].
+func (f *field) table(dst reflect.Value, value any) error {
+	m, ok := value.(map[string]any)
+	if !ok {
+		return f.wrong(value, "tables are needed; write [[%s]] and its keys below", f.key)
+	}
+	known := map[string]bool{}
+	var names []string
+	for i := range dst.NumField() {
+		tag := dst.Type().Field(i).Tag
+		name := tag.Get("toml")
+		known[name], names = true, append(names, name)
+		of := field{key: f.key + "." + name, typ: dst.Type().Field(i).Type, tag: tag}
+		switch v, set := m[name]; {
+		case set:
+			if err := of.convert(dst.Field(i), v); err != nil {
+				return err
+			}
+		case tag.Get("default") != "":
+			dst.Field(i).SetString(tag.Get("default"))
+		case dst.Field(i).Kind() == reflect.Float64:
+			dst.Field(i).SetFloat(1)
+		default:
+			return status.Errorf(status.InvalidConfig, "%s: missing; each table [[%s]] needs it", of.key, f.key)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(m)) {
+		if !known[name] {
+			return status.Errorf(status.InvalidConfig, "%s.%s: unknown key; the keys of [[%s]] are %s", f.key, name, f.key, strings.Join(names, ", "))
+		}
 	}
 	return nil
 }
@@ -120,10 +158,16 @@ func (f *field) convert(dst reflect.Value, value any) error {
 // for a list of one string.
 func (f *field) list(dst reflect.Value, value any) error {
 	values, ok := value.([]any)
+	if tables, isTables := value.([]map[string]any); isTables && dst.Type().Elem().Kind() == reflect.Struct {
+		for _, t := range tables {
+			values = append(values, t)
+		}
+		ok = true
+	}
 	if _, text := value.(string); text && dst.Kind() == reflect.Slice && dst.Type().Elem().Kind() == reflect.String {
 		values, ok = []any{value}, true
 	}
-	what := map[reflect.Kind]string{reflect.String: "strings", reflect.Int64: "integers", reflect.Float64: "numbers"}[dst.Type().Elem().Kind()]
+	what := map[reflect.Kind]string{reflect.String: "strings", reflect.Int64: "integers", reflect.Float64: "numbers", reflect.Struct: "tables"}[dst.Type().Elem().Kind()]
 	if dst.Kind() == reflect.Slice {
 		dst.Set(reflect.MakeSlice(dst.Type(), len(values), len(values)))
 	} else if what = fmt.Sprintf("%d %s", dst.Len(), what); len(values) != dst.Len() {

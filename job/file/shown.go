@@ -7,6 +7,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"ulysses/data"
 )
 
 // credentials matches the start of a URL with its login: user:password@ or token@. A password that
@@ -81,6 +83,15 @@ func (j *Job) valueShown(f *field) any {
 		list := slices.Clone(x)
 		for i := range list {
 			list[i] = one(i, list[i])
+		}
+		return list
+	case []data.SourceConfig:
+		list := slices.Clone(x)
+		for i := range list {
+			list[i].Path = slices.Clone(list[i].Path)
+			for k, p := range list[i].Path {
+				list[i].Path[k] = j.asWritten(p)
+			}
 		}
 		return list
 	default:

@@ -22,6 +22,12 @@ func TOML(x any) string {
 			fields = append(fields, toml.Key{name}.String()+" = "+TOML(table[name]))
 		}
 		return "{" + strings.Join(fields, ", ") + "}"
+	case reflect.Struct:
+		var fields []string
+		for i := range v.NumField() {
+			fields = append(fields, v.Type().Field(i).Tag.Get("toml")+" = "+TOML(v.Field(i).Interface()))
+		}
+		return "{" + strings.Join(fields, ", ") + "}"
 	case reflect.Slice, reflect.Array:
 		var values []string
 		for i := range v.Len() {
