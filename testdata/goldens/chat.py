@@ -33,7 +33,7 @@ WEATHER = dict(
         parameters=dict(
             type="object",
             properties=dict(
-                city=dict(type="string", description="Name, such as \"Zürich\""),
+                city=dict(type="string", description='Name, such as "Zürich"'),
                 days=dict(type="integer", default=1),
                 units=dict(type="string", enum=["celsius", "fahrenheit"]),
                 tags=dict(type="array", items=dict(type="string")),
@@ -52,12 +52,16 @@ CALL = dict(
             type="function",
             function=dict(
                 name="get_weather",
-                arguments=dict(city="Zürich \"HB\"", days=2, ratio=0.5, big=1e20, tags=["a", "b"], far=None),
+                arguments=dict(
+                    city='Zürich "HB"', days=2, ratio=0.5, big=1e20, tags=["a", "b"], far=None
+                ),
             ),
         )
     ],
 )
-RESULT = dict(role="tool", name="get_weather", tool_call_id="call00001", content='{"celsius": 21.5}')
+RESULT = dict(
+    role="tool", name="get_weather", tool_call_id="call00001", content='{"celsius": 21.5}'
+)
 CONVERSATIONS = dict(
     plain=dict(messages=[USER, dict(role="assistant", content="It is 20 °C.")]),
     multi=dict(
@@ -66,7 +70,7 @@ CONVERSATIONS = dict(
             dict(role="user", content=" Two  spaces, a tab\t and <b>tags</b> "),
             dict(role="assistant", content="First: naïve café 漢字 🎉\n\n- a\n- b\n"),
             dict(role="user", content="And\nthen?"),
-            dict(role="assistant", content="  Second answer, it's \"quoted\".  "),
+            dict(role="assistant", content='  Second answer, it\'s "quoted".  '),
         ]
     ),
     prompt=dict(
@@ -94,11 +98,15 @@ CONVERSATIONS = dict(
     call=dict(messages=[USER, CALL], tools=[WEATHER]),
     parts=dict(
         messages=[
-            dict(role="user", content=[dict(type="text", text="One "), dict(type="text", text="two")]),
+            dict(
+                role="user", content=[dict(type="text", text="One "), dict(type="text", text="two")]
+            ),
             dict(role="assistant", content=[dict(type="text", text="Three")]),
         ]
     ),
-    roles=dict(messages=[dict(role="assistant", content="I begin"), dict(role="robot", content="x")]),
+    roles=dict(
+        messages=[dict(role="assistant", content="I begin"), dict(role="robot", content="x")]
+    ),
     empty=dict(messages=[dict(role="user", content=""), dict(role="assistant", content="")]),
     options=dict(
         messages=[USER, dict(role="assistant", content="A")],
@@ -136,8 +144,15 @@ def write_rows() -> None:
     """
     rows = [dict(messages=CONVERSATIONS[c]["messages"]) for c in ("plain", "multi", "thinking")]
     call = json.loads(json.dumps(CALL))
-    del call["tool_calls"][0]["function"]["arguments"]["far"]  # a null that Parquet cannot tell from absent
-    rows += [dict(messages=[USER, call, RESULT, dict(role="assistant", content="21.5 °C")], tools=[WEATHER])]
+    del call["tool_calls"][0]["function"]["arguments"][
+        "far"
+    ]  # a null that Parquet cannot tell from absent
+    rows += [
+        dict(
+            messages=[USER, call, RESULT, dict(role="assistant", content="21.5 °C")],
+            tools=[WEATHER],
+        )
+    ]
     for i in range(40):
         rows.append(
             dict(
@@ -147,7 +162,7 @@ def write_rows() -> None:
                 ]
             )
         )
-        rows.append(dict(text=f"Text {i} with \"quotes\" and\nnewlines\t\u2028é"))
+        rows.append(dict(text=f'Text {i} with "quotes" and\nnewlines\t\u2028é'))
         rows.append(dict(input_ids=[i % 50, 1, 2], labels=[-100, 1, i % 50]))
     lines = "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in rows).encode()
     (FOLDER / "rows.jsonl").write_bytes(lines)
@@ -175,8 +190,17 @@ class Clock(datetime.datetime):
 
 def write() -> None:
     """Writes the conversations, the tokenizers and the expected renderings."""
-    templates = {p.stem: p.read_text(encoding="utf-8") for p in sorted((FOLDER / "templates").glob("*.jinja"))}
-    found = {s for text in templates.values() for s in re.findall(r"<[|｜][a-zA-Z_▁]+[|｜]>|<(?:start|end)_of_turn>|\[/?[A-Z_]{4,}\]", text)}
+    templates = {
+        p.stem: p.read_text(encoding="utf-8")
+        for p in sorted((FOLDER / "templates").glob("*.jinja"))
+    }
+    found = {
+        s
+        for text in templates.values()
+        for s in re.findall(
+            r"<[|｜][a-zA-Z_▁]+[|｜]>|<(?:start|end)_of_turn>|\[/?[A-Z_]{4,}\]", text
+        )
+    }
     special = [BOS, EOS, *sorted(found)]
     chat_template_utils.datetime = Clock
     small = {}
@@ -197,21 +221,30 @@ def write() -> None:
             )
             case = dict(template=name, conversation=conversation)
             try:
-                case["text"] = small["qwen2"].apply_chat_template(c["messages"], tokenize=False, **args)
+                case["text"] = small["qwen2"].apply_chat_template(
+                    c["messages"], tokenize=False, **args
+                )
             except Exception as e:
                 case["error"] = f"{type(e).__name__}: {e}"
-            if "generation" in name + text and "{% generation" in text.replace("{%-", "{%") and "text" in case:
+            if (
+                "generation" in name + text
+                and "{% generation" in text.replace("{%-", "{%")
+                and "text" in case
+            ):
                 for base, t in small.items():
                     found = t.apply_chat_template(
                         c["messages"], return_assistant_tokens_mask=True, return_dict=True, **args
                     )
-                    case[base] = dict(tokens=len(found["input_ids"]), ranges=ranges(found["assistant_masks"]))
+                    case[base] = dict(
+                        tokens=len(found["input_ids"]), ranges=ranges(found["assistant_masks"])
+                    )
             out.append(case)
     dump = lambda x: json.dumps(x, ensure_ascii=False, indent=1) + "\n"  # noqa: E731
     (FOLDER / "conversations.json").write_text(dump(CONVERSATIONS), encoding="utf-8")
     lines = ",\n".join(json.dumps(c, ensure_ascii=False) for c in out)
     (FOLDER / "expected.json").write_text(
-        json.dumps(dict(now=NOW.isoformat(), bos_token=BOS, eos_token=EOS))[:-1] + f', "cases": [\n{lines}\n]}}\n',
+        json.dumps(dict(now=NOW.isoformat(), bos_token=BOS, eos_token=EOS))[:-1]
+        + f', "cases": [\n{lines}\n]}}\n',
         encoding="utf-8",
     )
     write_rows()

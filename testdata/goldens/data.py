@@ -6,6 +6,7 @@ import pathlib
 import torch
 from reference import IGNORED, Document
 from safetensors.torch import load_file, save_file
+from transformers.utils.chat_template_utils import render_jinja_template
 
 TEXTS = [
     "PROP. I. THEOR. I. Lights which differ in Colour, differ also in Degrees of Refrangibility.",
@@ -21,6 +22,48 @@ TEXTS = [
     "Do not all fix'd Bodies, when heated beyond a certain degree, emit Light and shine; and is not this Emission perform'd by the "
     "vibrating motions of their parts?",
 ] * 2
+
+
+# A template for bytes as tokens: the end of a turn is a newline, which is trained.
+TEMPLATE = """{%- for m in messages %}
+    {%- if m.role == 'assistant' %}
+        {{- 'Answer: ' }}
+        {%- generation %}
+            {{- m.content + '\n' }}
+        {%- endgeneration %}
+    {%- else %}
+        {{- (m.role | capitalize) + ': ' + m.content + '\n' }}
+    {%- endif %}
+{%- endfor %}
+"""
+
+
+def conversations() -> list[list[dict]]:
+    """Returns conversations of one to three questions; the texts are the questions and answers."""
+    out = []
+    for i in range(12):
+        m = [dict(role="system", content="Speak of Light.")] if i % 3 == 0 else []
+        for k in range(i % 3 + 1):
+            q, a = TEXTS[(5 * i + 2 * k) % len(TEXTS)], TEXTS[(3 * i + k + 1) % len(TEXTS)]
+            m += [
+                dict(role="user", content=q[:60]),
+                dict(role="assistant", content=a[: 20 + 9 * i]),
+            ]
+        out.append(m)
+    return out
+
+
+def rendered(messages: list[dict]) -> tuple[list[int], list[int]]:
+    """Returns the bytes of a conversation as ids, and the labels: bytes that an assistant wrote."""
+    texts, spans = render_jinja_template(
+        conversations=[messages], chat_template=TEMPLATE, return_assistant_tokens_mask=True
+    )
+    text, ids = texts[0], list(texts[0].encode())
+    labels = [IGNORED] * len(ids)
+    for a, b in spans[0]:
+        lo, hi = len(text[:a].encode()), len(text[:b].encode())
+        labels[lo:hi] = ids[lo:hi]
+    return ids, labels
 
 
 def tokens(sequences: int, n: int, seed: int) -> torch.Tensor:
@@ -84,6 +127,10 @@ def write_data(root: pathlib.Path) -> None:
         {"input_ids": ids, "labels": labels, "position_ids": pos}, root / "packed64.safetensors"
     )
 
+    (root / "chat.jinja").write_text(TEMPLATE)
+    (root / "chat.jsonl").write_text(
+        "".join(json.dumps({"messages": m}, ensure_ascii=False) + "\n" for m in conversations())
+    )
     (root / "texts.jsonl").write_text(
         "".join(
             json.dumps({"text": t}, ensure_ascii=i % 2 == 0) + "\n" for i, t in enumerate(TEXTS)
@@ -109,11 +156,11 @@ def documents(
 def sequences_of(path: pathlib.Path, sequence: int, pack: bool) -> list[list[Document]]:
     """Returns the sequences of a file, each as its documents."""
     if path.suffix == ".jsonl":
-        return text_sequences(
-            [json.loads(line)["text"].encode() for line in path.read_text().splitlines()],
-            sequence,
-            pack,
-        )
+        records = [json.loads(line) for line in path.read_text().splitlines()]
+        if "messages" in records[0]:
+            return text_sequences([rendered(r["messages"]) for r in records], sequence, pack)
+        texts = [list(r["text"].encode()) for r in records]
+        return text_sequences([(t, t) for t in texts], sequence, pack)
     t = {k: v.long() for k, v in load_file(path).items()}
     ids = t["input_ids"]
     labels = t.get("labels", ids)
@@ -127,23 +174,26 @@ def sequences_of(path: pathlib.Path, sequence: int, pack: bool) -> list[list[Doc
     ]
 
 
-def text_sequences(texts: list[bytes], sequence: int, pack: bool) -> list[list[Document]]:
-    """Returns the sequences of texts, each as its documents.
+def text_sequences(
+    texts: list[tuple[list[int], list[int]]], sequence: int, pack: bool
+) -> list[list[Document]]:
+    """Returns the sequences of texts, each as its documents. A text is its ids and its labels.
 
     With pack, the texts are concatenated, and the result is split at the sequence length. Without
     pack, each text is one sequence, truncated to the sequence length.
     """
     if not pack:
-        truncated = [torch.tensor(list(t[:sequence])) for t in texts]
-        return [documents(x, x, torch.arange(len(x)), [0]) for x in truncated]
-    x = torch.tensor(list(b"".join(texts)))
+        truncated = [(torch.tensor(t[:sequence]), torch.tensor(y[:sequence])) for t, y in texts]
+        return [documents(x, y, torch.arange(len(x)), [0]) for x, y in truncated]
+    x = torch.tensor([i for t, _ in texts for i in t])
+    y = torch.tensor([i for _, t in texts for i in t])
     first = {0}
-    for t in texts:
+    for t, _ in texts:
         first.add(max(first) + len(t))
     sequences = []
     for a in range(0, len(x), sequence):
         ids = x[a : a + sequence]
         starts = [0] + [f - a for f in sorted(first) if a < f < a + len(ids)]
         pos = torch.cat([torch.arange(e - s) for s, e in zip(starts, starts[1:] + [len(ids)])])
-        sequences.append(documents(ids, ids, pos, starts))
+        sequences.append(documents(ids, y[a : a + sequence], pos, starts))
     return sequences

@@ -119,6 +119,13 @@ def cases() -> dict:
     out["qwen2-sgd-text-rows"] = dict(
         model="qwen2", optimizer=SGD, file="texts.jsonl", sequence=100, batch=2, pack=False
     )
+    # Conversations with a loss on the answers alone.
+    chat = dict(file="chat.jsonl", sequence=160, batch=1, accumulate=2)
+    out["qwen3-adamw-chat-packed"] = dict(model="qwen3", optimizer=ADAMW, **chat)
+    out["llama-sgd-chat-dp2"] = dict(
+        model="llama", optimizer=SGD, **chat | dict(ulysses=2, accumulate=1)
+    )
+    out["qwen2-sgd-chat-rows"] = dict(model="qwen2", optimizer=SGD, pack=False, **chat)
     return out
 
 
@@ -150,6 +157,8 @@ def job_text(c: dict) -> str:
     if "global_batch" in c:
         tables["data"].pop("accumulate")
         tables["data"]["global_batch"] = c["global_batch"]
+    if c["file"] == "chat.jsonl":
+        tables["data"]["chat_template"] = "../data/chat.jinja"
     if "override" in c:
         tables["model"]["override"] = c["override"]
     lines = ['kind = "train"']
@@ -215,7 +224,12 @@ def train_case(name: str, c: dict) -> None:
             folder / "final.safetensors",
         )
         result["final_weights"] = "final.safetensors"
-    inputs = [path, *model.glob("*.json"), *model.glob("*.safetensors")]
+    inputs = [
+        path,
+        *path.parent.glob(path.stem + ".jinja"),
+        *model.glob("*.json"),
+        *model.glob("*.safetensors"),
+    ]
     write_json(
         folder / "case.json",
         dict(
