@@ -25,6 +25,7 @@ type dataFile struct {
 }
 
 // listFiles returns the files of a key in order, with their formats. lines is the format of lines.
+// Compressed files are expanded if o.expanded is not nil.
 func listFiles(o *opener, key string, patterns []string, lines string) ([]dataFile, error) {
 	paths, err := glob(key, patterns)
 	if err != nil {
@@ -40,6 +41,9 @@ func listFiles(o *opener, key string, patterns []string, lines string) ([]dataFi
 		files[i] = dataFile{path: path, paths: []string{path}, size: info.Size(), name: path}
 		if inner, packed := unpack.Inner(path); packed {
 			files[i].name = inner
+			if o.expanded == nil { // the files are only compared
+				continue
+			}
 			if files[i].size, err = o.expand(path); err != nil {
 				return nil, err
 			}
@@ -168,7 +172,7 @@ func literal(pattern string) (name string, ok bool) {
 // Files returns the files that a key of the job file names (data.path, eval.path), so that ranks
 // can compare their copies before they open them.
 func Files(key string, patterns []string, c Config) ([]comm.File, error) {
-	list, err := listFiles(&opener{config: c}, key, patterns)
+	list, err := listFiles(&opener{config: c}, key, patterns, chat.Auto)
 	if err != nil {
 		return nil, err
 	}

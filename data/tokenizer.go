@@ -83,6 +83,20 @@ func TokenizerFiles(name string) ([]comm.File, error) {
 	return commFiles(t.(*tokenizer.Tokenizer).Files()), nil
 }
 
+// ChatFiles returns the files of the chat templates of a job, so that ranks can compare their
+// copies.
+func ChatFiles(d Config) ([]comm.File, error) {
+	t, err := openTokenizer(d.Tokenizer)
+	if err != nil {
+		return nil, err
+	}
+	r, err := openChat(d, t)
+	if err != nil {
+		return nil, err
+	}
+	return commFiles(r.Files()), nil
+}
+
 // checkTokenizer returns an error for a tokenizer with ids outside the model's vocabulary.
 func checkTokenizer(t Tokenizer, vocab int64, addEOS bool) error {
 	if t == nil {
