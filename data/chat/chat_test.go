@@ -172,3 +172,29 @@ func TestTurnsAreTaggedTurns(t *testing.T) {
 		t.Errorf("%d renderings were compared", compared)
 	}
 }
+
+// BenchmarkRead renders conversations and finds their trained bytes.
+func BenchmarkRead(b *testing.B) {
+	conversations := map[string]json.RawMessage{}
+	text, err := os.ReadFile(filepath.Join(goldens, "conversations.json"))
+	if err == nil {
+		err = json.Unmarshal(text, &conversations)
+	}
+	if err != nil {
+		b.Fatal(err)
+	}
+	for _, template := range []string{"qwen2_5", "qwen3", "gptoss"} {
+		b.Run(template, func(b *testing.B) {
+			r, err := Open(Options{Template: filepath.Join(goldens, "templates", template+".jinja"), TrainOn: Assistant, Date: "2026-01-31", Special: []string{"<|im_start|>", "<|im_end|>", "<|start|>", "<|end|>", "<|return|>"}})
+			if err != nil {
+				b.Fatal(err)
+			}
+			b.SetBytes(int64(len(conversations["multi"])))
+			for b.Loop() {
+				if _, err := r.Read(conversations["multi"], Auto, "text"); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
