@@ -1,6 +1,8 @@
 package data
 
 import (
+	"bytes"
+	"compress/gzip"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -88,5 +90,24 @@ func TestExpandedFaults(t *testing.T) {
 	d.TextField, d.Format = "body", "text"
 	if _, err := Open(d, EvalConfig{}, Options{Vocab: 1000}); err == nil || !strings.Contains(err.Error(), `columns.parquet:1: there is no field "body"`) {
 		t.Error(err)
+	}
+}
+
+// A compressed .txt file is one document, as an expanded one is.
+func TestCompressedText(t *testing.T) {
+	dir := t.TempDir()
+	text := strings.Repeat("A line of text.\n", 500)
+	var b bytes.Buffer
+	w := gzip.NewWriter(&b)
+	if _, err := w.Write([]byte(text)); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	plain := open(t, config(300, file(t, dir, "a.txt", text)), EvalConfig{}, 256).Train()
+	packed := open(t, config(300, file(t, dir, "a.txt.gz", b.String())), EvalConfig{}, 256).Train()
+	if !reflect.DeepEqual(whole(t, packed), whole(t, plain)) || packed.Documents() != 1 {
+		t.Error("other sequences")
 	}
 }
