@@ -59,7 +59,7 @@ type opBench struct {
 	cos, sin      tensor.Tensor    // [T, D/2]
 	table, ids    tensor.Tensor    // [vocabulary, hidden], [T]
 	dtable        tensor.Tensor    // F32
-	logits, nll   tensor.Tensor    // [rows, 32·hidden] F32, [rows]
+	logits, nll   tensor.Tensor    // [rows, 32·hidden] of the type of a model's logits, [rows] F32
 	dlogits, want tensor.Tensor    // gradient of logits; targets
 	state         [4]tensor.Tensor // weights, gradients and both moments of AdamW
 	low, sum      tensor.Tensor
@@ -76,8 +76,11 @@ func (x *opBench) allocate(a arena) {
 	x.cos, x.sin = a.alloc(tensor.F32, t, x.HeadDim/2), a.alloc(tensor.F32, t, x.HeadDim/2)
 	vocabulary := max(256, 8*h)
 	x.table, x.ids, x.dtable = a.alloc(kind, vocabulary, h), a.alloc(tensor.I32, t), a.alloc(tensor.F32, vocabulary, h)
-	rows := max(1, t/16)
-	x.logits, x.nll, x.dlogits, x.want = a.alloc(tensor.F32, rows, 32*h), a.alloc(tensor.F32, rows), a.alloc(kind, rows, 32*h), a.alloc(tensor.I32, rows)
+	rows, logits := max(1, t/16), tensor.F32
+	if x.d.Info().LogitsBF16 {
+		logits = kind
+	}
+	x.logits, x.nll, x.dlogits, x.want = a.alloc(logits, rows, 32*h), a.alloc(tensor.F32, rows), a.alloc(kind, rows, 32*h), a.alloc(tensor.I32, rows)
 	n := f * h * 2
 	for i := range x.state {
 		x.state[i] = a.alloc(tensor.F32, n)

@@ -43,6 +43,9 @@ static inline int32_t plug_stream_sync(const uly_cuda_api *t, uly_device *d, uly
 static inline int32_t plug_stream_query(const uly_cuda_api *t, uly_device *d, uly_stream *s, int32_t *done) {
   return t->stream_query(d, s, done);
 }
+static inline int32_t plug_stream_group(const uly_cuda_api *t, uly_device *d, uly_stream *s, int32_t open) {
+  return t->stream_group(d, s, open);
+}
 static inline int32_t plug_stream_wait(const uly_cuda_api *t, uly_device *d, uly_stream *s, uly_event *e) {
   return t->stream_wait(d, s, e);
 }

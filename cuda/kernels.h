@@ -17,7 +17,7 @@
 extern "C" {
 #endif
 
-#define ULY_CUDA_ABI 8u
+#define ULY_CUDA_ABI 9u
 
 // The largest head sizes that the kernels of attention and of the gated delta rule support.
 enum { ULY_ATTENTION_HEAD = 256, ULY_DELTA_HEAD = 256 };
@@ -169,6 +169,9 @@ typedef struct uly_cuda_api {
 
   int32_t (*stream_create)(uly_device *, int32_t use, uly_stream **out); // use: ULY_STREAM_...
   int32_t (*stream_destroy)(uly_device *, uly_stream *);
+  // Between opening and closing a group, the calls of Copy and Rope must be independent. Those that
+  // fit a Move (kernels/moves.h) are launched together. Any other use of the stream launches them.
+  int32_t (*stream_group)(uly_device *, uly_stream *, int32_t open);
   int32_t (*stream_sync)(uly_device *, uly_stream *);
   int32_t (*stream_query)(uly_device *, uly_stream *, int32_t *done);
   int32_t (*stream_wait)(uly_device *, uly_stream *, uly_event *);

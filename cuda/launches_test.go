@@ -144,17 +144,26 @@ func (x *shaped) operations(hidden, heads int64, dims ...int64) map[string]func(
 	calls["add"] = func() error { return d.Add(s, c, a, b) }
 	q, table := a.Split(1, hidden/128), f32(t, 64)
 	calls["rope"] = func() error { return d.Rope(s, &device.Rope{X: q, Y: q, Cos: table, Sin: table}) }
+	own, other := b.Split(1, hidden/128), c.Split(1, hidden/128)
+	calls["pack"] = func() error { // as for an all-to-all
+		return device.Grouped(s, func() error {
+			if err := d.Rope(s, &device.Rope{X: q, Y: own, Cos: table, Sin: table}); err != nil {
+				return err
+			}
+			return d.Copy(s, other.Permute(1, 0, 2), q.Permute(1, 0, 2))
+		})
+	}
 	calls["swiglu"] = func() error { return d.SwiGLUForward(s, &device.SwiGLU{Gate: a, Up: b, Y: c}) }
 	calls["swiglu backward"] = func() error {
 		return d.SwiGLUBackward(s, &device.SwiGLUGrad{Gate: a, Up: b, DY: c, DGate: a, DUp: b, Restore: true})
 	}
 	rows := min(t, 1024)
-	ids, logits, dlogits, nll := x.alloc(tensor.I32, rows), f32(rows, 4*hidden), bf16(rows, 4*hidden), f32(rows)
+	ids, logits, nll := x.alloc(tensor.I32, rows), bf16(rows, 4*hidden), f32(rows)
 	if err := d.Copy(s, ids, tensor.OfInt32(make([]int32, rows), rows)); err != nil { // a target is read as an index
 		x.t.Fatal(err)
 	}
 	calls["cross-entropy"] = func() error {
-		return d.CrossEntropy(s, &device.CrossEntropy{Logits: logits, Targets: ids, NLL: nll, DLogits: dlogits, GradScale: 1})
+		return d.CrossEntropy(s, &device.CrossEntropy{Logits: logits, Targets: ids, NLL: nll, DLogits: logits, GradScale: 1})
 	}
 	mixed, filter := bf16(t, 2*hidden), bf16(2*hidden, 4)
 	conv := device.Conv1d{X: mixed, Y: bf16(t, 2*hidden), W: filter, Cu: []int64{0, t}}

@@ -204,6 +204,44 @@ func TestInTree(t *testing.T) {
 	}
 }
 
+// TestProgramInTree: a program in bin of a source tree, run without the variable, opens the plug-in
+// in build/cuda of the tree. The program is this test.
+func TestProgramInTree(t *testing.T) {
+	const child = "ULYSSES_TEST_PROGRAM_IN_TREE"
+	if os.Getenv(child) != "" {
+		found, err := Probe()
+		fmt.Println("plug-in:", found.Plugin, err)
+		return
+	}
+	plugin := cudatest.Use(t)
+	tree := t.TempDir()
+	copied := func(from, to string) string {
+		content, err := os.ReadFile(from)
+		if err != nil {
+			t.Fatal(err)
+		}
+		to = filepath.Join(tree, to)
+		if err := os.MkdirAll(filepath.Dir(to), 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(to, content, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		return to
+	}
+	program, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	copied("plugin.mk", "cuda/plugin.mk")
+	want := copied(plugin, Built)
+	c := exec.Command(copied(program, "bin/program"), "-test.run=^TestProgramInTree$")
+	c.Env = append(os.Environ(), child+"=1", variable+"=")
+	if out, err := c.CombinedOutput(); err != nil || !strings.Contains(string(out), "plug-in: "+want+" <nil>") {
+		t.Errorf("%v\n%swant %s", err, out, want)
+	}
+}
+
 // TestWithoutDriver opens the real plug-in on a machine without a GPU: a message and a status.
 func TestWithoutDriver(t *testing.T) {
 	path := os.Getenv(variable)

@@ -136,6 +136,16 @@ func (s *stream) Sync() error {
 	return s.d.result(code)
 }
 
+// Group opens or closes a group of independent operations (device.Grouper).
+func (s *stream) Group(open bool) error {
+	if _, err := s.d.of("Group", s); err != nil {
+		return err
+	}
+	return s.d.result(C.plug_stream_group(s.d.table, s.d.d, s.s, flag(open)))
+}
+
+var _ device.Grouper = (*stream)(nil)
+
 // withEvent checks that the stream and the event can be used, and returns the event.
 func (s *stream) withEvent(op string, e device.Event) (*event, error) {
 	if _, err := s.d.of(op, s); err != nil {

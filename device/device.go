@@ -38,6 +38,8 @@ type Info struct {
 	Compute []tensor.DType // types that activations may have; the preferred type is first
 	// TokenMajor is true if attention is fastest on [T, H, D] in memory, false for [H, T, D].
 	TokenMajor bool
+	// LogitsBF16 is true if CrossEntropy accepts BF16 logits.
+	LogitsBF16 bool
 	Memory     int64 // bytes that this rank may use; 0 = the host's
 	// Free is the bytes of Memory that were free when all ranks had opened their devices and
 	// communicators. It is the same on all ranks. 0 = unknown.
@@ -87,6 +89,29 @@ type Stream interface {
 	// recorded.
 	Wait(Event) error
 	Close()
+}
+
+// Grouper is a Stream that runs small operations together. In a group, which Group(true) opens and
+// Group(false) closes, no operation may read or write what another one writes, if both are Copy or
+// Rope. All other operations of the stream keep their order.
+type Grouper interface {
+	Group(open bool) error
+}
+
+// Grouped calls f in a group, on streams that have groups.
+func Grouped(s Stream, f func() error) error {
+	g, ok := s.(Grouper)
+	if !ok {
+		return f()
+	}
+	if err := g.Group(true); err != nil {
+		return err
+	}
+	err := f()
+	if closed := g.Group(false); err == nil {
+		err = closed
+	}
+	return err
 }
 
 // Event is a point in a stream.

@@ -188,10 +188,11 @@ type EmbeddingGrad struct {
 // (softmax - onehot)·GradScale. A target of -100 has nll 0 and gradient 0. Without DLogits, no
 // gradient is computed. With Softcap c > 0, a logit x is first replaced by c·tanh(x/c).
 type CrossEntropy struct {
-	Logits  tensor.Tensor `op:"in"`  // [T, V] F32, last axis dense
+	// [T, V] F32, or BF16 on a device with Info.LogitsBF16; last axis dense
+	Logits  tensor.Tensor `op:"in"`
 	Targets tensor.Tensor `op:"in"`  // [T] I32
 	NLL     tensor.Tensor `op:"out"` // [T] F32
-	// [T, V] of the compute type; may be Logits if F32
+	// [T, V] of the compute type; BF16 if Logits are; may be Logits if of the same type
 	DLogits   tensor.Tensor `op:"out,optional"`
 	GradScale float64
 	Softcap   float64 // 0 = off

@@ -77,7 +77,7 @@ var costs = [len(device.Operations)]func(c *cost, r *Rates, args unsafe.Pointer)
 		a := (*device.EmbeddingGrad)(args)
 		c.bytes = a.IDs.Bytes() + 3*a.DY.Bytes()
 	},
-	// The gradient reads the logits a second time.
+	// The gradient reads the logits a second time, after they have left the cache.
 	device.OpCrossEntropy: func(c *cost, r *Rates, args unsafe.Pointer) {
 		if a := (*device.CrossEntropy)(args); !a.DLogits.IsNil() {
 			c.bytes += a.Logits.Bytes()

@@ -15,9 +15,10 @@ const (
 )
 
 // head is the final norm, the projection to the vocabulary, and the loss. Only the logits of one
-// tile of tokens exist at a time, in F32, and their gradients, in the compute type. If the compute
-// type is F32, the gradients overwrite the logits. The backward half of a tile follows its forward
-// half directly, because it needs the logits.
+// tile of tokens exist at a time, and their gradients, in the compute type. Logits are F32, or BF16
+// if that is the compute type and the device's loss accepts it. Gradients of the same type
+// overwrite the logits. The backward half of a tile follows its forward half directly, because it
+// needs the logits.
 type head struct {
 	norm   *Param
 	matrix linear // [V, hidden]; the table of the embedding if tied
@@ -27,7 +28,7 @@ type head struct {
 	cap    float64 // of logits; 0 = none
 
 	p               *pass
-	logits, dlogits tensor.Tensor // [tile, V] F32, and of the compute type
+	logits, dlogits tensor.Tensor // [tile, V], and of the compute type
 	compute         tile.Compute
 }
 
@@ -38,14 +39,22 @@ func newHead(cfg *Config, norm, matrix *Param) *head {
 }
 
 // tileTokens returns the tokens of a tile on a device; 0 = all.
-func (h *head) tileTokens(d device.Device, t Tiles) int64 {
+func (h *head) tileTokens(d device.Device, t Tiles, compute tensor.DType) int64 {
 	switch t.Loss {
 	case TileOff:
 		return 0
 	case TileAuto:
-		return max(lossTileMin, min(lossTileMax, tileBytes(d)/(4*h.matrix.out)))
+		return max(lossTileMin, min(lossTileMax, tileBytes(d)/(logitType(d, compute).Size()*h.matrix.out)))
 	}
 	return t.Loss
+}
+
+// logitType returns the type of logits on a device.
+func logitType(d device.Device, compute tensor.DType) tensor.DType {
+	if d.Info().LogitsBF16 {
+		return compute
+	}
+	return tensor.F32
 }
 
 // run writes the sum of the negative log likelihoods of x [T, hidden] to sum [1] F64. In a pass
@@ -58,12 +67,12 @@ func (h *head) run(p *pass, x, sum tensor.Tensor) tensor.Tensor {
 	p.Scale(p.act, h.scale) // before the product: hidden_size values, not vocab_size
 	p.end()
 	p.phase("loss")
-	mark, tokens := p.mark(), h.tileTokens(p.dev, p.tiles)
+	mark, tokens := p.mark(), h.tileTokens(p.dev, p.tiles, p.compute)
 	// summed over all tokens at once: the sum does not depend on the tiles
 	nll := p.tempF32(p.tokens)
-	h.logits = p.tempF32(tile.MaxTileRows(p.tokens, tokens), h.matrix.out)
+	h.logits = p.alloc(logitType(p.dev, p.compute), tile.MaxTileRows(p.tokens, tokens), h.matrix.out)
 	h.dlogits = h.logits
-	if p.backward && p.compute != tensor.F32 {
+	if p.backward && p.compute != h.logits.DType {
 		h.dlogits = p.temp(tile.MaxTileRows(p.tokens, tokens), h.matrix.out)
 	}
 	h.p, h.compute.Plan, h.compute.Fused = p, p.tilePlan(tokens), p.backward

@@ -149,7 +149,7 @@ func TestLossMemoryIsFlat(t *testing.T) {
 		}
 		for _, rows := range []int64{2048, 16384, 131072, 1048576} {
 			auto, whole := peak(rows, TileAuto), peak(rows, TileOff)
-			t.Logf("vocabulary 128256, %7d tokens: logits and loss take %5.1f MiB in tiles of %d, %9.1f MiB at once", rows, float64(auto)/(1<<20), m.head.tileTokens(r.dev, Tiles{}), float64(whole)/(1<<20))
+			t.Logf("vocabulary 128256, %7d tokens: logits and loss take %5.1f MiB in tiles of %d, %9.1f MiB at once", rows, float64(auto)/(1<<20), m.head.tileTokens(r.dev, Tiles{}, tensor.F32), float64(whole)/(1<<20))
 			if auto != peak(2048, TileAuto) || whole != rows*128256*4 {
 				t.Errorf("%d tokens: %d bytes in tiles, %d without; 2048 tokens need %d in tiles", rows, auto, whole, peak(2048, TileAuto))
 			}
@@ -173,7 +173,7 @@ func TestTilesOfDevices(t *testing.T) {
 		mlp, loss int64
 	}{{host, 390, 130}, {gpu, 4096, 2092}} {
 		m := &Model{Config: &cfg, dev: x.dev, compute: tensor.F32, head: newHead(&cfg, nil, newParam("lm_head.weight", cfg.DType, normal, []string{"", ""}, cfg.VocabSize, cfg.HiddenSize))}
-		if mlp, loss := m.MLPTile(), m.head.tileTokens(x.dev, m.tiles); mlp != x.mlp || loss != x.loss {
+		if mlp, loss := m.MLPTile(), m.head.tileTokens(x.dev, m.tiles, m.compute); mlp != x.mlp || loss != x.loss {
 			t.Errorf("%s: tiles of %d tokens in the MLP and %d in the loss, want %d and %d", x.dev.Info().Kind, mlp, loss, x.mlp, x.loss)
 		}
 	}

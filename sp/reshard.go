@@ -109,12 +109,13 @@ func onWire(wire tensor.Tensor, dtype tensor.DType, sent, received int64) (src, 
 
 // pack copies the blocks to send to the front of the wire.
 func (p *Plan) pack(s device.Stream, wire tensor.Tensor, tensors []reshardTensor, toHeads bool) error {
-	return p.walk(s, wire, 0, tensors, toHeads, true)
+	return device.Grouped(s, func() error { return p.walk(s, wire, 0, tensors, toHeads, true) })
 }
 
 // unpack copies the received blocks, which start at element at of the wire.
 func (p *Plan) unpack(s device.Stream, wire tensor.Tensor, at int64, tensors []reshardTensor, toHeads bool) error {
-	if err := p.walk(s, wire, at, tensors, toHeads, false); err != nil || toHeads {
+	err := device.Grouped(s, func() error { return p.walk(s, wire, at, tensors, toHeads, false) })
+	if err != nil || toHeads {
 		return err
 	}
 	for i := range tensors {
@@ -130,7 +131,8 @@ func (p *Plan) unpack(s device.Stream, wire tensor.Tensor, at int64, tensors []r
 	return nil
 }
 
-// walk packs or unpacks the blocks of the wire in rank order, from element at on. If pack equals
+// walk packs or unpacks the blocks of the wire in rank order, from element at on. Its copies and
+// rotations are independent of each other. If pack equals
 // toHeads, a block has rows of this rank's tokens and another rank's heads; otherwise it has rows
 // of another rank's tokens and this rank's heads. In the first case walk also copies the rows that
 // stay on this rank.

@@ -66,6 +66,7 @@ int32_t api_free_host(uly_device *d, void *p);
 // streams.cu
 int32_t api_stream_create(uly_device *d, int32_t use, uly_stream **out);
 int32_t api_stream_destroy(uly_device *d, uly_stream *s);
+int32_t api_stream_group(uly_device *d, uly_stream *s, int32_t open);
 int32_t api_stream_sync(uly_device *d, uly_stream *s);
 int32_t api_stream_query(uly_device *d, uly_stream *s, int32_t *done);
 int32_t api_stream_wait(uly_device *d, uly_stream *s, uly_event *e);

@@ -99,6 +99,7 @@ int32_t api_enqueue(uly_device *d, uly_stream *s, int32_t op, const void *args, 
                   (long long)o.bytes);
     d->text.clear();
     const uly_kernel *kernel = choose(of(d), op, args);
+    if (op != ULY_OP_COPY && op != ULY_OP_ROPE) launch_group(s);
     return kernel ? kernel->run(d, s, args) : unserved(of(d), op);
   });
 }

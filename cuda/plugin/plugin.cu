@@ -43,6 +43,7 @@ const uly_cuda_api table = {
     api_free_host,
     api_stream_create,
     api_stream_destroy,
+    api_stream_group,
     api_stream_sync,
     api_stream_query,
     api_stream_wait,

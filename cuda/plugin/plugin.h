@@ -55,9 +55,17 @@ struct uly_stream {
   char *scratch = nullptr;
   int64_t scratch_bytes = 0;
   uly_fault *fault = nullptr;
-  // a stream of the host program, for ordering only: scratch and fault are NULL
+  // a stream of the host program, for ordering only: scratch, fault and queue are NULL
   bool wrapped = false;
+  struct Moves *queue = nullptr, *group = nullptr; // group: queue while a group is open, else NULL
 };
+
+// Groups (kernels/moves.h). launch_group launches the queued calls of an open group.
+void open_group(uly_stream *s);
+void launch_group(uly_stream *s);
+void close_group(uly_stream *s);
+struct Moves *new_queue();
+void delete_queue(struct Moves *queue);
 
 struct uly_event {
   cudaEvent_t e = nullptr;

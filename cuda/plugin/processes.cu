@@ -62,6 +62,7 @@ int32_t event_open(uly_device *d, const char handle[ULY_HANDLE], uly_event **out
 
 int32_t copy_bytes(uly_device *d, uly_stream *s, void *dst, const void *src, int64_t bytes) {
   if (bytes < 0) return fail(d, ULY_INVALID_ARGUMENT, "copying %lld bytes", (long long)bytes);
+  launch_group(s);
   return bytes ? check(d, cudaMemcpyAsync(dst, src, (size_t)bytes, cudaMemcpyDefault, s->s), "copying bytes")
                : (int32_t)ULY_OK;
 }

@@ -6,6 +6,7 @@
 static void destroy(uly_stream *s) {
   if (s->s && !s->wrapped) cudaStreamSynchronize(s->s), cudaStreamDestroy(s->s);
   if (s->scratch) cudaFree(s->scratch);
+  delete_queue(s->queue);
   if (s->fault) cudaFreeHost(s->fault);
   cudaGetLastError();
   delete s;
@@ -18,6 +19,7 @@ int32_t api_stream_create(uly_device *d, int32_t use, uly_stream **out) {
   return guarded(d, [&] {
     *out = nullptr;
     auto *s = new uly_stream;
+    s->queue = new_queue();
     auto make = [&]() -> int32_t {
       int lowest = 0, highest = 0;
       TRY(check(d, cudaDeviceGetStreamPriorityRange(&lowest, &highest), "creating a stream"));
@@ -47,8 +49,26 @@ int32_t api_stream_destroy(uly_device *d, uly_stream *s) {
   return ULY_OK;
 }
 
+// launched launches what an open group has queued.
+static int32_t launched(uly_device *d, uly_stream *s) {
+  launch_group(s);
+  return check_launch(d, "Group");
+}
+
+int32_t api_stream_group(uly_device *d, uly_stream *s, int32_t open) {
+  return guarded(d, [&] {
+    if (open) {
+      open_group(s);
+      return (int32_t)ULY_OK;
+    }
+    close_group(s);
+    return check_launch(d, "Group");
+  });
+}
+
 int32_t api_stream_sync(uly_device *d, uly_stream *s) {
   return guarded(d, [&] {
+    TRY(launched(d, s));
     TRY(check(d, cudaStreamSynchronize(s->s), "Sync"));
     return s->wrapped ? (int32_t)ULY_OK : fault_error(d, s->fault);
   });
@@ -62,11 +82,17 @@ static int32_t is_done(uly_device *d, cudaError_t e, int32_t *done, const char *
 }
 
 int32_t api_stream_query(uly_device *d, uly_stream *s, int32_t *done) {
-  return guarded(d, [&] { return is_done(d, cudaStreamQuery(s->s), done, "cudaStreamQuery"); });
+  return guarded(d, [&] {
+    TRY(launched(d, s));
+    return is_done(d, cudaStreamQuery(s->s), done, "cudaStreamQuery");
+  });
 }
 
 int32_t api_stream_wait(uly_device *d, uly_stream *s, uly_event *e) {
-  return guarded(d, [&] { return check(d, cudaStreamWaitEvent(s->s, e->e, 0), "Wait"); });
+  return guarded(d, [&] {
+    TRY(launched(d, s));
+    return check(d, cudaStreamWaitEvent(s->s, e->e, 0), "Wait");
+  });
 }
 
 int32_t api_event_create(uly_device *d, int32_t shared, uly_event **out) {
@@ -93,7 +119,10 @@ int32_t api_event_destroy(uly_device *d, uly_event *e) {
 }
 
 int32_t api_event_record(uly_device *d, uly_event *e, uly_stream *s) {
-  return guarded(d, [&] { return check(d, cudaEventRecord(e->e, s->s), "Record"); });
+  return guarded(d, [&] {
+    TRY(launched(d, s));
+    return check(d, cudaEventRecord(e->e, s->s), "Record");
+  });
 }
 int32_t api_event_sync(uly_device *d, uly_event *e) {
   return guarded(d, [&] { return check(d, cudaEventSynchronize(e->e), "cudaEventSynchronize"); });

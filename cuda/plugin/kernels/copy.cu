@@ -3,7 +3,7 @@
 // other layouts element by element. One side may be host memory, which must be dense. A copy from
 // or to the host that also converts or scatters goes through the stream's scratch.
 #include "check.h"
-#include "values.h"
+#include "moves.h"
 
 namespace {
 
@@ -114,6 +114,7 @@ void start_same(uly_stream *s, const Plane &p, int64_t size, int64_t first, int6
   int64_t k = all ? 16 / size : 1;
   while (!fits_unit(p, data, sizes, k)) k /= 2;
   const Plane units = units_of(p, k);
+  if (all && queue_copy(s, units, k * size, dst, src)) return;
   switch (k * size) {
     case 1: return start_units<Same<uint8_t>>(s, units, first, n / k, dst, src);
     case 2: return start_units<Same<uint16_t>>(s, units, first, n / k, dst, src);
@@ -208,7 +209,7 @@ int32_t copy(uly_device *d, uly_stream *s, const void *args) {
     return fail(d, ULY_UNSUPPORTED, "cuda.Copy: %s into %s: host memory must be dense", text_of(src).c_str(),
                 text_of(dst).c_str());
   const bool flat = dst.dtype == src.dtype && contiguous(dst) && contiguous(src);
-  if (flat) {
+  if (flat && (to_device || to_host || !s->group)) {
     const cudaMemcpyKind kind = to_device ? cudaMemcpyHostToDevice
                                 : to_host ? cudaMemcpyDeviceToHost
                                           : cudaMemcpyDeviceToDevice;

@@ -1,16 +1,16 @@
-// Cross-entropy of F32 logits [T, V] with targets [T]: nll[t] = log Σ e^x - x[target], and the
-// gradient dlogits = (softmax - onehot) · grad_scale. A block computes a row. The first pass over
-// the row finds the maximum and the sum of exponentials together (online softmax, Milakov and
-// Gimelshein 2018, arXiv:1805.02867); the second pass writes the gradient. Target -100 gives a loss
-// and gradients of 0. Other targets outside of [0, V) are reported (faults.h). With a softcap c, x
-// is first replaced by c·tanh(x/c).
+// Cross-entropy of logits [T, V], in F32 or BF16, with targets [T]: nll[t] = log Σ e^x - x[target],
+// and the gradient dlogits = (softmax - onehot) · grad_scale. A block computes a row. The first
+// pass over the row finds the maximum and the sum of exponentials together (online softmax, Milakov
+// and Gimelshein 2018, arXiv:1805.02867); the second pass writes the gradient. Target -100 gives a
+// loss and gradients of 0. Other targets outside of [0, V) are reported (faults.h). With a softcap
+// c, x is first replaced by c·tanh(x/c).
 #include "check.h"
 #include "faults.h"
 #include "values.h"
 
 namespace {
 
-constexpr int BLOCK = 256, K = 4, IGNORED = -100;
+constexpr int BLOCK = 256, IGNORED = -100;
 
 // Tail describes some logits: their maximum `top` and Σ e^(x - top). It is {-inf, 0} for no logits.
 // A NaN in the logits makes the sum NaN.
@@ -30,8 +30,8 @@ __device__ __forceinline__ float base_of(float top) { return top == -INFINITY ? 
 // follows, so a logit minus itself is 0.
 __device__ static inline float capped(float x, float cap) { return fmaf(cap, tanhf(x / cap), 0.0f); }
 
-template <typename D> struct Loss {
-  const float *logits;
+template <typename L, typename D> struct Loss {
+  const L *logits;
   const int32_t *targets;
   float *nll;
   D *dlogits; // may be logits; NULL = none
@@ -40,10 +40,12 @@ template <typename D> struct Loss {
   uly_fault *fault;
 };
 
-template <typename D, bool ALIGNED, bool CAPPED> __global__ void __launch_bounds__(BLOCK) cross_entropy(Loss<D> a) {
+template <typename L, typename D, bool ALIGNED, bool CAPPED> __global__ void __launch_bounds__(BLOCK)
+    cross_entropy(Loss<L, D> a) {
+  constexpr int K = Wide<L>::LANES;
   __shared__ float tops[BLOCK / 32], sums[BLOCK / 32];
   for (int64_t r = blockIdx.x; r < a.rows; r += gridDim.x) {
-    const float *x = a.logits + r * a.logits_row;
+    const L *x = a.logits + r * a.logits_row;
     D *d = a.dlogits ? a.dlogits + r * a.dlogits_row : nullptr;
     const int64_t target = a.targets[r];
     float v[K];
@@ -59,7 +61,7 @@ template <typename D, bool ALIGNED, bool CAPPED> __global__ void __launch_bounds
       if (threadIdx.x == 0) report(a.fault, ULY_OP_CROSS_ENTROPY, (int32_t)target, r);
       continue;
     }
-    const float raw = x[target]; // read before dlogits, which may be the same memory, is written
+    const float raw = widen(x[target]); // read before dlogits, which may be the same memory, is written
     const float own = CAPPED ? capped(raw, a.cap) : raw;
 
     Tail all = {-INFINITY, 0};
@@ -75,13 +77,21 @@ template <typename D, bool ALIGNED, bool CAPPED> __global__ void __launch_bounds
         for (int i = 0; i < K; i++)
           if (i >= a.n - c) v[i] = -INFINITY;
       }
-      const float top = fmaxf(fmaxf(v[0], v[1]), fmaxf(v[2], v[3]));
+      float top = v[0];
+#pragma unroll
+      for (int i = 1; i < K; i++) top = fmaxf(top, v[i]);
       if (top > all.top) {
         all.sum *= all.top == -INFINITY ? 1.0f : expf(all.top - top);
         all.top = top;
       }
       const float base = base_of(all.top);
-      all.sum += (expf(v[0] - base) + expf(v[1] - base)) + (expf(v[2] - base) + expf(v[3] - base));
+#pragma unroll
+      for (int i = 0; i < K; i++) v[i] = expf(v[i] - base);
+#pragma unroll
+      for (int n = 1; n < K; n *= 2)
+#pragma unroll
+        for (int i = 0; i < K; i += 2 * n) v[i] += v[i + n];
+      all.sum += v[0];
     }
 #pragma unroll
     for (int i = 16; i > 0; i /= 2)
@@ -113,42 +123,47 @@ template <typename D, bool ALIGNED, bool CAPPED> __global__ void __launch_bounds
   }
 }
 
-template <typename D> void start_loss(uly_stream *s, const uly_cross_entropy *p) {
+template <typename L, typename D> void start_loss(uly_stream *s, const uly_cross_entropy *p) {
+  constexpr int K = Wide<L>::LANES;
   const int64_t rows = p->logits.shape[0];
   const int64_t step = rows > 1 ? p->logits.stride[0] : 0,
                 dstep = rows > 1 && p->dlogits.dtype ? p->dlogits.stride[0] : 0;
-  const Loss<D> a = {(const float *)p->logits.data,
-                     (const int32_t *)p->targets.data,
-                     (float *)p->nll.data,
-                     p->dlogits.dtype ? (D *)p->dlogits.data : nullptr,
-                     rows,
-                     p->logits.shape[1],
-                     step,
-                     dstep,
-                     (float)p->grad_scale,
-                     (float)p->softcap,
-                     s->fault};
-  const bool aligned =
-      a.n % K == 0 && aligned16(a.logits, 4, step) && (uintptr_t)a.dlogits % (K * sizeof(D)) == 0 && dstep % K == 0;
+  const Loss<L, D> a = {(const L *)p->logits.data,
+                        (const int32_t *)p->targets.data,
+                        (float *)p->nll.data,
+                        p->dlogits.dtype ? (D *)p->dlogits.data : nullptr,
+                        rows,
+                        p->logits.shape[1],
+                        step,
+                        dstep,
+                        (float)p->grad_scale,
+                        (float)p->softcap,
+                        s->fault};
+  const bool aligned = a.n % K == 0 && aligned16(a.logits, sizeof(L), step) &&
+                       (uintptr_t)a.dlogits % (K * sizeof(D)) == 0 && dstep % K == 0;
   const bool capped = p->softcap > 0;
-  if (aligned && capped) LAUNCH((cross_entropy<D, true, true>), blocks_for(rows, 1), BLOCK, 0, s, a);
-  else if (aligned) LAUNCH((cross_entropy<D, true, false>), blocks_for(rows, 1), BLOCK, 0, s, a);
-  else if (capped) LAUNCH((cross_entropy<D, false, true>), blocks_for(rows, 1), BLOCK, 0, s, a);
-  else LAUNCH((cross_entropy<D, false, false>), blocks_for(rows, 1), BLOCK, 0, s, a);
+  if (aligned && capped) LAUNCH((cross_entropy<L, D, true, true>), blocks_for(rows, 1), BLOCK, 0, s, a);
+  else if (aligned) LAUNCH((cross_entropy<L, D, true, false>), blocks_for(rows, 1), BLOCK, 0, s, a);
+  else if (capped) LAUNCH((cross_entropy<L, D, false, true>), blocks_for(rows, 1), BLOCK, 0, s, a);
+  else LAUNCH((cross_entropy<L, D, false, false>), blocks_for(rows, 1), BLOCK, 0, s, a);
 }
 
 int32_t loss(uly_device *d, uly_stream *s, const void *args) {
   const uly_cross_entropy *a = (const uly_cross_entropy *)args;
   Check c(d, "CrossEntropy");
-  c.rows("logits", a->logits, ULY_F32, {-1, -1});
+  const int type = c.compute("logits", a->logits);
+  c.rows("logits", a->logits, type, {-1, -1});
   c.dense("targets", a->targets, ULY_I32, {a->logits.shape[0]});
   c.dense("nll", a->nll, ULY_F32, {a->logits.shape[0]});
-  if (a->dlogits.dtype) c.rows("dlogits", a->dlogits, c.compute("dlogits", a->dlogits), Shape(a->logits));
+  // the gradients of BF16 logits are BF16
+  if (a->dlogits.dtype)
+    c.rows("dlogits", a->dlogits, type == ULY_BF16 ? type : c.compute("dlogits", a->dlogits), Shape(a->logits));
   if (!(a->softcap >= 0) || std::isinf(a->softcap))
     c.refuse("softcap is %g; it must be finite and not negative", a->softcap);
   if (c.failed() || a->logits.shape[0] == 0) return c.code;
-  if (a->dlogits.dtype == ULY_BF16) start_loss<bf16>(s, a);
-  else start_loss<float>(s, a);
+  if (type == ULY_BF16) start_loss<bf16, bf16>(s, a);
+  else if (a->dlogits.dtype == ULY_BF16) start_loss<float, bf16>(s, a);
+  else start_loss<float, float>(s, a);
   return check_launch(d, "cuda.CrossEntropy");
 }
 

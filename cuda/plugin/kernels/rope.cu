@@ -3,7 +3,7 @@
 // are rotated by angle i of the token, and features from 2·half on are copied. With w, each head is
 // first normalized by RMSNorm.
 #include "check.h"
-#include "values.h"
+#include "moves.h"
 
 namespace {
 
@@ -39,111 +39,24 @@ int32_t table(uly_device *d, uly_stream *s, const void *args) {
   return check_launch(d, "cuda.RopeTable");
 }
 
-template <typename T> struct RopeArgs {
-  Rows rows; // heads of tokens, of x and y
-  const T *x;
-  T *y;
-  const float *cosine, *sine;
-  // pairs: units of pairs in a head; each: all units of a head; units: units of all heads
-  int64_t half, pairs, each, units;
-  Divider by;
-  bool narrow;
-  float sign;
-};
-
-// rotate_pairs rotates K pairs (p, q) by their angles.
-template <int K> __device__ __forceinline__ void rotate_pairs(const float *cosine, const float *sine, float sign,
-                                                              float (&p)[K], float (&q)[K]) {
-  float c[K], s[K];
-  load<K>(cosine, c);
-  load<K>(sine, s);
-#pragma unroll
-  for (int j = 0; j < K; j++) {
-    const float sn = s[j] * sign, first = p[j] * c[j] - q[j] * sn;
-    q[j] = q[j] * c[j] + p[j] * sn;
-    p[j] = first;
-  }
-}
-
-// rope_units: a unit is K pairs of a head, or K copied features. y may be x, because a thread reads
-// a pair before it writes it.
 template <typename T, int K> __global__ void __launch_bounds__(BLOCK) rope_units(RopeArgs<T> a) {
   const int64_t stride = (int64_t)gridDim.x * BLOCK;
-  for (int64_t i = (int64_t)blockIdx.x * BLOCK + threadIdx.x; i < a.units; i += stride) {
-    const int64_t r = a.narrow ? (int64_t)a.by((uint32_t)i) : i / a.each, u = i - r * a.each;
-    int64_t t, h;
-    a.rows.split(r, &t, &h);
-    const T *x = a.x + t * a.rows.token[0] + h * a.rows.head[0] + u * K;
-    T *y = a.y + t * a.rows.token[1] + h * a.rows.head[1] + u * K;
-    float p[K], q[K];
-    load<K>(x + a.half, q);
-    if (u >= a.pairs) { // features from 2·half on
-      store<K>(y + a.half, q);
-      continue;
-    }
-    load<K>(x, p);
-    rotate_pairs<K>(a.cosine + t * a.half + u * K, a.sine + t * a.half + u * K, a.sign, p, q);
-    store<K>(y, p);
-    store<K>(y + a.half, q);
-  }
+  for (int64_t i = (int64_t)blockIdx.x * BLOCK + threadIdx.x; i < a.units; i += stride) rope_unit<T, K>(a, i);
 }
 
-template <typename T> struct NormArgs {
-  const T *w; // NULL = no norm
-  float *rstd;
-  int64_t n, token; // features of a head; stride of rstd
-  float eps, centre;
-};
-
-// rope_normed: a group of G threads normalizes a head and then rotates it. The second read of the
-// head hits the cache. y may be x.
 template <typename T, int K> __global__ void __launch_bounds__(BLOCK) rope_normed(RopeArgs<T> a, NormArgs<T> b) {
-  constexpr int G = 16, GROUPS = BLOCK / G;
-  const int lane = threadIdx.x % G;
-  for (int64_t base = (int64_t)blockIdx.x * GROUPS; base < a.rows.rows; base += (int64_t)gridDim.x * GROUPS) {
-    const int64_t r = base + threadIdx.x / G;
-    // 0: the group has no head, but takes part in the shuffles
-    const int64_t n = r < a.rows.rows ? b.n : 0;
-    int64_t t, h;
-    a.rows.split(r, &t, &h);
-    const T *x = a.x + t * a.rows.token[0] + h * a.rows.head[0];
-    T *y = a.y + t * a.rows.token[1] + h * a.rows.head[1];
-    float p[K], q[K], sum = 0;
-    for (int64_t c = lane * K; c < n; c += G * K) {
-      load<K>(x + c, p);
-#pragma unroll
-      for (int i = 0; i < K; i++) sum += p[i] * p[i];
-    }
-    const float rstd = 1.0f / sqrtf(group_sum<G>(sum, nullptr) / (float)b.n + b.eps);
-    if (n == 0) continue;
-    if (lane == 0) b.rstd[t * b.token + h] = rstd;
-    const auto get = [&](int64_t c, float (&v)[K]) {
-      float w[K];
-      load<K>(b.w + c, w);
-      load<K>(x + c, v);
-#pragma unroll
-      for (int i = 0; i < K; i++) v[i] = widen(narrow<T>((w[i] + b.centre) * (v[i] * rstd)));
-    };
-    for (int64_t u = lane; u < a.each; u += G) {
-      const int64_t i = u * K;
-      get(a.half + i, q);
-      if (u >= a.pairs) {
-        store<K>(y + a.half + i, q);
-        continue;
-      }
-      get(i, p);
-      rotate_pairs<K>(a.cosine + t * a.half + i, a.sine + t * a.half + i, a.sign, p, q);
-      store<K>(y + i, p);
-      store<K>(y + a.half + i, q);
-    }
-  }
+  constexpr int GROUPS = BLOCK / ROPE_LANES;
+  for (int64_t base = (int64_t)blockIdx.x * GROUPS; base < a.rows.rows; base += (int64_t)gridDim.x * GROUPS)
+    rope_head<T, K>(a, b, base + threadIdx.x / ROPE_LANES);
 }
 
 template <typename T, int K> void start_rope(uly_stream *s, RopeArgs<T> a, const NormArgs<T> &b, int64_t copied) {
   a.pairs = a.half / K;
   a.each = a.pairs + copied / K;
+  if constexpr (K > 1)
+    if (queue_rope(s, a, b)) return;
   if (b.w) {
-    LAUNCH((rope_normed<T, K>), blocks_for(a.rows.rows * 16, BLOCK), BLOCK, 0, s, a, b);
+    LAUNCH((rope_normed<T, K>), blocks_for(a.rows.rows * ROPE_LANES, BLOCK), BLOCK, 0, s, a, b);
     return;
   }
   a.units = a.rows.rows * a.each;

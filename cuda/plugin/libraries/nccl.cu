@@ -136,6 +136,7 @@ template <class F> int32_t run(uly_device *d, uly_nccl *n, const char *what, F c
 // reached the first event, the collective waits for peers.
 template <class F> int32_t enqueue_collective(uly_device *d, uly_nccl *n, uly_stream *s, const char *what, F call) {
   TRY(current(d));
+  launch_group(s);
   auto create = [&](cudaEvent_t *e) {
     return *e ? (int32_t)ULY_OK
               : check(d, cudaEventCreateWithFlags(e, cudaEventDisableTiming), "NCCL: creating an event");
