@@ -23,7 +23,7 @@ func TestOneVersion(t *testing.T) {
 		{"python/pyproject.toml", `(?m)^version = (.*)$`, `{ attr = "ulysses.__version__" }`},
 		{"Makefile", `(?m)^VERSION := (.*)$`, "$(shell cat internal/version/VERSION)"},
 		{"Makefile", `(?m)^ABI := (.*)$`, fmt.Sprint(major)},
-		{"Makefile", `(?m)^\t(.* -o bin/ulysses-mpi .*)$`, "$(GO) build $(STAMP) -tags mpi -o bin/ulysses-mpi ./cmd/ulysses-mpi"},
+		{"Makefile", `(?m)^\t.*(\$\(GO\) build .* ./cmd/ulysses-mpi)$`, "$(GO) build $(STAMP) -tags mpi -o $(PROGRAM) ./cmd/ulysses-mpi"},
 	} {
 		text, err := os.ReadFile("../../" + x.file)
 		if err != nil {
