@@ -52,7 +52,7 @@ func Create(dir string, now time.Time, from int64) (*File, error) {
 	err := x.write()
 	if err == nil && from > 0 {
 		x.begin(now, from)
-		x.event = appendBytes(x.event, 7, []byte{1<<3 | 0, 1}) // session_log: status START
+		x.event = appendBytes(x.event, 7, []byte{1 << 3, 1}) // session_log: status START
 		err = x.write()
 	}
 	if err != nil {
