@@ -74,11 +74,19 @@ func openGPU(c Choice, found cuda.Findings) (device.Device, error) {
 	return d, nil
 }
 
+// withoutGPU reports whether this machine has no GPU, and the user names no plug-in: then a plug-in
+// of another version, as an old build leaves it beside the program, does not matter.
+func withoutGPU() bool {
+	return os.Getenv("ULYSSES_CUDA_PLUGIN") == "" && cuda.WhyUnusable(cuda.Find()) != ""
+}
+
 func openEither(c Choice) (d device.Device, why string, err error) {
 	found, err := cuda.Probe()
 	switch {
 	case errors.Is(err, cuda.ErrNoPlugin):
 		why = "no CUDA plug-in found"
+	case err != nil && withoutGPU():
+		why = "no GPU, and a CUDA plug-in that cannot be used"
 	case err != nil:
 		return nil, "", status.Errorf(status.Of(err), "device.backend = \"auto\": %w; or set device.backend = \"cpu\"", err)
 	case found.Count == 0:
