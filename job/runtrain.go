@@ -13,6 +13,7 @@ import (
 	"ulysses/internal/units"
 	"ulysses/job/file"
 	"ulysses/job/launch"
+	"ulysses/model"
 	"ulysses/tensor"
 	"ulysses/train"
 )
@@ -162,12 +163,16 @@ func (s *session) save(dir string) error {
 		return err
 	}
 	defer stream.Close()
-	groups := len(s.parts.Model.Groups())
-	next := 0 // the layer group to gather next
+	halves := s.parts.Model.Halves()
+	next := 0 // the half to gather next
 	var lost error
-	whole := func(group int) (tensor.Tensor, error) {
-		next = group + 1
-		t, err := s.wholeGroup(group, false, stream)
+	whole := func(half model.Half) (tensor.Tensor, error) {
+		next++
+		w := s.parts.Weights
+		if half.Frozen {
+			w = w.Frozen()
+		}
+		t, err := s.wholeGroup(w, half.Index, false, stream)
 		lost = err
 		return t, err
 	}
@@ -178,8 +183,8 @@ func (s *session) save(dir string) error {
 	}
 	// The other ranks, and rank 0 if the folder cannot be written, take part in the remaining
 	// gathers.
-	for next < groups && lost == nil {
-		whole(next)
+	for next < len(halves) && lost == nil {
+		whole(halves[next])
 	}
 	if lost != nil {
 		return lost // communication has failed: the ranks cannot agree
@@ -188,8 +193,8 @@ func (s *session) save(dir string) error {
 }
 
 // wholeGroup gathers the weights or gradients of a layer group and waits for them. Collective.
-func (s *session) wholeGroup(group int, grads bool, stream device.Stream) (tensor.Tensor, error) {
-	t, err := s.parts.Weights.Whole(group, grads, stream)
+func (s *session) wholeGroup(w train.Weights, group int, grads bool, stream device.Stream) (tensor.Tensor, error) {
+	t, err := w.Whole(group, grads, stream)
 	if err == nil {
 		err = comm.BarrierBeforeSync(s.Mesh.World)
 	}

@@ -21,6 +21,7 @@ type session struct {
 	trainer *train.Trainer
 	data    *data.Data
 	steps   int64
+	frozen  string  // fingerprint of the weights that are not trained
 	from    string  // checkpoint from which the run resumes; "" = none
 	waited  float64 // proc.WaitedForCore before the first step
 	failed  error   // the error that ended the steps early on all ranks
@@ -165,8 +166,15 @@ func (s *session) openConfig() (folder *model.Folder, err error) {
 // fill reads the weights from the folder, or draws them from the seed.
 func (s *session) fill(folder *model.Folder) error {
 	if folder != nil {
+		if s.parts.Weights.Frozen() != nil {
+			var err error
+			if s.frozen, err = folder.Fingerprint(); err != nil {
+				return err
+			}
+		}
 		return folder.Load(s.parts.Model)
 	}
+	s.frozen = "drawn from the seed"
 	return s.parts.Model.Init(uint64(s.Job.Seed))
 }
 

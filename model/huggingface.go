@@ -46,12 +46,26 @@ func OpenFolder(dir string, override map[string]any) (*Folder, error) {
 	if err != nil {
 		return nil, err
 	}
+	return OpenWeights(dir, cfg)
+}
+
+// OpenWeights reads the headers of the weights' files of a folder with a known configuration.
+func OpenWeights(dir string, cfg *Config) (*Folder, error) {
 	f := &Folder{Dir: dir, Config: cfg, where: map[string]location{}}
 	if err := f.openWeights(); err != nil {
 		f.Close()
 		return nil, err
 	}
 	return f, nil
+}
+
+// Read fills dst with elements of a tensor, by a name of this package, from at on.
+func (f *Folder) Read(name string, at int64, dst []float32) error {
+	x, ok := f.where[name]
+	if !ok {
+		return status.Errorf(status.InvalidConfig, "%s: tensor %s is missing; restore the folder", f.Dir, input.Short(name))
+	}
+	return x.file.ReadFloat32(x.entry, at, dst)
 }
 
 // ReadConfig reads a folder's config.json, with some of its fields replaced. It does not need the

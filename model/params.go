@@ -11,14 +11,15 @@ import (
 	"ulysses/tensor"
 )
 
-// Param is one trained tensor.
+// Param is one tensor of weights.
 type Param struct {
-	Name  string // in Hugging Face files
-	Shape []int64
-	Decay bool          // weight decay applies: two dimensions or more
-	Value tensor.Tensor // of the compute type; valid while attached
-	Grad  tensor.Tensor // F32, added to; valid while attached, nil without a backward half
-	Owned Part          // the elements that this rank owns
+	Name   string // in Hugging Face files
+	Shape  []int64
+	Decay  bool          // weight decay applies: two dimensions or more
+	Frozen bool          // it is not trained: no gradient is computed, and Grad is nil
+	Value  tensor.Tensor // of the compute type; valid while attached
+	Grad   tensor.Tensor // F32, added to; valid while attached, nil without a backward half
+	Owned  Part          // the elements that this rank owns
 
 	axes   []string     // the fields of config.json that determine Shape
 	stored tensor.DType // in the source's file, and in the files that Save writes
@@ -73,8 +74,9 @@ func newNorm(cfg *Config, name, axis string, n int64) *Param {
 func (p *Param) Numel() int64 { return tensor.Of(nil, tensor.F32, p.Shape...).Numel() }
 
 // Group is the unit in which parameters are gathered and released: the embedding, each layer, the
-// head. The parameters follow each other in memory, in order and without padding, so that matrices
-// that share their input (q, k, v; gate, up) are one matrix.
+// head. The trained parameters follow each other in memory, in order and without padding, so that
+// matrices that share their input (q, k, v; gate, up) are one matrix. The frozen parameters follow
+// each other in the same way, in memory of their own.
 type Group struct {
 	Name   string // embed, layer 0 ..., head
 	Params []*Param

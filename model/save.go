@@ -7,26 +7,27 @@ import (
 	"ulysses/tensor"
 )
 
-// Save writes a Hugging Face folder that transformers loads. whole returns the parameters of a
-// group as one flat tensor; it is called once per group, in order. Save keeps the names and element
-// types of the source (F32 for a model from scratch). Tied tensors are written once. source is a
-// folder from which the tokenizer's files are copied, or "". The folder is written completely or
-// not at all. If dir exists, its model is replaced and its other files stay. One rank calls Save.
-func (m *Model) Save(dir, source string, whole func(group int) (tensor.Tensor, error)) error {
+// Save writes a Hugging Face folder that transformers loads. whole returns the parameters of a half
+// of a group as one flat tensor; it is called once for each of m.Halves, in order. Save keeps the
+// names and element types of the source (F32 for a model from scratch). Tied tensors are written
+// once. source is a folder from which the tokenizer's files are copied, or "". The folder is
+// written completely or not at all. If dir exists, its model is replaced and its other files stay.
+// One rank calls Save.
+func (m *Model) Save(dir, source string, whole func(Half) (tensor.Tensor, error)) error {
 	s, err := m.dev.NewStream()
 	if err != nil {
 		return err
 	}
 	defer s.Close()
 	var tensors []Stored
-	var flat tensor.Tensor // of the current group
-	for i, g := range m.groups {
+	var flat tensor.Tensor // of the current half
+	for _, g := range m.Halves() {
 		lo := int64(0)
 		for j, p := range g.Params {
 			first := lo
 			tensors = append(tensors, Stored{Name: p.Name, DType: p.stored, Shape: p.Shape, Read: func(at int64, dst []float32) (err error) {
 				if j == 0 && at == 0 {
-					if flat, err = whole(i); err != nil {
+					if flat, err = whole(g); err != nil {
 						return err
 					}
 				}

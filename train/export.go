@@ -51,7 +51,45 @@ func export(c *checkpoint.Checkpoint, folder string) error {
 	if err != nil {
 		return err
 	}
+	if len(c.Frozen) > 0 {
+		base, err := openBase(c)
+		if err != nil {
+			return err
+		}
+		defer base.Close()
+		for _, t := range c.Frozen {
+			x, err := storedAs(c, t, func(at int64, dst []float32) error { return base.Read(t.Name, at, dst) })
+			if err != nil {
+				return err
+			}
+			tensors = append(tensors, x)
+		}
+	}
 	return model.WriteFolder(folder, func(dir string) error { return model.CopyRest(dir, c.ModelPath(), c.ModelFiles()) }, tensors)
+}
+
+// openBase opens the folder of the base model, whose weights the run has not trained.
+func openBase(c *checkpoint.Checkpoint) (*model.Folder, error) {
+	if c.Base == "" {
+		return nil, status.Errorf(status.Unsupported, "export: checkpoint %s does not have the weights that train.freeze names, because they were drawn from the run's seed; resume its run, which writes model/ at its end", c.Path)
+	}
+	cfg, err := model.ReadConfig(c.ModelPath(), nil)
+	if err != nil {
+		return nil, err
+	}
+	base, err := model.OpenWeights(c.Base, cfg)
+	if err != nil {
+		return nil, err
+	}
+	now, err := base.Fingerprint()
+	if was := c.Run[FrozenKey]; err == nil && now != was {
+		err = status.Errorf(status.InvalidConfig, "export: the weights in %s differ from the base model of checkpoint %s (fingerprint %s, it was %s); restore the folder", c.Base, c.Path, now, was)
+	}
+	if err != nil {
+		base.Close()
+		return nil, err
+	}
+	return base, nil
 }
 
 // FindCheckpoint returns the path of the checkpoint at a path, or of the newest checkpoint in it;
@@ -72,17 +110,24 @@ func stored(c *checkpoint.Checkpoint) (all []model.Stored, err error) {
 	}
 	for _, g := range c.Groups {
 		for _, t := range g.Tensors {
-			dtype := tensor.ParseDType(t.DType)
-			if dtype == tensor.Invalid {
-				return nil, status.Errorf(status.InvalidConfig, "export: checkpoint %s: its manifest is damaged (%s has the element type %q); name another checkpoint",
-					c.Path, t.Name, t.DType)
+			x, err := storedAs(c, t, func(at int64, dst []float32) error { return c.Read(t.Name, 0, at, dst) })
+			if err != nil {
+				return nil, err
 			}
-			all = append(all, model.Stored{Name: t.Name, DType: dtype, Shape: t.Shape, Read: func(at int64, dst []float32) error {
-				return c.Read(t.Name, 0, at, dst)
-			}})
+			all = append(all, x)
 		}
 	}
 	return all, nil
+}
+
+// storedAs returns a tensor of a model folder with the name, shape and type in a manifest.
+func storedAs(c *checkpoint.Checkpoint, t checkpoint.Tensor, read func(at int64, dst []float32) error) (model.Stored, error) {
+	dtype := tensor.ParseDType(t.DType)
+	if dtype == tensor.Invalid {
+		return model.Stored{}, status.Errorf(status.InvalidConfig, "export: checkpoint %s: its manifest is damaged (%s has the element type %q); name another checkpoint",
+			c.Path, t.Name, t.DType)
+	}
+	return model.Stored{Name: t.Name, DType: dtype, Shape: t.Shape, Read: read}, nil
 }
 
 // checkTarget returns an error for a folder in which the model would replace files of a checkpoint

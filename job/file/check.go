@@ -11,6 +11,7 @@ import (
 
 	"ulysses/data"
 	"ulysses/internal/status"
+	"ulysses/model"
 )
 
 // rule is a fault of a key that depends on other keys. holds reports whether the job has the fault;
@@ -76,6 +77,8 @@ var conflicts = []rule{
 	{"parallel.timeout", func(j *Job) bool { return badTimeLimit(j.Parallel.Timeout) }, `not a duration; set for example "90s", "auto" (ten minutes) or "off"`},
 	{"optimizer.warmup", func(j *Job) bool { return badSteps(j.Optimizer.Warmup) }, "not a number of steps; set a whole number, or a share of all steps below 1"},
 	{"optimizer.decay", func(j *Job) bool { return badSteps(j.Optimizer.Decay) }, "not a number of steps; set a whole number, or a share of all steps below 1"},
+	{"train.freeze", func(j *Job) bool { _, err := model.ParsePatterns(j.Train.Freeze); return err != nil },
+		"not patterns of names; write names with * and ?, or \"re:\" and a regular expression"},
 	{"optimizer.min_lr", func(j *Job) bool { return j.Optimizer.MinLR > j.Optimizer.LR }, "larger than optimizer.lr; set it to optimizer.lr or less"},
 	{"output.trace", func(j *Job) bool {
 		t := j.Output.Trace

@@ -99,6 +99,7 @@ steps = 100
 epochs = 0.0
 on_nan = "stop"
 time_limit = "auto"
+freeze = ["*.norm.weight"]
 [tile]
 mlp = "auto"
 loss = "auto"
