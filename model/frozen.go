@@ -93,8 +93,20 @@ func ParsePatterns(patterns []string) (Patterns, error) {
 	return all, nil
 }
 
-// freeze marks the parameters that match a pattern as frozen.
-func (m *Model) freeze(patterns []string) error {
+// freeze adds the adapters and marks the parameters that are not trained: those that match a
+// pattern, and with adapters all others.
+func (m *Model) freeze(o Options) error {
+	if o.LoRA != nil {
+		if err := m.addAdapters(o.LoRA); err != nil {
+			return err
+		}
+		for _, g := range m.groups {
+			for _, p := range g.Params {
+				p.Frozen = !p.isAdapter()
+			}
+		}
+	}
+	patterns := o.Freeze
 	all, err := ParsePatterns(patterns)
 	if err != nil {
 		return status.Errorf(status.Of(err), "train.freeze: %w", err)

@@ -168,6 +168,9 @@ func (f *Folder) Check(m *Model) error {
 	expected := map[string]bool{}
 	for _, g := range m.groups {
 		for _, p := range g.Params {
+			if p.isAdapter() {
+				continue
+			}
 			expected[p.Name] = true
 			at, ok := f.where[p.Name]
 			if !ok {
@@ -213,7 +216,7 @@ func (p *Param) disagree(e tensor.Entry) (faults []string) {
 }
 
 // Load checks the files and reads the elements that this rank owns of the parameters of m, which
-// was made with f.Config. NaN and Inf are errors (Numeric).
+// was made with f.Config, except adapters. NaN and Inf are errors (Numeric).
 func (f *Folder) Load(m *Model) error {
 	if err := f.Check(m); err != nil {
 		return err
@@ -226,6 +229,9 @@ func (f *Folder) Load(m *Model) error {
 	buffer := make([]float32, 1<<18)
 	for _, g := range m.groups {
 		for _, p := range g.Params {
+			if p.isAdapter() {
+				continue
+			}
 			at := f.where[p.Name]
 			if !m.Config.forced {
 				p.stored = at.entry.DType

@@ -13,6 +13,7 @@ func newLinear(weights, biases []*Param) linear {
 	l := linear{w: weights, b: biases, in: weights[0].Shape[1]}
 	for _, w := range weights {
 		l.out += w.Shape[0]
+		w.matrix = true
 	}
 	return l
 }
@@ -42,6 +43,7 @@ func (l *linear) forward(p *pass, y, x tensor.Tensor) {
 		p.Gemm(y.Slice(1, lo, hi), x, run.matrix(run.w[0].Value).Permute(1, 0), run.bias())
 		i = j
 	}
+	l.adapters(y, func(a *adapter, y tensor.Tensor) { a.forward(p, y, x) })
 }
 
 // part returns one of several projections, and its columns [lo, hi) of y. Its results are bitwise
@@ -94,11 +96,17 @@ func (l *linear) addWeights(p *pass, dy, x tensor.Tensor) {
 		}
 		i = j
 	}
+	l.adapters(dy, func(a *adapter, dy tensor.Tensor) { a.addWeights(p, dy, x) })
 }
 
 func (l *linear) gradReady(p *pass) {
 	p.gradReady(l.w...)
 	p.gradReady(l.b...)
+	for _, w := range l.w {
+		if w.adapter != nil {
+			p.gradReady(w.adapter.a, w.adapter.b)
+		}
+	}
 }
 
 // backwardInput computes dx [T, in] from dy [T, out].
@@ -112,4 +120,5 @@ func (l *linear) backwardInput(p *pass, dx, dy tensor.Tensor) {
 		}
 		i = j
 	}
+	l.adapters(dy, func(a *adapter, dy tensor.Tensor) { a.backwardInput(p, dx, dy) })
 }

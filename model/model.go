@@ -54,6 +54,7 @@ type Options struct {
 	Ring     int64        // groups of ranks in the ring of attention (sp.Layer); 0 = 1
 	Gather   bool         // keys move between the groups in one all-to-all (sp.Layer)
 	Freeze   []string     // patterns of names of frozen parameters; see ParsePatterns
+	LoRA     *LoRA        // nil = no adapters; otherwise the adapters alone are trained
 	// Overlap sends each of q, k and v while the next one is projected, and their gradients while
 	// gradients of weights are computed (sp.Overlap). Results are bitwise the same.
 	Overlap bool
@@ -90,7 +91,7 @@ func New(d device.Device, c comm.Comm, cfg *Config, o Options) (*Model, error) {
 	}
 	m.groups = append(m.groups, last)
 	m.head = newHead(cfg, norm, matrix)
-	if err := m.freeze(o.Freeze); err != nil {
+	if err := m.freeze(o); err != nil {
 		m.Close()
 		return nil, err
 	}

@@ -21,6 +21,9 @@ type Param struct {
 	Grad   tensor.Tensor // F32, added to; valid while attached, nil without a backward half
 	Owned  Part          // the elements that this rank owns
 
+	matrix  bool     // it is a matrix of a linear layer
+	adapter *adapter // beside the matrix; nil = none
+
 	axes   []string     // the fields of config.json that determine Shape
 	stored tensor.DType // in the source's file, and in the files that Save writes
 	fill   fill
@@ -52,7 +55,8 @@ const (
 	normal fill = iota
 	ones
 	zeros
-	decays // ln of uniform(0.01, 16), as Qwen3.5 initializes A_log
+	decays  // ln of uniform(0.01, 16), as Qwen3.5 initializes A_log
+	kaiming // uniform(-1/√in, 1/√in), as PEFT initializes A of an adapter
 )
 
 func newParam(name string, dtype tensor.DType, start fill, axes []string, shape ...int64) *Param {
@@ -170,7 +174,9 @@ type Weights interface {
 // Init initializes the elements that this rank owns, as transformers does: normal(0,
 // initializer_range) for matrices and convolutions, 1 for norms, 0 for biases. A value depends only
 // on the seed, the parameter's name and the element's index, not on the ranks.
-func (m *Model) Init(seed uint64) error {
+func (m *Model) Init(seed uint64) error { return m.init(seed, func(*Param) bool { return true }) }
+
+func (m *Model) init(seed uint64, which func(*Param) bool) error {
 	s, err := m.dev.NewStream()
 	if err != nil {
 		return err
@@ -178,6 +184,9 @@ func (m *Model) Init(seed uint64) error {
 	defer s.Close()
 	for _, g := range m.groups {
 		for _, p := range g.Params {
+			if !which(p) {
+				continue
+			}
 			if err := m.initParam(s, p, seed); err != nil {
 				return status.Errorf(status.Of(err), "model.Init: %s: %w", p.Name, err)
 			}
@@ -200,6 +209,8 @@ func (m *Model) initParam(s device.Stream, p *Param, seed uint64) error {
 				dst[i] = 0
 			case decays:
 				dst[i] = float32(math.Log(0.01 + 15.99*uniform(key, uint64(at)+uint64(i))))
+			case kaiming:
+				dst[i] = float32((2*uniform(key, uint64(at)+uint64(i)) - 1) / math.Sqrt(float64(p.Shape[1])))
 			default:
 				dst[i] = float32(m.Config.InitializerRange * gauss(key, uint64(at)+uint64(i)))
 			}

@@ -36,8 +36,9 @@ func init() {
 	}
 }
 
-// After five steps with frozen parameters, every mesh, ZeRO stage and policy gives the weights of one rank. Planned memory is used
-// exactly, and the bytes sent equal the formulas; run.with checks both.
+// After five steps with frozen parameters, every mesh, ZeRO stage and policy gives the weights of
+// one rank. Planned memory is used exactly, and the bytes sent equal the formulas; run.with checks
+// both.
 func TestFrozen(t *testing.T) {
 	for _, name := range []string{"llama", "qwen3"} {
 		for list, freeze := range freezes {

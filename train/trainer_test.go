@@ -48,6 +48,7 @@ type run struct {
 	on        *devicetest.Kind // nil = the CPU
 	steps     int64            // 0 = twenty
 	freeze    []string
+	lora      *model.LoRA
 	seen      func(m *model.Model) // called on every rank before the reduction of each step
 	tiles     model.Tiles
 	usedTiles *model.Tiles // set to the tiles that were used; nil = not set
@@ -92,7 +93,7 @@ func (x run) train(t *testing.T) (o outcome) {
 	dir := t.TempDir()
 	text := strings.Repeat("the cat sat on the mat, and the dog sat on the log. ", 12)
 	dataset := config(48, file(t, dir, "a.txt", text[:500]), file(t, dir, "b.txt", strings.ToUpper(text[:300])))
-	dataset.Accumulate, dataset.Batch = 4/int64(x.ranks/x.ulysses), 1
+	dataset.Accumulate, dataset.Batch = 4/int64(x.ranks/x.ulysses/max(1, x.ring)), 1
 	return x.trainOn(t, dataset)
 }
 
@@ -143,7 +144,7 @@ func (x run) with(d device.Device, c comm.Comm, done func() error, dataset *data
 	if err != nil {
 		return o, err
 	}
-	m, err := model.New(d, mesh.Seq, cfg, model.Options{Compute: x.compute, Strategy: x.strategy, Ring: int64(x.ring), Freeze: x.freeze})
+	m, err := model.New(d, mesh.Seq, cfg, model.Options{Compute: x.compute, Strategy: x.strategy, Ring: int64(x.ring), Freeze: x.freeze, LoRA: x.lora})
 	if err != nil {
 		return o, err
 	}
