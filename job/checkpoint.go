@@ -30,6 +30,9 @@ func (s *session) checkpoints() *train.Checkpoints {
 		"seed":           fmt.Sprint(j.Seed),
 		"data.path":      fmt.Sprintf("%s, in %s%s", s.data.Train().Identity(), s.dataNames(), s.data.Tokenizer()),
 	}}
+	if l := j.Adapters(); l != nil {
+		c.Run[train.LoRAKey] = fmt.Sprintf("rank %d, alpha %v, rslora %v, targets %q", l.Rank, l.Alpha, l.RSLoRA, l.Targets)
+	}
 	if len(j.Train.Freeze) > 0 {
 		c.Run[train.FreezeKey] = fmt.Sprintf("%q", j.Train.Freeze)
 	}

@@ -3,6 +3,7 @@ package job
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"time"
 
@@ -11,7 +12,6 @@ import (
 	"ulysses/internal/proc"
 	"ulysses/internal/status"
 	"ulysses/internal/units"
-	"ulysses/job/file"
 	"ulysses/job/launch"
 	"ulysses/model"
 	"ulysses/tensor"
@@ -164,6 +164,9 @@ func (s *session) save(dir string) error {
 	}
 	defer stream.Close()
 	halves := s.parts.Model.Halves()
+	if s.Job.LoRA.Rank > 0 { // the frozen model is not saved again
+		halves = slices.DeleteFunc(halves, func(h model.Half) bool { return h.Frozen })
+	}
 	next := 0 // the half to gather next
 	var lost error
 	whole := func(half model.Half) (tensor.Tensor, error) {
@@ -177,8 +180,12 @@ func (s *session) save(dir string) error {
 		return t, err
 	}
 	if s.Mesh.World.Rank() == 0 {
-		if err = s.mayWrite(file.ModelFolder); err == nil {
-			err = s.parts.Model.Save(dir, s.Job.Model.Path, whole)
+		if err = s.mayWrite(s.Job.ModelFolder()); err == nil {
+			save := s.parts.Model.Save
+			if s.Job.LoRA.Rank > 0 {
+				save = s.parts.Model.SaveAdapters
+			}
+			err = save(dir, s.Job.Model.Path, whole)
 		}
 	}
 	// The other ranks, and rank 0 if the folder cannot be written, take part in the remaining

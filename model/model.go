@@ -38,6 +38,7 @@ type Model struct {
 	constants *device.Arena
 	rotations [masks]rotation
 	scale     float64       // of embeddings
+	lora      *LoRA         // nil = no adapters
 	sum       tensor.Tensor // [1] F64, of the loss
 	hostSum   []float64
 	targets   []int32 // of the current batch, in host memory
@@ -67,7 +68,7 @@ func New(d device.Device, c comm.Comm, cfg *Config, o Options) (*Model, error) {
 		o.Compute = tensor.F32
 	}
 	m := &Model{Config: cfg, dev: d, comm: c, compute: o.Compute, ring: max(1, o.Ring), hostSum: make([]float64, 1),
-		scale: cfg.embeddingScale(o.Compute)}
+		scale: cfg.embeddingScale(o.Compute), lora: o.LoRA}
 	if err := m.plans.make(d, c, cfg, o); err != nil {
 		return nil, err
 	}

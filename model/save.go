@@ -14,14 +14,26 @@ import (
 // written completely or not at all. If dir exists, its model is replaced and its other files stay.
 // One rank calls Save.
 func (m *Model) Save(dir, source string, whole func(Half) (tensor.Tensor, error)) error {
-	s, err := m.dev.NewStream()
+	tensors, done, err := m.stored(whole, true)
 	if err != nil {
 		return err
 	}
-	defer s.Close()
-	var tensors []Stored
+	defer done()
+	return WriteFolder(dir, func(dir string) error { return m.SaveRest(dir, source) }, tensors)
+}
+
+// stored returns the tensors of the model's folder, or without frozen the trained ones. The caller
+// calls done after it has read them.
+func (m *Model) stored(whole func(Half) (tensor.Tensor, error), frozen bool) (tensors []Stored, done func(), err error) {
+	s, err := m.dev.NewStream()
+	if err != nil {
+		return nil, nil, err
+	}
 	var flat tensor.Tensor // of the current half
 	for _, g := range m.Halves() {
+		if g.Frozen && !frozen {
+			continue
+		}
 		lo := int64(0)
 		for j, p := range g.Params {
 			first := lo
@@ -40,11 +52,12 @@ func (m *Model) Save(dir, source string, whole func(Half) (tensor.Tensor, error)
 			lo += p.Numel()
 		}
 	}
-	return WriteFolder(dir, func(dir string) error { return m.SaveRest(dir, source) }, tensors)
+	return tensors, func() { s.Close() }, nil
 }
 
-// SaveRest writes the files of a model's folder other than the weights to dir: config.json, and the
-// tokenizer's files from the folder source, unless source is "".
+// SaveRest writes the files of a model's folder other than the weights to dir: config.json, with
+// adapters their configuration, and the tokenizer's files from the folder source, unless source is
+// "".
 func (m *Model) SaveRest(dir, source string) error {
 	text, err := m.Config.JSON()
 	if err != nil {
@@ -56,6 +69,9 @@ func (m *Model) SaveRest(dir, source string) error {
 	})
 	if err != nil || source == "" {
 		return err
+	}
+	if m.lora != nil {
+		return m.saveAdapterRest(dir, source)
 	}
 	return copyFiles(dir, source, companions)
 }

@@ -28,11 +28,12 @@ type Checkpoints struct {
 	skipped []int64 // steps of damaged checkpoints; the next checkpoint replaces them
 }
 
-// Keys of Checkpoints.Run about parameters that are not trained: the patterns of train.freeze, and
-// the fingerprint of the folder that the frozen weights come from.
+// Keys of Checkpoints.Run about parameters that are not trained: the patterns of train.freeze, the
+// fingerprint of the folder that the frozen weights come from, and the settings of adapters.
 const (
 	FreezeKey = "train.freeze"
 	FrozenKey = "frozen weights of model.path"
+	LoRAKey   = "lora"
 )
 
 // tensorsOf lists the parameters of a group for a manifest.
