@@ -173,7 +173,7 @@ func (m *Model) SaveAdapters(dir, base string, whole func(Half) (tensor.Tensor, 
 	for i := range tensors {
 		tensors[i].Name = adapterPrefix + tensors[i].Name
 	}
-	return writeFolder(dir, adapterFile, func(dir string) error { return m.saveAdapterRest(dir, base) }, tensors)
+	return writeWeights(dir, adapterFile, func(dir string) error { return m.saveAdapterRest(dir, base) }, tensors)
 }
 
 func (m *Model) saveAdapterRest(dir, base string) error {
@@ -201,7 +201,7 @@ func WriteAdapters(dir, rest string, listed []string, tensors []Stored) error {
 		tensors[i].Name = adapterPrefix + tensors[i].Name
 	}
 	names := slices.DeleteFunc(append([]string{AdapterConfigFile}, companions...), func(name string) bool { return !slices.Contains(listed, name) })
-	return writeFolder(dir, adapterFile, func(dir string) error { return copyFiles(dir, rest, names) }, tensors)
+	return writeWeights(dir, adapterFile, func(dir string) error { return copyFiles(dir, rest, names) }, tensors)
 }
 
 // IsAdapter reports whether a name in a checkpoint is that of a matrix of an adapter.

@@ -35,11 +35,11 @@ type Stored struct {
 // and the other files, which rest writes to the folder that it gets. The folder is written
 // completely or not at all. If dir exists, its model is replaced and its other files stay.
 func WriteFolder(dir string, rest func(dir string) error, tensors []Stored) error {
-	return writeFolder(dir, weightsFile, rest, tensors)
+	return writeWeights(dir, weightsFile, rest, tensors)
 }
 
-// writeFolder is WriteFolder with the name of the tensors' file.
-func writeFolder(dir, weights string, rest func(dir string) error, tensors []Stored) error {
+// writeWeights is WriteFolder with the name of the tensors' file.
+func writeWeights(dir, weights string, rest func(dir string) error, tensors []Stored) error {
 	dir = filepath.Clean(dir)
 	if real, err := filepath.EvalSymlinks(dir); err == nil {
 		dir = real // replace the target of a symbolic link, not the link

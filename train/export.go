@@ -18,9 +18,10 @@ import (
 // checkpoint's step. It returns the path of the checkpoint and its step. path is a checkpoint or a
 // folder of checkpoints. Of several checkpoints, Export takes the newest one that is undamaged;
 // skipped has the errors of newer ones. It needs no device and no ranks, and memory for a block of
-// a tensor. The adapters of a run are written as a folder of PEFT, or with merge as a model folder of
-// the base model with them. The folder is complete or absent, as model.WriteFolder describes. A folder that holds a
-// model is refused unless force is set. The base model's folder is always refused.
+// a tensor. The adapters of a run are written as a folder of PEFT, or with merge as a model folder
+// of the base model with them. The folder is complete or absent, as model.WriteFolder describes. A
+// folder that holds a model is refused unless force is set. The base model's folder is always
+// refused.
 func Export(path, folder string, force, merge bool) (from string, step int64, skipped []string, err error) {
 	paths, err := checkpoint.Find(path)
 	if err != nil {

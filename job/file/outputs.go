@@ -8,11 +8,10 @@ const (
 	ReportFile     = "report.html"
 	EvalReportFile = "report-eval.html"
 	TraceFile      = "trace.json"
-	ModelFolder    = "model"
-
-	TensorBoardFolder = "tensorboard"
 	modelFolder    = "model"
 	adapterFolder  = "adapter"
+
+	TensorBoardFolder = "tensorboard"
 )
 
 // ModelFolder returns the name in output.dir of the trained model, or of the trained adapters.

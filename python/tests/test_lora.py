@@ -155,7 +155,7 @@ class LoRA(unittest.TestCase):
         self.merges(family, init, out / "adapter")
 
     def merges(self, family, init, trained) -> None:
-        """Merged models are those of PEFT, in F32 and in BF16.
+        """Merged models equal the models that PEFT merges, in F32 and in BF16.
 
         In F32 the error is compared with the terms W and s·B·A, which may cancel. In BF16 the
         result is rounded once, so it is PEFT's or a neighbour.
@@ -203,7 +203,7 @@ def bounds(model) -> dict[str, torch.Tensor]:
 
 
 def same(model, tensors, dtype) -> set[str]:
-    """Returns the names of the tensors that are equal to those of a model."""
+    """Returns the names of the tensors that are equal to the weights of a model."""
     own = dict(model.to(dtype).named_parameters())
     return {name for name, x in tensors.items() if name in own and torch.equal(own[name], x)}
 
