@@ -45,6 +45,19 @@ func TestLoRATable(t *testing.T) {
 	}
 }
 
+// The CUDA plug-in trains adapters, in F32 with the losses of the CPU.
+func TestLoRAOnThePlugin(t *testing.T) {
+	onGPU := devicetest.CUDA(t, "cuda", false)
+	for _, name := range []string{"llama", "qwen3_5"} {
+		x := run{model: name, ranks: 1, ulysses: 1, optimizer: "adamw", compute: tensor.F32, steps: 4, lora: &model.LoRA{Rank: 3, Alpha: 7, Targets: []string{model.AllLinear}}}
+		want := x.train(t)
+		x.on = &onGPU
+		x.near(t, x.train(t), want, 1e-4)
+		x.ranks, x.ulysses, x.zero, x.compute = 2, 2, 3, tensor.BF16
+		x.near(t, x.train(t), want, 0)
+	}
+}
+
 // largest returns the largest absolute value.
 func largest(x []float32) float64 { return furthest(x, make([]float32, len(x))) }
 
