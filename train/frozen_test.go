@@ -182,3 +182,32 @@ func TestFrozenResume(t *testing.T) {
 		}
 	}
 }
+
+// Offloaded states and gradients of a model with frozen parameters, or with adapters, give bitwise
+// the results of states on the device. The streams of the devices run in random order.
+func TestFrozenOffloaded(t *testing.T) {
+	offloads := []Offload{{Step: StepStreamed, Bucket: 1000}, {Step: StepOnHost, Bucket: 1000, Host: hostStepper{}},
+		{Step: StepStreamed, Bucket: 1000, Gradients: true}, {Step: StepOnHost, Bucket: 1000, Host: hostStepper{}, Gradients: true}}
+	for i, x := range []run{
+		{ranks: 1, ulysses: 1, freeze: freezes["k, norms"]},
+		{ranks: 2, ulysses: 2, zero: 2, freeze: freezes["embedding and a layer"]},
+		{ranks: 4, ulysses: 2, zero: 3, freeze: freezes["matrices"]},
+		{ranks: 2, ulysses: 1, zero: 3, lora: &model.LoRA{Rank: 3, Alpha: 7, Targets: []string{model.AllLinear}}},
+	} {
+		x.model, x.steps, x.optimizer, x.compute = "llama", 3, "adamw", tensor.BF16
+		want, err := x.onFake(t, uint64(100*i), fake.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for k, o := range offloads {
+			x.offload = o
+			got, err := x.onFake(t, uint64(100*i+10*k+10), fake.Options{})
+			if err != nil {
+				t.Fatalf("%+v: %v", x, err)
+			}
+			if !slices.Equal(got.losses, want.losses) || !slices.Equal(got.weights, want.weights) {
+				t.Errorf("%+v: losses %v, on the device %v", x, got.losses, want.losses)
+			}
+		}
+	}
+}

@@ -28,7 +28,7 @@ if packages("torch", "transformers", "safetensors", "peft"):
     import peft
     import torch
     from families import float64, own_recurrence
-    from parity import STEPS, Reference, build, data, dense, load
+    from parity import STEPS, Reference, build, data, dense
     from safetensors.torch import load_file, save_file
 
     class AdapterReference(Reference):
