@@ -160,8 +160,7 @@ func verbOf(name string) *verb {
 // flagVerbs maps a flag to the verbs that accept it. Every command defines every flag, so that a
 // flag may be in front of the verb, and a flag of another verb is refused by name.
 var flagVerbs = map[string][]string{
-	"set": {"run", "plan", "verify", "supervise", "sbatch", "doctor"}, "restarts": {"supervise", "sbatch"}, "ranks": {"run", "plan", "verify", "doctor"}, "search": {"plan"}, "cluster": {"plan", "doctor"}, "json": {"verify", "diagnose"}, "all": {"verify"}, "tensors": {"verify"}, "force": {"run", "export", "supervise"},
-	"set": {"run", "plan", "verify", "supervise", "sbatch"}, "restarts": {"supervise", "sbatch"}, "ranks": {"run", "plan", "verify"}, "search": {"plan"}, "cluster": {"plan"}, "json": {"verify", "diagnose"}, "all": {"verify"}, "tensors": {"verify"}, "force": {"run", "export", "supervise"}, "merge": {"export"},
+	"set": {"run", "plan", "verify", "supervise", "sbatch", "doctor"}, "restarts": {"supervise", "sbatch"}, "ranks": {"run", "plan", "verify", "doctor"}, "search": {"plan"}, "cluster": {"plan", "doctor"}, "json": {"verify", "diagnose"}, "all": {"verify"}, "tensors": {"verify"}, "force": {"run", "export", "supervise"}, "merge": {"export"},
 	"log": {"run", "plan", "verify", "supervise"}, "verbose": {"run", "supervise"}, "quiet": {"run", "verify", "supervise", "generate"},
 	"max-tokens": {"generate"}, "temperature": {"generate"}, "top-p": {"generate"}, "top-k": {"generate"}, "seed": {"generate"}, "device": {"generate"}, "dtype": {"generate"}, "output": {"init", "sbatch"},
 	"nodes": {"sbatch"}, "ntasks-per-node": {"sbatch"}, "gpus-per-node": {"sbatch"}, "cpus-per-task": {"sbatch"}, "time": {"sbatch"}, "array": {"sbatch"}, "image": {"sbatch"},
