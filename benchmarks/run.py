@@ -194,13 +194,31 @@ def suites(a) -> dict:
         made[name] = Suite(
             name, lambda dtype=dtype: [x for job in jobs for x in step(a, job, dtype)], peers
         )
+    job = HERE / "step-qwen3.toml"
+    made["lora"] = Suite(
+        "lora",
+        lambda: step(a, job, "f32", adapters_of(job)),
+        torch("train_step.py", job, "--lora", RANK),
+    )
     return made
 
 
-def step(a, job, dtype) -> list[dict]:
+RANK = 16  # of adapters
+
+
+def adapters_of(job) -> list[str]:
+    """Writes the model of a job as a folder. Returns the keys of a job with adapters beside it."""
+    folder = ROOT / "out" / "bench-lora-base"
+    sets = [f"output.dir={folder}", "output.overwrite=true", "train.steps=1", "eval.split=0.0"]
+    sets += ["parallel.ulysses=1"]
+    output([ROOT / "bin" / "ulysses-mpi", job] + [x for s in sets for x in ("--set", s)])
+    return ["model.new={}", f"model.path={folder / 'model'}", f"lora.rank={RANK}"]
+
+
+def step(a, job, dtype, more=()) -> list[dict]:
     """Measures a training step on one rank with --threads threads, and on several ranks.
 
-    The others are --threads ranks and four ranks, with one thread each.
+    The others are --threads ranks and four ranks, with one thread each. more are further keys.
     """
     out = []
     for ranks in sorted({1, a.threads, 4}):
@@ -213,6 +231,7 @@ def step(a, job, dtype) -> list[dict]:
             "eval.split=0.0",
             f"parallel.ulysses={ranks}",
             f"device.dtype={dtype}",
+            *more,
         ]
         argv = [ROOT / "bin" / "ulysses-mpi", job] + [x for s in sets for x in ("--set", s)]
         if ranks > 1:
@@ -299,7 +318,7 @@ def main() -> None:
         "suite",
         nargs="+",
         help="attention, attention-bf16, masks, gemm, gemm-bf16, gdn, ulysses, ring, a2a, step, "
-        "step-bf16, or a "
+        "step-bf16, lora, or a "
         "full name such as attention-avx2",
     )
     p.add_argument("--rounds", type=int, default=3)

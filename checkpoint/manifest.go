@@ -48,8 +48,10 @@ type Manifest struct {
 	Base   string  `json:"base,omitempty"`
 	Mesh   string  `json:"mesh"`   // mesh of the run that wrote it; programs do not read it
 	Kinds  int     `json:"parts"`  // number of Kinds that the checkpoint has
-	Groups []Group `json:"groups"` // layer groups, which cover all parameters
-	Files  []File  `json:"files"`  // of each rank
+	Groups []Group `json:"groups"` // layer groups, which cover all trained parameters
+	// parameters that are not trained and keep the values of the base model
+	Frozen []Tensor `json:"frozen,omitempty"`
+	Files  []File   `json:"files"` // of each rank
 	// files in the folder model; none in checkpoints of older programs
 	Model []File `json:"model,omitempty"`
 }

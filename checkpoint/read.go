@@ -163,8 +163,15 @@ func (c *Checkpoint) Check(rank, ranks int) error {
 // optimizer needs the given number of kinds. It returns a sentence for each difference.
 func (c *Checkpoint) Differences(run map[string]string, groups []Group, kinds int) (faults []string) {
 	for _, key := range slices.Sorted(maps.Keys(run)) {
-		if c.Run[key] != run[key] {
-			faults = append(faults, fmt.Sprintf("%s is %s, it was %s", key, run[key], c.Run[key]))
+		if before, ok := c.Run[key]; !ok {
+			faults = append(faults, fmt.Sprintf("%s is %s, it was not set", key, run[key]))
+		} else if before != run[key] {
+			faults = append(faults, fmt.Sprintf("%s is %s, it was %s", key, run[key], before))
+		}
+	}
+	for _, key := range slices.Sorted(maps.Keys(c.Run)) {
+		if _, ok := run[key]; !ok {
+			faults = append(faults, fmt.Sprintf("%s is not set, it was %s", key, c.Run[key]))
 		}
 	}
 	if kinds > c.Kinds {

@@ -20,7 +20,7 @@ func (s *session) checkpoints() *train.Checkpoints {
 		base = abs
 	}
 	rest := func(dir string) error { return s.parts.Model.SaveRest(dir, j.Model.Path) }
-	return &train.Checkpoints{Dir: j.CheckpointDir(), Every: j.Checkpoint.Every, Keep: j.Checkpoint.Keep, Model: rest, Base: base, Accept: j.Checkpoint.Accept, Run: map[string]string{
+	c := &train.Checkpoints{Dir: j.CheckpointDir(), Every: j.Checkpoint.Every, Keep: j.Checkpoint.Keep, Model: rest, Base: base, Accept: j.Checkpoint.Accept, Run: map[string]string{
 		"model":          digest(s.parts.Config),
 		"optimizer.name": j.Optimizer.Name,
 		"global batch":   fmt.Sprint(j.Mesh.GlobalBatch),
@@ -30,6 +30,16 @@ func (s *session) checkpoints() *train.Checkpoints {
 		"seed":           fmt.Sprint(j.Seed),
 		"data.path":      fmt.Sprintf("%s, in %s%s", s.data.Train().Identity(), s.dataNames(), s.data.Tokenizer()),
 	}}
+	if l := j.Adapters(); l != nil {
+		c.Run[train.LoRAKey] = fmt.Sprintf("rank %d, alpha %v, rslora %v, targets %q", l.Rank, l.Alpha, l.RSLoRA, l.Targets)
+	}
+	if len(j.Train.Freeze) > 0 {
+		c.Run[train.FreezeKey] = fmt.Sprintf("%q", j.Train.Freeze)
+	}
+	if s.parts.Weights.Frozen() != nil {
+		c.Run[train.FrozenKey] = s.frozen
+	}
+	return c
 }
 
 // dataNames returns the names of the training files, with what decides how they are packed and

@@ -90,6 +90,8 @@ ulysses-mpi sbatch job.toml --time 1:00:00 --array 0-3 --set 'seed=$SLURM_ARRAY_
 			short: "write a Hugging Face folder from a checkpoint, or from the newest of several",
 			long: `Writes the weights of a checkpoint as a Hugging Face folder, as at the end of a run.
 The checkpoint is a folder step-NNNNNNNN, or a folder of several, of which the newest is read.
+Adapters (LoRA) are written as a folder of PEFT, or with --merge as a whole model. With --merge, a
+folder of PEFT can stand for the checkpoint.
 A folder that has a model is not overwritten without --force; the base model's folder never is.
 It needs no other ranks and no GPU.`,
 			example: `ulysses-mpi export out/checkpoints model-of-checkpoint`,
@@ -158,7 +160,7 @@ func verbOf(name string) *verb {
 // flagVerbs maps a flag to the verbs that accept it. Every command defines every flag, so that a
 // flag may be in front of the verb, and a flag of another verb is refused by name.
 var flagVerbs = map[string][]string{
-	"set": {"run", "plan", "verify", "supervise", "sbatch", "doctor"}, "restarts": {"supervise", "sbatch"}, "ranks": {"run", "plan", "verify", "doctor"}, "search": {"plan"}, "cluster": {"plan", "doctor"}, "json": {"verify", "diagnose"}, "all": {"verify"}, "tensors": {"verify"}, "force": {"run", "export", "supervise"},
+	"set": {"run", "plan", "verify", "supervise", "sbatch", "doctor"}, "restarts": {"supervise", "sbatch"}, "ranks": {"run", "plan", "verify", "doctor"}, "search": {"plan"}, "cluster": {"plan", "doctor"}, "json": {"verify", "diagnose"}, "all": {"verify"}, "tensors": {"verify"}, "force": {"run", "export", "supervise"}, "merge": {"export"},
 	"log": {"run", "plan", "verify", "supervise"}, "verbose": {"run", "supervise"}, "quiet": {"run", "verify", "supervise", "generate"},
 	"max-tokens": {"generate"}, "temperature": {"generate"}, "top-p": {"generate"}, "top-k": {"generate"}, "seed": {"generate"}, "device": {"generate"}, "dtype": {"generate"}, "output": {"init", "sbatch"},
 	"nodes": {"sbatch"}, "ntasks-per-node": {"sbatch"}, "gpus-per-node": {"sbatch"}, "cpus-per-task": {"sbatch"}, "time": {"sbatch"}, "array": {"sbatch"}, "image": {"sbatch"},
@@ -173,6 +175,7 @@ func addFlags(f *pflag.FlagSet, o *Options) {
 	f.BoolVar(&o.json, "json", false, "print the findings as one JSON object")
 	f.BoolVar(&o.all, "all", false, "print every tensor")
 	f.StringVar(&o.tensors, "tensors", "", "write the tensors of all ranks to `file.safetensors`, with the logits and the loss of each token")
+	f.BoolVar(&o.merge, "merge", false, "add the adapters to the base model, and write the whole model")
 	f.BoolVar(&o.force, "force", false, "overwrite results of another run or an older model (output.overwrite)")
 	f.IntVar(&o.restarts, "restarts", 0, "start the job again `N` times at most")
 	f.IntVar(&o.sbatch.nodes, "nodes", 1, "`N` nodes")

@@ -3,15 +3,23 @@ package job
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 
 	"ulysses/job/doctor"
 	"ulysses/job/plan"
+	"ulysses/model"
 	"ulysses/train"
 )
 
 // export is the verb export. o.words are a checkpoint and the folder to write.
 func export(o Options) error {
-	from, step, skipped, err := train.Export(o.words[0], o.words[1], o.force)
+	if _, err := os.Stat(filepath.Join(o.words[0], model.AdapterConfigFile)); err == nil && o.merge {
+		if err := train.MergeAdapters(o.words[0], o.words[1], o.force); err != nil {
+			return err
+		}
+		return written(fmt.Fprintf(o.Stdout, "model with the adapters of %s merged: %s\n", o.words[0], o.words[1]))
+	}
+	from, step, skipped, err := train.Export(o.words[0], o.words[1], o.force, o.merge)
 	if err != nil {
 		return err
 	}

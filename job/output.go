@@ -189,7 +189,7 @@ func (s *session) refuseResults() error {
 	if len(steps) > 0 {
 		found = append(found, fmt.Sprintf("%s/ up to step %d", j.Checkpoint.Dir, steps[len(steps)-1]))
 	}
-	if before := s.owner.Before; len(steps) == 0 && s.from == "" && before != nil && before.Run == s.identity() && !slices.Contains(found, file.ModelFolder+"/") {
+	if before := s.owner.Before; len(steps) == 0 && s.from == "" && before != nil && before.Run == s.identity() && !slices.Contains(found, j.ModelFolder()+"/") {
 		if len(found) > 0 {
 			s.Log.Warn().Msgf("output.dir: the %v has ended before its first checkpoint; the run starts again", before)
 		}

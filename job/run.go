@@ -58,6 +58,7 @@ type Options struct {
 	restarts int      // of supervise
 	launcher []string // of supervise: the words after --
 	force    bool     // of run and export: overwrite existing results
+	merge    bool     // of export: add adapters to the base model
 	open     opener   // of device and communicator; nil = backends
 }
 

@@ -3,6 +3,7 @@ package job
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"time"
 
@@ -11,8 +12,8 @@ import (
 	"ulysses/internal/proc"
 	"ulysses/internal/status"
 	"ulysses/internal/units"
-	"ulysses/job/file"
 	"ulysses/job/launch"
+	"ulysses/model"
 	"ulysses/tensor"
 	"ulysses/train"
 )
@@ -162,24 +163,35 @@ func (s *session) save(dir string) error {
 		return err
 	}
 	defer stream.Close()
-	groups := len(s.parts.Model.Groups())
-	next := 0 // the layer group to gather next
+	halves := s.parts.Model.Halves()
+	if s.Job.LoRA.Rank > 0 { // the frozen model is not saved again
+		halves = slices.DeleteFunc(halves, func(h model.Half) bool { return h.Frozen })
+	}
+	next := 0 // the half to gather next
 	var lost error
-	whole := func(group int) (tensor.Tensor, error) {
-		next = group + 1
-		t, err := s.wholeGroup(group, false, stream)
+	whole := func(half model.Half) (tensor.Tensor, error) {
+		next++
+		w := s.parts.Weights
+		if half.Frozen {
+			w = w.Frozen()
+		}
+		t, err := s.wholeGroup(w, half.Index, false, stream)
 		lost = err
 		return t, err
 	}
 	if s.Mesh.World.Rank() == 0 {
-		if err = s.mayWrite(file.ModelFolder); err == nil {
-			err = s.parts.Model.Save(dir, s.Job.Model.Path, whole)
+		if err = s.mayWrite(s.Job.ModelFolder()); err == nil {
+			save := s.parts.Model.Save
+			if s.Job.LoRA.Rank > 0 {
+				save = s.parts.Model.SaveAdapters
+			}
+			err = save(dir, s.Job.Model.Path, whole)
 		}
 	}
 	// The other ranks, and rank 0 if the folder cannot be written, take part in the remaining
 	// gathers.
-	for next < groups && lost == nil {
-		whole(next)
+	for next < len(halves) && lost == nil {
+		whole(halves[next])
 	}
 	if lost != nil {
 		return lost // communication has failed: the ranks cannot agree
@@ -188,8 +200,8 @@ func (s *session) save(dir string) error {
 }
 
 // wholeGroup gathers the weights or gradients of a layer group and waits for them. Collective.
-func (s *session) wholeGroup(group int, grads bool, stream device.Stream) (tensor.Tensor, error) {
-	t, err := s.parts.Weights.Whole(group, grads, stream)
+func (s *session) wholeGroup(w train.Weights, group int, grads bool, stream device.Stream) (tensor.Tensor, error) {
+	t, err := w.Whole(group, grads, stream)
 	if err == nil {
 		err = comm.BarrierBeforeSync(s.Mesh.World)
 	}

@@ -17,13 +17,15 @@ import (
 // session is a job of kind "train" or "eval" on one rank, after all checks.
 type session struct {
 	*Env
-	parts   *assembly.Parts
-	trainer *train.Trainer
-	data    *data.Data
-	steps   int64
-	from    string  // checkpoint from which the run resumes; "" = none
-	waited  float64 // proc.WaitedForCore before the first step
-	failed  error   // the error that ended the steps early on all ranks
+	parts    *assembly.Parts
+	trainer  *train.Trainer
+	data     *data.Data
+	steps    int64
+	adapters *model.AdapterFolder // lora.init, while the weights are read; nil = none
+	frozen   string               // fingerprint of the weights that are not trained
+	from     string               // checkpoint from which the run resumes; "" = none
+	waited   float64              // proc.WaitedForCore before the first step
+	failed   error                // the error that ended the steps early on all ranks
 
 	// set before the first step
 	metrics  *train.Metrics // nil on ranks above 0
@@ -71,6 +73,12 @@ func (s *session) load() (*train.Setup, error) {
 		if err = comm.SameFiles(s.Mesh.World, "model.path", folder.Files()); err != nil {
 			return nil, err
 		}
+	}
+	if err = s.openAdapters(); err != nil {
+		return nil, err
+	}
+	if s.adapters != nil {
+		defer s.adapters.Close()
 	}
 	if err = s.parts.Layout(); err == nil {
 		err = s.fill(folder)
@@ -162,11 +170,40 @@ func (s *session) openConfig() (folder *model.Folder, err error) {
 	return folder, err
 }
 
+// openAdapters opens lora.init. Collective.
+func (s *session) openAdapters() error {
+	if s.Job.LoRA.Init == "" {
+		return nil
+	}
+	f, err := model.OpenAdapters(s.Job.LoRA.Init)
+	if err = comm.Agree(s.Mesh.World, err); err != nil {
+		if f != nil {
+			f.Close()
+		}
+		return err
+	}
+	s.adapters = f
+	return comm.SameFiles(s.Mesh.World, "lora.init", f.Files())
+}
+
 // fill reads the weights from the folder, or draws them from the seed.
 func (s *session) fill(folder *model.Folder) error {
 	if folder != nil {
-		return folder.Load(s.parts.Model)
+		if s.parts.Weights.Frozen() != nil {
+			var err error
+			if s.frozen, err = folder.Fingerprint(); err != nil {
+				return err
+			}
+		}
+		if err := folder.Load(s.parts.Model); err != nil || s.Job.LoRA.Rank == 0 {
+			return err
+		}
+		if s.adapters != nil {
+			return s.parts.Model.LoadAdapters(s.adapters)
+		}
+		return s.parts.Model.InitAdapters(uint64(s.Job.Seed))
 	}
+	s.frozen = "drawn from the seed"
 	return s.parts.Model.Init(uint64(s.Job.Seed))
 }
 

@@ -11,6 +11,7 @@ import (
 	"ulysses/internal/status"
 	"ulysses/internal/units"
 	"ulysses/job/file"
+	"ulysses/model"
 	"ulysses/tensor"
 	"ulysses/train"
 )
@@ -170,8 +171,11 @@ func trainTensors(e *Env, tokens bool) (out []named, err error) {
 	}
 	defer stream.Close()
 	for _, grads := range []bool{true, false} { // gathering weights overwrites the gradients
-		for i, g := range s.parts.Model.Groups() {
-			all, err := s.wholeGroup(i, grads, stream)
+		for i, g := range model.Halves(s.parts.Model.Groups(), false) {
+			if len(g.Params) == 0 {
+				continue
+			}
+			all, err := s.wholeGroup(s.parts.Weights, i, grads, stream)
 			if err != nil {
 				return nil, err
 			}

@@ -178,7 +178,7 @@ func (a *softmaxAttention) setSinks(p *pass, backward bool) {
 // addSinks adds to the gradient of the sinks, which is complete then. Each rank adds the terms of
 // its own queries, so the sum over ranks has each term once.
 func (a *softmaxAttention) addSinks(p *pass) {
-	if a.sinks != nil {
+	if a.sinks != nil && !a.sinks.Frozen {
 		p.Add(a.sinks.Grad, a.sinks.Grad, a.dsinks)
 		p.gradReady(a.sinks)
 	}

@@ -99,6 +99,9 @@ func (e *executor) release(group int) {
 // gradReady reports that the gradients of parameters are complete.
 func (e *executor) gradReady(params ...*Param) {
 	for _, w := range params {
+		if w.Frozen {
+			continue
+		}
 		e.inspect("gradient of ", w.Name, w.Grad)
 		if !e.skip() && e.ctx.Weights != nil {
 			e.err = e.ctx.Weights.GradReady(w, e.ctx.Stream)
@@ -172,10 +175,12 @@ func (e *executor) Norm(y, x tensor.Tensor, w *Param, rstd tensor.Tensor, eps fl
 // NormBack computes dx from dy, with add dx += it. It adds to the gradient of w, which is complete
 // then.
 func (e *executor) NormBack(dx, dy, x tensor.Tensor, w *Param, rstd tensor.Tensor, add bool) {
+	mark, dw := e.mark(), e.gradOf(w)
 	if !e.skip() {
-		e.normGrad = device.RMSNormGrad{X: x, W: w.Value, RStd: rstd, DY: dy, DX: dx, DW: w.Grad, AddDX: add, Centre: w.centre}
+		e.normGrad = device.RMSNormGrad{X: x, W: w.Value, RStd: rstd, DY: dy, DX: dx, DW: dw, AddDX: add, Centre: w.centre}
 		e.err = e.dev.RMSNormBackward(e.ctx.Stream, &e.normGrad)
 	}
+	e.reset(mark)
 	e.gradReady(w)
 }
 
@@ -214,10 +219,12 @@ func (e *executor) GatedNorm(y, x, gate tensor.Tensor, w *Param, rstd tensor.Ten
 // GatedNormBack overwrites d, the gradient of y, with the gradient of x, and writes dgate. It adds
 // to the gradient of w, which is complete then.
 func (e *executor) GatedNormBack(d, dgate, x, gate tensor.Tensor, w *Param, rstd tensor.Tensor) {
+	mark, dw := e.mark(), e.gradOf(w)
 	if !e.skip() {
-		e.gatedNormGrad = device.GatedRMSNormGrad{X: x, Gate: gate, W: w.Value, RStd: rstd, DY: d, DX: d, DGate: dgate, DW: w.Grad}
+		e.gatedNormGrad = device.GatedRMSNormGrad{X: x, Gate: gate, W: w.Value, RStd: rstd, DY: d, DX: d, DGate: dgate, DW: dw}
 		e.err = e.dev.GatedRMSNormBackward(e.ctx.Stream, &e.gatedNormGrad)
 	}
+	e.reset(mark)
 	e.gradReady(w)
 }
 

@@ -20,6 +20,23 @@ func (c *Config) Flops(tokens int64, pairs float64) float64 {
 	return (6*weights+3*linears*c.deltaFlops())*float64(tokens) + 12*fulls*queries*pairs
 }
 
+// Flops returns Config.Flops without the products for gradients of frozen matrices, and with those
+// of adapters.
+func (m *Model) Flops(tokens int64, pairs float64) float64 {
+	work := m.Config.Flops(tokens, pairs)
+	for _, g := range m.groups {
+		for _, p := range g.Params {
+			switch {
+			case p.isAdapter():
+				work += 6 * float64(p.Numel()) * float64(tokens)
+			case p.matrix && p.Frozen:
+				work -= 2 * float64(p.Numel()) * float64(tokens)
+			}
+		}
+	}
+	return work
+}
+
 // linearWeights returns the number of weights in a linear layer's projections and convolution.
 func (c *Config) linearWeights() float64 {
 	channels, values := float64(c.convChannels()), float64(c.linearValues())

@@ -46,12 +46,26 @@ func OpenFolder(dir string, override map[string]any) (*Folder, error) {
 	if err != nil {
 		return nil, err
 	}
+	return OpenWeights(dir, cfg)
+}
+
+// OpenWeights reads the headers of the weights' files of a folder with a known configuration.
+func OpenWeights(dir string, cfg *Config) (*Folder, error) {
 	f := &Folder{Dir: dir, Config: cfg, where: map[string]location{}}
 	if err := f.openWeights(); err != nil {
 		f.Close()
 		return nil, err
 	}
 	return f, nil
+}
+
+// Read fills dst with elements of a tensor, by a name of this package, from at on.
+func (f *Folder) Read(name string, at int64, dst []float32) error {
+	x, ok := f.where[name]
+	if !ok {
+		return status.Errorf(status.InvalidConfig, "%s: tensor %s is missing; restore the folder", f.Dir, input.Short(name))
+	}
+	return x.file.ReadFloat32(x.entry, at, dst)
 }
 
 // ReadConfig reads a folder's config.json, with some of its fields replaced. It does not need the
@@ -154,6 +168,9 @@ func (f *Folder) Check(m *Model) error {
 	expected := map[string]bool{}
 	for _, g := range m.groups {
 		for _, p := range g.Params {
+			if p.isAdapter() {
+				continue
+			}
 			expected[p.Name] = true
 			at, ok := f.where[p.Name]
 			if !ok {
@@ -199,7 +216,7 @@ func (p *Param) disagree(e tensor.Entry) (faults []string) {
 }
 
 // Load checks the files and reads the elements that this rank owns of the parameters of m, which
-// was made with f.Config. NaN and Inf are errors (Numeric).
+// was made with f.Config, except adapters. NaN and Inf are errors (Numeric).
 func (f *Folder) Load(m *Model) error {
 	if err := f.Check(m); err != nil {
 		return err
@@ -212,6 +229,9 @@ func (f *Folder) Load(m *Model) error {
 	buffer := make([]float32, 1<<18)
 	for _, g := range m.groups {
 		for _, p := range g.Params {
+			if p.isAdapter() {
+				continue
+			}
 			at := f.where[p.Name]
 			if !m.Config.forced {
 				p.stored = at.entry.DType

@@ -13,6 +13,7 @@ func newLinear(weights, biases []*Param) linear {
 	l := linear{w: weights, b: biases, in: weights[0].Shape[1]}
 	for _, w := range weights {
 		l.out += w.Shape[0]
+		w.matrix = true
 	}
 	return l
 }
@@ -37,20 +38,41 @@ func span(first tensor.Tensor, shape ...int64) tensor.Tensor {
 
 // forward computes y [T, out] from x [T, in].
 func (l *linear) forward(p *pass, y, x tensor.Tensor) {
-	p.Gemm(y, x, l.matrix(l.w[0].Value).Permute(1, 0), l.bias())
+	for i := 0; i < len(l.w); {
+		run, j, lo, hi := l.run(i)
+		p.Gemm(y.Slice(1, lo, hi), x, run.matrix(run.w[0].Value).Permute(1, 0), run.bias())
+		i = j
+	}
+	l.adapters(y, func(a *adapter, y tensor.Tensor) { a.forward(p, y, x) })
 }
 
 // part returns one of several projections, and its columns [lo, hi) of y. Its results are bitwise
 // equal to these columns of all projections in one product.
-func (l *linear) part(i int) (one linear, lo, hi int64) {
+func (l *linear) part(i int) (one linear, lo, hi int64) { return l.slice(i, i+1) }
+
+// slice returns projections [i, j), and their columns [lo, hi) of y.
+func (l *linear) slice(i, j int) (some linear, lo, hi int64) {
 	for _, w := range l.w[:i] {
 		lo += w.Shape[0]
 	}
-	one = linear{w: l.w[i : i+1], in: l.in, out: l.w[i].Shape[0]}
-	if len(l.b) > 0 {
-		one.b = l.b[i : i+1]
+	hi = lo
+	for _, w := range l.w[i:j] {
+		hi += w.Shape[0]
 	}
-	return one, lo, lo + one.out
+	some = linear{w: l.w[i:j], in: l.in, out: hi - lo}
+	if len(l.b) > 0 {
+		some.b = l.b[i:j]
+	}
+	return some, lo, hi
+}
+
+// run returns the projections [i, j) that are one matrix, with their columns [lo, hi) of y: as many
+// from i on as are all trained, or all frozen, and whose biases are as well.
+func (l *linear) run(i int) (some linear, j int, lo, hi int64) {
+	for j = i + 1; j < len(l.w) && l.w[j].Frozen == l.w[i].Frozen && (len(l.b) == 0 || l.b[j].Frozen == l.b[i].Frozen); j++ {
+	}
+	some, lo, hi = l.slice(i, j)
+	return some, j, lo, hi
 }
 
 // backwardWeights adds to the gradients of W and b, from dy [T, out] and the forward pass's x
@@ -61,20 +83,42 @@ func (l *linear) backwardWeights(p *pass, dy, x tensor.Tensor) {
 }
 
 // addWeights is backwardWeights for some of the tokens. After all tokens, the caller reports the
-// gradients by gradReady.
+// gradients by gradReady. Products for frozen weights are left out.
 func (l *linear) addWeights(p *pass, dy, x tensor.Tensor) {
-	p.GemmAdd(l.matrix(l.w[0].Grad), dy.Permute(1, 0), x)
-	if len(l.b) > 0 {
-		p.ColumnSum(span(l.b[0].Grad, l.out), dy)
+	for i := 0; i < len(l.w); {
+		run, j, lo, hi := l.run(i)
+		d := dy.Slice(1, lo, hi)
+		if !run.w[0].Frozen {
+			p.GemmAdd(run.matrix(run.w[0].Grad), d.Permute(1, 0), x)
+		}
+		if len(run.b) > 0 && !run.b[0].Frozen {
+			p.ColumnSum(span(run.b[0].Grad, run.out), d)
+		}
+		i = j
 	}
+	l.adapters(dy, func(a *adapter, dy tensor.Tensor) { a.addWeights(p, dy, x) })
 }
 
 func (l *linear) gradReady(p *pass) {
 	p.gradReady(l.w...)
 	p.gradReady(l.b...)
+	for _, w := range l.w {
+		if w.adapter != nil {
+			p.gradReady(w.adapter.a, w.adapter.b)
+		}
+	}
 }
 
 // backwardInput computes dx [T, in] from dy [T, out].
 func (l *linear) backwardInput(p *pass, dx, dy tensor.Tensor) {
-	p.Gemm(dx, dy, l.matrix(l.w[0].Value), tensor.Tensor{})
+	for i := 0; i < len(l.w); {
+		run, j, lo, hi := l.run(i)
+		if d, w := dy.Slice(1, lo, hi), run.matrix(run.w[0].Value); i == 0 {
+			p.Gemm(dx, d, w, tensor.Tensor{})
+		} else {
+			p.GemmAdd(dx, d, w)
+		}
+		i = j
+	}
+	l.adapters(dy, func(a *adapter, dy tensor.Tensor) { a.backwardInput(p, dx, dy) })
 }

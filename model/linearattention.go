@@ -155,9 +155,10 @@ func (m *linearMixer) Backward(p *pass, x, dy tensor.Tensor) {
 	p.end()
 	p.phase("linear-attention")
 	m.setWeights()
+	conv, aLog, dtBias := p.gradOf(m.conv), p.gradOf(m.aLog), p.gradOf(m.dtBias)
 	if !p.skip() {
 		m.grads = gdn.LayerGrads{DOut: withBatch(m.heads(d)), DQKV: withBatch(dqkv), DB: withBatch(db), DA: withBatch(da),
-			DConv: m.matrix(m.conv.Grad), DALog: m.aLog.Grad, DDtBias: m.dtBias.Grad}
+			DConv: m.matrix(conv), DALog: aLog, DDtBias: dtBias}
 		p.err = p.plans.linear.LayerBackward(p.ctx.Stream, p.batch.SP, &m.args, &m.grads)
 	}
 	p.gradReady(m.conv, m.aLog, m.dtBias)

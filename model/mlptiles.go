@@ -31,6 +31,8 @@ func (t *mlpTiles) run(p *pass, tokens int64, x, dy tensor.Tensor) {
 	t.hidden, t.y = p.temp(room, 2*m.width), p.temp(room, m.width)
 	t.p, t.compute.Plan = p, p.tilePlan(tokens)
 	t.compute.In[0], t.compute.Out[0] = tile.Tiled(x, 0), tile.Tiled(x, 0)
+	m.gateUp.sketch(p, room)
+	m.down.sketch(p, room)
 	p.phase("mlp")
 	if dy.IsNil() {
 		p.tiled(&t.compute, nil, nil)

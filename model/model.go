@@ -38,6 +38,7 @@ type Model struct {
 	constants *device.Arena
 	rotations [masks]rotation
 	scale     float64       // of embeddings
+	lora      *LoRA         // nil = no adapters
 	sum       tensor.Tensor // [1] F64, of the loss
 	hostSum   []float64
 	targets   []int32 // of the current batch, in host memory
@@ -53,6 +54,8 @@ type Options struct {
 	Tokens   int64        // of a batch, by which Strategy Auto chooses; 0 = unknown
 	Ring     int64        // groups of ranks in the ring of attention (sp.Layer); 0 = 1
 	Gather   bool         // keys move between the groups in one all-to-all (sp.Layer)
+	Freeze   []string     // patterns of names of frozen parameters; see ParsePatterns
+	LoRA     *LoRA        // nil = no adapters; otherwise the adapters alone are trained
 	// Overlap sends each of q, k and v while the next one is projected, and their gradients while
 	// gradients of weights are computed (sp.Overlap). Results are bitwise the same.
 	Overlap bool
@@ -65,7 +68,7 @@ func New(d device.Device, c comm.Comm, cfg *Config, o Options) (*Model, error) {
 		o.Compute = tensor.F32
 	}
 	m := &Model{Config: cfg, dev: d, comm: c, compute: o.Compute, ring: max(1, o.Ring), hostSum: make([]float64, 1),
-		scale: cfg.embeddingScale(o.Compute)}
+		scale: cfg.embeddingScale(o.Compute), lora: o.LoRA}
 	if err := m.plans.make(d, c, cfg, o); err != nil {
 		return nil, err
 	}
@@ -89,6 +92,10 @@ func New(d device.Device, c comm.Comm, cfg *Config, o Options) (*Model, error) {
 	}
 	m.groups = append(m.groups, last)
 	m.head = newHead(cfg, norm, matrix)
+	if err := m.freeze(o); err != nil {
+		m.Close()
+		return nil, err
+	}
 	m.inputs, m.stream = make([]tensor.Tensor, len(m.blocks)), make([]tensor.Tensor, len(m.blocks))
 	m.orders, m.visits = map[bool][]Use{false: m.order(false), true: m.order(true)}, m.backwardOrder()
 	if err := m.makeConstants(); err != nil {
@@ -265,6 +272,9 @@ func (m *Model) execute(p *pass) {
 		return
 	}
 	m.backward(p, d)
+	if m.embed.Frozen {
+		return
+	}
 	p.gather(0)
 	p.phase("embedding")
 	p.inspect("gradient of its output", "", d)
@@ -282,14 +292,16 @@ func (m *Model) order(backward bool) []Use {
 	for i := range m.blocks {
 		order = append(order, Use{1 + i, Reads})
 	}
-	use := Reads
-	if backward {
-		use |= Adds
+	use := func(group int) Use {
+		if backward && m.groups[group].trains() {
+			return Use{group, Reads | Adds}
+		}
+		return Use{group, Reads}
 	}
 	if m.head.tied {
-		order = append(order, Use{0, use})
+		order = append(order, use(0))
 	}
-	order = append(order, Use{last, use})
+	order = append(order, use(last))
 	if !backward {
 		return order
 	}
@@ -297,9 +309,12 @@ func (m *Model) order(backward bool) []Use {
 		if again {
 			order = append(order, Use{1 + int(layer), Reads})
 		} else {
-			order = append(order, Use{1 + int(layer), use})
+			order = append(order, use(1+int(layer)))
 		}
 	})
+	if m.embed.Frozen {
+		return order
+	}
 	return append(order, Use{0, Adds})
 }
 
@@ -348,8 +363,10 @@ func (m *Model) check(op string, b *Batch, backward, gathered bool) error {
 		return nil
 	}
 	for _, g := range m.groups {
-		if p := g.Params[0]; p.Value.IsNil() || backward && p.Grad.IsNil() {
-			return bad("group %s has no memory for values or gradients; call Bind", g.Name)
+		for _, p := range g.Params {
+			if p.Value.IsNil() || backward && !p.Frozen && p.Grad.IsNil() {
+				return bad("%s of group %s has no memory for values or gradients; call Bind", p.Name, g.Name)
+			}
 		}
 	}
 	return nil

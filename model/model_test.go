@@ -292,8 +292,8 @@ type complete struct {
 }
 
 // whole attaches weights without a trainer.
-func (m *Model) whole(group int) (tensor.Tensor, error) {
-	return span(m.groups[group].Params[0].Owned.Full(), m.groups[group].Numel()), nil
+func (m *Model) whole(half Half) (tensor.Tensor, error) {
+	return span(half.Params[0].Owned.Full(), half.Numel()), nil
 }
 
 func (l *complete) GradReady(p *Param, s device.Stream) error {

@@ -11,14 +11,18 @@ import (
 	"ulysses/tensor"
 )
 
-// Param is one trained tensor.
+// Param is one tensor of weights.
 type Param struct {
-	Name  string // in Hugging Face files
-	Shape []int64
-	Decay bool          // weight decay applies: two dimensions or more
-	Value tensor.Tensor // of the compute type; valid while attached
-	Grad  tensor.Tensor // F32, added to; valid while attached, nil without a backward half
-	Owned Part          // the elements that this rank owns
+	Name   string // in Hugging Face files
+	Shape  []int64
+	Decay  bool          // weight decay applies: two dimensions or more
+	Frozen bool          // it is not trained: no gradient is computed, and Grad is nil
+	Value  tensor.Tensor // of the compute type; valid while attached
+	Grad   tensor.Tensor // F32, added to; valid while attached, nil without a backward half
+	Owned  Part          // the elements that this rank owns
+
+	matrix  bool     // it is a matrix of a linear layer
+	adapter *adapter // beside the matrix; nil = none
 
 	axes   []string     // the fields of config.json that determine Shape
 	stored tensor.DType // in the source's file, and in the files that Save writes
@@ -51,7 +55,8 @@ const (
 	normal fill = iota
 	ones
 	zeros
-	decays // ln of uniform(0.01, 16), as Qwen3.5 initializes A_log
+	decays  // ln of uniform(0.01, 16), as Qwen3.5 initializes A_log
+	kaiming // uniform(-1/√in, 1/√in), as PEFT initializes A of an adapter
 )
 
 func newParam(name string, dtype tensor.DType, start fill, axes []string, shape ...int64) *Param {
@@ -73,8 +78,9 @@ func newNorm(cfg *Config, name, axis string, n int64) *Param {
 func (p *Param) Numel() int64 { return tensor.Of(nil, tensor.F32, p.Shape...).Numel() }
 
 // Group is the unit in which parameters are gathered and released: the embedding, each layer, the
-// head. The parameters follow each other in memory, in order and without padding, so that matrices
-// that share their input (q, k, v; gate, up) are one matrix.
+// head. The trained parameters follow each other in memory, in order and without padding, so that
+// matrices that share their input (q, k, v; gate, up) are one matrix. The frozen parameters follow
+// each other in the same way, in memory of their own.
 type Group struct {
 	Name   string // embed, layer 0 ..., head
 	Params []*Param
@@ -168,7 +174,9 @@ type Weights interface {
 // Init initializes the elements that this rank owns, as transformers does: normal(0,
 // initializer_range) for matrices and convolutions, 1 for norms, 0 for biases. A value depends only
 // on the seed, the parameter's name and the element's index, not on the ranks.
-func (m *Model) Init(seed uint64) error {
+func (m *Model) Init(seed uint64) error { return m.init(seed, func(*Param) bool { return true }) }
+
+func (m *Model) init(seed uint64, which func(*Param) bool) error {
 	s, err := m.dev.NewStream()
 	if err != nil {
 		return err
@@ -176,6 +184,9 @@ func (m *Model) Init(seed uint64) error {
 	defer s.Close()
 	for _, g := range m.groups {
 		for _, p := range g.Params {
+			if !which(p) {
+				continue
+			}
 			if err := m.initParam(s, p, seed); err != nil {
 				return status.Errorf(status.Of(err), "model.Init: %s: %w", p.Name, err)
 			}
@@ -198,6 +209,8 @@ func (m *Model) initParam(s device.Stream, p *Param, seed uint64) error {
 				dst[i] = 0
 			case decays:
 				dst[i] = float32(math.Log(0.01 + 15.99*uniform(key, uint64(at)+uint64(i))))
+			case kaiming:
+				dst[i] = float32((2*uniform(key, uint64(at)+uint64(i)) - 1) / math.Sqrt(float64(p.Shape[1])))
 			default:
 				dst[i] = float32(m.Config.InitializerRange * gauss(key, uint64(at)+uint64(i)))
 			}

@@ -7,26 +7,39 @@ import (
 	"ulysses/tensor"
 )
 
-// Save writes a Hugging Face folder that transformers loads. whole returns the parameters of a
-// group as one flat tensor; it is called once per group, in order. Save keeps the names and element
-// types of the source (F32 for a model from scratch). Tied tensors are written once. source is a
-// folder from which the tokenizer's files are copied, or "". The folder is written completely or
-// not at all. If dir exists, its model is replaced and its other files stay. One rank calls Save.
-func (m *Model) Save(dir, source string, whole func(group int) (tensor.Tensor, error)) error {
-	s, err := m.dev.NewStream()
+// Save writes a Hugging Face folder that transformers loads. whole returns the parameters of a half
+// of a group as one flat tensor; it is called once for each of m.Halves, in order. Save keeps the
+// names and element types of the source (F32 for a model from scratch). Tied tensors are written
+// once. source is a folder from which the tokenizer's files are copied, or "". The folder is
+// written completely or not at all. If dir exists, its model is replaced and its other files stay.
+// One rank calls Save.
+func (m *Model) Save(dir, source string, whole func(Half) (tensor.Tensor, error)) error {
+	tensors, done, err := m.stored(whole, true)
 	if err != nil {
 		return err
 	}
-	defer s.Close()
-	var tensors []Stored
-	var flat tensor.Tensor // of the current group
-	for i, g := range m.groups {
+	defer done()
+	return WriteFolder(dir, func(dir string) error { return m.SaveRest(dir, source) }, tensors)
+}
+
+// stored returns the tensors of the model's folder, or without frozen the trained ones. The caller
+// calls done after it has read them.
+func (m *Model) stored(whole func(Half) (tensor.Tensor, error), frozen bool) (tensors []Stored, done func(), err error) {
+	s, err := m.dev.NewStream()
+	if err != nil {
+		return nil, nil, err
+	}
+	var flat tensor.Tensor // of the current half
+	for _, g := range m.Halves() {
+		if g.Frozen && !frozen {
+			continue
+		}
 		lo := int64(0)
 		for j, p := range g.Params {
 			first := lo
 			tensors = append(tensors, Stored{Name: p.Name, DType: p.stored, Shape: p.Shape, Read: func(at int64, dst []float32) (err error) {
 				if j == 0 && at == 0 {
-					if flat, err = whole(i); err != nil {
+					if flat, err = whole(g); err != nil {
 						return err
 					}
 				}
@@ -39,11 +52,12 @@ func (m *Model) Save(dir, source string, whole func(group int) (tensor.Tensor, e
 			lo += p.Numel()
 		}
 	}
-	return WriteFolder(dir, func(dir string) error { return m.SaveRest(dir, source) }, tensors)
+	return tensors, func() { s.Close() }, nil
 }
 
-// SaveRest writes the files of a model's folder other than the weights to dir: config.json, and the
-// tokenizer's files from the folder source, unless source is "".
+// SaveRest writes the files of a model's folder other than the weights to dir: config.json, with
+// adapters their configuration, and the tokenizer's files from the folder source, unless source is
+// "".
 func (m *Model) SaveRest(dir, source string) error {
 	text, err := m.Config.JSON()
 	if err != nil {
@@ -55,6 +69,9 @@ func (m *Model) SaveRest(dir, source string) error {
 	})
 	if err != nil || source == "" {
 		return err
+	}
+	if m.lora != nil {
+		return m.saveAdapterRest(dir, source)
 	}
 	return copyFiles(dir, source, companions)
 }

@@ -35,6 +35,11 @@ type Stored struct {
 // and the other files, which rest writes to the folder that it gets. The folder is written
 // completely or not at all. If dir exists, its model is replaced and its other files stay.
 func WriteFolder(dir string, rest func(dir string) error, tensors []Stored) error {
+	return writeWeights(dir, weightsFile, rest, tensors)
+}
+
+// writeWeights is WriteFolder with the name of the tensors' file.
+func writeWeights(dir, weights string, rest func(dir string) error, tensors []Stored) error {
 	dir = filepath.Clean(dir)
 	if real, err := filepath.EvalSymlinks(dir); err == nil {
 		dir = real // replace the target of a symbolic link, not the link
@@ -58,7 +63,7 @@ func WriteFolder(dir string, rest func(dir string) error, tensors []Stored) erro
 			return t.write(w, buffer, bytes)
 		}}
 	}
-	if err := tensor.WriteSafetensors(filepath.Join(temp, weightsFile), map[string]string{"format": "pt"}, items); err != nil {
+	if err := tensor.WriteSafetensors(filepath.Join(temp, weights), map[string]string{"format": "pt"}, items); err != nil {
 		return err
 	}
 	return tensor.Finish(temp, func() error { return replace(dir, temp) })
@@ -127,7 +132,7 @@ func replace(dir, temp string) error {
 
 // ofModel reports whether WriteFolder replaces a file of this name.
 func ofModel(name string) bool {
-	return name == configFile || slices.Contains(companions, name) || strings.Contains(name, ".safetensors") || strings.HasSuffix(name, ".bin")
+	return name == configFile || name == AdapterConfigFile || slices.Contains(companions, name) || strings.Contains(name, ".safetensors") || strings.HasSuffix(name, ".bin")
 }
 
 // FilesIn lists the files of a folder that WriteFolder would replace; none if the folder does not

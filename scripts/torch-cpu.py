@@ -30,6 +30,9 @@ PREFIXES = {
     "cu": "libcuda",
 }
 
+# Packages that require PyTorch. pip would install NVIDIA's packages with them.
+ON_TORCH = ["accelerate", "peft"]
+
 # What `import torch` imports.
 IMPORTED = ["typing_extensions", "filelock", "sympy", "networkx", "jinja2", "fsspec"]
 
@@ -52,6 +55,8 @@ def main(requirements: str) -> None:
     lines = [line.strip() for line in pathlib.Path(requirements).read_text().splitlines()]
     torch = next(line for line in lines if line.startswith("torch=="))
     others = [line for line in lines if line and line[0] != "#" and line != torch]
+    on_torch = [line for line in others if line.split("==")[0] in ON_TORCH]
+    others = [line for line in others if line not in on_torch]
     index = ["--index-url", "https://download.pytorch.org/whl/cpu", "--retries", "0"]
     done = pip(torch, *index) and works()
     if not done:
@@ -66,7 +71,8 @@ def main(requirements: str) -> None:
     if not done:
         print("torch-cpu: installing PyTorch with NVIDIA's packages (6 GB)")
         done = pip("--force-reinstall", torch)
-    if not (done and pip(*others) and works()):
+    done = done and pip(*others) and (not on_torch or pip("--no-deps", *on_torch))
+    if not (done and works()):
         sys.exit(f"torch-cpu: could not install {requirements}")
 
 

@@ -28,18 +28,44 @@ type Checkpoints struct {
 	skipped []int64 // steps of damaged checkpoints; the next checkpoint replaces them
 }
 
-// groupsOf returns the groups for a manifest, sharded over the given number of ranks.
+// Keys of Checkpoints.Run about parameters that are not trained: the patterns of train.freeze, the
+// fingerprint of the folder that the frozen weights come from, and the settings of adapters.
+const (
+	FreezeKey = "train.freeze"
+	FrozenKey = "frozen weights of model.path"
+	LoRAKey   = "lora"
+)
+
+// tensorsOf lists the parameters of a group for a manifest.
+func tensorsOf(g *model.Group) (all []checkpoint.Tensor) {
+	for _, p := range g.Params {
+		all = append(all, checkpoint.Tensor{Name: p.Name, Shape: p.Shape, DType: p.Stored().String()})
+	}
+	return all
+}
+
+// groupsOf returns the groups for a manifest, sharded over the given number of ranks. A group
+// without parameters is left out.
 func groupsOf(groups []*model.Group, ranks int) []checkpoint.Group {
-	all := make([]checkpoint.Group, len(groups))
-	for i, g := range groups {
-		all[i].Name = g.Name
-		for _, p := range g.Params {
-			all[i].Tensors = append(all[i].Tensors, checkpoint.Tensor{Name: p.Name, Shape: p.Shape, DType: p.Stored().String()})
+	var all []checkpoint.Group
+	for _, g := range groups {
+		if len(g.Params) == 0 {
+			continue
 		}
+		group := checkpoint.Group{Name: g.Name, Tensors: tensorsOf(g)}
 		for r := range ranks {
 			lo, hi := comm.Shard(g.Numel(), ranks, r)
-			all[i].Ranges = append(all[i].Ranges, []int64{lo, hi})
+			group.Ranges = append(group.Ranges, []int64{lo, hi})
 		}
+		all = append(all, group)
+	}
+	return all
+}
+
+// frozenOf lists the frozen parameters for a manifest.
+func frozenOf(groups []*model.Group) (all []checkpoint.Tensor) {
+	for _, g := range groups {
+		all = append(all, tensorsOf(g.Half(true))...)
 	}
 	return all
 }

@@ -49,4 +49,6 @@ type TrainConfig struct {
 	Epochs    float64 `toml:"epochs" min:"0" max:"1000000"`   // > 0: instead of steps
 	OnNaN     string  `toml:"on_nan" enum:"stop skip"`
 	TimeLimit string  `toml:"time_limit"`
+	// patterns of names of parameters that are not trained (model.ParsePatterns)
+	Freeze []string `toml:"freeze"`
 }

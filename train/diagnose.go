@@ -8,6 +8,7 @@ import (
 
 	"ulysses/comm"
 	"ulysses/internal/status"
+	"ulysses/model"
 	"ulysses/tensor"
 )
 
@@ -82,7 +83,7 @@ func (x *diagnosis) found(where string, bad badValues, shape []int64) {
 
 // weights searches the weights that this rank owns.
 func (x *diagnosis) weights() error {
-	for i, g := range x.Model.Groups() {
+	for i, g := range model.Halves(x.Model.Groups(), false) {
 		state, first := x.Weights.State(i), int64(0)
 		for _, p := range g.Params {
 			lo, hi := max(state.Lo, first), min(state.Hi, first+p.Numel())
@@ -111,7 +112,10 @@ func (x *diagnosis) sums() error {
 		return err
 	}
 	x.within = ""
-	for i, g := range x.Model.Groups() {
+	for i, g := range model.Halves(x.Model.Groups(), false) {
+		if len(g.Params) == 0 {
+			continue
+		}
 		all, err := x.Weights.Whole(i, true, x.stream)
 		if err == nil {
 			err = comm.BarrierBeforeSync(x.Mesh.World)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"ulysses/checkpoint"
@@ -17,9 +18,11 @@ import (
 // checkpoint's step. It returns the path of the checkpoint and its step. path is a checkpoint or a
 // folder of checkpoints. Of several checkpoints, Export takes the newest one that is undamaged;
 // skipped has the errors of newer ones. It needs no device and no ranks, and memory for a block of
-// a tensor. The folder is complete or absent, as model.WriteFolder describes. A folder that holds a
-// model is refused unless force is set. The base model's folder is always refused.
-func Export(path, folder string, force bool) (from string, step int64, skipped []string, err error) {
+// a tensor. The adapters of a run are written as a folder of PEFT, or with merge as a model folder
+// of the base model with them. The folder is complete or absent, as model.WriteFolder describes. A
+// folder that holds a model is refused unless force is set. The base model's folder is always
+// refused.
+func Export(path, folder string, force, merge bool) (from string, step int64, skipped []string, err error) {
 	paths, err := checkpoint.Find(path)
 	if err != nil {
 		return "", 0, nil, err
@@ -36,7 +39,7 @@ func Export(path, folder string, force bool) (from string, step int64, skipped [
 		}
 		if err == nil {
 			defer c.Close()
-			return from, c.Step, skipped, export(c, folder)
+			return from, c.Step, skipped, export(c, folder, merge)
 		}
 		if len(paths) == 1 || status.Of(err) == status.Unsupported {
 			return "", 0, nil, err
@@ -46,12 +49,102 @@ func Export(path, folder string, force bool) (from string, step int64, skipped [
 	return "", 0, nil, status.Errorf(status.InvalidConfig, "export: no checkpoint in %s is whole:\n  %s\nname another folder", path, strings.Join(skipped, "\n  "))
 }
 
-func export(c *checkpoint.Checkpoint, folder string) error {
+func export(c *checkpoint.Checkpoint, folder string, merge bool) error {
 	tensors, err := stored(c)
 	if err != nil {
 		return err
 	}
+	adapters := slices.ContainsFunc(tensors, func(t model.Stored) bool { return model.IsAdapter(t.Name) })
+	switch {
+	case merge && !adapters:
+		return status.Errorf(status.InvalidArgument, "export --merge: checkpoint %s has no adapters; leave out --merge", c.Path)
+	case adapters && !merge:
+		return model.WriteAdapters(folder, c.ModelPath(), c.ModelFiles(), tensors)
+	}
+	if len(c.Frozen) > 0 {
+		base, err := openBase(c)
+		if err != nil {
+			return err
+		}
+		defer base.Close()
+		trained := tensors
+		if adapters {
+			tensors = nil
+		}
+		for _, t := range c.Frozen {
+			x, err := storedAs(c, t, func(at int64, dst []float32) error { return base.Read(t.Name, at, dst) })
+			if err != nil {
+				return err
+			}
+			tensors = append(tensors, x)
+		}
+		if adapters {
+			if tensors, err = merged(c, tensors, trained); err != nil {
+				return err
+			}
+		}
+	}
 	return model.WriteFolder(folder, func(dir string) error { return model.CopyRest(dir, c.ModelPath(), c.ModelFiles()) }, tensors)
+}
+
+// merged returns the tensors of the base model with the adapters of a checkpoint merged.
+func merged(c *checkpoint.Checkpoint, base, adapters []model.Stored) ([]model.Stored, error) {
+	l, err := model.ReadAdapterConfig(c.ModelPath())
+	if err != nil {
+		return nil, err
+	}
+	shape := func(name string) []int64 {
+		for i := range adapters {
+			if adapters[i].Name == name {
+				return adapters[i].Shape
+			}
+		}
+		return nil
+	}
+	return l.Merge(base, shape, func(name string, at int64, dst []float32) error { return c.Read(name, 0, at, dst) })
+}
+
+// MergeAdapters writes the model folder of a folder of PEFT, merged with the base model that it
+// names. force is as in Export.
+func MergeAdapters(path, folder string, force bool) error {
+	f, err := model.OpenAdapters(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	base, err := model.OpenFolder(f.Base, nil)
+	if err != nil {
+		return status.Errorf(status.Of(err), "export: the base model of %s: %w", path, err)
+	}
+	defer base.Close()
+	if err := checkFolder(f.Base, folder, force); err != nil {
+		return err
+	}
+	return model.MergeFolder(folder, f, base)
+}
+
+// openBase opens the folder of the base model, whose weights the run has not trained.
+func openBase(c *checkpoint.Checkpoint) (*model.Folder, error) {
+	if c.Base == "" {
+		return nil, status.Errorf(status.Unsupported, "export: checkpoint %s does not have the weights that train.freeze names, because they were drawn from the run's seed; resume its run, which writes model/ at its end", c.Path)
+	}
+	cfg, err := model.ReadConfig(c.ModelPath(), nil)
+	if err != nil {
+		return nil, err
+	}
+	base, err := model.OpenWeights(c.Base, cfg)
+	if err != nil {
+		return nil, err
+	}
+	now, err := base.Fingerprint()
+	if was := c.Run[FrozenKey]; err == nil && now != was {
+		err = status.Errorf(status.InvalidConfig, "export: the weights in %s differ from the base model of checkpoint %s (fingerprint %s, it was %s); restore the folder", c.Base, c.Path, now, was)
+	}
+	if err != nil {
+		base.Close()
+		return nil, err
+	}
+	return base, nil
 }
 
 // FindCheckpoint returns the path of the checkpoint at a path, or of the newest checkpoint in it;
@@ -72,17 +165,24 @@ func stored(c *checkpoint.Checkpoint) (all []model.Stored, err error) {
 	}
 	for _, g := range c.Groups {
 		for _, t := range g.Tensors {
-			dtype := tensor.ParseDType(t.DType)
-			if dtype == tensor.Invalid {
-				return nil, status.Errorf(status.InvalidConfig, "export: checkpoint %s: its manifest is damaged (%s has the element type %q); name another checkpoint",
-					c.Path, t.Name, t.DType)
+			x, err := storedAs(c, t, func(at int64, dst []float32) error { return c.Read(t.Name, 0, at, dst) })
+			if err != nil {
+				return nil, err
 			}
-			all = append(all, model.Stored{Name: t.Name, DType: dtype, Shape: t.Shape, Read: func(at int64, dst []float32) error {
-				return c.Read(t.Name, 0, at, dst)
-			}})
+			all = append(all, x)
 		}
 	}
 	return all, nil
+}
+
+// storedAs returns a tensor of a model folder with the name, shape and type in a manifest.
+func storedAs(c *checkpoint.Checkpoint, t checkpoint.Tensor, read func(at int64, dst []float32) error) (model.Stored, error) {
+	dtype := tensor.ParseDType(t.DType)
+	if dtype == tensor.Invalid {
+		return model.Stored{}, status.Errorf(status.InvalidConfig, "export: checkpoint %s: its manifest is damaged (%s has the element type %q); name another checkpoint",
+			c.Path, t.Name, t.DType)
+	}
+	return model.Stored{Name: t.Name, DType: dtype, Shape: t.Shape, Read: read}, nil
 }
 
 // checkTarget returns an error for a folder in which the model would replace files of a checkpoint
@@ -94,7 +194,16 @@ func checkTarget(c *checkpoint.Checkpoint, folder string, force bool) error {
 	if _, err := os.Stat(filepath.Join(folder, "manifest.json")); err == nil || outdir.Inside(folder, c.Path) || outdir.Inside(c.Path, folder) {
 		return fail("%s is, or holds, a checkpoint or a file of one; name another folder for the model", folder)
 	}
-	if base := c.Base; base != "" && (outdir.Inside(folder, base) || outdir.Inside(base, folder)) {
+	return checkFolder(c.Base, folder, force)
+}
+
+// checkFolder returns an error for a folder in which the model would replace files of the base
+// model. Without force it also refuses a folder that holds a model.
+func checkFolder(base, folder string, force bool) error {
+	fail := func(format string, args ...any) error {
+		return status.Errorf(status.InvalidArgument, "export: %w", fmt.Errorf(format, args...))
+	}
+	if base != "" && (outdir.Inside(folder, base) || outdir.Inside(base, folder)) {
 		return fail("%s is, holds or lies in %s, the folder of the base model (model.path of the run), which is never overwritten; name another folder", folder, base)
 	}
 	if force {

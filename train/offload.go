@@ -30,6 +30,8 @@ type Offload struct {
 	FreeHost  int64   // bytes of host memory that this rank may use; 0 = unknown
 	PerNode   int     // ranks that share the host's memory, for messages; 0 = 1
 	Bucket    int64   // elements of a slot; 0 = 8 Mi
+
+	beside *beside // of the storage of frozen parameters
 }
 
 // StepRates are the speeds that decide where a step of an offloaded optimizer runs.

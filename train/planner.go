@@ -311,7 +311,7 @@ const (
 func (p *planner) extra(host int64) float64 {
 	tokens, _ := p.MaxTokens()
 	pairs := p.Model.Config.Pairs(tokens)
-	work := p.Model.Config.Flops(tokens, pairs)
+	work := p.Model.Flops(tokens, pairs)
 	again := p.Model.RecomputeFlops(tokens, pairs) / work
 	ranks := float64(p.Mesh.Seq.Size())
 	if p.Device.Info().Place == tensor.Host {

@@ -82,7 +82,7 @@ func (w *Replicated) slice(all tensor.Tensor, group int) tensor.Tensor {
 
 // plan returns the buffers for n elements. An evaluation needs only the weights.
 func (w *Replicated) plan(n int64) []planned {
-	p := []planned{{"weights", w.compute, n, &w.values, false}}
+	p := []planned{{w.weightsName(), w.compute, n, &w.values, false}}
 	if w.OptimizerConfig == nil {
 		return p
 	}
@@ -182,6 +182,9 @@ func (w *Replicated) Begin(s device.Stream, microBatches int64) error {
 // allReduce reduces the gradients of groups [lo, hi).
 func (w *Replicated) allReduce(c comm.Comm, s device.Stream, lo, hi int) error {
 	grads := w.grads.Slice(0, w.ranges[lo].Lo, w.ranges[hi-1].Hi)
+	if grads.Numel() == 0 {
+		return nil
+	}
 	w.sent += comm.AllReduceBytes(c.Rank(), c.Size(), grads.Numel(), grads.DType.Size())
 	return c.AllReduce(s, grads, comm.Sum)
 }

@@ -65,11 +65,12 @@ func rateOf(was map[string]string, s int64) (float64, error) {
 	return o.Rate(s, steps), nil
 }
 
-// Resume fills the weights and the optimizer's state from a checkpoint that any number of ranks
-// wrote. If path is "", it takes the newest undamaged checkpoint in the folder, the same on all
-// ranks; Notes names the damaged ones that it skips. If there is no checkpoint, Resume returns the
-// zero value. It does not skip a checkpoint that path names. Collective; called before New.
-func (c *Checkpoints) Resume(path string, d device.Device, world comm.Comm, w Weights, groups []*model.Group, o *OptimizerConfig, steps int64) (r Resumed, err error) {
+// Resume fills the trained weights and the optimizer's state from a checkpoint that any number of
+// ranks wrote. If path is "", it takes the newest undamaged checkpoint in the folder, the same on
+// all ranks; Notes names the damaged ones that it skips. If there is no checkpoint, Resume returns
+// the zero value. It does not skip a checkpoint that path names. Collective; called before New.
+func (c *Checkpoints) Resume(path string, d device.Device, world comm.Comm, w Weights, all []*model.Group, o *OptimizerConfig, steps int64) (r Resumed, err error) {
+	groups := model.Halves(all, false)
 	paths := []string{path}
 	var known []int64
 	if path == "" {

@@ -19,7 +19,8 @@ type saver struct {
 	stream   device.Stream
 	mesh     *comm.Mesh
 	weights  Weights
-	groups   []*model.Group
+	groups   []*model.Group // the trained parameters of each group
+	frozen   []checkpoint.Tensor
 	kinds    int // of checkpoint.Kinds, which the optimizer has
 	saved    func(took time.Duration)
 	settings map[string]string
@@ -43,7 +44,7 @@ type written struct {
 }
 
 func newSaver(s *Setup) *saver {
-	return &saver{Checkpoints: s.Checkpoints, dev: s.Device, mesh: s.Mesh, weights: s.Weights, groups: s.Model.Groups(), kinds: s.Optimizer.kinds(), saved: s.Hooks.Saved,
+	return &saver{Checkpoints: s.Checkpoints, dev: s.Device, mesh: s.Mesh, weights: s.Weights, groups: model.Halves(s.Model.Groups(), false), frozen: frozenOf(s.Model.Groups()), kinds: s.Optimizer.kinds(), saved: s.Hooks.Saved,
 		settings: settings(s.Optimizer, s.Loop.Steps)}
 }
 
@@ -251,7 +252,7 @@ func (s *saver) finish() error {
 	var err error
 	if world.Rank() == 0 {
 		m := s.next
-		m.Base = s.Base
+		m.Base, m.Frozen = s.Base, s.frozen
 		m.Run, m.Settings, m.Kinds, m.Groups, m.Model = s.Run, s.settings, s.kinds, groupsOf(s.groups, world.Size()), w.model
 		ring := ""
 		if s.mesh.Ring > 1 {

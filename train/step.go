@@ -65,7 +65,7 @@ func (t *Trainer) Step(s int64) (*Record, error) {
 	}
 	r.Seconds = time.Since(begin).Seconds()
 	r.TokensPerSecond = float64(tokens) / r.Seconds
-	r.ModelTFLOPS = t.Model.Config.Flops(tokens, pairs) / r.Seconds / 1e12 / float64(t.Mesh.World.Size())
+	r.ModelTFLOPS = t.Model.Flops(tokens, pairs) / r.Seconds / 1e12 / float64(t.Mesh.World.Size())
 	r.PhaseSeconds, r.WaitingSeconds = since(before, t.Clock.Phases())
 	return r, nil
 }

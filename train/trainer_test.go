@@ -47,6 +47,9 @@ type run struct {
 	strategy  gdn.Strategy
 	on        *devicetest.Kind // nil = the CPU
 	steps     int64            // 0 = twenty
+	freeze    []string
+	lora      *model.LoRA
+	seen      func(m *model.Model) // called on every rank before the reduction of each step
 	tiles     model.Tiles
 	usedTiles *model.Tiles // set to the tiles that were used; nil = not set
 	zero      int
@@ -69,7 +72,8 @@ type run struct {
 type outcome struct {
 	losses, norms []float64
 	eval          float64
-	weights       []float32 // master weights
+	weights       []float32 // master weights that are trained
+	numel         int64     // of all parameters
 	table         []model.Component
 	peak          int64
 	sent          int64 // by all-to-alls, in steps
@@ -89,7 +93,7 @@ func (x run) train(t *testing.T) (o outcome) {
 	dir := t.TempDir()
 	text := strings.Repeat("the cat sat on the mat, and the dog sat on the log. ", 12)
 	dataset := config(48, file(t, dir, "a.txt", text[:500]), file(t, dir, "b.txt", strings.ToUpper(text[:300])))
-	dataset.Accumulate, dataset.Batch = 4/int64(x.ranks/x.ulysses), 1
+	dataset.Accumulate, dataset.Batch = 4/int64(x.ranks/x.ulysses/max(1, x.ring)), 1
 	return x.trainOn(t, dataset)
 }
 
@@ -140,7 +144,7 @@ func (x run) with(d device.Device, c comm.Comm, done func() error, dataset *data
 	if err != nil {
 		return o, err
 	}
-	m, err := model.New(d, mesh.Seq, cfg, model.Options{Compute: x.compute, Strategy: x.strategy, Ring: int64(x.ring)})
+	m, err := model.New(d, mesh.Seq, cfg, model.Options{Compute: x.compute, Strategy: x.strategy, Ring: int64(x.ring), Freeze: x.freeze, LoRA: x.lora})
 	if err != nil {
 		return o, err
 	}
@@ -187,6 +191,9 @@ func (x run) with(d device.Device, c comm.Comm, done func() error, dataset *data
 		setup.Loop.Resumed, setup.Loop.Updates = r.Step, r.Updates
 	}
 	setup.Hooks.Stop = func() bool { return x.stop }
+	if x.seen != nil {
+		setup.Hooks.Probe = func(int64) error { x.seen(m); return nil }
+	}
 	if x.probe != nil {
 		setup.Hooks.Probe = func(step int64) error { return x.probe(w, step) }
 	}
@@ -228,7 +235,10 @@ func (x run) with(d device.Device, c comm.Comm, done func() error, dataset *data
 		return o, err
 	}
 	defer s.Close()
-	for i, g := range m.Groups() {
+	for i, g := range model.Halves(m.Groups(), false) {
+		if len(g.Params) == 0 {
+			continue
+		}
 		all, err := w.Whole(i, false, s)
 		if err != nil {
 			return o, err
@@ -256,7 +266,7 @@ func (x run) with(d device.Device, c comm.Comm, done func() error, dataset *data
 	if err := done(); err != nil {
 		return o, err
 	}
-	o.table = t.Components()
+	o.table, o.numel = t.Components(), m.Numel()
 	// With data.budget or without packing, no micro-batch may have the planned number of tokens.
 	full := dataset.Budget == 0 && dataset.Pack
 	if planned := model.Bytes(o.table); planned < t.PeakBytes() || planned > t.PeakBytes() && full {

@@ -7,7 +7,7 @@ import (
 )
 
 // Weights stores the parameters, their gradients and the optimizer state over all ranks. Replicated
-// is ZeRO stage 0, ZeRO is stages 1 to 3.
+// is ZeRO stage 0, ZeRO is stages 1 to 3. Partial has a second storage for frozen parameters.
 //
 // A step calls Begin, then the methods of model.Weights in each pass, then Reduce, then Update.
 type Weights interface {
@@ -29,6 +29,10 @@ type Weights interface {
 	Whole(group int, grads bool, s device.Stream) (tensor.Tensor, error)
 	// State returns the elements of a group that this rank owns.
 	State(group int) State
+	// Frozen returns the storage of the frozen parameters; nil if there are none. The methods of
+	// model.Weights, Loaded, Components, Arenas and Traffic concern all parameters, and the other
+	// methods only the trained ones.
+	Frozen() Weights
 	// Offloaded reports whether the optimizer's states are in host memory, and not in the device's.
 	Offloaded() bool
 	// Components lists the allocated memory for the memory table.

@@ -9,11 +9,19 @@ import (
 )
 
 // NewWeights allocates the parameters for ZeRO stage 0 to 3. compute is the type of the weights
-// that passes read. opt is nil for an evaluation. o says where the optimizer's states are.
-// Collective.
+// that passes read. opt is nil for an evaluation. o says where the optimizer's states are. Frozen
+// parameters are stored as in an evaluation. Collective.
 func NewWeights(d device.Device, world comm.Comm, groups []*model.Group, compute tensor.DType, opt *OptimizerConfig, stage int, o Offload) (Weights, error) {
+	if opt != nil && anyFrozen(groups) {
+		return newPartial(d, world, groups, compute, opt, stage, o)
+	}
+	return newWeights(d, world, groups, compute, opt, stage, o)
+}
+
+// newWeights stores all parameters of the groups in the same way.
+func newWeights(d device.Device, world comm.Comm, groups []*model.Group, compute tensor.DType, opt *OptimizerConfig, stage int, o Offload) (Weights, error) {
 	if opt == nil {
-		o = Offload{FreeHost: o.FreeHost, PerNode: o.PerNode}
+		o = Offload{FreeHost: o.FreeHost, PerNode: o.PerNode, beside: o.beside}
 	}
 	var w Weights
 	var err error
@@ -47,11 +55,13 @@ type ZeRO struct {
 	world      comm.Comm
 	commWorld  comm.Comm     // the same ranks, for calls on commStream
 	commStream device.Stream // gathers weights and reduces gradients
-	compute    tensor.DType
-	stage      int
-	groups     []zeroGroup
-	numel      []int64 // elements of each group
-	own        int64   // elements of all shards of this rank
+	// commStream belongs to another storage
+	sharesStream bool
+	compute      tensor.DType
+	stage        int
+	groups       []zeroGroup
+	numel        []int64 // elements of each group
+	own          int64   // elements of all shards of this rank
 	uses
 	ready readiness
 	sums  gradientSums // of stage 1
@@ -107,7 +117,9 @@ func NewZeRO(d device.Device, world comm.Comm, groups []*model.Group, compute te
 		if w.buffers, err = w.allocate(w.plan(numel, largest), compute); err != nil {
 			return err
 		}
-		if w.commStream, err = d.NewStream(); err != nil {
+		if w.commStream = o.beside.stream(); w.commStream != nil {
+			w.sharesStream = true
+		} else if w.commStream, err = d.NewStream(); err != nil {
 			return err
 		}
 		if w.updated, err = d.NewEvent(); err != nil {
@@ -172,10 +184,11 @@ func (w *ZeRO) shard(groups []*model.Group) (numel int64, largest [2]int64) {
 
 // plan returns the buffers.
 func (w *ZeRO) plan(numel int64, largest [2]int64) []planned {
-	p := []planned{{"weights", w.compute, numel, &w.values, false}}
+	name := w.weightsName()
+	p := []planned{{name, w.compute, numel, &w.values, false}}
 	if w.stage == 3 {
-		p = []planned{{"weights, shard", w.compute, w.own, &w.values, false},
-			{"weights, largest layer", w.compute, largest[0], &w.gatheredMem[0], false}, {"weights, second layer", w.compute, largest[1], &w.gatheredMem[1], false}}
+		p = []planned{{name + ", shard", w.compute, w.own, &w.values, false},
+			{name + ", largest layer", w.compute, largest[0], &w.gatheredMem[0], false}, {name + ", second layer", w.compute, largest[1], &w.gatheredMem[1], false}}
 	}
 	if w.OptimizerConfig == nil {
 		return p
@@ -250,7 +263,7 @@ func (w *ZeRO) Free() {
 	if w.updated != nil {
 		w.updated.Close()
 	}
-	if w.commStream != nil {
+	if w.commStream != nil && !w.sharesStream {
 		w.commStream.Close()
 	}
 	for _, b := range w.buffers {

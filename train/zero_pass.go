@@ -133,6 +133,9 @@ func (w *ZeRO) Release(group int, s device.Stream) error {
 // reduceWhole reduce-scatters the gradients of a group in stage 1, in place.
 func (w *ZeRO) reduceWhole(c comm.Comm, s device.Stream, group int) error {
 	g := &w.groups[group]
+	if g.numel == 0 {
+		return nil
+	}
 	w.expected.reductions[group]++
 	return c.ReduceScatter(s, g.ownIn(w.grads, g.offset), g.whole(w.grads), g.counts)
 }

@@ -45,6 +45,9 @@ func (w *ZeRO) Reduce(s device.Stream) (float64, error) {
 		return 0, err
 	}
 	for i := range w.groups {
+		if w.groups[i].lo == w.groups[i].hi {
+			continue
+		}
 		grads, err := w.onDevice(s, w.shardGrads(&w.groups[i]), w.reducedMem[0])
 		if err != nil {
 			return 0, err
@@ -107,6 +110,9 @@ func (w *ZeRO) gatherValues(s device.Stream) error {
 	addOne(w.expected.gathers)
 	for i := range w.groups {
 		g := &w.groups[i]
+		if g.numel == 0 {
+			continue
+		}
 		if err := w.world.AllGather(s, g.whole(w.values), g.ownIn(w.values, g.offset), g.counts); err != nil {
 			return err
 		}

@@ -11,6 +11,8 @@ sequences, labels, learning rates and clipping equal ours; the optimizer is PyTo
 --dtype bf16 computes as transformers' Trainer does with bf16 = True, and as our program does:
 autocast, with weights and moments in F32. --bf16-weights has weights, gradients and moments in BF16
 as well, which is faster, and loses small updates.
+
+--lora R trains adapters of PEFT with rank R on all linear layers, beside a frozen model.
 """
 
 import json
@@ -92,12 +94,20 @@ def nll(model, x: torch.Tensor, dtype: str) -> torch.Tensor:
 class Trainer:
     """Model, optimizer and order of the data of a run."""
 
-    def __init__(self, job: dict, train: torch.Tensor, dtype: str, weights: torch.dtype):
+    def __init__(
+        self, job: dict, train: torch.Tensor, dtype: str, weights: torch.dtype, rank: int = 0
+    ):
         self.job, self.sequences, self.dtype = job, train, dtype
         self.model = model_of(job).to(weights)
+        if rank:
+            import peft
+
+            config = peft.LoraConfig(r=rank, lora_alpha=rank, target_modules="all-linear")
+            self.model = peft.get_peft_model(self.model, config)
         o = job["optimizer"]
-        matrices = [p for p in self.model.parameters() if p.dim() >= 2]
-        vectors = [p for p in self.model.parameters() if p.dim() < 2]
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        matrices = [p for p in trained if p.dim() >= 2]
+        vectors = [p for p in trained if p.dim() < 2]
         groups = [
             dict(params=matrices, weight_decay=o["weight_decay"]),
             dict(params=vectors, weight_decay=0.0),
@@ -143,6 +153,7 @@ def main() -> None:
     p.add_argument("--train", action="store_true")
     p.add_argument("--set", action="append", default=[], metavar="table.key=value")
     p.add_argument("--bf16-weights", action="store_true")
+    p.add_argument("--lora", type=int, default=0, help="the rank of adapters", metavar="R")
     p.add_argument("--log", type=int, default=0, help="print the loss every N steps", metavar="N")
     a = p.parse_args()
     transformers.logging.set_verbosity_error()
@@ -150,7 +161,8 @@ def main() -> None:
     job = read_job(a.job, a.set)
     torch.manual_seed(job.get("seed", 1))
     train, held_out = sequences_of(job, a.job.parent)
-    trainer = Trainer(job, train, a.dtype, torch.bfloat16 if a.bf16_weights else torch.float32)
+    weights = torch.bfloat16 if a.bf16_weights else torch.float32
+    trainer = Trainer(job, train, a.dtype, weights, a.lora)
     tokens = job["data"]["sequence"] * job["data"]["batch"] * job["data"]["accumulate"]
     size = dict(
         parameters=sum(p.numel() for p in trainer.model.parameters()),

@@ -18,6 +18,9 @@ func (p *Parts) PrintMemory(out io.Writer, t *train.Trainer) error {
 	if err := PrintComponents(out, t.Components(), p.Device.Info(), p.HostOfNode(), p.Model.Tiles().MLP); err != nil {
 		return err
 	}
+	if trained, all := p.Model.Trained(), p.Model.Numel(); trained < all {
+		fmt.Fprintf(out, "trained: %d of %d parameters, %.3g %%\n\n", trained, all, 100*float64(trained)/float64(all))
+	}
 	if p.step != "" {
 		fmt.Fprintf(out, "optimizer step: %s\n\n", p.step)
 	}

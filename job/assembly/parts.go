@@ -56,19 +56,20 @@ func (p *Parts) Layout() error {
 	if p.Levels, err = p.Mesh.SetLevels(j.Parallel.TwoLevel, rows*row); err != nil {
 		return err
 	}
+	var opt *train.OptimizerConfig
+	var freeze []string
+	if j.Kind == "train" {
+		opt, freeze = &j.Optimizer, j.Train.Freeze
+	}
 	// On the CPU, the ranks that move bytes and the kernels share cores.
 	overlap := j.Parallel.Overlap == "on" || j.Parallel.Overlap == "auto" && p.Device.Info().Place != tensor.Host
 	p.Model, err = model.New(p.Device, p.Mesh.Seq, p.Config, model.Options{Compute: p.Compute, Strategy: strategy, Tokens: cmp.Or(j.Data.Budget, j.Data.Batch*j.Data.Sequence),
-		Ring: int64(p.Mesh.Ring), Gather: j.Mesh.Gather, Overlap: overlap})
+		Ring: int64(p.Mesh.Ring), Gather: j.Mesh.Gather, Overlap: overlap, Freeze: freeze, LoRA: j.Adapters()})
 	if err != nil {
 		return err
 	}
 	if err = p.Model.SetTiles(j.Tile.Tiles()); err != nil {
 		return err
-	}
-	var opt *train.OptimizerConfig
-	if j.Kind == "train" {
-		opt = &j.Optimizer
 	}
 	offload, err := p.offload()
 	if err = comm.Agree(p.Mesh.World, err); err != nil {
@@ -114,10 +115,7 @@ func (p *Parts) offload() (train.Offload, error) {
 
 // describeStep returns where the optimizer's step runs, with the expected time of both ways.
 func (p *Parts) describeStep(x *train.Offload) string {
-	n := int64(0)
-	for _, g := range p.Model.Groups() {
-		n += g.Numel()
-	}
+	n := p.Model.Trained()
 	if p.Job.Parallel.Zero > 0 {
 		n /= int64(p.Mesh.World.Size())
 	}

@@ -11,6 +11,7 @@ import (
 
 	"ulysses/data"
 	"ulysses/internal/status"
+	"ulysses/model"
 )
 
 // rule is a fault of a key that depends on other keys. holds reports whether the job has the fault;
@@ -76,6 +77,21 @@ var conflicts = []rule{
 	{"parallel.timeout", func(j *Job) bool { return badTimeLimit(j.Parallel.Timeout) }, `not a duration; set for example "90s", "auto" (ten minutes) or "off"`},
 	{"optimizer.warmup", func(j *Job) bool { return badSteps(j.Optimizer.Warmup) }, "not a number of steps; set a whole number, or a share of all steps below 1"},
 	{"optimizer.decay", func(j *Job) bool { return badSteps(j.Optimizer.Decay) }, "not a number of steps; set a whole number, or a share of all steps below 1"},
+	{"lora.rank", func(j *Job) bool {
+		t := &j.LoRA
+		return t.Rank == 0 && (t.Alpha != 0 || t.RSLoRA || t.Init != "" || !slices.Equal(t.Targets, defaults.LoRA.Targets))
+	}, "missing, and there are keys of [lora]; set it, for example to 16"},
+	{"lora.rank", func(j *Job) bool { return j.LoRA.Rank > 0 && j.Model.Path == "" && j.IsModelJob() },
+		"adapters belong to a model folder; set model.path"},
+	{"lora.rank", func(j *Job) bool { return j.LoRA.Rank > 0 && !j.IsModelJob() }, "an operator job has no model; remove it"},
+	{"lora.init", func(j *Job) bool { return j.LoRA.Rank > 0 && j.Kind == "eval" && j.LoRA.Init == "" },
+		"missing; name the folder of trained adapters"},
+	{"lora.targets", func(j *Job) bool { return len(j.LoRA.Targets) == 0 || slices.Contains(j.LoRA.Targets, "") },
+		"names no matrices; name some, such as [\"q_proj\", \"v_proj\"], or \"all-linear\""},
+	{"train.freeze", func(j *Job) bool { return len(j.Train.Freeze) > 0 && j.LoRA.Rank > 0 && j.Kind == "train" },
+		"with [lora] only the adapters are trained; remove it"},
+	{"train.freeze", func(j *Job) bool { _, err := model.ParsePatterns(j.Train.Freeze); return err != nil },
+		"not patterns of names; write names with * and ?, or \"re:\" and a regular expression"},
 	{"optimizer.min_lr", func(j *Job) bool { return j.Optimizer.MinLR > j.Optimizer.LR }, "larger than optimizer.lr; set it to optimizer.lr or less"},
 	{"output.trace", func(j *Job) bool {
 		t := j.Output.Trace

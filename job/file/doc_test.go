@@ -98,7 +98,7 @@ func asTOML(x any) string {
 	case reflect.Slice, reflect.Array:
 		var parts []string
 		for i := range v.Len() {
-			parts = append(parts, fmt.Sprint(v.Index(i)))
+			parts = append(parts, show(v.Index(i).Interface()))
 		}
 		return "[" + strings.Join(parts, ", ") + "]"
 	}

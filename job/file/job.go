@@ -32,6 +32,7 @@ type Job struct {
 	Eval       data.EvalConfig       `toml:"eval"`
 	Optimizer  train.OptimizerConfig `toml:"optimizer"`
 	Train      train.TrainConfig     `toml:"train"`
+	LoRA       LoRATable             `toml:"lora"`
 	Tile       TileTable             `toml:"tile"`
 	Memory     train.MemoryConfig    `toml:"memory"`
 	Checkpoint CheckpointTable       `toml:"checkpoint"`
@@ -82,6 +83,24 @@ type ModelTable struct {
 	Path     string         `toml:"path" path:"dir"`
 	Override map[string]any `toml:"override"` // fields of config.json to replace
 	New      map[string]any `toml:"new"`
+}
+
+// LoRATable is [lora]: low-rank adapters beside a frozen model (model.LoRA).
+type LoRATable struct {
+	Rank    int64    `toml:"rank" min:"0" max:"65536"` // 0 = no adapters
+	Alpha   float64  `toml:"alpha" min:"0"`            // 0 = the rank
+	RSLoRA  bool     `toml:"rslora"`
+	Targets []string `toml:"targets"`
+	Init    string   `toml:"init" path:"dir"` // a folder of PEFT to start from; "" = from seed
+}
+
+// Adapters returns the settings of the adapters; nil if there are none.
+func (j *Job) Adapters() *model.LoRA {
+	t := &j.LoRA
+	if t.Rank == 0 {
+		return nil
+	}
+	return &model.LoRA{Rank: t.Rank, Alpha: cmp.Or(t.Alpha, float64(t.Rank)), RSLoRA: t.RSLoRA, Targets: t.Targets}
 }
 
 // TileTable is [tile]: tokens of a tile, or a word.
@@ -175,6 +194,7 @@ func Default() Job {
 		Optimizer: train.OptimizerConfig{Name: "adamw", LR: 1e-3, Betas: [2]float64{0.9, 0.95}, Eps: 1e-8, Clip: 1,
 			Schedule: "cosine", Warmup: 10, Decay: 0.1, DecayShape: "cosine"},
 		Train:      train.TrainConfig{Steps: 100, OnNaN: "stop", TimeLimit: "auto"},
+		LoRA:       LoRATable{Targets: []string{model.AllLinear}},
 		Tile:       TileTable{MLP: "auto", Loss: "auto"},
 		Memory:     train.MemoryConfig{BlockInput: "auto", Attention: "auto", QKV: "auto", MLP: "auto", Optimizer: "auto", Gradients: "auto"},
 		Checkpoint: CheckpointTable{Keep: 2, Dir: "checkpoints", Resume: "auto"},

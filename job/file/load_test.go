@@ -99,6 +99,12 @@ steps = 100
 epochs = 0.0
 on_nan = "stop"
 time_limit = "auto"
+freeze = []
+[lora]
+rank = 0
+alpha = 0.0
+rslora = false
+targets = ["all-linear"]
 [tile]
 mlp = "auto"
 loss = "auto"
@@ -160,7 +166,7 @@ chunk = 64
 		t.Fatal(err)
 	}
 	for _, f := range schema {
-		if !j.IsSet(f.key) && !strings.HasSuffix(f.key, "put") && f.key != "model.path" {
+		if !j.IsSet(f.key) && !strings.HasSuffix(f.key, "put") && f.key != "model.path" && f.key != "lora.init" {
 			t.Errorf("%s is not in the list above", f.key)
 		}
 		a, b := f.get(j), f.get(empty)
@@ -254,11 +260,11 @@ func TestFaults(t *testing.T) {
 		{name: "top level", code: status.InvalidConfig, src: "kinds = \"train\"\nsteps = 5\ngradient_accumulation_steps = 4\n[nonsense]\na = 1\n" + base,
 			want: []string{":1: kinds: unknown key; did you mean kind?", ":2: steps: unknown key; did you mean train.steps?", ":3: gradient_accumulation_steps: unknown key; use data.accumulate",
 				":4: nonsense: unknown table; the tables are parallel, device"}},
-		{name: "features of other trainers", code: status.InvalidConfig, src: "chat = true\nwandb = \"x\"\nr = 1\n[lora]\nr = 8\nalpha = 16\n[deepspeed]\nzero_stage = 2\nx = 1\n" + base + "messages = \"m\"\nchta = 1\n[train]\nfp16 = true\n[devices]\n",
+		{name: "features of other trainers", code: status.InvalidConfig, src: "chat = true\nwandb = \"x\"\nr = 1\n[peft]\nr = 8\nalpha = 16\n[deepspeed]\nzero_stage = 2\nx = 1\n" + base + "messages = \"m\"\nchta = 1\n[train]\nfp16 = true\n[devices]\n",
 			want: []string{":1: chat: the lines of .jsonl files may be conversations", ":2: wandb: no logger can be chosen", ":3: r: unknown key; the keys outside of tables are kind, seed, and the tables are parallel",
-				":4: lora: LoRA and other adapters are not built", ":7: deepspeed: not a key of this program; set parallel.zero = 1", ":8: deepspeed.zero_stage: unknown key; use parallel.zero",
+				":4: peft: adapters other than plain LoRA are not built", ":7: deepspeed: not a key of this program; set parallel.zero = 1", ":8: deepspeed.zero_stage: unknown key; use parallel.zero",
 				":14: data.messages: the lines of .jsonl files may be conversations", ":15: data.chta: unknown key; the keys of [data] are accumulate", ":17: train.fp16: computing in float16 is not built", ":18: devices: unknown table; did you mean [device]?"}},
-		{name: "what is not built", code: status.Unsupported, src: base + "[lora]\nr = 8\n[dpo]\nbeta = 1\n", want: []string{":5: lora: LoRA", ":7: dpo: training on preferences"}},
+		{name: "what is not built", code: status.Unsupported, src: base + "[lora]\nuse_dora = true\n[dpo]\nbeta = 1\n", want: []string{":6: lora.use_dora: adapters other than plain LoRA are not built", ":7: dpo: training on preferences"}},
 		{name: "no steps", code: status.InvalidConfig, src: base + "[train]\nsteps = 0\n", want: []string{":6: train.steps = 0: no steps to run; set train.steps or train.epochs above 0"}},
 		{name: "types", code: status.InvalidConfig, src: base + "sequence = 64.0\nbatch = \"two\"\npack = 1\ntext_field = 3\n[optimizer]\nbetas = [0.9]\nlr = \"fast\"\neps = inf\n[output]\ntrace = [1, 2.5]\n[[train]]\nsteps = 3\n",
 			want: []string{":5: data.sequence = 64.0: an integer is needed; write 64", `:6: data.batch = "two": an integer`, ":7: data.pack = 1: true or false", ":8: data.text_field = 3: a string",

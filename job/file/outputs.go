@@ -8,13 +8,22 @@ const (
 	ReportFile     = "report.html"
 	EvalReportFile = "report-eval.html"
 	TraceFile      = "trace.json"
-	ModelFolder    = "model"
+	modelFolder    = "model"
+	adapterFolder  = "adapter"
 
 	TensorBoardFolder = "tensorboard"
 )
 
-// ModelDir returns the folder of the trained model.
-func (j *Job) ModelDir() string { return filepath.Join(j.Output.Dir, ModelFolder) }
+// ModelFolder returns the name in output.dir of the trained model, or of the trained adapters.
+func (j *Job) ModelFolder() string {
+	if j.LoRA.Rank > 0 {
+		return adapterFolder
+	}
+	return modelFolder
+}
+
+// ModelDir returns the folder of the trained model, or of the trained adapters.
+func (j *Job) ModelDir() string { return filepath.Join(j.Output.Dir, j.ModelFolder()) }
 
 // CheckpointDir returns the folder of the checkpoints.
 func (j *Job) CheckpointDir() string { return filepath.Join(j.Output.Dir, j.Checkpoint.Dir) }
@@ -26,7 +35,7 @@ func (j *Job) Outputs() []string {
 	}
 	names := []string{MetricsFile, ReportFile, j.Checkpoint.Dir}
 	if j.Output.Model {
-		names = append(names, ModelFolder)
+		names = append(names, j.ModelFolder())
 	}
 	if j.Output.TensorBoard {
 		names = append(names, TensorBoardFolder)

@@ -208,7 +208,7 @@ func (f *Forecast) printWork(out io.Writer, m *Machine) (work string, err error)
 // flops returns the model FLOPs of a step, or of a pass, on all ranks. An evaluation has a third of
 // the FLOPs of training.
 func (f *Forecast) flops() float64 {
-	all := f.Config.Flops(f.tokens, float64(f.tokens)/float64(f.Job.Data.Sequence)*pairs(f.Job, f.Config))
+	all := f.Model.Flops(f.tokens, float64(f.tokens)/float64(f.Job.Data.Sequence)*pairs(f.Job, f.Config))
 	if f.Job.Kind == "eval" {
 		all /= 3
 	}

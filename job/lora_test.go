@@ -1,0 +1,169 @@
+package job
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"ulysses/internal/status"
+)
+
+// newLoRA writes a job with adapters beside a golden model. It returns the folders and a function
+// that runs it.
+func newLoRA(t *testing.T, model string) (dir, base string, run func(ranks int, sets ...string) (string, error)) {
+	t.Helper()
+	dir, kept := newKept(t, "model.new={}", "data.tokenizer=bytes", "data.sequence=40", "checkpoint.every=1", "checkpoint.keep=9", "train.steps=3",
+		"optimizer.schedule=constant", "lora.rank=3", "lora.alpha=7")
+	from, err := filepath.Abs(filepath.Join("../testdata/goldens/models", model))
+	if err != nil {
+		t.Fatal(err)
+	}
+	base = filepath.Join(dir, "base")
+	if err := os.CopyFS(base, os.DirFS(from)); err != nil {
+		t.Fatal(err)
+	}
+	return dir, base, func(ranks int, sets ...string) (string, error) {
+		return kept(ranks, append([]string{"model.path=" + base}, sets...)...)
+	}
+}
+
+// Adapters of a run are saved, exported, merged and resumed on other meshes. The merged model is
+// the base model where there are no adapters, and an evaluation of it has the loss of an evaluation
+// of the base model with the adapters.
+func TestLoRA(t *testing.T) {
+	dir, base, run := newLoRA(t, "qwen3_5")
+	out := filepath.Join(dir, "out")
+	text, err := run(2, "parallel.zero=3")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"frozen weights, shard", "trained: ", "out/adapter"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("the run does not print %q:\n%s", want, text)
+		}
+	}
+	want := losses(t, dir)
+	folder, merged, again := filepath.Join(dir, "exported"), filepath.Join(dir, "merged"), filepath.Join(dir, "again")
+	exports(t, filepath.Join(out, "checkpoints"), folder, "after step 3")
+	alike(t, "adapters", folder, filepath.Join(out, "adapter"))
+	for from, to := range map[string]string{filepath.Join(out, "checkpoints"): merged, folder: again} {
+		if code, _, errs := call("export", "--merge", from, to); code != status.OK {
+			t.Fatalf("export --merge %s: %v: %s", from, code, errs)
+		}
+	}
+	before, after, twice := readTensors(t, filepath.Join(base, "model.safetensors")), readTensors(t, filepath.Join(merged, "model.safetensors")), readTensors(t, filepath.Join(again, "model.safetensors"))
+	for name, x := range before {
+		target := strings.HasSuffix(name, "proj.weight") || strings.Contains(name, "in_proj")
+		if same := slices.Equal(x, after[name]); same == target {
+			t.Errorf("%s: merged without a change: %v", name, same)
+		}
+		if !slices.Equal(after[name], twice[name]) {
+			t.Errorf("%s: the adapters of the checkpoint and of the folder are merged differently", name)
+		}
+	}
+	evaluate := func(sets ...string) float64 {
+		at := filepath.Join(dir, "eval"+sets[0])
+		if _, err := run(2, append(sets[1:], "kind=eval", "output.dir="+at)...); err != nil {
+			t.Fatal(err)
+		}
+		text, err := os.ReadFile(filepath.Join(at, "metrics.jsonl"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var line struct {
+			Loss float64 `json:"eval_loss"`
+		}
+		if err := json.Unmarshal([]byte(strings.TrimSpace(string(text))), &line); err != nil || line.Loss == 0 {
+			t.Fatalf("%v: %s", err, text)
+		}
+		return line.Loss
+	}
+	a, b := evaluate("1", "lora.init="+folder), evaluate("2", "model.path="+merged, "lora.rank=0", "lora.alpha=0")
+	if d := a - b; d > 1e-5 || d < -1e-5 {
+		t.Errorf("evaluation with adapters: %v, of the merged model: %v", a, b)
+	}
+
+	drop(t, dir, 2, 3)
+	if _, err := run(4, "parallel.ulysses=2", "parallel.zero=1"); err != nil {
+		t.Fatal(err)
+	}
+	for i, l := range losses(t, dir) {
+		if d := l - want[i]; d > 1e-5 || d < -1e-5 {
+			t.Errorf("step %d: loss %v after a resume, %v without", i+1, l, want[i])
+		}
+	}
+	_, err = run(1, "lora.alpha=8", "train.steps=4")
+	expectFault(t, err, status.InvalidConfig, []string{"lora is rank 3, alpha 8", "it was rank 3, alpha 7"})
+}
+
+// Settings of adapters that contradict each other, or that are not built, are refused by name.
+func TestLoRAIsRefused(t *testing.T) {
+	dir, base, run := newLoRA(t, "qwen3")
+	init := filepath.Join(dir, "init")
+	if _, err := run(1, "train.steps=1", "output.dir="+dir+"/first"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.CopyFS(init, os.DirFS(filepath.Join(dir, "first", "adapter"))); err != nil {
+		t.Fatal(err)
+	}
+	for _, x := range []struct {
+		sets []string
+		code status.Code
+		want string
+	}{
+		{[]string{"lora.rank=0"}, status.InvalidConfig, "lora.rank = 0: missing, and there are keys of [lora]"},
+		{[]string{`train.freeze=["*"]`}, status.InvalidConfig, "train.freeze: with [lora] only the adapters are trained"},
+		{[]string{"kind=eval"}, status.InvalidConfig, "lora.init: missing"},
+		{[]string{"lora.targets=[]"}, status.InvalidConfig, "lora.targets: names no matrices"},
+		{[]string{`lora.targets=["q_proj", "w_proj"]`}, status.InvalidConfig, `lora.targets: "w_proj" matches no module of the model`},
+		{[]string{`lora.targets=["embed_tokens"]`}, status.InvalidConfig, "lora.targets: model.embed_tokens is not a matrix of a layer"},
+		{[]string{`lora.targets=["proj"]`}, status.InvalidConfig, `"proj" matches no module`},
+		{[]string{"lora.dropout=0.1"}, status.Unsupported, "lora.dropout: adapters other than plain LoRA are not built"},
+		{[]string{"lora.use_dora=true"}, status.Unsupported, "lora.use_dora: adapters other than plain LoRA are not built"},
+		{[]string{`lora.modules_to_save=["lm_head"]`}, status.Unsupported, "lora.modules_to_save: adapters other than plain LoRA are not built"},
+		{[]string{"lora.lora_alpha=3"}, status.InvalidConfig, "lora.lora_alpha: unknown key; use lora.alpha"},
+		{[]string{"lora.init=" + init, "lora.rank=4"}, status.InvalidConfig, "lora_A.weight is [3 "},
+		{[]string{"lora.init=" + init, "lora.alpha=9"}, status.InvalidConfig, "the scale of the adapters is 2.33"},
+		{[]string{"lora.init=" + init, `lora.targets=["q_proj"]`}, status.InvalidConfig, "is not an adapter of the model with these lora.targets"},
+		{[]string{"lora.init=" + base}, status.IO, "name a folder that PEFT has saved"},
+	} {
+		_, err := run(2, append(x.sets, "output.dir="+filepath.Join(dir, "refused"))...)
+		expectFault(t, err, x.code, []string{x.want})
+	}
+	path := filepath.Join(init, "adapter_config.json")
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for key, value := range map[string]any{"use_dora": true, "modules_to_save": []string{"lm_head"}, "target_parameters": []string{"x"}, "rank_pattern": map[string]int{"q": 2},
+		"bias": "all", "layers_to_transform": []int{0}, "peft_type": "IA3", "new_feature": 3, "target_modules": ".*q_proj", "r": 0.5} {
+		var all map[string]any
+		if err := json.Unmarshal(text, &all); err != nil {
+			t.Fatal(err)
+		}
+		all[key] = value
+		changed, err := json.Marshal(all)
+		if err != nil {
+			t.Fatal(err)
+		}
+		put(t, path, string(changed))
+		_, err = run(1, "lora.init="+init, "output.dir="+filepath.Join(dir, "refused"))
+		if err == nil || !strings.Contains(err.Error(), key+" ") {
+			t.Errorf("%s = %v: %v", key, value, err)
+		}
+	}
+	if code, _, errs := call("export", "--merge", filepath.Join(dir, "first", "checkpoints"), base); code != status.InvalidArgument || !strings.Contains(errs, "never overwritten") {
+		t.Errorf("a merge into the base model: %v %s", code, errs)
+	}
+	other, err := os.ReadFile("../testdata/goldens/models/qwen2/model.safetensors")
+	if err != nil {
+		t.Fatal(err)
+	}
+	put(t, filepath.Join(base, "model.safetensors"), string(other))
+	if code, _, errs := call("export", "--merge", filepath.Join(dir, "first", "checkpoints"), filepath.Join(dir, "x")); code != status.InvalidConfig || !strings.Contains(errs, "differ from the base model of checkpoint") {
+		t.Errorf("a merge with another base model: %v %s", code, errs)
+	}
+}

@@ -1,0 +1,138 @@
+package model
+
+import (
+	"regexp"
+	"slices"
+	"strings"
+
+	"ulysses/internal/status"
+	"ulysses/tensor"
+)
+
+// Half is the trained or the frozen parameters of a group. Package train stores the two apart:
+// frozen parameters have values of the compute type, and no gradients, masters or moments.
+type Half struct {
+	*Group
+	Index  int // of the group in Model.Groups
+	Frozen bool
+}
+
+// Half returns the trained or the frozen parameters of the group, in order.
+func (g *Group) Half(frozen bool) *Group {
+	half := &Group{Name: g.Name}
+	for _, p := range g.Params {
+		if p.Frozen == frozen {
+			half.Params = append(half.Params, p)
+		}
+	}
+	return half
+}
+
+// Halves returns the trained or the frozen parameters of each group. Groups may be empty.
+func Halves(groups []*Group, frozen bool) []*Group {
+	all := make([]*Group, len(groups))
+	for i, g := range groups {
+		all[i] = g.Half(frozen)
+	}
+	return all
+}
+
+// Halves returns the trained parameters of each group that has any, and then the frozen ones.
+func (m *Model) Halves() (all []Half) {
+	for _, frozen := range []bool{false, true} {
+		for i, g := range m.groups {
+			if half := g.Half(frozen); len(half.Params) > 0 {
+				all = append(all, Half{half, i, frozen})
+			}
+		}
+	}
+	return all
+}
+
+// trains reports whether a parameter of the group is trained.
+func (g *Group) trains() bool {
+	for _, p := range g.Params {
+		if !p.Frozen {
+			return true
+		}
+	}
+	return false
+}
+
+// Trained returns the number of elements of the trained parameters.
+func (m *Model) Trained() int64 {
+	n := int64(0)
+	for _, g := range m.groups {
+		for _, p := range g.Params {
+			if !p.Frozen {
+				n += p.Numel()
+			}
+		}
+	}
+	return n
+}
+
+// Patterns match names of parameters.
+type Patterns []*regexp.Regexp
+
+// ParsePatterns parses patterns, each of which matches whole names: a name in which * stands for
+// any characters and ? for one, or "re:" and a regular expression.
+func ParsePatterns(patterns []string) (Patterns, error) {
+	var all Patterns
+	for _, text := range patterns {
+		expression, isExpression := strings.CutPrefix(text, "re:")
+		if !isExpression {
+			expression = strings.NewReplacer(`\*`, ".*", `\?`, ".").Replace(regexp.QuoteMeta(text))
+		}
+		r, err := regexp.Compile("^(?:" + expression + ")$")
+		if err != nil {
+			return nil, status.Errorf(status.InvalidConfig, "%q is not a regular expression: %v; write names with * and ?, or correct it", text, err)
+		}
+		all = append(all, r)
+	}
+	return all, nil
+}
+
+// freeze adds the adapters and marks the parameters that are not trained: those that match a
+// pattern, and with adapters all others.
+func (m *Model) freeze(o Options) error {
+	if o.LoRA != nil {
+		if err := m.addAdapters(o.LoRA); err != nil {
+			return err
+		}
+		for _, g := range m.groups {
+			for _, p := range g.Params {
+				p.Frozen = !p.isAdapter()
+			}
+		}
+	}
+	patterns := o.Freeze
+	all, err := ParsePatterns(patterns)
+	if err != nil {
+		return status.Errorf(status.Of(err), "train.freeze: %w", err)
+	}
+	used := make([]bool, len(all))
+	for _, g := range m.groups {
+		for _, p := range g.Params {
+			for i, r := range all {
+				if r.MatchString(p.Name) {
+					p.Frozen, used[i] = true, true
+				}
+			}
+		}
+	}
+	if i := slices.Index(used, false); i >= 0 {
+		return status.Errorf(status.InvalidConfig, "train.freeze: %q matches no parameter of the model; a pattern matches whole names such as %s, with * for any characters",
+			patterns[i], m.groups[1].Params[1].Name)
+	}
+	return nil
+}
+
+// gradOf returns the gradient of a parameter. Some operations always write one: for a frozen
+// parameter it is working memory, whose content is not used.
+func (e *executor) gradOf(w *Param) tensor.Tensor {
+	if w.Frozen {
+		return e.tempF32(w.Shape...)
+	}
+	return w.Grad
+}

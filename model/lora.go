@@ -1,0 +1,174 @@
+package model
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+
+	"ulysses/internal/status"
+	"ulysses/tensor"
+)
+
+// AllLinear is the target that stands for all matrices of the layers.
+const AllLinear = "all-linear"
+
+// LoRA has the settings of low-rank adapters (Hu et al. 2021, arXiv:2106.09685), as PEFT defines
+// them. A matrix W that is a target computes y = W·x + b + scale·B·(A·x). A [rank, in] and B
+// [out, rank] are trained, and all other parameters are frozen. B begins as 0, so the first loss is
+// that of the model without adapters.
+type LoRA struct {
+	Rank  int64
+	Alpha float64
+	// RSLoRA makes the scale alpha/√rank (Kalajdzievski 2023, arXiv:2312.03732), not alpha/rank.
+	RSLoRA bool
+	// Targets are names of matrices: AllLinear, or the end of a module's path, from a dot on.
+	Targets []string
+}
+
+// Scale returns the factor of B·A.
+func (l *LoRA) Scale() float64 {
+	if l.RSLoRA {
+		return l.Alpha / math.Sqrt(float64(l.Rank))
+	}
+	return l.Alpha / float64(l.Rank)
+}
+
+// adapter is the pair of low-rank matrices beside a matrix W [out, in].
+type adapter struct {
+	a, b  *Param // [rank, in], [out, rank]
+	rank  int64
+	scale float64
+}
+
+const (
+	loraA = ".lora_A.weight"
+	loraB = ".lora_B.weight"
+)
+
+// module returns the path of the module that has a weight.
+func module(name string) string { return strings.TrimSuffix(name, ".weight") }
+
+// adapts reports whether a target is, or ends, the path of a module.
+func adapts(target, module string) bool {
+	return target == AllLinear || target == module || strings.HasSuffix(module, "."+target)
+}
+
+// isAdapter reports whether the parameter is a matrix of an adapter.
+func (p *Param) isAdapter() bool {
+	return strings.HasSuffix(p.Name, loraA) || strings.HasSuffix(p.Name, loraB)
+}
+
+// addAdapters adds adapters to the matrices of the layers that are targets.
+func (m *Model) addAdapters(l *LoRA) error {
+	used := make([]bool, len(l.Targets))
+	for _, g := range m.groups[1 : len(m.groups)-1] {
+		var added []*Param
+		for _, w := range g.Params {
+			target := false
+			for i, t := range l.Targets {
+				if w.matrix && adapts(t, module(w.Name)) {
+					target, used[i] = true, true
+				}
+			}
+			if !target {
+				continue
+			}
+			axes := func(i int) []string { return []string{"lora.rank", w.axes[i]} }
+			x := &adapter{rank: l.Rank, scale: l.Scale()}
+			x.a = newParam(module(w.Name)+loraA, tensor.F32, kaiming, axes(1), l.Rank, w.Shape[1])
+			x.b = newParam(module(w.Name)+loraB, tensor.F32, zeros, axes(0), w.Shape[0], l.Rank)
+			w.adapter = x
+			added = append(added, x.a, x.b)
+		}
+		g.Params = append(g.Params, added...)
+	}
+	i := slices.Index(used, false)
+	if i < 0 {
+		return nil
+	}
+	return status.Errorf(status.InvalidConfig, "lora.targets: %s; name matrices of the layers, such as q_proj, or %q", m.unadapted(l.Targets[i]), AllLinear)
+}
+
+// unadapted says why a target matches no matrix of the layers.
+func (m *Model) unadapted(target string) string {
+	for _, g := range m.groups {
+		for _, p := range g.Params {
+			if adapts(target, module(p.Name)) {
+				return fmt.Sprintf("%s is not a matrix of a layer", module(p.Name))
+			}
+		}
+	}
+	return fmt.Sprintf("%q matches no module of the model", target)
+}
+
+// hidden computes u [T, rank] = scale·A·x from x [T, in].
+func (x *adapter) hidden(p *pass, u, in tensor.Tensor) {
+	p.Gemm(u, in, x.a.Value.Permute(1, 0), tensor.Tensor{})
+	p.Scale(u, x.scale)
+}
+
+// gradOfHidden computes the gradient du [T, rank] of A·x from dy [T, out].
+func (x *adapter) gradOfHidden(p *pass, du, dy tensor.Tensor) {
+	p.Gemm(du, dy, x.b.Value, tensor.Tensor{})
+	p.Scale(du, x.scale)
+}
+
+// forward adds scale·B·A·x to y [T, out].
+func (x *adapter) forward(p *pass, y, in tensor.Tensor) {
+	mark := p.mark()
+	u := p.temp(in.Shape[0], x.rank)
+	x.hidden(p, u, in)
+	p.GemmAdd(y, u, x.b.Value.Permute(1, 0))
+	p.reset(mark)
+}
+
+// addWeights adds to the gradients of A and B. It computes A·x again, which costs less than to save
+// it.
+func (x *adapter) addWeights(p *pass, dy, in tensor.Tensor) {
+	mark := p.mark()
+	u := p.temp(in.Shape[0], x.rank)
+	x.hidden(p, u, in)
+	p.GemmAdd(x.b.Grad, dy.Permute(1, 0), u)
+	x.gradOfHidden(p, u, dy)
+	p.GemmAdd(x.a.Grad, u.Permute(1, 0), in)
+	p.reset(mark)
+}
+
+// backwardInput adds to dx [T, in] the gradient that passes through the adapter.
+func (x *adapter) backwardInput(p *pass, dx, dy tensor.Tensor) {
+	mark := p.mark()
+	u := p.temp(dx.Shape[0], x.rank)
+	x.gradOfHidden(p, u, dy)
+	p.GemmAdd(dx, u, x.a.Value)
+	p.reset(mark)
+}
+
+// adapters calls do for each adapter of the projections, with its columns of y.
+func (l *linear) adapters(y tensor.Tensor, do func(x *adapter, y tensor.Tensor)) {
+	at := int64(0)
+	for _, w := range l.w {
+		if w.adapter != nil {
+			do(w.adapter, y.Slice(1, at, at+w.Shape[0]))
+		}
+		at += w.Shape[0]
+	}
+}
+
+// sketch allocates, in a dry run, what the calls of forward, addWeights and backwardInput for some
+// tokens allocate. A tiled computation does not make these calls in a dry run.
+func (l *linear) sketch(p *pass, tokens int64) {
+	if !p.dry {
+		return
+	}
+	x, y := tensor.Of(nil, p.compute, tokens, l.in), tensor.Of(nil, p.compute, tokens, l.out)
+	l.adapters(y, func(a *adapter, y tensor.Tensor) {
+		a.forward(p, y, x)
+		a.addWeights(p, y, x)
+		a.backwardInput(p, x, y)
+	})
+}
+
+// InitAdapters initializes the elements of adapters that this rank owns: A by a uniform
+// distribution on ±1/√in, B as 0. Init includes it.
+func (m *Model) InitAdapters(seed uint64) error { return m.init(seed, (*Param).isAdapter) }

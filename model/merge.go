@@ -1,0 +1,132 @@
+package model
+
+import (
+	"io"
+	"maps"
+	"path/filepath"
+	"slices"
+
+	"ulysses/internal/input"
+	"ulysses/internal/status"
+	"ulysses/tensor"
+)
+
+// Merge returns the tensors of a base model, with the adapters added to the matrices that have one:
+// W + scale·B·A, in F32, rounded once to the type of W. read reads elements of an adapter's tensor,
+// without the prefix of PEFT; shape returns its shape, nil if there is no such tensor.
+func (l *LoRA) Merge(base []Stored, shape func(name string) []int64, read func(name string, at int64, dst []float32) error) ([]Stored, error) {
+	all := slices.Clone(base)
+	merged := 0
+	for i := range all {
+		w := &all[i]
+		name := module(w.Name)
+		a, b := shape(name+loraA), shape(name+loraB)
+		if a == nil && b == nil {
+			continue
+		}
+		if len(w.Shape) != 2 || !slices.Equal(a, []int64{l.Rank, w.Shape[1]}) || !slices.Equal(b, []int64{w.Shape[0], l.Rank}) {
+			return nil, status.Errorf(status.InvalidConfig, "export: the adapter of %s has A %v and B %v with r = %d, the matrix is %v; the adapters are of another model", input.Short(w.Name), a, b, l.Rank, w.Shape)
+		}
+		merged++
+		plain, x := w.Read, &delta{scale: float32(l.Scale()), rank: l.Rank, in: w.Shape[1]}
+		w.Read = func(at int64, dst []float32) error {
+			if err := plain(at, dst); err != nil {
+				return err
+			}
+			if at == 0 {
+				x.a, x.b = make([]float32, a[0]*a[1]), make([]float32, b[0]*b[1])
+				if err := read(name+loraA, 0, x.a); err != nil {
+					return err
+				}
+				if err := read(name+loraB, 0, x.b); err != nil {
+					return err
+				}
+			}
+			x.add(at, dst)
+			return nil
+		}
+	}
+	if merged == 0 {
+		return nil, status.Errorf(status.InvalidConfig, "export: no adapter is of a matrix of the base model; name the folder of the adapters' own base model")
+	}
+	return all, nil
+}
+
+// delta is scale·B·A.
+type delta struct {
+	a, b     []float32 // [rank, in], [out, rank]
+	scale    float32
+	rank, in int64
+}
+
+// add adds elements [at, at+len(dst)) to dst.
+func (d *delta) add(at int64, dst []float32) {
+	for len(dst) > 0 {
+		row, col := at/d.in, at%d.in
+		n := min(int64(len(dst)), d.in-col)
+		sum := make([]float32, n)
+		for k := range d.rank {
+			f := d.b[row*d.rank+k]
+			for i, v := range d.a[k*d.in+col : k*d.in+col+n] {
+				sum[i] += f * v
+			}
+		}
+		for i, v := range sum {
+			dst[i] += float32(d.scale * v)
+		}
+		dst, at = dst[n:], at+n
+	}
+}
+
+// MergeFolder writes the model folder of a base model with the adapters of a folder of PEFT merged.
+func MergeFolder(dir string, f *AdapterFolder, base *Folder) error {
+	var tensors []Stored
+	for _, name := range slices.Sorted(maps.Keys(base.where)) {
+		x := base.where[name]
+		if base.Config.ignored(name) {
+			continue
+		}
+		tensors = append(tensors, Stored{Name: name, DType: x.entry.DType, Shape: x.entry.Shape, Read: func(at int64, dst []float32) error { return base.Read(name, at, dst) }})
+	}
+	shape := func(name string) []int64 {
+		e, _ := f.file.Entry(adapterPrefix + name)
+		return e.Shape
+	}
+	tensors, err := f.LoRA.Merge(tensors, shape, func(name string, at int64, dst []float32) error {
+		e, _ := f.file.Entry(adapterPrefix + name)
+		return f.file.ReadFloat32(e, at, dst)
+	})
+	if err != nil {
+		return err
+	}
+	known := map[string]bool{}
+	for _, t := range tensors {
+		known[adapterPrefix+module(t.Name)+loraA], known[adapterPrefix+module(t.Name)+loraB] = true, true
+	}
+	for _, e := range f.file.Entries() {
+		if !known[e.Name] {
+			return status.Errorf(status.InvalidConfig, "export: tensor %v of %s is not an adapter of a matrix of %s; name the adapters' own base model", e, f.Dir, base.Dir)
+		}
+	}
+	text, err := base.Config.JSON()
+	if err != nil {
+		return err
+	}
+	rest := func(to string) error {
+		err := tensor.WriteFile(filepath.Join(to, configFile), func(w io.Writer) error {
+			_, err := w.Write(text)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		return copyFiles(to, base.Dir, companions)
+	}
+	return WriteFolder(dir, rest, tensors)
+}
+
+// ReadAdapterConfig reads the settings of adapters in a folder.
+func ReadAdapterConfig(dir string) (LoRA, error) {
+	l, _, err := readAdapterConfig(dir)
+	return l, err
+}

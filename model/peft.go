@@ -1,0 +1,262 @@
+package model
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"ulysses/comm"
+	"ulysses/internal/input"
+	"ulysses/internal/notbuilt"
+	"ulysses/internal/status"
+	"ulysses/tensor"
+)
+
+const (
+	// AdapterConfigFile is the name of the configuration in a folder of PEFT.
+	AdapterConfigFile = "adapter_config.json"
+
+	adapterFile   = "adapter_model.safetensors"
+	adapterPrefix = "base_model.model." // of the names of tensors
+)
+
+// AdapterFolder is a folder of PEFT with LoRA adapters: adapter_config.json and
+// adapter_model.safetensors.
+type AdapterFolder struct {
+	Dir  string
+	LoRA LoRA
+	Base string // base_model_name_or_path; "" = not given
+
+	file *tensor.Safetensors
+}
+
+// OpenAdapters reads adapter_config.json and the header of the adapters' file. A setting that is
+// not built is refused by name.
+func OpenAdapters(dir string) (*AdapterFolder, error) {
+	l, base, err := readAdapterConfig(dir)
+	if err != nil {
+		return nil, err
+	}
+	file, err := tensor.OpenSafetensors(filepath.Join(dir, adapterFile))
+	if err != nil {
+		return nil, err
+	}
+	return &AdapterFolder{Dir: dir, LoRA: l, Base: base, file: file}, nil
+}
+
+// Close closes the file.
+func (f *AdapterFolder) Close() { f.file.Close() }
+
+// Files returns the files of the folder, so that ranks can compare their copies.
+func (f *AdapterFolder) Files() []comm.File {
+	return []comm.File{{Name: AdapterConfigFile, Path: filepath.Join(f.Dir, AdapterConfigFile)}, comm.SafetensorsFile(adapterFile, f.file)}
+}
+
+// idleKeys are keys of adapter_config.json that change nothing, or that tensors and other keys
+// repeat.
+var idleKeys = []string{"peft_version", "revision", "task_type", "inference_mode", "auto_mapping", "init_lora_weights", "lora_dropout", "megatron_core", "qalora_group_size",
+	"base_model_name_or_path", "peft_type", "r", "lora_alpha", "use_rslora", "target_modules"}
+
+// readAdapterConfig reads adapter_config.json.
+func readAdapterConfig(dir string) (l LoRA, base string, err error) {
+	path := filepath.Join(dir, AdapterConfigFile)
+	fail := func(format string, args ...any) (LoRA, string, error) {
+		return l, "", status.Errorf(status.InvalidConfig, "%s: %w", path, fmt.Errorf(format, args...))
+	}
+	text, err := input.Read(path, input.MaxConfig)
+	if err != nil {
+		return l, "", status.Errorf(status.IO, "%s: %w; name a folder that PEFT has saved", dir, err)
+	}
+	var raw map[string]any
+	if err := input.JSON(input.TrimBOM(text), &raw); err != nil {
+		return fail("%v; the file is damaged", err)
+	}
+	number := func(key string) (float64, bool) { x, ok := raw[key].(float64); return x, ok }
+	if kind, _ := raw["peft_type"].(string); kind != "LORA" {
+		return fail("peft_type is %v, and only \"LORA\" is built; name a folder with LoRA adapters", raw["peft_type"])
+	}
+	rank, ok := number("r")
+	if !ok || rank < 1 || rank > 1<<20 || rank != float64(int64(rank)) {
+		return fail("r = %v is not a rank; correct it", raw["r"])
+	}
+	if l.Alpha, ok = number("lora_alpha"); !ok {
+		return fail("lora_alpha = %v is not a number; correct it", raw["lora_alpha"])
+	}
+	l.Rank = int64(rank)
+	l.RSLoRA, _ = raw["use_rslora"].(bool)
+	switch targets := raw["target_modules"].(type) {
+	case string:
+		l.Targets = []string{targets}
+		if targets != AllLinear {
+			return fail("target_modules = %s is a regular expression; list the names of modules", input.Quote(targets))
+		}
+	case []any:
+		for _, t := range targets {
+			name, _ := t.(string)
+			l.Targets = append(l.Targets, name)
+		}
+	}
+	for _, key := range slices.Sorted(maps.Keys(raw)) {
+		if !slices.Contains(idleKeys, key) && !isUnset(key, raw[key]) {
+			return l, "", status.Errorf(status.Unsupported, "%s: %s = %v: %s", path, input.Short(key), raw[key], notbuilt.Adapters.Text("save adapters without it"))
+		}
+	}
+	base, _ = raw["base_model_name_or_path"].(string)
+	return l, base, nil
+}
+
+// isUnset reports whether a value in adapter_config.json turns a setting off.
+func isUnset(key string, value any) bool {
+	switch x := value.(type) {
+	case nil:
+		return true
+	case bool:
+		return !x
+	case string:
+		return key == "bias" && x == "none"
+	case map[string]any:
+		return len(x) == 0
+	case []any:
+		return len(x) == 0
+	}
+	return false
+}
+
+// matrices returns the paths of the modules that have an adapter, in the order of the layers.
+func (m *Model) adapted() (paths []string) {
+	for _, g := range m.groups {
+		for _, p := range g.Params {
+			if p.adapter != nil {
+				paths = append(paths, module(p.Name))
+			}
+		}
+	}
+	return paths
+}
+
+// adapterConfig returns the text of adapter_config.json for the adapters of the model. base is the
+// folder of the base model.
+func (m *Model) adapterConfig(base string) ([]byte, error) {
+	l := m.lora
+	targets := l.Targets
+	if slices.Contains(targets, AllLinear) {
+		targets = nil
+		for _, path := range m.adapted() {
+			targets = append(targets, path[strings.LastIndex(path, ".")+1:])
+		}
+		slices.Sort(targets)
+		targets = slices.Compact(targets)
+	}
+	text, err := json.MarshalIndent(map[string]any{
+		"alpha_pattern": map[string]any{}, "auto_mapping": nil, "base_model_name_or_path": base, "bias": "none", "exclude_modules": nil, "fan_in_fan_out": false,
+		"inference_mode": true, "init_lora_weights": true, "layer_replication": nil, "layers_pattern": nil, "layers_to_transform": nil, "lora_alpha": l.Alpha,
+		"lora_bias": false, "lora_dropout": 0.0, "modules_to_save": nil, "peft_type": "LORA", "r": l.Rank, "rank_pattern": map[string]any{}, "revision": nil,
+		"target_modules": targets, "target_parameters": nil, "task_type": "CAUSAL_LM", "use_dora": false, "use_rslora": l.RSLoRA,
+	}, "", "  ")
+	return append(text, '\n'), err
+}
+
+// SaveAdapters writes the adapters as a folder that PEFT loads. whole returns the trained
+// parameters of a group as one flat tensor, as for Save. base is the folder of the base model, from
+// which the tokenizer's files are copied. One rank calls SaveAdapters.
+func (m *Model) SaveAdapters(dir, base string, whole func(Half) (tensor.Tensor, error)) error {
+	tensors, done, err := m.stored(whole, false)
+	if err != nil {
+		return err
+	}
+	defer done()
+	for i := range tensors {
+		tensors[i].Name = adapterPrefix + tensors[i].Name
+	}
+	return writeWeights(dir, adapterFile, func(dir string) error { return m.saveAdapterRest(dir, base) }, tensors)
+}
+
+func (m *Model) saveAdapterRest(dir, base string) error {
+	if abs, err := filepath.Abs(base); err == nil {
+		base = abs
+	}
+	text, err := m.adapterConfig(base)
+	if err != nil {
+		return err
+	}
+	err = tensor.WriteFile(filepath.Join(dir, AdapterConfigFile), func(w io.Writer) error {
+		_, err := io.Copy(w, bytes.NewReader(text))
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return copyFiles(dir, base, companions)
+}
+
+// WriteAdapters writes a folder of adapters from their tensors, whose names are without the prefix
+// of PEFT, and from the files that SaveRest has written to a folder.
+func WriteAdapters(dir, rest string, listed []string, tensors []Stored) error {
+	for i := range tensors {
+		tensors[i].Name = adapterPrefix + tensors[i].Name
+	}
+	names := slices.DeleteFunc(append([]string{AdapterConfigFile}, companions...), func(name string) bool { return !slices.Contains(listed, name) })
+	return writeWeights(dir, adapterFile, func(dir string) error { return copyFiles(dir, rest, names) }, tensors)
+}
+
+// IsAdapter reports whether a name in a checkpoint is that of a matrix of an adapter.
+func IsAdapter(name string) bool {
+	p := Param{Name: name}
+	return p.isAdapter()
+}
+
+// LoadAdapters reads the elements of adapters that this rank owns. The file must have the adapters
+// of the model, and no others.
+func (m *Model) LoadAdapters(f *AdapterFolder) error {
+	var faults []string
+	expected := map[string]*Param{}
+	for _, g := range m.groups {
+		for _, p := range g.Params {
+			if !p.isAdapter() {
+				continue
+			}
+			expected[adapterPrefix+p.Name] = p
+			if e, ok := f.file.Entry(adapterPrefix + p.Name); !ok {
+				faults = append(faults, fmt.Sprintf("tensor %s%v is missing", adapterPrefix+p.Name, p.Shape))
+			} else {
+				faults = append(faults, p.disagree(e)...)
+			}
+		}
+	}
+	for _, e := range f.file.Entries() {
+		if expected[e.Name] == nil {
+			faults = append(faults, fmt.Sprintf("tensor %v is not an adapter of the model with these lora.targets", e))
+		}
+	}
+	if len(faults) == 0 && f.LoRA.Scale() != m.lora.Scale() {
+		faults = append(faults, fmt.Sprintf("the scale of the adapters is %v (lora_alpha %v, r %d, use_rslora %v), that of [lora] is %v: set lora.alpha and lora.rslora alike",
+			f.LoRA.Scale(), f.LoRA.Alpha, f.LoRA.Rank, f.LoRA.RSLoRA, m.lora.Scale()))
+	}
+	if err := list(status.InvalidConfig, "lora.init: "+f.Dir, faults); err != nil {
+		return err
+	}
+	s, err := m.dev.NewStream()
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	for _, e := range f.file.Entries() {
+		p := expected[e.Name]
+		buffer := make([]float32, min(1<<18, p.Numel()))
+		err := m.upload(s, p, buffer, func(start int64, dst []float32) error {
+			if err := f.file.ReadFloat32(e, start, dst); err != nil {
+				return err
+			}
+			return finite(location{f.file, e}, start, dst)
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,228 @@
+"""Training jobs with LoRA, compared with PEFT in float64.
+
+PEFT makes adapters for a tiny model of transformers. The program starts from their folder. The
+tests compare logits, loss, the gradients of the adapters on every mesh, the adapters after five
+steps of SGD, the logits of PEFT with the folder that the program has saved, and the merged model.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import shutil
+import subprocess
+import tempfile
+import unittest
+
+from need import need, packages
+from reference import TOLERANCE, error
+from test_parity import FIRST_STEPS, LR, PROGRAM, RUNS, job, run, tensors_of
+
+need_peft = need(
+    PROGRAM.exists() and packages("torch", "transformers", "safetensors", "peft"),
+    "no bin/ulysses-mpi, PyTorch, transformers, safetensors or peft",
+    "run make build and make test-python TORCH=1",
+)
+
+if packages("torch", "transformers", "safetensors", "peft"):
+    import peft
+    import torch
+    from families import float64, own_recurrence
+    from parity import STEPS, Reference, build, data, dense
+    from safetensors.torch import load_file, save_file
+
+    class AdapterReference(Reference):
+        """A model of PEFT in float64."""
+
+        def step(self, step: int, lr: float):
+            self.model.zero_grad()
+            with float64(), own_recurrence():
+                logits, loss = self.forward(step)
+                loss.backward()
+            gradients = {}
+            with torch.no_grad():
+                for name, p in self.model.named_parameters():
+                    if p.requires_grad:
+                        gradients[plain(name)] = p.grad.clone()
+                        p -= lr * p.grad
+            return logits.detach(), float(loss.detach()), gradients
+
+        def adapters(self):
+            """Returns a copy of the adapters by their names in the program."""
+            return {
+                plain(name): p.detach().clone()
+                for name, p in self.model.named_parameters()
+                if p.requires_grad
+            }
+
+
+PREFIX = "base_model.model."
+RANK, ALPHA = 3, 7
+
+# Family: targets and whether the scale is alpha/√rank.
+CASES = {
+    "llama": (["q_proj", "v_proj", "down_proj"], False),
+    "qwen3": ("all-linear", True),
+    "qwen2": ("all-linear", False),
+    "qwen3.5": ("all-linear", False),
+    "gemma3": (["k_proj", "o_proj", "gate_proj", "up_proj"], False),
+    "gpt-oss": ("all-linear", False),
+}
+
+
+def plain(name: str) -> str:
+    """Returns the program's name of a parameter of PEFT."""
+    return name.removeprefix(PREFIX).replace(".default", "")
+
+
+@need_peft
+class LoRA(unittest.TestCase):
+    maxDiff = None
+
+    def setUp(self) -> None:
+        torch.set_num_threads(1)
+        temporary = tempfile.TemporaryDirectory()
+        self.addCleanup(temporary.cleanup)
+        self.folder = pathlib.Path(temporary.name)
+
+    def near(self, found, want, what: str, tolerance: float = TOLERANCE) -> None:
+        self.assertLessEqual(error(found, want), tolerance, what)
+
+    def adapted(self, family: str):
+        """Returns a model of PEFT with random adapters, the same at every call."""
+        targets, rslora = CASES[family]
+        config = peft.LoraConfig(
+            r=RANK,
+            lora_alpha=ALPHA,
+            target_modules=targets,
+            use_rslora=rslora,
+            task_type="CAUSAL_LM",
+        )
+        with dense():
+            made = peft.get_peft_model(build(family), config)
+        g = torch.Generator().manual_seed(11)
+        with torch.no_grad():
+            for _, p in made.named_parameters():
+                if p.requires_grad:
+                    p.copy_(0.1 * torch.randn(p.shape, generator=g))
+        return made
+
+    def check(self, family: str) -> None:
+        source, init = self.folder / "source", self.folder / "init"
+        build(family).save_pretrained(source)
+        self.adapted(family).save_pretrained(init)
+        config = json.loads((init / "adapter_config.json").read_text())
+        config["base_model_name_or_path"] = str(source)
+        (init / "adapter_config.json").write_text(json.dumps(config))
+        save_file(data(), self.folder / "data.safetensors")
+        path = job(self.folder, source)
+        targets, rslora = CASES[family]
+        listed = [targets] if isinstance(targets, str) else targets
+        with path.open("a") as f:
+            f.write(
+                f"[lora]\nrank = {RANK}\nalpha = {ALPHA}\ntargets = {json.dumps(listed)}\n"
+                f"rslora = {json.dumps(rslora)}\ninit = {json.dumps(str(init))}\n"
+            )
+        reference = AdapterReference(self.adapted(family))
+        logits, loss, gradients = reference.step(0, LR)
+        for name, (ranks, sets) in FIRST_STEPS.items():
+            with self.subTest(name):
+                found = tensors_of(self.folder / f"{name}.safetensors", path, ranks, sets)
+                self.near(found["logits"], logits, "logits")
+                self.near(found["loss"], loss, "loss")
+                for p, want in gradients.items():
+                    self.near(found[f"{p} gradient"], want, p)
+                named = {n.removesuffix(" gradient") for n in found if n.endswith(" gradient")}
+                self.assertEqual(named, set(gradients))
+        for step in range(1, STEPS):
+            reference.step(step, LR)
+        after, want = reference.adapters(), reference.logits(0)
+        for name, (ranks, sets) in RUNS.items():
+            with self.subTest(name):
+                out = self.folder / name.replace(" ", "-")
+                run(path, ranks=ranks, sets=[*sets, f'output.dir="{out}"'])
+                saved = load_file(out / "adapter" / "adapter_model.safetensors")
+                self.assertEqual({plain(n) for n in saved}, set(after))
+                for p, got in saved.items():
+                    self.near(got, after[plain(p)], f"{p} after {STEPS} steps")
+                with dense():
+                    loaded = peft.PeftModel.from_pretrained(build(family), out / "adapter")
+                self.near(Reference(loaded).logits(0), want, "logits of PEFT")
+        loaded = Reference(loaded).logits(0)
+        again = [f'lora.init="{out / "adapter"}"']
+        own = tensors_of(self.folder / "saved.safetensors", path, sets=again)
+        self.near(own["logits"], loaded, "logits of the saved folder")
+        self.merges(family, init, out / "adapter")
+
+    def merges(self, family, init, trained) -> None:
+        """Merged models equal the models that PEFT merges, in F32 and in BF16.
+
+        In F32 the error is compared with the terms W and s·B·A, which may cancel. In BF16 the
+        result is rounded once, so it is PEFT's or a neighbour.
+        """
+        base = self.folder / "bf16"
+        build(family).bfloat16().save_pretrained(base)
+        low = self.folder / "low"
+        shutil.copytree(trained, low)
+        config = json.loads((low / "adapter_config.json").read_text())
+        (low / "adapter_config.json").write_text(
+            json.dumps(config | {"base_model_name_or_path": str(base)})
+        )
+        for name, adapter in (("init", init), ("trained", trained), ("low", low)):
+            merged = self.folder / f"merged-{name}"
+            command = [str(PROGRAM), "export", "--merge", str(adapter), str(merged)]
+            subprocess.run(command, check=True, capture_output=True)
+            model = build(family)
+            if name == "low":
+                model = model.bfloat16()
+            with dense():
+                model = peft.PeftModel.from_pretrained(model, adapter)
+                terms = bounds(model)
+                model = model.merge_and_unload()
+            own, want = load_file(merged / "model.safetensors"), dict(model.named_parameters())
+            own.setdefault("lm_head.weight", own["model.embed_tokens.weight"])
+            for p, x in want.items():
+                self.assertEqual(own[p].dtype, x.dtype)
+                off = (own[p].double() - x.double()).abs()
+                unit = 2.0**-22 * terms.get(p, 0 * off)
+                if name == "low":
+                    unit = unit + spacing(x).double()
+                self.assertTrue(bool((off <= unit).all()), f"{p} of {name}")
+                self.assertEqual(p in terms, p not in same(build(family), own, x.dtype))
+
+
+def bounds(model) -> dict[str, torch.Tensor]:
+    """Returns |W| + s·|B|·|A| for each matrix with an adapter, in float64."""
+    found = {}
+    for name, x in model.named_modules():
+        if isinstance(x, peft.tuners.lora.Linear):
+            a, b = (m["default"].weight.double().abs() for m in (x.lora_A, x.lora_B))
+            total = x.base_layer.weight.double().abs() + x.scaling["default"] * (b @ a)
+            found[f"{plain(name)}.weight"] = total.detach()
+    return found
+
+
+def same(model, tensors, dtype) -> set[str]:
+    """Returns the names of the tensors that are equal to the weights of a model."""
+    own = dict(model.to(dtype).named_parameters())
+    return {name for name, x in tensors.items() if name in own and torch.equal(own[name], x)}
+
+
+def spacing(x):
+    """Returns the distance from each BF16 value to the next one."""
+    return torch.nextafter(x.abs(), torch.full_like(x, float("inf"))) - x.abs()
+
+
+def _family(name: str):
+    def test(self: LoRA) -> None:
+        self.check(name)
+
+    return test
+
+
+for _name in CASES:
+    setattr(LoRA, "test_" + "".join(c if c.isalnum() else "_" for c in _name), _family(_name))
+
+
+if __name__ == "__main__":
+    unittest.main()
