@@ -332,18 +332,7 @@ func TestInjectedFaults(t *testing.T) {
 	launchers, slurm := []string{"mpirun"}, []string(nil)
 	if srun {
 		t.Setenv("SLURM_BASE_PORT", "28000") // TestSlurm may run as well
-		lab, err := os.MkdirTemp("/tmp", "lab")
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() {
-			launch(t, nil, "../../slurm/lab.sh", "down", lab)
-			os.RemoveAll(lab)
-		})
-		if code, _, e := launch(t, nil, "timeout", "60", "../../slurm/lab.sh", "up", lab, "2"); code != 0 {
-			t.Fatal("slurm/lab.sh up:", code, e)
-		}
-		slurm = []string{"SLURM_CONF=" + filepath.Join(lab, "etc", "slurm.conf")}
+		slurm = startSlurm(t, "2")
 		launchers = append(launchers, "srun")
 	}
 	var kinds []string

@@ -17,24 +17,7 @@ import (
 // TestSlurm runs the quickstart's model under a real Slurm of three virtual nodes: slurm/lab.sh
 // starts its daemons on loopback.
 func TestSlurm(t *testing.T) {
-	t.Setenv("PATH", os.Getenv("PATH")+":/usr/sbin:/sbin")
-	need.Tool(t, "slurmctld", "run make deps-test")
-	if os.Getuid() != 0 {
-		need.Missing(t, "Slurm's daemons start as root", "run the tests as root")
-	}
-	// a short path: the daemons' sockets have 108 bytes for it
-	lab, err := os.MkdirTemp("/tmp", "lab")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		launch(t, nil, "../../slurm/lab.sh", "down", lab)
-		os.RemoveAll(lab)
-	})
-	if code, _, e := launch(t, nil, "timeout", "60", "../../slurm/lab.sh", "up", lab, "3"); code != 0 {
-		t.Fatal("slurm/lab.sh up:", code, e)
-	}
-	conf := []string{"SLURM_CONF=" + filepath.Join(lab, "etc", "slurm.conf")}
+	conf := startSlurm(t, "3")
 
 	t.Run("losses", func(t *testing.T) {
 		here, there := t.TempDir(), t.TempDir()
@@ -248,6 +231,29 @@ func TestSlurm(t *testing.T) {
 			t.Errorf("exit %d: %s", code, stderr)
 		}
 	})
+}
+
+// startSlurm starts virtual nodes for a test, and returns the environment of their clients.
+func startSlurm(t *testing.T, nodes string) []string {
+	t.Helper()
+	t.Setenv("PATH", os.Getenv("PATH")+":/usr/sbin:/sbin")
+	need.Tool(t, "slurmctld", "run make deps-test")
+	if os.Getuid() != 0 {
+		need.Missing(t, "Slurm's daemons start as root", "run the tests as root")
+	}
+	// a short path: the daemons' sockets have 108 bytes for it
+	lab, err := os.MkdirTemp("/tmp", "lab")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		launch(t, nil, "../../slurm/lab.sh", "down", lab)
+		os.RemoveAll(lab)
+	})
+	if code, _, e := launch(t, nil, "timeout", "60", "../../slurm/lab.sh", "up", lab, nodes); code != 0 {
+		t.Fatal("slurm/lab.sh up:", code, e)
+	}
+	return []string{"SLURM_CONF=" + filepath.Join(lab, "etc", "slurm.conf")}
 }
 
 // undisturbed returns the losses of 40 steps of keptJob on four ranks.
