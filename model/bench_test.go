@@ -104,7 +104,7 @@ func configs(t testing.TB) map[string]*Config {
 			"partial_rotary_factor": 0.5}),
 		"granite": make(map[string]any{"model_type": "granite", "mlp_bias": true, "embedding_multiplier": 3.0, "residual_multiplier": 0.5,
 			"attention_multiplier": 0.2, "logits_scaling": 2.5}),
-		"smollm3": make(map[string]any{"model_type": "smollm3", "no_rope_layers": []any{1, 0}, "use_sliding_window": true, "sliding_window": 4}),
+		"smollm3": make(map[string]any{"model_type": "smollm3", "no_rope_layer_interval": 2, "use_sliding_window": true, "sliding_window": 4}),
 		"gpt_oss": make(map[string]any{"model_type": "gpt_oss", "num_local_experts": 0, "head_dim": 10, "sliding_window": 5}),
 	}
 }
