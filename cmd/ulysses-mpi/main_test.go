@@ -41,7 +41,7 @@ func TestExitCodes(t *testing.T) {
 		t.Fatal(err)
 	}
 	unbuilt := filepath.Join(t.TempDir(), "job.toml")
-	if err := os.WriteFile(unbuilt, []byte("model.new = { a = 1 }\ndata.path = \"x.txt\"\nlora.r = 2\n"), 0o600); err != nil {
+	if err := os.WriteFile(unbuilt, []byte("model.new = { a = 1 }\ndata.path = \"x.txt\"\nlora.use_dora = true\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range []struct {
@@ -50,7 +50,7 @@ func TestExitCodes(t *testing.T) {
 		says string
 	}{
 		{[]string{"version"}, 0, "ulysses-mpi"}, {[]string{"--help"}, 0, "usage"}, {[]string{"doctor"}, 0, "kernels"},
-		{nil, 1, "--help"}, {[]string{"--nope"}, 1, "-nope"}, {[]string{bad}, 2, "job.toml:1: kind = 3"}, {[]string{unbuilt}, 3, "job.toml:3: lora: LoRA"},
+		{nil, 1, "--help"}, {[]string{"--nope"}, 1, "-nope"}, {[]string{bad}, 2, "job.toml:1: kind = 3"}, {[]string{unbuilt}, 3, "job.toml:3: lora.use_dora: "},
 		{[]string{unbuilt, "--set", "kind=trian"}, 2, `--set kind=trian: kind = "trian"`}, {[]string{bad + "x"}, 7, "no such file"},
 	} {
 		cmd := exec.Command(os.Args[0], c.args...)
