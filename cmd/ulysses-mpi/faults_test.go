@@ -319,7 +319,8 @@ func (f *fixture) names(k class, text string) bool {
 
 // TestInjectedFaults injects faults at random: every run ends, not with exit code 0, the text names
 // the rank, its host and the operation, and the last checkpoint loads. ULYSSES_TEST_FAULTS is the
-// number of faults (make soak-faults: 300, half of them under srun). Times are only reported.
+// number of faults (make soak-faults: 300, half of them under srun), ULYSSES_TEST_SEED another draw
+// of ranks and steps. Times are only reported.
 func TestInjectedFaults(t *testing.T) {
 	count, srun := 8, false
 	if n := os.Getenv("ULYSSES_TEST_FAULTS"); n != "" {
@@ -331,7 +332,9 @@ func TestInjectedFaults(t *testing.T) {
 	}
 	launchers, slurm := []string{"mpirun"}, []string(nil)
 	if srun {
-		t.Setenv("SLURM_BASE_PORT", "28000") // TestSlurm may run as well
+		if os.Getenv("SLURM_BASE_PORT") == "" {
+			t.Setenv("SLURM_BASE_PORT", "28000") // TestSlurm may run as well
+		}
 		slurm = startSlurm(t, "2")
 		launchers = append(launchers, "srun")
 	}
@@ -343,7 +346,9 @@ func TestInjectedFaults(t *testing.T) {
 	if !srun { // kinds that have no test of their own
 		kinds = []string{"full disk", "job file", "model", "program", "early signal", "short", "late", "stop"}
 	}
-	r := rand.New(rand.NewPCG(21, 300))
+	seed := uint64(300)
+	fmt.Sscan(os.Getenv("ULYSSES_TEST_SEED"), &seed)
+	r := rand.New(rand.NewPCG(21, seed))
 	type tally struct{ Runs, Wrong, Named, InTime int }
 	sums := map[string]*tally{}
 	var longest time.Duration
