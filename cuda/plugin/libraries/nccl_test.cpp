@@ -44,6 +44,8 @@ int32_t fail(uly_device *d, int32_t code, const char *format, ...) {
   d->text = text;
   return code;
 }
+void launch_group(uly_stream *) {} // no group is open
+
 int32_t check(uly_device *, cudaError_t e, const char *) { return e == cudaSuccess ? ULY_OK : ULY_DEVICE; }
 
 // --- NCCL: one communicator
