@@ -148,7 +148,9 @@ func (f *fixture) otherProgram() error {
 // pid waits for the process of the rank; 0 if the run has ended.
 func (f *fixture) pid() int {
 	for f.running() {
-		if pid := processes(f.name)[f.rank]; pid > 0 {
+		pid := processes(f.name)[f.rank]
+		// Slurm runs a prolog with the environment of the task before the program
+		if exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid)); err == nil && filepath.Base(exe) == filepath.Base(program) {
 			return pid
 		}
 		time.Sleep(5 * time.Millisecond)
