@@ -200,7 +200,7 @@ func (f *fixture) argv() []string {
 	if f.launcher == "srun" {
 		argv := []string{"srun", "-N2", "--ntasks-per-node=2", "--mpi=pmix", "--kill-on-bad-exit=1"}
 		if !slices.ContainsFunc(f.commands, func(c []string) bool { return !slices.Equal(c, f.commands[0]) }) {
-			if f.kind == "stop all" {
+			if classes[f.kind].wraps {
 				return slices.Concat([]string{program, "supervise", f.job, "--"}, argv)
 			}
 			return append(argv, f.commands[0]...)
@@ -216,7 +216,7 @@ func (f *fixture) argv() []string {
 		return append(argv, "sh", "-c", script+"esac")
 	}
 	argv := []string{"mpirun", "--oversubscribe", "--bind-to", "none"}
-	if f.kind == "stop all" {
+	if classes[f.kind].wraps {
 		return slices.Concat([]string{program, "supervise", f.job, "--"}, argv, []string{"-n", "4"})
 	}
 	for r, c := range f.commands {

@@ -1,7 +1,7 @@
 """Renderings of chat templates, and the tokens that assistants wrote, by transformers; files of rows.
 
-chat/templates has the templates. Those of models, and the variants named training with generation
-tags, are from the package trl 1.16.0 (Apache-2.0); mistral and forms were written here.
+chat/templates has the templates. The templates of models, and the variants named training with
+generation tags, are from the package trl 1.16.0 (Apache-2.0); mistral and forms were written here.
 chat/conversations.json has the conversations; chat/expected.json has, for each template and
 conversation, the rendering of apply_chat_template or the error. For templates with generation tags
 and the two tokenizers of chat/, it also has the ranges of return_assistant_tokens_mask.
