@@ -185,14 +185,14 @@ static bool run_block() {
   block.by_warp = r & 6; // usually: consecutive threads of a warp keep its stacks in the cache
   block.order = Steps(block.by_warp ? block.threads / 32 : block.threads);
   block.lanes = Steps(32);
-  if (block.shared_bytes) memset(block.fence[0], 0xff, (size_t)(block.fence[1] - block.fence[0]));
+  if (block.shared_bytes) poison(block.fence[0], (size_t)(block.fence[1] - block.fence[0]));
 
   resume(&block.main, (unsigned)pick());
 
   if (block.failure.empty() && block.ended != block.threads) block.failure = deadlock();
   for (unsigned char *p = block.fence[0]; block.shared_bytes && block.failure.empty() && p < block.fence[1]; p++) {
     if (p == block.shared) p += block.shared_bytes - 1;
-    else if (*p != 0xff)
+    else if (*p != poison_at(p))
       block.failure = format("it wrote outside of its %zu bytes of dynamic shared memory", block.shared_bytes);
   }
   if (block.failure.empty()) return true;
@@ -226,7 +226,7 @@ std::string run_grid(const Kernel &kernel, dim3 grid, dim3 size, size_t shared, 
     uint64_t b = order(i);
     blockIdx = {(unsigned)(b % grid.x), (unsigned)(b / grid.x % grid.y), (unsigned)(b / grid.x / grid.y)};
     block.number = b;
-    if (i % every == 0) poison(s);
+    if (i % every == 0) poison_static(s);
     if (!run_block())
       return format("kernel %s (%s), block %llu: %s", kernel.name, where(kernel.file, kernel.line).c_str(),
                     (unsigned long long)b, block.failure.c_str());

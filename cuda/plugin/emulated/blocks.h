@@ -96,7 +96,7 @@ struct Static {
   const void *code;
 };
 Static static_shared();
-void poison(const Static &s);
+void poison_static(const Static &s);
 
 // signals.cpp
 // Signals converts accesses to invalid addresses into failed launches during its lifetime.

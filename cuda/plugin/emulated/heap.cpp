@@ -72,10 +72,10 @@ bool heap_allocate(void **out, size_t bytes, Place place, int device) {
   char *p = start + a.lead;
   a.notice(p)->owner = (int32_t)getpid();
   make_fences(p, a);
-  // New memory is NaN; of large allocations, only the ends.
-  size_t n = bytes < poisoned ? bytes : (size_t)poisoned;
-  memset(p, 0xff, n);
-  memset(p + bytes - n, 0xff, n);
+  // of large allocations, only the ends
+  const size_t n = bytes < poisoned ? bytes : (size_t)poisoned;
+  poison(p, n);
+  poison(p + bytes - n, n);
   if (place == Place::device) heap.used += bytes;
   heap.all[p] = a;
   *out = p;

@@ -3,6 +3,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <wchar.h>
 
 #include <numeric>
 
@@ -26,6 +27,13 @@ Steps::Steps(uint64_t n) : n(n) {
   start = random_below(n);
   do step = 1 + random_below(n - 1);
   while (std::gcd(step, n) != 1);
+}
+
+void poison(void *p, size_t n) {
+  unsigned char *at = static_cast<unsigned char *>(p), *const end = at + n;
+  while (at < end && ((uintptr_t)at & 3) != 0) *at = poison_at(at), at++;
+  wmemset(reinterpret_cast<wchar_t *>(at), 0x7fffffff, (size_t)(end - at) / sizeof(wchar_t));
+  for (at = end - (uintptr_t)(end - at) % 4; at < end; at++) *at = poison_at(at);
 }
 
 std::string format(const char *f, ...) {

@@ -27,6 +27,12 @@ struct Steps {
   }
 };
 
+// poison_at is the value of the byte at p in memory that nothing has written: words of 0x7fffffff,
+// which are NaN in F16, BF16, F32 and F64, and far outside of any array as an index. poison fills n
+// bytes with it.
+inline unsigned char poison_at(const void *p) { return ((uintptr_t)p & 3) == 3 ? 0x7f : 0xff; }
+void poison(void *p, size_t n);
+
 std::string format(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 } // namespace uly_emulated

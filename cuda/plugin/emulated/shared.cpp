@@ -65,13 +65,13 @@ Static static_shared() {
   return s;
 }
 
-void poison(const Static &s) {
+void poison_static(const Static &s) {
   // the C++ library also has thread_local data there, which must be kept
   auto *kept = reinterpret_cast<unsigned char *>(abi::__cxa_get_globals());
   unsigned char copy[2 * sizeof(void *)];
   bool inside = kept >= s.p && kept < s.p + s.bytes;
   if (inside) memcpy(copy, kept, sizeof copy);
-  memset(s.p, 0xff, s.bytes);
+  poison(s.p, s.bytes);
   if (inside) memcpy(kept, copy, sizeof copy);
 }
 

@@ -107,7 +107,7 @@ template <int SIZE, bool SCORED> __global__ void __launch_bounds__(ATTENTION_THR
     __syncthreads();
     load_rows<HEAD, ROWS>(copies, tile.resident, a.q, t.q + t.first, work.head, t.rows);
     load_rows<HEAD, ROWS>(copies, tile.resident2, a.dout, t.q + t.first, work.head, t.rows);
-    if (SCORED) query_rows(tile.rows, scored, t.q + t.first, t.rows);
+    if (SCORED) query_rows<ROWS>(tile.rows, scored, t.q + t.first, t.rows);
     if (begin < see.hi)
       load_rows<HEAD, COLUMNS>(copies, tile.streamed2, a.v, t.k + begin, kv, (int)least(COLUMNS, see.hi - begin));
     copies.close();
@@ -261,7 +261,7 @@ template <int SIZE, bool SCORED> __global__ void __launch_bounds__(ATTENTION_THR
     __syncthreads();
     load_rows<HEAD, ROWS>(copies, tile.resident, a.k, t.k + t.first, kv, t.rows);
     load_rows<HEAD, ROWS>(copies, tile.resident2, a.v, t.k + t.first, kv, t.rows);
-    if (SCORED) key_rows(tile.rows, a.scores, t.k + t.first, t.rows);
+    if (SCORED) key_rows<ROWS>(tile.rows, a.scores, t.k + t.first, t.rows);
     if (at_head < heads) load_dout(at_head, at_pass);
     copies.close();
     if (at_head < heads) load_q(at_head, at_pass);

@@ -32,7 +32,7 @@ template <int SIZE, bool SCORED> __global__ void __launch_bounds__(ATTENTION_THR
     // is for the last group but one.
     __syncthreads(); // all threads have read the previous tile
     load_rows<HEAD, ROWS>(copies, qs, a.q, t.q + t.first, work.head, t.rows);
-    if (SCORED) query_rows(rows, scored, t.q + t.first, t.rows);
+    if (SCORED) query_rows<ROWS>(rows, scored, t.q + t.first, t.rows);
     if (begin < see.hi) load_rows<HEAD, COLUMNS>(copies, ks, a.k, t.k + begin, kv, (int)least(COLUMNS, see.hi - begin));
     copies.close();
     if (begin < see.hi) load_rows<HEAD, COLUMNS>(copies, vs, a.v, t.k + begin, kv, (int)least(COLUMNS, see.hi - begin));

@@ -67,20 +67,27 @@ struct Scores {
   }
 };
 
-// query_rows writes the table of n rows of queries from row q on, key_rows that of keys from row k
-// on. Threads must be synchronized before the table is read.
-__device__ __forceinline__ void query_rows(AttentionRow *rows, const Scores &s, int64_t q, int n) {
-  if ((int)threadIdx.x >= n) return;
+// query_rows writes the table of ROWS rows, of which n exist, of queries from row q on, key_rows that
+// of keys from row k on. The kernels also read the block mask for rows that do not exist, and drop
+// what they compute from it, so these rows have valid offsets. Threads must be synchronized before
+// the table is read.
+template <int ROWS> __device__ __forceinline__ void query_rows(AttentionRow *rows, const Scores &s, int64_t q, int n) {
+  static_assert(ROWS <= ATTENTION_THREADS, "a thread writes a row");
+  if ((int)threadIdx.x >= ROWS) return;
   AttentionRow r = {};
-  if (s.o.drop) r.bits = attention_query_bits(s.head_bits, s.o.query_at + q + threadIdx.x);
-  if (s.blocks) r.at = s.queries_from(q + threadIdx.x).first * s.o.blocks_row;
+  const bool there = (int)threadIdx.x < n;
+  if (there && s.o.drop) r.bits = attention_query_bits(s.head_bits, s.o.query_at + q + threadIdx.x);
+  if (there && s.blocks) r.at = s.queries_from(q + threadIdx.x).first * s.o.blocks_row;
   rows[threadIdx.x] = r;
 }
+template <int ROWS>
 __device__ __forceinline__ void key_rows(AttentionRow *rows, const AttentionScores &o, int64_t k, int n) {
-  if ((int)threadIdx.x >= n) return;
+  static_assert(ROWS <= ATTENTION_THREADS, "a thread writes a row");
+  if ((int)threadIdx.x >= ROWS) return;
   AttentionRow r = {};
-  if (o.drop) r.bits = attention_key_bits(o.seed, o.key_at + k + threadIdx.x);
-  if (o.blocks) r.at = attention_blocks(o.key_at + k + threadIdx.x, o.key_seq, o.block_columns).first;
+  const bool there = (int)threadIdx.x < n;
+  if (there && o.drop) r.bits = attention_key_bits(o.seed, o.key_at + k + threadIdx.x);
+  if (there && o.blocks) r.at = attention_blocks(o.key_at + k + threadIdx.x, o.key_seq, o.block_columns).first;
   rows[threadIdx.x] = r;
 }
 
