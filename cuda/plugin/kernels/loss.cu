@@ -26,9 +26,16 @@ __device__ __forceinline__ Tail joined(Tail a, Tail b) {
 // base) is 0.
 __device__ __forceinline__ float base_of(float top) { return top == -INFINITY ? 0.0f : top; }
 
+// tanh_of is tanh x. Where tanh x is large, tanhf may be wrong by two units of the last place, which
+// a loss that is much smaller than the cap shows; this sum is wrong by less than one.
+__device__ static inline float tanh_of(float x) {
+  const float y = fabsf(x);
+  return y < 0.55f ? tanhf(x) : copysignf(1 - 2 / (expf(2 * y) + 1), x);
+}
+
 // capped is cap·tanh(x/cap), rounded: the compiler cannot fuse the product with a subtraction that
 // follows, so a logit minus itself is 0.
-__device__ static inline float capped(float x, float cap) { return fmaf(cap, tanhf(x / cap), 0.0f); }
+__device__ static inline float capped(float x, float cap) { return fmaf(cap, tanh_of(x / cap), 0.0f); }
 
 template <typename L, typename D> struct Loss {
   const L *logits;
