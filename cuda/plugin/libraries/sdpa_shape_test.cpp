@@ -106,6 +106,11 @@ static void packed() {
     CHECK(at % 256 == 0, "a range that is not aligned");
   many.push_back(2);
   CHECK(call(many, many).refused("8192"), "8193 documents");
+  const int64_t far = ((int64_t)1 << 31) / (4 * 128);
+  call most({far - 1}, {far - 1}, 4, 4, 128, 128), over({far + 1}, {far + 1}, 4, 4, 128, 128);
+  CHECK(!over.describe(&s), "forward over 2^31 elements");
+  most.gradients(), over.gradients();
+  CHECK(!most.describe(&s) && over.refused("2^31"), "backward over 2^31 elements");
 }
 
 static void dense() {
@@ -237,9 +242,11 @@ static void questions() {
             sdpa_bound(odd) == sdpa_bound(s),
         "a bound of tokens that are not rounded");
   call far({SDPA_TOKENS}, {SDPA_TOKENS}, 128, 128, 256, 256);
-  far.gradients();
-  CHECK(!far.describe(&s) && sdpa_layout_of(s).plan >= 4 * 128 * SDPA_TOKENS && sdpa_bound(s) > int64_t(1) << 40,
-        "far lengths");
+  CHECK(!far.describe(&s) && sdpa_layout_of(s).plan >= 4 * 128 * SDPA_TOKENS, "far lengths");
+  const int64_t far_tokens = SDPA_TOKENS - 128;
+  call wide({far_tokens}, {far_tokens}, 1, 1, 16, 16);
+  wide.gradients();
+  CHECK(!wide.describe(&s) && sdpa_bound(s) > 4 * 16 * far_tokens, "far lengths, backward");
   CHECK(call({SDPA_TOKENS + 1}, {SDPA_TOKENS + 1}).refused("16 million"), "too far");
 }
 
