@@ -24,7 +24,7 @@ static struct {
     int run_code = (x);                                                                \
     if (run_code) {                                                                    \
       fprintf(stderr, "%s:%d: %s: CUDA error %d\n", __FILE__, __LINE__, #x, run_code); \
-      exit(9);                                                                         \
+      fflush(NULL), _exit(9);                                                          \
     }                                                                                  \
   } while (0)
 
