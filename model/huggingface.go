@@ -136,7 +136,7 @@ func (f *Folder) openWeights() error {
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(index.WeightMap)) {
-		at, ok := f.where[f.Config.family.files.textName(name)]
+		at, ok := f.where[f.Config.nameOf(name)]
 		if file := index.WeightMap[name]; !ok || filepath.Base(at.file.Path) != file {
 			return status.Errorf(status.InvalidConfig, "%s/%s: tensor %s is not in %s; the index does not match the files",
 				f.Dir, indexFile, input.Short(name), input.Short(file))
@@ -151,12 +151,19 @@ func (f *Folder) openFile(name string) error {
 		return err
 	}
 	f.files = append(f.files, s)
-	for _, e := range s.Entries() {
-		if at, twice := f.where[f.Config.family.files.textName(e.Name)]; twice {
-			return status.Errorf(status.InvalidConfig, "%s: tensor %s is in %s and in %s: remove one", f.Dir, input.Short(e.Name),
-				filepath.Base(at.file.Path), name)
+	for _, stored := range s.Entries() {
+		parts, err := f.Config.unstack(stored)
+		if err != nil {
+			return status.Errorf(status.Of(err), "%s: %w", s.Path, err)
 		}
-		f.where[f.Config.family.files.textName(e.Name)] = location{s, e}
+		for _, e := range parts {
+			own := f.Config.nameOf(e.Name)
+			if at, twice := f.where[own]; twice {
+				return status.Errorf(status.InvalidConfig, "%s: tensor %s is in %s and in %s: remove one", f.Dir, input.Short(e.Name),
+					filepath.Base(at.file.Path), name)
+			}
+			f.where[own] = location{s, e}
+		}
 	}
 	return nil
 }
