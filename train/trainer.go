@@ -22,16 +22,20 @@ type Trainer struct {
 	stream    device.Stream
 	arena     *device.Arena // activations
 	host      *device.Arena // offloaded activations; nil = none
-	inputs    *device.Arena // ids, targets and positions
+	inputs    *device.Arena // ids, targets, positions and sequences
 	ids       tensor.Tensor // [shard] I32; targets and positions as well
 	targets   tensor.Tensor
 	positions tensor.Tensor
+	sequences tensor.Tensor // nil unless the model's experts are balanced
+
+	sequenceOf      []int32 // of each token of a micro-batch, see model.Batch.Sequences
+	sequenceTargets []int64
 
 	microBatches []*data.MicroBatch // of the current step
 	length       int64              // of the global batch of the current step, for model.Batch.Length
 	lengthMax    tensor.Tensor      // [1] I64 on the host
 	counts       tensor.Tensor      // [2] I64 on the host: valid targets, tokens
-	sums         tensor.Tensor      // [2] F64 on the host: NLL, targets
+	sums         tensor.Tensor      // [3] F64 on the host: NLL, loss of balance, targets
 	lengths      tensor.Tensor      // [globalBatch] I64 on the host; with data.budget only
 
 	agreed  agreed // of the last step
@@ -48,11 +52,12 @@ type Trainer struct {
 // New chooses which activations are kept and allocates the memory for the longest micro-batch. The
 // weights must have their values. Collective.
 func New(s Setup) (*Trainer, error) {
-	t := &Trainer{Setup: s, counts: tensor.OfInt64(make([]int64, 2), 2), sums: tensor.OfFloat64(make([]float64, 2), 2),
+	t := &Trainer{Setup: s, counts: tensor.OfInt64(make([]int64, 2), 2), sums: tensor.OfFloat64(make([]float64, 3), 3),
 		lengthMax: tensor.OfInt64(make([]int64, 1), 1), updates: s.Loop.Updates}
 	if s.Checkpoints != nil {
 		t.saver = newSaver(&s)
 	}
+	s.Model.SetSequences(t.mostSequences())
 	t.planner = planner{Setup: &t.Setup, copy: t.saver.component()}
 	err := t.planner.run()
 	if err == nil {
@@ -101,7 +106,7 @@ func (t *Trainer) allocate() (err error) {
 	if t.inputs, err = device.NewArena(t.Device, "tokens", t.inputBytes()); err != nil {
 		return err
 	}
-	for _, x := range []*tensor.Tensor{&t.ids, &t.targets, &t.positions} {
+	for _, x := range []*tensor.Tensor{&t.ids, &t.targets, &t.positions, &t.sequences}[:t.Setup.inputs()] {
 		if *x, err = t.inputs.Tensor(tensor.I32, shard); err != nil {
 			return err
 		}
