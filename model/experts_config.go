@@ -69,8 +69,13 @@ func readExperts(c *Config, r *reader) {
 	names, e := c.family.experts, &c.Experts
 	number := names.number
 	for _, alias := range names.aliases { // transformers 5 may write another name
-		if r.has(alias) && r.raw[names.number] == nil {
+		if !r.has(alias) {
+			continue
+		}
+		if n, _ := asInt(r.raw[names.number]); r.raw[names.number] == nil {
 			number = alias
+		} else if m, _ := asInt(r.raw[alias]); n != m {
+			r.fault(status.InvalidConfig, "%s = %v and %s = %v: they are names of the same number, give one of them", names.number, r.raw[names.number], alias, r.raw[alias])
 		}
 	}
 	e.Count = r.extent(number, c.family.size(names.number, r), 1<<16)

@@ -67,6 +67,7 @@ func TestParseExperts(t *testing.T) {
 	}
 	for fields, want := range map[string]string{
 		`"num_experts_per_tok": 129`:       "num_experts_per_tok = 129, num_experts = 128: a token cannot have more experts",
+		`"num_local_experts": 6`:           "num_experts = 128 and num_local_experts = 6: they are names of the same number",
 		`"num_experts": 0`:                 "num_experts = 0: give a whole number from 1",
 		`"mlp_only_layers": [48]`:          "mlp_only_layers[0] = 48: give the number of a layer, from 0 to 47",
 		`"mlp_only_layers": 3`:             "mlp_only_layers = 3: give a list",
