@@ -4,9 +4,9 @@ import "ulysses/tensor"
 
 // ExpertOps has the operations of mixtures of experts (Shazeer et al. 2017, arXiv:1701.06538; Fedus
 // et al. 2022, arXiv:2101.03961). Each token chooses K of E experts; a choice is a slot of the
-// token. RouteForward sorts the T·K choices by expert and gives each a row. SpreadRows copies tokens
-// to their rows, GroupedGemm multiplies the rows of each expert by its matrix, and CombineRows adds
-// the rows of a token. No choice is dropped: an expert has between 0 and T rows.
+// token. RouteForward sorts the T·K choices by expert and gives each a row. SpreadRows copies
+// tokens to their rows, GroupedGemm multiplies the rows of each expert by its matrix, and
+// CombineRows adds the rows of a token. No choice is dropped: an expert has between 0 and T rows.
 //
 // A device without them has Info.Experts false, and refuses each call (status Unsupported).
 type ExpertOps interface {
@@ -87,8 +87,8 @@ type GroupedGemmWeights struct {
 }
 
 // WeightedSwiGLUGrad is the derivative of weights[r]·y[r] for y = SwiGLU: DWeights[r] = dy[r]·y[r],
-// and DGate and DUp are those of the gradient weights[r]·dy[r] of y[r]. DGate may be Gate, and DUp
-// may be Up. With Restore, DY is overwritten with weights[r]·y[r].
+// and DGate and DUp are the gradients for the gradient weights[r]·dy[r] of y[r]. DGate may be Gate,
+// and DUp may be Up. With Restore, DY is overwritten with weights[r]·y[r].
 type WeightedSwiGLUGrad struct {
 	Gate, Up   tensor.Tensor `op:"in"` // [R, F]
 	Weights    tensor.Tensor `op:"in"` // [R] F32

@@ -14,7 +14,7 @@ import (
 //
 // A token's term needs the choices of its whole sequence alone. Therefore the loss is the same for
 // every number of ranks, replicas and micro-batches. Of the ranks of a sequence only the counts are
-// added, once in a pass, between the forward and the backward half. f is a constant in the gradient.
+// added, once in a pass, between the forward and the backward half. f is constant in the gradient.
 type balance struct {
 	on       bool // the pass has the loss
 	counting bool // Route counts: this is the forward half, not its repetition
@@ -77,6 +77,12 @@ func (b *balance) share(p *pass) {
 	p.phase("mlp")
 	p.err = p.comm.AllReduce(p.ctx.Stream, b.counts, comm.Sum)
 	p.end()
+}
+
+// BalanceBytesSent returns the bytes that this rank sends in a ForwardBackward for the loss that
+// balances experts.
+func (m *Model) BalanceBytesSent() int64 {
+	return comm.AllReduceBytes(m.comm.Rank(), m.comm.Size(), int64(len(m.balancing.counts)), tensor.F64.Size())
 }
 
 // read enqueues the copies to the host for loss.

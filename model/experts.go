@@ -7,10 +7,10 @@ import (
 	"ulysses/tensor"
 )
 
-// experts is an MLP with a router (Shazeer et al. 2017, arXiv:1701.06538): each token is computed by
-// the k experts with the largest router logits, and the output is the sum of theirs, weighted by the
-// router's probabilities. Every rank has all experts and computes its own tokens. No choice of an
-// expert is dropped: memory is for k rows of each token, however they are distributed.
+// experts is an MLP with a router (Shazeer et al. 2017, arXiv:1701.06538): the k experts with the
+// largest router logits compute a token, and the output is the sum of their outputs, weighted by
+// the router's probabilities. Every rank has all experts and computes its own tokens. No choice of
+// an expert is dropped: memory is for k rows of each token, however they are distributed.
 //
 // The sums over the rows of an expert, and over the experts of a token, have an order that depends
 // on the tokens alone, so the output of a token is bitwise equal on every mesh and for every tile.
@@ -156,8 +156,8 @@ func (m *experts) Backward(p *pass, x, dy tensor.Tensor) {
 	p.reset(mark)
 }
 
-// forwardRows writes the output of tokens x [T, hidden] to out, which may be x. sequence [T] are the
-// sequences of the tokens, which are counted in the forward half of a pass.
+// forwardRows writes the output of tokens x [T, hidden] to out, which may be x. sequence [T] has
+// the sequences of the tokens, whose choices are counted in the forward half of a pass.
 func (m *experts) forwardRows(p *pass, out, x, sequence tensor.Tensor) {
 	r, hidden := m.project(p, x, sequence)
 	n := x.Shape[0] * m.k
@@ -183,8 +183,8 @@ func (m *experts) project(p *pass, x, sequence tensor.Tensor) (r routing, hidden
 // which may be x. It overwrites hidden.
 //
 // The gradient of a weight of the router is dy·y, where y is the expert's output. It is computed as
-// (Wᵀdy)·a from the input a of down, because y is not saved. down gets the gradient weight·dy, which
-// multiplies a instead.
+// (Wᵀdy)·a from the input a of down, because y is not saved. For the gradient of down, the weight
+// multiplies a instead of dy.
 func (m *experts) backwardRows(p *pass, r routing, hidden, x, dy, dx, sequence tensor.Tensor) {
 	n := x.Shape[0] * m.k
 	rows, act, dweight, dlogits := m.rows.Slice(0, 0, n), m.act.Slice(0, 0, n), m.dweight.Slice(0, 0, n), m.dlogits.Slice(0, 0, x.Shape[0])

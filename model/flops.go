@@ -7,7 +7,7 @@ const deltaChunk = 64
 // Flops returns the floating-point operations of the model in one training step, forward and
 // backward, without recomputation: 6 per token and weight of a matrix or convolution, and 12 per
 // feature of a query head and pair of a query with a key. pairs is the sum of Pairs over the
-// documents. Backward is twice forward. Of experts, those of a token count.
+// documents. Backward is twice forward. Of a layer's experts, the experts of a token count.
 func (c *Config) Flops(tokens int64, pairs float64) float64 {
 	h, queries, keys := float64(c.HiddenSize), float64(c.NumAttentionHeads*c.HeadDim), float64(c.NumKeyValueHeads*c.HeadDim)
 	full := h * (2*queries + 2*keys)
@@ -20,7 +20,7 @@ func (c *Config) Flops(tokens int64, pairs float64) float64 {
 	return (6*weights+3*linears*c.deltaFlops())*float64(tokens) + 12*fulls*queries*pairs
 }
 
-// mlpWeights returns the number of weights of all MLPs that a token uses, with those of routers.
+// mlpWeights returns the number of weights of all MLPs and routers that a token uses.
 func (c *Config) mlpWeights() float64 {
 	gateUp, down, routers := c.mlpMatrices()
 	return gateUp + down + routers

@@ -49,8 +49,8 @@ func (m *mlp) split(hidden tensor.Tensor) (gate, up tensor.Tensor) {
 	return hidden.Slice(1, 0, m.width), hidden.Slice(1, m.width, 2*m.width)
 }
 
-// mlpTile returns the tokens of a tile, 0 = all, and whether the MLP runs in tiles. Then gate and up
-// are not saved.
+// mlpTile returns the tokens of a tile, 0 = all, and whether the MLP runs in tiles. Then gate and
+// up are not saved.
 func (p *pass) mlpTile() (tokens int64, tiled bool) {
 	if p.tiles.MLP > 0 {
 		return p.tiles.MLP, true

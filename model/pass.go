@@ -45,8 +45,8 @@ type Batch struct {
 	// run, and of layer, head, query and key: the same on every mesh.
 	Seed, Number int64
 
-	// If Config.Balances: the sequence of each token, from 0 on, -1 for tokens without a target, and
-	// the targets of each sequence on all ranks together.
+	// If Config.Balances: the sequence of each token, from 0 on, -1 for tokens without a target,
+	// and the targets of each sequence on all ranks together.
 	Sequences       tensor.Tensor // [T] I32
 	SequenceTargets []int64
 }

@@ -46,8 +46,8 @@ func (e Entry) Numel() int64 {
 // Bytes returns the size of the elements in the file.
 func (e Entry) Bytes() int64 { return e.hi - e.lo }
 
-// Part returns the elements from `from` on as an entry of a name and shape. They must be elements of
-// e.
+// Part returns the elements from `from` on as an entry of a name and shape. They must be elements
+// of e.
 func (e Entry) Part(name string, from int64, shape ...int64) Entry {
 	part := e
 	part.Name, part.Shape = name, shape

@@ -53,6 +53,7 @@ func (t *Trainer) pass(m *data.MicroBatch, valid int64, backward, alone bool) (m
 		return t.Model.Forward(c, &b)
 	}
 	t.sent += back
+	t.balanceSent += t.Model.BalanceBytesSent()
 	if valid > 0 {
 		b.GradScale = 1 / float64(valid)
 	}

@@ -15,8 +15,8 @@ func (s *Setup) mostSequences() int64 {
 	return max(1, s.Data.Config.Batch)
 }
 
-// copySequences sets the sequences of a batch, by which experts are balanced, for this rank's tokens,
-// which are the given ranges of the micro-batch.
+// copySequences sets the sequences of a batch, by which experts are balanced, for this rank's
+// tokens, which are the given ranges of the micro-batch.
 func (t *Trainer) copySequences(m *data.MicroBatch, ranges []sp.Range, b *model.Batch) error {
 	t.sequenceOf, t.sequenceTargets = t.sequenceOf[:0], t.sequenceTargets[:0]
 	for i, s := range m.Sequences {

@@ -47,6 +47,8 @@ type Trainer struct {
 	updates   int64 // steps in which the optimizer updated the weights
 	maxAlone  int64 // largest sequence, in tokens, that a rank evaluates alone; 0 = none
 	sent      int64 // bytes that the token mixers of this rank have sent, by formula
+	// the same for counts of experts
+	balanceSent int64
 }
 
 // New chooses which activations are kept and allocates the memory for the longest micro-batch. The
@@ -204,5 +206,9 @@ func (t *Trainer) Allocations() []Allocation {
 // Traffic returns the bytes that this rank must have sent so far, by formula. It leaves out control
 // messages: counts, sums of losses, errors, and the values that ranks agree on after a step.
 func (t *Trainer) Traffic() []Traffic {
-	return append([]Traffic{{"sequence", comm.OpAllToAll, "queries, keys, values, outputs and states, and their gradients", t.sent}}, t.Weights.Traffic()...)
+	all := append([]Traffic{{"sequence", comm.OpAllToAll, "queries, keys, values, outputs and states, and their gradients", t.sent}}, t.Weights.Traffic()...)
+	if t.Model.Config.Balances() {
+		all = append(all, Traffic{"sequence", comm.OpAllReduce, "counts of experts", t.balanceSent})
+	}
+	return all
 }

@@ -1,15 +1,15 @@
 // Arguments of the operations of mixtures of experts: the choice of experts, and the moves of rows
-// between tokens and experts. k is the number of experts of a token. Rows [tokens, k] has the row of
-// each choice among all choices, which are sorted by expert.
+// between tokens and experts. k is the number of experts of a token. Rows [tokens, k] has the row
+// of each choice among all choices, which are sorted by expert.
 #pragma once
 #include <stdint.h>
 
 typedef struct {
   float *logits; // [tokens, experts], replaced by their softmax
   int32_t *chosen, *rows, *offsets;
-  float *weights;            // [tokens·k], by row
-  const int32_t *sequence;   // of each token; NULL = nothing is counted
-  double *counts, *sums;     // [sequences, experts]
+  float *weights;          // [tokens·k], by row
+  const int32_t *sequence; // of each token; NULL = nothing is counted
+  double *counts, *sums;   // [sequences, experts]
   int64_t tokens, experts, k, per_task, logits_row, normalize, sums_per_task;
 } route_args;
 

@@ -78,9 +78,9 @@ func Softmax[T Float](x []T) []T {
 	return y
 }
 
-// RouteGrad returns the gradient of the logits from that of the weights [T·K]. It is the Jacobian of
-// the softmax, over the chosen logits if the weights are normalized and otherwise over all, times
-// the gradient. scaled [T, E] is a gradient of the probabilities, or empty.
+// RouteGrad returns the gradient of the logits from the gradient of the weights [T·K]. It is the
+// Jacobian of the softmax, over the chosen logits if the weights are normalized and otherwise over
+// all, times the gradient. scaled [T, E] is a gradient of the probabilities, or empty.
 func RouteGrad[T Float](r *Routing[T], experts, k int64, dweights, scaled []T, normalize bool) []T {
 	d := make([]T, len(r.Probs))
 	for t := range int64(len(r.Experts)) / k {
