@@ -145,26 +145,32 @@ func (d *Device) RouteBackward(_ device.Stream, a *device.RouteGrad) error {
 // SpreadRows copies each token to its rows.
 func (d *Device) SpreadRows(_ device.Stream, a *device.SpreadRows) error {
 	defer runtime.KeepAlive(a)
-	return d.moveRows("SpreadRows", C.K_spread_rows, a.X, a.Y, a.X, a.Y, a.Rows, tensor.Tensor{})
+	return d.moveRows("SpreadRows", C.K_spread_rows, a.X, a.Y, a.X, a.Y, &device.CombineRows{Rows: a.Rows})
 }
 
 // CombineRows adds the rows of each token.
 func (d *Device) CombineRows(_ device.Stream, a *device.CombineRows) error {
 	defer runtime.KeepAlive(a)
-	return d.moveRows("CombineRows", C.K_combine_rows, a.Y, a.X, a.X, a.Y, a.Rows, a.Weights)
+	return d.moveRows("CombineRows", C.K_combine_rows, a.Y, a.X, a.X, a.Y, a)
 }
 
 // moveRows runs a kernel from x to y. One of them, tokens [T, N], is by token, the other, sorted
-// [T·K, N], by row.
-func (d *Device) moveRows(op string, kernel int, tokens, sorted, x, y, rows, weights tensor.Tensor) error {
-	c := check{op: op}
+// [T·K, N], by row. a has the rows, the weights and the own rows.
+func (d *Device) moveRows(op string, kernel int, tokens, sorted, x, y tensor.Tensor, a *device.CombineRows) error {
+	c, rows := check{op: op}, a.Rows
 	t, bf16 := c.compute("x", x)
 	c.dense("rows", rows, tensor.I32, whatever, whatever)
 	n, k, features := rows.Shape[0], rows.Shape[1], tokens.Shape[1]
 	c.typed("the tensor by token", tokens, t, n, whatever)
 	c.typed("the tensor by row", sorted, t, n*k, features)
-	if !weights.IsNil() {
-		c.dense("weights", weights, tensor.F32, n*k)
+	if !a.Weights.IsNil() {
+		c.dense("weights", a.Weights, tensor.F32, n*k)
+	}
+	if !a.Own.IsNil() {
+		c.typed("own", a.Own, t, n, features)
+	}
+	if !a.OwnWeights.IsNil() {
+		c.dense("own weights", a.OwnWeights, tensor.F32, n)
 	}
 	if err := c.inside("row", rows, 0, n*k); err != nil {
 		return err
@@ -173,8 +179,14 @@ func (d *Device) moveRows(op string, kernel int, tokens, sorted, x, y, rows, wei
 	p := (*C.rows_args)(d.args)
 	*p = C.rows_args{x: x.Data, y: y.Data, rows: ints(rows), tokens: C.int64_t(n), k: C.int64_t(k), n: C.int64_t(features),
 		x_row: C.int64_t(x.Stride[0]), y_row: C.int64_t(y.Stride[0]), per_task: C.int64_t(perTask), bf16: bf16}
-	if !weights.IsNil() {
-		p.weights = floatsOf(weights)
+	if !a.Weights.IsNil() {
+		p.weights = floatsOf(a.Weights)
+	}
+	if !a.Own.IsNil() {
+		p.own, p.own_row = a.Own.Data, C.int64_t(a.Own.Stride[0])
+	}
+	if !a.OwnWeights.IsNil() {
+		p.own_weights = floatsOf(a.OwnWeights)
 	}
 	return d.run(kernel, ceilDiv(n, perTask))
 }

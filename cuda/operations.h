@@ -82,8 +82,10 @@ typedef struct {
   uly_tensor rows;
   uly_tensor weights;
   uly_tensor y;
+  uly_tensor own;
+  uly_tensor own_weights;
 } uly_combine_rows;
-ULY_SIZE(uly_combine_rows, 576)
+ULY_SIZE(uly_combine_rows, 864)
 
 typedef struct {
   uly_tensor x;
@@ -482,4 +484,4 @@ ULY_SIZE(uly_weighted_swiglu_grad, 1016)
   X(WEIGHTED_SWIGLU_BACKWARD, weighted_swiglu_backward, uly_weighted_swiglu_grad)
 
 // A checksum of the above: program and plug-in must have the same operations.
-#define ULY_OPERATIONS_SUM 0xd65ad9e9u
+#define ULY_OPERATIONS_SUM 0xcb7da773u

@@ -60,13 +60,16 @@ type SpreadRows struct {
 	Y    tensor.Tensor `op:"out"` // [T·K, N]
 }
 
-// CombineRows is y[t] = Σ weights[r]·x[r] over the rows r of token t, added in F32 in the order of
-// its slots, and rounded once.
+// CombineRows is y[t] = Σ weights[r]·x[r] + ownWeights[t]·own[t] over the rows r of token t. The sum
+// is in F32, in the order of the token's slots and then its own row, and rounded once.
 type CombineRows struct {
 	X       tensor.Tensor `op:"in"`          // [T·K, N]
 	Rows    tensor.Tensor `op:"in"`          // [T, K] I32
 	Weights tensor.Tensor `op:"in,optional"` // [T·K] F32, by row; nil = 1
 	Y       tensor.Tensor `op:"out"`         // [T, N]
+	// the output of an expert that all tokens have
+	Own        tensor.Tensor `op:"in,optional"` // [T, N]; nil = 0
+	OwnWeights tensor.Tensor `op:"in,optional"` // [T] F32; nil = 1
 }
 
 // GroupedGemm is C[r] = A[r]·B[e] for the rows r of each expert e. The result of a row does not

@@ -92,6 +92,7 @@ func TestExpertsRefused(t *testing.T) {
 	path := filepath.Join(goldens, "qwen3_moe-sgd-packed", "job.toml")
 	for sets, want := range map[string]string{
 		"model.num_experts_per_tok=2":              "num_experts_per_tok: a field of config.json; set it in model.override",
+		"train.moe_router_bias_update_rate=0.001":  "balancing of experts by a bias of the router is not built; set output_router_logits = true",
 		"parallel.ep_size=2":                       "expert parallelism, and limits of an expert's tokens are not built",
 		"model.override.num_experts_per_tok=9":     "num_experts_per_tok = 9, num_local_experts = 6",
 		"lora.rank=2 lora.targets=[\"gate_proj\"]": "adapters of experts and routers are not built",

@@ -223,7 +223,9 @@ func readFields(r *reader) *Config {
 	c.family.setRope(r.raw)
 	c.VocabSize = r.extent("vocab_size", c.family.size("vocab_size", r), maxExtent)
 	c.HiddenSize = r.extent("hidden_size", 0, 1<<24)
-	c.IntermediateSize = r.extent("intermediate_size", 0, 1<<26)
+	if c.family.experts == nil || !c.family.experts.everywhere {
+		c.IntermediateSize = r.extent("intermediate_size", 0, 1<<26)
+	}
 	c.NumHiddenLayers = r.extent("num_hidden_layers", 0, maxLayers)
 	c.NumAttentionHeads = r.extent("num_attention_heads", c.family.size("num_attention_heads", r), 1<<16)
 	keys := c.family.size("num_key_value_heads", r)

@@ -20,7 +20,8 @@ type experts struct {
 	count, k       int64    // E, and the experts of a token
 	width, hiddens int64    // F of an expert, and hidden
 	normalize      bool
-	sparse         int64 // the number of this layer among the layers with experts
+	sparse         int64         // the number of this layer among the layers with experts
+	shared         *sharedExpert // of all tokens; nil = none
 
 	// saved between the halves, or of the current tile
 	routing routing
@@ -67,12 +68,19 @@ func newExperts(cfg *Config, layer int64) *experts {
 	for i := range e.Count {
 		m.down = append(m.down, matrix(i, names.down, []string{"hidden_size", names.size}, cfg.HiddenSize, e.Size))
 	}
+	if e.Shared > 0 {
+		m.shared = newSharedExpert(cfg, name)
+	}
 	m.tiles = newMLPTiles(m)
 	return m
 }
 
 func (m *experts) Params() []*Param {
-	return append(append([]*Param{m.router}, m.gateUp...), m.down...)
+	all := append(append([]*Param{m.router}, m.gateUp...), m.down...)
+	if m.shared != nil {
+		all = append(all, m.shared.params()...)
+	}
+	return all
 }
 
 // allGateUp and allDown return views [E, 2F, hidden] and [E, hidden, F] of the matrices of all
@@ -96,6 +104,10 @@ func (m *experts) visitSaved(p *pass) {
 	p.visitF32(&r.weights, mlpSaved, p.tokens*m.k)
 	p.visitAs(&r.offsets, mlpSaved, tensor.I32, m.count+1)
 	p.visit(&m.hidden, mlpSaved, p.tokens*m.k, 2*m.width)
+	if s := m.shared; s != nil {
+		p.visit(&s.hidden, mlpSaved, p.tokens, 2*s.width)
+		p.visitF32(&s.logit, mlpSaved, p.tokens, 1)
+	}
 }
 
 // allocate returns the routing of some tokens in temporary memory.
@@ -114,7 +126,13 @@ func (r *routing) first(tokens int64) routing {
 // begin allocates the working memory of tiles.
 func (m *experts) begin(p *pass, tokens int64, backward bool) {
 	m.routing, m.hidden = m.allocate(p, tokens), p.temp(tokens*m.k, 2*m.width)
+	if m.shared != nil {
+		m.shared.allocate(p, tokens)
+	}
 	m.working(p, tokens, backward)
+	if m.shared != nil {
+		m.shared.sketch(p, tokens)
+	}
 }
 
 // working allocates the memory that a half needs beyond what is saved.
@@ -122,6 +140,9 @@ func (m *experts) working(p *pass, tokens int64, backward bool) {
 	m.rows, m.act = p.temp(tokens*m.k, m.hiddens), p.temp(tokens*m.k, m.width)
 	if backward {
 		m.dlogits, m.dweight = p.temp(tokens, m.count), p.tempF32(tokens*m.k)
+	}
+	if m.shared != nil {
+		m.shared.working(p, tokens, backward)
 	}
 }
 
@@ -133,6 +154,10 @@ func (m *experts) Forward(p *pass, x tensor.Tensor) {
 	mark, saved, hidden := p.mark(), m.routing, m.hidden
 	if hidden.IsNil() {
 		m.routing, m.hidden = m.allocate(p, p.tokens), p.temp(p.tokens*m.k, 2*m.width)
+		if m.shared != nil {
+			m.shared.allocate(p, p.tokens)
+			defer func() { m.shared.hidden, m.shared.logit = tensor.Tensor{}, tensor.Tensor{} }()
+		}
 	}
 	m.working(p, p.tokens, false)
 	p.phase("mlp")
@@ -160,11 +185,15 @@ func (m *experts) Backward(p *pass, x, dy tensor.Tensor) {
 // the sequences of the tokens, whose choices are counted in the forward half of a pass.
 func (m *experts) forwardRows(p *pass, out, x, sequence tensor.Tensor) {
 	r, hidden := m.project(p, x, sequence)
+	var own, weights tensor.Tensor
+	if m.shared != nil {
+		own, weights = m.shared.forward(p, x)
+	}
 	n := x.Shape[0] * m.k
 	rows, act := m.rows.Slice(0, 0, n), m.act.Slice(0, 0, n)
 	p.SwiGLU(act, hidden.Slice(1, 0, m.width), hidden.Slice(1, m.width, 2*m.width), false)
 	p.GroupedGemm(rows, act, m.allDown(m.down[0].Value).Permute(0, 2, 1), r.offsets)
-	p.CombineRows(out, rows, r.rows, r.weights)
+	p.CombineRows(out, rows, r.rows, r.weights, own, weights)
 }
 
 // project chooses the experts of tokens x, and computes gate and up.
@@ -203,7 +232,11 @@ func (m *experts) backwardRows(p *pass, r routing, hidden, x, dy, dx, sequence t
 	if !m.router.Frozen {
 		p.GemmAdd(m.router.Grad, dlogits.Permute(1, 0), x)
 	}
-	p.CombineRows(dx, rows, r.rows, tensor.Tensor{})
+	var own tensor.Tensor
+	if m.shared != nil {
+		own = m.shared.backward(p, x, dy)
+	}
+	p.CombineRows(dx, rows, r.rows, tensor.Tensor{}, own, tensor.Tensor{})
 	p.GemmAdd(dx, dlogits, m.router.Value)
 }
 
@@ -214,6 +247,9 @@ func (m *experts) forwardTile(p *pass, out, x tensor.Tensor, lo int64) {
 
 func (m *experts) backwardTile(p *pass, dx, x, dy tensor.Tensor, lo int64) {
 	r, hidden := m.project(p, x, tensor.Tensor{})
+	if m.shared != nil {
+		m.shared.project(p, x)
+	}
 	m.backwardRows(p, r, hidden, x, dy, dx, p.sequencesAt(lo, x.Shape[0]))
 }
 
@@ -221,6 +257,9 @@ func (m *experts) gradReady(p *pass) {
 	p.gradReady(m.down...)
 	p.gradReady(m.gateUp...)
 	p.gradReady(m.router)
+	if m.shared != nil {
+		m.shared.gradReady(p)
+	}
 }
 
 // Route chooses the experts of a layer from the logits in r.probs, and counts the choices of
@@ -256,10 +295,11 @@ func (e *executor) SpreadRows(y, x, rows tensor.Tensor) {
 	}
 }
 
-// CombineRows adds the rows of each token in x, times their weights unless these are nil.
-func (e *executor) CombineRows(y, x, rows, weights tensor.Tensor) {
+// CombineRows adds the rows of each token in x and its own row, times their weights unless these
+// are nil.
+func (e *executor) CombineRows(y, x, rows, weights, own, ownWeights tensor.Tensor) {
 	if !e.skip() {
-		e.combine = device.CombineRows{X: x, Rows: rows, Weights: weights, Y: y}
+		e.combine = device.CombineRows{X: x, Rows: rows, Weights: weights, Y: y, Own: own, OwnWeights: ownWeights}
 		e.err = e.dev.CombineRows(e.ctx.Stream, &e.combine)
 	}
 }

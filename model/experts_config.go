@@ -16,6 +16,7 @@ type Experts struct {
 	Count    int64 // 0 = no layer has experts
 	PerToken int64
 	Size     int64 // features of gate and of up in an expert
+	Shared   int64 // the same of an expert that all tokens have, which has a gate; 0 = there is none
 	// Normalize divides the weights of a token's experts by their sum.
 	Normalize bool
 	// Balance is the coefficient of the loss that balances the experts (router_aux_loss_coef); 0 =
@@ -32,6 +33,8 @@ type expertFields struct {
 	aliases      []string
 	normalize    bool     // the weights are always divided by their sum; otherwise by norm_topk_prob
 	layers       bool     // mlp_only_layers and decoder_sparse_step are read
+	shared       bool     // shared_expert_intermediate_size is read
+	everywhere   bool     // all layers have experts, and there is no intermediate_size
 	zero         []string // fields that must be 0
 	block        string   // the module in a layer
 	gate, up     string   // the matrices of an expert
@@ -42,6 +45,8 @@ var (
 	mixtralExperts = expertFields{number: "num_local_experts", size: "intermediate_size", normalize: true, zero: []string{"router_jitter_noise"},
 		block: "block_sparse_moe", gate: "w1", up: "w3", down: "w2"}
 	qwenExperts = expertFields{number: "num_experts", size: "moe_intermediate_size", aliases: []string{"num_local_experts"}, layers: true,
+		block: "mlp", gate: "gate_proj", up: "up_proj", down: "down_proj"}
+	hybridExperts = expertFields{number: "num_experts", size: "moe_intermediate_size", aliases: []string{"num_local_experts"}, normalize: true, shared: true, everywhere: true,
 		block: "mlp", gate: "gate_proj", up: "up_proj", down: "down_proj"}
 )
 
@@ -64,6 +69,17 @@ func (c *Config) SparseLayers() (n int64) {
 // Balances reports whether training has a loss that balances the experts.
 func (c *Config) Balances() bool { return c.Experts.Balance > 0 && c.SparseLayers() > 0 }
 
+// readHybridExperts reads the fields of Qwen3.5-MoE.
+func readHybridExperts(c *Config, r *reader) {
+	readHybrid(c, r)
+	readExperts(c, r)
+}
+
+func writeHybridExperts(c *Config, f fields) {
+	writeHybrid(c, f)
+	writeExperts(c, f)
+}
+
 // readExperts reads the fields of Mixtral (Jiang et al. 2024, arXiv:2401.04088) or of Qwen3-MoE.
 func readExperts(c *Config, r *reader) {
 	names, e := c.family.experts, &c.Experts
@@ -85,6 +101,9 @@ func readExperts(c *Config, r *reader) {
 	}
 	if e.Size = c.IntermediateSize; names.size != "intermediate_size" {
 		e.Size = r.extent(names.size, c.family.size(names.size, r), 1<<26)
+	}
+	if names.shared {
+		e.Shared = r.extent("shared_expert_intermediate_size", c.family.size("shared_expert_intermediate_size", r), 1<<26)
 	}
 	e.Normalize, e.step = true, 1
 	if !names.normalize {
@@ -132,6 +151,9 @@ func writeExperts(c *Config, f fields) {
 	}
 	f.put("num_experts_per_tok", e.PerToken)
 	f.put(names.size, e.Size)
+	if names.shared {
+		f.put("shared_expert_intermediate_size", e.Shared)
+	}
 	if !names.normalize {
 		f.put("norm_topk_prob", e.Normalize)
 	}

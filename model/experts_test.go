@@ -29,6 +29,13 @@ const qwen3moe = `{"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen
  "num_key_value_heads": 4, "output_router_logits": false, "rms_norm_eps": 1e-06, "rope_scaling": null, "rope_theta": 1000000.0,
  "router_aux_loss_coef": 0.001, "sliding_window": null, "tie_word_embeddings": false, "torch_dtype": "bfloat16", "use_sliding_window": false, "vocab_size": 151936}`
 
+const qwen35moe = `{"model_type": "qwen3_5_moe_text", "attention_bias": false, "attn_output_gate": true, "dtype": "bfloat16", "full_attention_interval": 4, "head_dim": 256,
+ "hidden_act": "silu", "hidden_size": 2048, "layer_types": ["linear_attention", "linear_attention", "linear_attention", "full_attention"], "linear_conv_kernel_dim": 4,
+ "linear_key_head_dim": 128, "linear_num_key_heads": 16, "linear_num_value_heads": 32, "linear_value_head_dim": 128, "max_position_embeddings": 262144,
+ "moe_intermediate_size": 512, "num_attention_heads": 16, "num_experts": 256, "num_experts_per_tok": 8, "num_hidden_layers": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-06,
+ "rope_parameters": {"mrope_interleaved": true, "mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25, "rope_theta": 10000000, "rope_type": "default"},
+ "router_aux_loss_coef": 0.001, "shared_expert_intermediate_size": 512, "vocab_size": 248320}`
+
 func TestParseExperts(t *testing.T) {
 	c := parse(t, mixtral)
 	if e := c.Experts; e.Count != 8 || e.PerToken != 2 || e.Size != 14336 || !e.Normalize || e.Balance != 0 || c.SparseLayers() != 32 || c.Balances() || c.Rope.Theta != 1e6 {
@@ -82,6 +89,17 @@ func TestParseExperts(t *testing.T) {
 	}
 	if _, err := ParseConfig(with(t, mixtral, `"router_jitter_noise": 0.1`)); status.Of(err) != status.Unsupported || !strings.Contains(err.Error(), "router_jitter_noise = 0.1 is not built: set it to 0") {
 		t.Error(err)
+	}
+	// Qwen3.5-MoE as it is published: a language model inside a model with vision
+	for _, text := range []string{qwen35moe, `{"model_type": "qwen3_5_moe", "vision_config": {"depth": 12}, "text_config": ` + qwen35moe + `}`} {
+		c = parse(t, text)
+		if e := c.Experts; c.ModelType != "qwen3_5_moe_text" || e.Count != 256 || e.PerToken != 8 || e.Size != 512 || e.Shared != 512 || !e.Normalize || c.SparseLayers() != 4 ||
+			c.LinearLayers() != 3 || !c.OutputGate() || c.NormCentre() != 1 || c.IntermediateSize != 0 {
+			t.Errorf("%+v", c)
+		}
+	}
+	if again, err := c.JSON(); err != nil || parse(t, string(again)).Experts.Shared != 512 {
+		t.Errorf("%s, %v", again, err)
 	}
 	// A model from scratch has no defaults of a published model.
 	_, err := ConfigFromMap(map[string]any{"model_type": "qwen3_moe", "vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 4})

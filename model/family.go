@@ -178,6 +178,16 @@ var families = map[string]*family{
 		files: files{outer: "qwen3_5", prefix: [][2]string{{"model.language_model.", "model."}}, dropped: []string{"model.visual.", "mtp."}}},
 }
 
+// the hybrid with experts differs from the dense one in its MLPs and in the folder around it
+func init() {
+	f := *families["qwen3_5_text"]
+	f.class, f.experts, f.read, f.write = "Qwen3_5MoeForCausalLM", &hybridExperts, readHybridExperts, writeHybridExperts
+	f.sizes = map[string]int64{"vocab_size": 248320, "num_attention_heads": 16, "num_key_value_heads": 2, "max_position_embeddings": 32768,
+		"num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512}
+	f.files.outer = "qwen3_5_moe"
+	families["qwen3_5_moe_text"] = &f
+}
+
 var softmaxKinds = []string{fullAttention, slidingAttention}
 
 // ModelTypes returns the supported model types.

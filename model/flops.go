@@ -30,8 +30,12 @@ func (c *Config) mlpWeights() float64 {
 // and of routers.
 func (c *Config) mlpMatrices() (gateUp, down, routers float64) {
 	sparse, h, e := float64(c.SparseLayers()), float64(c.HiddenSize), &c.Experts
-	down = (float64(c.NumHiddenLayers)-sparse)*h*float64(c.IntermediateSize) + sparse*h*float64(e.Size*e.PerToken)
-	return 2 * down, down, sparse * h * float64(e.Count)
+	down = (float64(c.NumHiddenLayers)-sparse)*h*float64(c.IntermediateSize) + sparse*h*float64(e.Size*e.PerToken+e.Shared)
+	routers = sparse * h * float64(e.Count)
+	if e.Shared > 0 {
+		routers += sparse * h // the gate of the shared expert
+	}
+	return 2 * down, down, routers
 }
 
 // Flops returns Config.Flops without the products for gradients of frozen matrices, and with those

@@ -135,6 +135,11 @@ func (r *reference) experts(s *sequence, x []float64, name string) (all []float6
 			scale(out, chosen.Weights[chosen.Rows[j]])
 			add(y, out)
 		}
+		if e.Shared > 0 {
+			out := r.linear(ref.SwiGLU(r.linear(in, h, name+".shared_expert.gate_proj"), r.linear(in, h, name+".shared_expert.up_proj")), e.Shared, name+".shared_expert.down_proj")
+			scale(out, 1/(1+math.Exp(-r.linear(in, h, name+".shared_expert_gate")[0])))
+			add(y, out)
+		}
 		all = append(all, y...)
 	}
 	if !r.cfg.Balances() {

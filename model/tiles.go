@@ -50,7 +50,7 @@ func (m *Model) MLPTile() int64 {
 	// an MLP has gate, up and the input of down; experts have them and their input for each choice
 	each := 3 * m.Config.IntermediateSize
 	if e := &m.Config.Experts; m.Config.SparseLayers() > 0 {
-		each = max(each, e.PerToken*(3*e.Size+m.Config.HiddenSize))
+		each = max(each, e.PerToken*(3*e.Size+m.Config.HiddenSize)+3*e.Shared)
 	}
 	return max(256, min(4096, tileBytes(m.dev)/(m.compute.Size()*each)))
 }

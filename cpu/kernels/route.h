@@ -27,7 +27,9 @@ typedef struct {
 typedef struct {
   const void *x;
   const int32_t *rows;
-  const float *weights; // by row; NULL = 1. Not used by spread_rows
+  const float *weights; // by row; NULL = 1. Not used by spread_rows, like own
   void *y;
-  int64_t tokens, k, n, x_row, y_row, per_task, bf16;
+  const void *own; // by token; NULL = 0
+  const float *own_weights;
+  int64_t tokens, k, n, x_row, y_row, own_row, per_task, bf16;
 } rows_args;

@@ -28,6 +28,7 @@ var features = []feature{
 	{words(`tensor_parallel|tensor_parallel_.*|tensor_model_parallel_size|tp|tp_size|tp_degree|pipeline|pipeline_.*|pipeline_model_parallel_size|pp|pp_size|num_stages`),
 		notbuilt.ModelParallelism.Text(notbuilt.ModelParallelism.Instead), false},
 	{words(`num_experts|num_local_experts|num_experts_per_tok|norm_topk_prob|router_aux_loss_coef|output_router_logits`), "a field of config.json; set it in model.override", true},
+	{words(`.*bias_update_rate|.*bias_update_speed|.*enable_expert_bias|load_balance_coeff`), notbuilt.RouterBias.Text(notbuilt.RouterBias.Instead), false},
 	{words(`moe|moe_.*|expert_.*|ep_size|router_.*`), notbuilt.ExpertParallelism.Text(notbuilt.ExpertParallelism.Instead), false},
 	{words(`ema|ema_.*|label_smoothing|label_smoothing_factor|neftune_noise_alpha|z_loss|z_loss_.*|distillation|distill|early_stopping.*|gradient_noise.*`), notbuilt.Extras.Text("remove it"), false},
 	{words(`wandb|wandb_.*|report_to|tensorboard|mlflow|comet|logging|logging_.*|log_interval`), "no logger can be chosen, output.dir/metrics.jsonl has a line for each step; remove it", true},

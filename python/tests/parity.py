@@ -136,9 +136,13 @@ FAMILIES = {
             router_aux_loss_coef=0.2,
         ),
     ),
-    "qwen3-moe, all experts": (
+    "qwen3-moe, all experts, stacked": (
         "Qwen3Moe",
         dict(EXPERTS, num_experts=4, num_experts_per_tok=4, decoder_sparse_step=2),
+    ),
+    "qwen3.5-moe, stacked": (
+        "Qwen3_5Moe",
+        dict(DELTA, **EXPERTS, shared_expert_intermediate_size=26, attention_bias=True),
     ),
     "smollm3": ("SmolLM3", dict(no_rope_layers=[1, 0, 1], tie_word_embeddings=True)),
     "smollm3, window": (
@@ -191,14 +195,20 @@ def dense():
 def classes(family: str) -> tuple[type, type]:
     """Returns the classes of a family's config and model."""
     prefix = FAMILIES[family][0]
-    config = prefix + ("TextConfig" if prefix in ("Qwen3_5", "Gemma3") else "Config")
+    text = prefix in ("Qwen3_5", "Qwen3_5Moe", "Gemma3")
+    config = prefix + ("TextConfig" if text else "Config")
     return getattr(transformers, config), getattr(transformers, prefix + "ForCausalLM")
 
 
 def randomize(model: torch.nn.Module) -> None:
     """Sets random weights, so large that attention is far from uniform and every weight matters."""
     g = torch.Generator().manual_seed(3)
-    centred = model.config.model_type in ("qwen3_5_text", "gemma2", "gemma3_text")
+    centred = model.config.model_type in (
+        "qwen3_5_text",
+        "qwen3_5_moe_text",
+        "gemma2",
+        "gemma3_text",
+    )
     with torch.no_grad():
         for name, p in model.named_parameters():
             r = torch.randn(p.shape, generator=g)
@@ -222,8 +232,11 @@ def randomize(model: torch.nn.Module) -> None:
 def build(family: str):
     """Returns a model of transformers in float32, with the same weights at every call."""
     config, model = classes(family)
+    fields = SHAPE | FAMILIES[family][1]
+    if config is transformers.Qwen3_5MoeTextConfig:  # all layers have experts
+        del fields["intermediate_size"]
     with dense():
-        made = model(config(**SHAPE | FAMILIES[family][1], attn_implementation="eager"))
+        made = model(config(**fields, attn_implementation="eager"))
     randomize(made)
     return made
 

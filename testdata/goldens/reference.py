@@ -103,6 +103,7 @@ def exact(model: torch.nn.Module) -> torch.nn.Module:
         name = type(m).__name__
         if name in (
             "Qwen3_5RMSNorm",
+            "Qwen3_5MoeRMSNorm",
             "Gemma2RMSNorm",
             "Gemma3RMSNorm",
         ):  # weights are stored as their difference from 1

@@ -160,17 +160,25 @@ func (s *suite) rowsCase(d tensor.DType, suffix string, tokens, experts, k int64
 		y := b.out("y", d, l, rows, n)
 		return []*array{y}, b.dev.SpreadRows(b.stream, &device.SpreadRows{X: b.in("x", d, l, x, tokens, n).Tensor, Rows: index(b), Y: y.Tensor})
 	})
-	for _, weights := range [][]float64{r.Weights, nil} {
-		var plain []float32
-		if weights != nil {
-			plain = f(weights)
-		}
-		w := both("y", ref.CombineRows(n, k, sorted, r.Rows, rounded32(weights)), ref.CombineRows(n, k, f(sorted), r.Rows, plain)).as(d)
-		s.check(fmt.Sprint("combine ", name, ", weighted ", weights != nil), []want{w}, func(b *bench) ([]*array, error) {
+	ownWeights := normal(random, tokens)
+	for _, c := range []struct {
+		name                     string
+		weights, own, ownWeights []float64
+	}{{"weighted", r.Weights, nil, nil}, {"not weighted", nil, nil, nil}, {"with own rows", nil, x, nil}, {"with weighted own rows", r.Weights, x, ownWeights}} {
+		w := both("y", ref.CombineRows(n, k, sorted, r.Rows, rounded32(c.weights), c.own, rounded32(c.ownWeights)),
+			ref.CombineRows(n, k, f(sorted), r.Rows, narrow(c.weights), narrow(c.own), narrow(c.ownWeights))).as(d)
+		w.chain = float64(k+1) * ulp
+		s.check(fmt.Sprint("combine ", name, ", ", c.name), []want{w}, func(b *bench) ([]*array, error) {
 			y := b.out("y", d, l, tokens, n)
 			a := &device.CombineRows{X: b.in("x", d, l, sorted, rows, n).Tensor, Rows: index(b), Y: y.Tensor}
-			if weights != nil {
-				a.Weights = b.in("weights", tensor.F32, dense, weights, rows).Tensor
+			if c.weights != nil {
+				a.Weights = b.in("weights", tensor.F32, dense, c.weights, rows).Tensor
+			}
+			if c.own != nil {
+				a.Own = b.in("own", d, l, c.own, tokens, n).Tensor
+			}
+			if c.ownWeights != nil {
+				a.OwnWeights = b.in("own weights", tensor.F32, dense, c.ownWeights, tokens).Tensor
 			}
 			return []*array{y}, b.dev.CombineRows(b.stream, a)
 		})
@@ -222,12 +230,20 @@ func (s *suite) rowsCase(d tensor.DType, suffix string, tokens, experts, k int64
 	}
 }
 
+// narrow returns x in F32; nil for nil.
+func narrow(x []float64) []float32 {
+	if x == nil {
+		return nil
+	}
+	return ref.Convert[float32](x)
+}
+
 // rounded32 returns x as the device has it, in F32; nil for nil.
 func rounded32(x []float64) []float64 {
 	if x == nil {
 		return nil
 	}
-	return ref.Convert[float64](ref.Convert[float32](x))
+	return ref.Convert[float64](narrow(x))
 }
 
 func (s *suite) weightedSwiGLUCase(d tensor.DType, name string, rows, n int64, l layout, gelu bool) {
@@ -362,6 +378,12 @@ func (s *suite) expertRefusals() {
 		},
 		"offsets of other matrices": func() error {
 			return b.dev.GroupedGemm(b.stream, &device.GroupedGemm{A: f(2, 5), B: f(1, 5, 2), C: f(2, 2), Offsets: i([]float64{0, 2, 2}, 3)})
+		},
+		"few own rows": func() error {
+			return b.dev.CombineRows(b.stream, &device.CombineRows{X: f(4, 5), Rows: i([]float64{0, 1, 2, 3}, 2, 2), Y: f(2, 5), Own: f(1, 5)})
+		},
+		"few weights of own rows": func() error {
+			return b.dev.CombineRows(b.stream, &device.CombineRows{X: f(4, 5), Rows: i([]float64{0, 1, 2, 3}, 2, 2), Y: f(2, 5), Own: f(2, 5), OwnWeights: f(1)})
 		},
 		"few gradients of weights": func() error {
 			return b.dev.WeightedSwiGLUBackward(b.stream, &device.WeightedSwiGLUGrad{Gate: f(2, 5), Up: f(2, 5), Weights: f(2), DY: f(2, 5), DGate: f(2, 5), DUp: f(2, 5), DWeights: f(1)})

@@ -114,8 +114,9 @@ func addSoftmaxGrad[T Float](d, p, dp []T) {
 	}
 }
 
-// CombineRows returns y[t] = Σ weights[r]·x[r] over the k rows r of token t; nil weights are 1.
-func CombineRows[T Float](n, k int64, x []T, rows []int64, weights []T) []T {
+// CombineRows returns y[t] = Σ weights[r]·x[r] + ownWeights[t]·own[t] over the k rows r of token t;
+// nil weights are 1, and a nil own is 0.
+func CombineRows[T Float](n, k int64, x []T, rows []int64, weights, own, ownWeights []T) []T {
 	y := make([]T, int64(len(rows))/k*n)
 	for i, r := range rows {
 		w := T(1)
@@ -125,6 +126,13 @@ func CombineRows[T Float](n, k int64, x []T, rows []int64, weights []T) []T {
 		for c := range n {
 			y[int64(i)/k*n+c] += w * x[r*n+c]
 		}
+	}
+	for i := range own {
+		w := T(1)
+		if ownWeights != nil {
+			w = ownWeights[int64(i)/n]
+		}
+		y[i] += w * own[i]
 	}
 	return y
 }
