@@ -60,8 +60,8 @@ type SpreadRows struct {
 	Y    tensor.Tensor `op:"out"` // [T·K, N]
 }
 
-// CombineRows is y[t] = Σ weights[r]·x[r] + ownWeights[t]·own[t] over the rows r of token t. The sum
-// is in F32, in the order of the token's slots and then its own row, and rounded once.
+// CombineRows is y[t] = Σ weights[r]·x[r] + ownWeights[t]·own[t] over the rows r of token t. The
+// sum is in F32, in the order of the token's slots and then its own row, and rounded once.
 type CombineRows struct {
 	X       tensor.Tensor `op:"in"`          // [T·K, N]
 	Rows    tensor.Tensor `op:"in"`          // [T, K] I32

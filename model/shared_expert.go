@@ -2,8 +2,8 @@ package model
 
 import "ulysses/tensor"
 
-// sharedExpert is an expert of all tokens. Its output, sigmoid(gate·x)·down(silu(gate(x))·up(x)), is
-// added to the outputs of the experts that the router chooses (Qwen3.5-MoE).
+// sharedExpert is an expert of all tokens. Its output, sigmoid(gate·x)·down(silu(gate(x))·up(x)),
+// is added to the outputs of the experts that the router chooses (Qwen3.5-MoE).
 type sharedExpert struct {
 	gateUp, down linear
 	gate         linear // [1, hidden]
