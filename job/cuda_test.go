@@ -34,7 +34,7 @@ func onCUDA(t *testing.T, path string, ranks int, sets ...string) string {
 
 // hasExperts reports whether the model of a golden has experts.
 func hasExperts(c goldenCase) bool {
-	return strings.HasSuffix(c.Model, "mixtral") || strings.HasSuffix(c.Model, "_moe")
+	return strings.HasSuffix(c.Model, "mixtral") || strings.HasSuffix(c.Model, "_moe") || strings.HasSuffix(c.Model, "qwen3_next")
 }
 
 // A model with experts is refused by name.

@@ -86,6 +86,25 @@ func TestGoldenExpertsSharded(t *testing.T) {
 	}
 }
 
+// The export of a checkpoint is equal to the run's model folder where a folder has other tensors than
+// the model: Qwen3-Next's projections of linear attention.
+func TestExportFused(t *testing.T) {
+	next := `model.new={model_type="qwen3_next", vocab_size=256, hidden_size=24, intermediate_size=20, num_hidden_layers=2, full_attention_interval=2, num_attention_heads=4,
+		num_key_value_heads=2, head_dim=8, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=6, linear_value_head_dim=5, num_experts=4, num_experts_per_tok=2,
+		moe_intermediate_size=12, shared_expert_intermediate_size=10}`
+	dir, run := newKept(t, strings.Join(strings.Fields(next), " "), "data.tokenizer=bytes", "data.sequence=40", "checkpoint.every=1", "checkpoint.keep=9")
+	if _, err := run(2, "train.steps=3", "optimizer.schedule=constant", "parallel.zero=3"); err != nil {
+		t.Fatal(err)
+	}
+	out, folder := filepath.Join(dir, "out"), filepath.Join(dir, "exported")
+	exports(t, filepath.Join(out, "checkpoints"), folder, "after step 3")
+	alike(t, "fused", folder, filepath.Join(out, "model"))
+	names, _ := readWeights(t, filepath.Join(folder, "model.safetensors"))
+	if names["model.layers.0.linear_attn.in_proj_qkvz.weight"] == nil || names["model.layers.0.linear_attn.in_proj_qkv.weight"] != nil {
+		t.Error("the projections are not fused")
+	}
+}
+
 // Fields of experts in the wrong place, features that are not built, and adapters of experts are
 // refused by name.
 func TestExpertsRefused(t *testing.T) {
@@ -95,7 +114,7 @@ func TestExpertsRefused(t *testing.T) {
 		"train.moe_router_bias_update_rate=0.001":  "balancing of experts by a bias of the router is not built; set output_router_logits = true",
 		"parallel.ep_size=2":                       "expert parallelism, and limits of an expert's tokens are not built",
 		"model.override.num_experts_per_tok=9":     "num_experts_per_tok = 9, num_local_experts = 6",
-		"lora.rank=2 lora.targets=[\"gate_proj\"]": "adapters of experts and routers are not built",
+		"lora.rank=2 lora.targets=[\"gate_proj\"]": "adapters of experts, of routers, and of the inputs of linear attention in qwen3_next are not built",
 		"train.freeze=[\"*.experts.3.*\"]":         "freeze the matrices of all experts of a layer or of none",
 	} {
 		var stderr bytes.Buffer

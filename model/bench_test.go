@@ -87,7 +87,7 @@ func configs(t testing.TB) map[string]*Config {
 	base := map[string]any{"vocab_size": 23, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 6,
 		"num_key_value_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "initializer_range": 0.3}
 	make := func(more map[string]any) *Config {
-		if more["shared_expert_intermediate_size"] != nil { // all layers have experts
+		if more["model_type"] == "qwen3_5_moe_text" { // all layers have experts
 			base := maps.Clone(base)
 			delete(base, "intermediate_size")
 			maps.Copy(base, more)
@@ -138,6 +138,9 @@ func configs(t testing.TB) map[string]*Config {
 		"qwen3_5_moe": make(map[string]any{"model_type": "qwen3_5_moe_text", "head_dim": 8, "full_attention_interval": 2,
 			"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 12, "linear_value_head_dim": 9, "linear_conv_kernel_dim": 3,
 			"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 14, "shared_expert_intermediate_size": 24}),
+		"qwen3_next": make(map[string]any{"model_type": "qwen3_next", "head_dim": 8, "full_attention_interval": 2,
+			"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 12, "linear_value_head_dim": 9, "linear_conv_kernel_dim": 3, "mlp_only_layers": []any{1},
+			"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 14, "shared_expert_intermediate_size": 10}),
 		"gpt_oss": make(map[string]any{"model_type": "gpt_oss", "num_local_experts": 0, "head_dim": 10, "sliding_window": 5}),
 	}
 }

@@ -54,7 +54,7 @@ func newExperts(cfg *Config, layer int64) *experts {
 		}
 	}
 	m.router = newParam(name("gate.weight"), cfg.DType, normal, []string{names.number, "hidden_size"}, e.Count, cfg.HiddenSize)
-	m.router.router = true
+	m.router.bare = true
 	matrix := func(expert int64, part string, axes []string, shape ...int64) *Param {
 		p := newParam(name(fmt.Sprintf("experts.%d.%s.weight", expert, part)), cfg.DType, normal, axes, shape...)
 		p.expert = true

@@ -32,6 +32,7 @@ type expertFields struct {
 	number, size string // the fields with the number of experts and with their width
 	aliases      []string
 	normalize    bool     // the weights are always divided by their sum; otherwise by norm_topk_prob
+	normalized   bool     // default of norm_topk_prob
 	layers       bool     // mlp_only_layers and decoder_sparse_step are read
 	shared       bool     // shared_expert_intermediate_size is read
 	everywhere   bool     // all layers have experts, and there is no intermediate_size
@@ -45,6 +46,8 @@ var (
 	mixtralExperts = expertFields{number: "num_local_experts", size: "intermediate_size", normalize: true, zero: []string{"router_jitter_noise"},
 		block: "block_sparse_moe", gate: "w1", up: "w3", down: "w2"}
 	qwenExperts = expertFields{number: "num_experts", size: "moe_intermediate_size", aliases: []string{"num_local_experts"}, layers: true,
+		block: "mlp", gate: "gate_proj", up: "up_proj", down: "down_proj"}
+	nextExperts = expertFields{number: "num_experts", size: "moe_intermediate_size", aliases: []string{"num_local_experts"}, normalized: true, layers: true, shared: true,
 		block: "mlp", gate: "gate_proj", up: "up_proj", down: "down_proj"}
 	hybridExperts = expertFields{number: "num_experts", size: "moe_intermediate_size", aliases: []string{"num_local_experts"}, normalize: true, shared: true, everywhere: true,
 		block: "mlp", gate: "gate_proj", up: "up_proj", down: "down_proj"}
@@ -69,7 +72,7 @@ func (c *Config) SparseLayers() (n int64) {
 // Balances reports whether training has a loss that balances the experts.
 func (c *Config) Balances() bool { return c.Experts.Balance > 0 && c.SparseLayers() > 0 }
 
-// readHybridExperts reads the fields of Qwen3.5-MoE.
+// readHybridExperts reads the fields of Qwen3-Next and of Qwen3.5-MoE.
 func readHybridExperts(c *Config, r *reader) {
 	readHybrid(c, r)
 	readExperts(c, r)
@@ -107,7 +110,7 @@ func readExperts(c *Config, r *reader) {
 	}
 	e.Normalize, e.step = true, 1
 	if !names.normalize {
-		e.Normalize = r.flag("norm_topk_prob", false)
+		e.Normalize = r.flag("norm_topk_prob", names.normalized)
 	}
 	if names.layers {
 		e.step = r.extent("decoder_sparse_step", 1, maxLayers)
@@ -175,12 +178,12 @@ func (c *Config) refuseExperts(r *reader) {
 	}
 }
 
-// refuseExpertTargets refuses targets of adapters that name experts or routers.
+// refuseExpertTargets refuses targets of adapters that name experts or other bare matrices.
 func (m *Model) refuseExpertTargets(targets []string) error {
 	for _, g := range m.groups {
 		for _, p := range g.Params {
 			for _, t := range targets {
-				if (p.expert || p.router) && t != AllLinear && adapts(t, module(p.Name)) {
+				if (p.expert || p.bare) && t != AllLinear && adapts(t, module(p.Name)) {
 					return status.Errorf(status.Unsupported, "lora.targets: %q names %s: %s", t, module(p.Name), notbuilt.ExpertAdapters.Text(notbuilt.ExpertAdapters.Instead))
 				}
 			}
@@ -260,6 +263,11 @@ func (c *Config) nameOf(stored string) string {
 	name, names := c.family.files.textName(stored), c.family.experts
 	if names == nil {
 		return name
+	}
+	if layer, ok := strings.CutSuffix(name, fusedQKVZ); ok && c.family.fusedLinear {
+		return layer + fusedParts[0]
+	} else if layer, ok := strings.CutSuffix(name, fusedBA); ok && c.family.fusedLinear {
+		return layer + fusedParts[2]
 	}
 	for _, x := range [][2]string{{stackedGateUp, ".experts.0." + names.gate + ".weight"}, {stackedDown, ".experts.0." + names.down + ".weight"}, {stackedRouter, ".gate.weight"}} {
 		if layer, ok := strings.CutSuffix(name, x[0]); ok {

@@ -47,7 +47,8 @@ type family struct {
 	read  func(c *Config, r *reader)
 	write func(c *Config, f fields)
 
-	files files
+	fusedLinear bool // the projections of linear attention are two tensors on disk (Qwen3-Next)
+	files       files
 }
 
 // norms are the names of a layer's norms: before the mixer and on its output, before the MLP and on
@@ -178,7 +179,7 @@ var families = map[string]*family{
 		files: files{outer: "qwen3_5", prefix: [][2]string{{"model.language_model.", "model."}}, dropped: []string{"model.visual.", "mtp."}}},
 }
 
-// the hybrid with experts differs from the dense one in its MLPs and in the folder around it
+// The hybrids with experts differ from the dense one in their MLPs and in their folders.
 func init() {
 	f := *families["qwen3_5_text"]
 	f.class, f.experts, f.read, f.write = "Qwen3_5MoeForCausalLM", &hybridExperts, readHybridExperts, writeHybridExperts
@@ -186,6 +187,12 @@ func init() {
 		"num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512}
 	f.files.outer = "qwen3_5_moe"
 	families["qwen3_5_moe_text"] = &f
+
+	next := f
+	next.class, next.experts, next.fusedLinear, next.files = "Qwen3NextForCausalLM", &nextExperts, true, files{dropped: []string{"mtp."}}
+	next.sizes = map[string]int64{"vocab_size": 151936, "num_attention_heads": 16, "num_key_value_heads": 2, "max_position_embeddings": 32768,
+		"num_experts": 512, "num_experts_per_tok": 10, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512}
+	families["qwen3_next"] = &next
 }
 
 var softmaxKinds = []string{fullAttention, slidingAttention}

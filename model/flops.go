@@ -50,7 +50,7 @@ func (m *Model) Flops(tokens int64, pairs float64) float64 {
 			case p.expert && p.Frozen:
 				share := float64(m.Config.Experts.PerToken) / float64(m.Config.Experts.Count)
 				work -= 2 * share * float64(p.Numel()) * float64(tokens)
-			case (p.matrix || p.router) && p.Frozen:
+			case (p.matrix || p.bare) && p.Frozen:
 				work -= 2 * float64(p.Numel()) * float64(tokens)
 			}
 		}

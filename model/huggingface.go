@@ -37,6 +37,17 @@ type Folder struct {
 type location struct {
 	file  *tensor.Safetensors
 	entry tensor.Entry
+	// if the tensor is a part of another one in the file: that one, and for each row its row there
+	whole tensor.Entry
+	rows  []int64
+}
+
+// read fills dst with elements from at on.
+func (x *location) read(at int64, dst []float32) error {
+	if x.rows != nil {
+		return x.readRows(at, dst)
+	}
+	return x.file.ReadFloat32(x.entry, at, dst)
 }
 
 // OpenFolder reads config.json, with some of its fields replaced, and the headers of the weights'
@@ -65,7 +76,7 @@ func (f *Folder) Read(name string, at int64, dst []float32) error {
 	if !ok {
 		return status.Errorf(status.InvalidConfig, "%s: tensor %s is missing; restore the folder", f.Dir, input.Short(name))
 	}
-	return x.file.ReadFloat32(x.entry, at, dst)
+	return x.read(at, dst)
 }
 
 // ReadConfig reads a folder's config.json, with some of its fields replaced. It does not need the
@@ -151,18 +162,36 @@ func (f *Folder) openFile(name string) error {
 		return err
 	}
 	f.files = append(f.files, s)
+	add := func(x location) error {
+		own := f.Config.nameOf(x.entry.Name)
+		if at, twice := f.where[own]; twice {
+			return status.Errorf(status.InvalidConfig, "%s: tensor %s is in %s and in %s: remove one", f.Dir, input.Short(x.entry.Name),
+				filepath.Base(at.file.Path), name)
+		}
+		f.where[own] = x
+		return nil
+	}
 	for _, stored := range s.Entries() {
 		parts, err := f.Config.unstack(stored)
+		var fused map[string]location
+		if err == nil {
+			fused, err = f.Config.unfuse(s, stored)
+		}
 		if err != nil {
 			return status.Errorf(status.Of(err), "%s: %w", s.Path, err)
 		}
-		for _, e := range parts {
-			own := f.Config.nameOf(e.Name)
-			if at, twice := f.where[own]; twice {
-				return status.Errorf(status.InvalidConfig, "%s: tensor %s is in %s and in %s: remove one", f.Dir, input.Short(e.Name),
-					filepath.Base(at.file.Path), name)
+		if fused != nil {
+			parts = nil
+		}
+		for _, name := range slices.Sorted(maps.Keys(fused)) {
+			if err := add(fused[name]); err != nil {
+				return err
 			}
-			f.where[own] = location{s, e}
+		}
+		for _, e := range parts {
+			if err := add(location{file: s, entry: e}); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
@@ -244,7 +273,7 @@ func (f *Folder) Load(m *Model) error {
 				p.stored = at.entry.DType
 			}
 			err := m.upload(s, p, buffer[:min(int64(len(buffer)), p.Numel())], func(start int64, dst []float32) error {
-				if err := at.file.ReadFloat32(at.entry, start, dst); err != nil {
+				if err := at.read(start, dst); err != nil {
 					return err
 				}
 				return finite(at, start, dst)

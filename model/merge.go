@@ -122,7 +122,7 @@ func MergeFolder(dir string, f *AdapterFolder, base *Folder) error {
 		}
 		return copyFiles(to, base.Dir, companions)
 	}
-	return WriteFolder(dir, rest, tensors)
+	return WriteFolder(dir, rest, base.Config.Fuse(tensors))
 }
 
 // ReadAdapterConfig reads the settings of adapters in a folder.

@@ -21,9 +21,10 @@ type Param struct {
 	Grad   tensor.Tensor // F32, added to; valid while attached, nil without a backward half
 	Owned  Part          // the elements that this rank owns
 
-	matrix  bool     // it is a matrix of a linear layer
-	expert  bool     // it is a matrix of an expert
-	router  bool     // it is the matrix of a router
+	matrix bool // it is a matrix of a linear layer
+	expert bool // it is a matrix of an expert
+	// it is a matrix that cannot have an adapter: of a router, or only a part of a tensor on disk
+	bare    bool
 	adapter *adapter // beside the matrix; nil = none
 
 	axes   []string     // the fields of config.json that determine Shape

@@ -19,7 +19,7 @@ func (m *Model) Save(dir, source string, whole func(Half) (tensor.Tensor, error)
 		return err
 	}
 	defer done()
-	return WriteFolder(dir, func(dir string) error { return m.SaveRest(dir, source) }, tensors)
+	return WriteFolder(dir, func(dir string) error { return m.SaveRest(dir, source) }, m.Config.Fuse(tensors))
 }
 
 // stored returns the tensors of the model's folder, or without frozen the trained ones. The caller

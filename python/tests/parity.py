@@ -140,6 +140,18 @@ FAMILIES = {
         "Qwen3Moe",
         dict(EXPERTS, num_experts=4, num_experts_per_tok=4, decoder_sparse_step=2),
     ),
+    "qwen3-next": (
+        "Qwen3Next",
+        dict(
+            DELTA,
+            **EXPERTS,
+            shared_expert_intermediate_size=26,
+            mlp_only_layers=[1],
+            rope_parameters=dict(
+                rope_type="default", rope_theta=100.0, partial_rotary_factor=0.25
+            ),
+        ),
+    ),
     "qwen3.5-moe, stacked": (
         "Qwen3_5Moe",
         dict(DELTA, **EXPERTS, shared_expert_intermediate_size=26, attention_bias=True),
@@ -206,6 +218,7 @@ def randomize(model: torch.nn.Module) -> None:
     centred = model.config.model_type in (
         "qwen3_5_text",
         "qwen3_5_moe_text",
+        "qwen3_next",
         "gemma2",
         "gemma3_text",
     )
@@ -279,12 +292,34 @@ def documents(positions: torch.Tensor) -> list[tuple[int, int]]:
     return list(zip(starts, [*starts[1:], len(positions)]))
 
 
+def unfused(config, name: str, x: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Returns q|k|v and z, or b and a, of Qwen3-Next, whose rows are by key head in one tensor."""
+    hk, dk, dv = (
+        config.linear_num_key_heads,
+        config.linear_key_head_dim,
+        config.linear_value_head_dim,
+    )
+    group = config.linear_num_value_heads // hk
+    qkvz = "in_proj_qkvz" in name
+    sizes = [dk, dk, group * dv, group * dv] if qkvz else [group, group]
+    parts = [p.flatten(0, 1) for p in x.unflatten(0, (hk, -1)).split(sizes, 1)]
+    if qkvz:
+        return {
+            name.replace("qkvz", "qkv"): torch.cat(parts[:3]),
+            name.replace("qkvz", "z"): parts[3],
+        }
+    return {name.replace("in_proj_ba", f"in_proj_{i}"): p for i, p in zip("ba", parts)}
+
+
 def on_disk(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Returns tensors of a model by their names on disk, where each expert has its own."""
     mixtral = model.config.model_type == "mixtral"
     gate, up, down = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
     found = {}
     for name, x in tensors.items():
+        if "in_proj_qkvz" in name or "in_proj_ba" in name:
+            found |= unfused(model.config, name, x)
+            continue
         if mixtral:
             name = name.replace(".mlp.", ".block_sparse_moe.")
         prefix, _, kind = name.rpartition(".experts.")

@@ -76,8 +76,8 @@ def cases() -> dict:
                 out[f"{m}-{o['name']}-{d}"] = dict(model=m, optimizer=o, **spec)
     # With a higher lr, a choice of experts that rounding changes would change the losses of BF16.
     slowest = SGD | dict(lr=0.005)
-    for m in ("mixtral", "qwen3_moe", "qwen3_5_moe"):
-        for o in (slowest if m == "qwen3_5_moe" else slow, gentle):
+    for m in ("mixtral", "qwen3_moe", "qwen3_5_moe", "qwen3_next"):
+        for o in (slowest if m in ("qwen3_5_moe", "qwen3_next") else slow, gentle):
             for d, spec in dict(plain=PLAIN, packed=PACKED, dp2=DP2).items():
                 out[f"{m}-{o['name']}-{d}"] = dict(model=m, optimizer=o, **spec)
     # One sequence a step. Step 4 has no valid target: AdamW still applies weight decay, and updates

@@ -184,6 +184,34 @@ MODELS = {
             rms_norm_eps=1e-3,
         ),
     ),
+    # The same with a dense layer, and projections of linear attention with rows by key head.
+    "qwen3_next": dict(
+        seed=1015,
+        config=transformers.Qwen3NextConfig,
+        fields=dict(
+            hidden_size=40,
+            intermediate_size=36,
+            moe_intermediate_size=20,
+            shared_expert_intermediate_size=28,
+            num_experts=6,
+            num_experts_per_tok=2,
+            mlp_only_layers=[1],
+            num_hidden_layers=3,
+            num_attention_heads=6,
+            num_key_value_heads=2,
+            head_dim=16,
+            linear_num_key_heads=2,
+            linear_num_value_heads=4,
+            linear_key_head_dim=12,
+            linear_value_head_dim=8,
+            layer_types=["linear_attention", "full_attention", "linear_attention"],
+            rope_parameters=dict(
+                rope_type="default", rope_theta=1000.0, partial_rotary_factor=0.25
+            ),
+            tie_word_embeddings=False,
+            rms_norm_eps=1e-3,
+        ),
+    ),
     # A hybrid whose layers have experts, and one that all tokens have.
     "qwen3_5_moe": dict(
         seed=1014,
@@ -286,6 +314,7 @@ def randomize(model: torch.nn.Module, seed: int) -> None:
                 zero_centred = model.config.model_type in (
                     "qwen3_5_text",
                     "qwen3_5_moe_text",
+                    "qwen3_next",
                     "gemma2",
                     "gemma3_text",
                 ) and not name.endswith("linear_attn.norm.weight")

@@ -49,7 +49,13 @@ def gated_delta_net(m: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
     Source: Yang, Kautz & Hatamizadeh 2024, arXiv:2412.06464.
     """
     n, width, hk, hv = x.shape[1], m.conv_kernel_size, m.num_k_heads, m.num_v_heads
-    mixed = torch.nn.functional.pad(m.in_proj_qkv(x[0]), (0, 0, width - 1, 0))  # [width - 1 + n, C]
+    if hasattr(m, "in_proj_qkvz"):  # Qwen3-Next: rows by key head
+        parts = m.fix_query_key_value_ordering(m.in_proj_qkvz(x), m.in_proj_ba(x))
+        q, k, v, z, b, a = (y[0].flatten(1) for y in parts)
+        qkv = torch.cat((q, k, v), -1)
+    else:
+        qkv, z, b, a = (f(x[0]) for f in (m.in_proj_qkv, m.in_proj_z, m.in_proj_b, m.in_proj_a))
+    mixed = torch.nn.functional.pad(qkv, (0, 0, width - 1, 0))  # [width - 1 + n, C]
     mixed = torch.nn.functional.silu(
         sum(mixed[i : i + n] * m.conv1d.weight[:, 0, i] for i in range(width))
     )
@@ -57,9 +63,9 @@ def gated_delta_net(m: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
     q, k = (y.reshape(n, hk, -1).repeat_interleave(hv // hk, dim=1) for y in (q, k))
     q, k = (y * torch.rsqrt(y.pow(2).sum(-1, keepdim=True) + 1e-6) for y in (q, k))
     v = v.reshape(n, hv, -1)
-    beta = torch.sigmoid(m.in_proj_b(x[0]))
+    beta = torch.sigmoid(b)
     decay = torch.exp(
-        -torch.exp(m.A_log) * torch.nn.functional.softplus(m.in_proj_a(x[0]) + m.dt_bias)
+        -torch.exp(m.A_log) * torch.nn.functional.softplus(a + m.dt_bias)
     )
     state, out = torch.zeros(hv, m.head_k_dim, m.head_v_dim, dtype=x.dtype), []
     for t in range(n):
@@ -67,7 +73,7 @@ def gated_delta_net(m: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
         u = beta[t, :, None] * (v[t] - torch.einsum("hkv,hk->hv", state, k[t]))
         state = state + k[t][:, :, None] * u[:, None, :]
         out.append(torch.einsum("hkv,hk->hv", state, q[t]) / math.sqrt(m.head_k_dim))
-    gate = m.in_proj_z(x[0]).reshape(n, hv, -1)
+    gate = z.reshape(n, hv, -1)
     return m.out_proj(m.norm(torch.stack(out), gate).reshape(1, n, -1))
 
 
@@ -104,6 +110,7 @@ def exact(model: torch.nn.Module) -> torch.nn.Module:
         if name in (
             "Qwen3_5RMSNorm",
             "Qwen3_5MoeRMSNorm",
+            "Qwen3NextRMSNorm",
             "Gemma2RMSNorm",
             "Gemma3RMSNorm",
         ):  # weights are stored as their difference from 1

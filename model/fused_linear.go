@@ -1,0 +1,188 @@
+package model
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"ulysses/internal/status"
+	"ulysses/tensor"
+)
+
+// Qwen3-Next has the projections of linear attention in two tensors: in_proj_qkvz has, for each key
+// head, the rows of q, k, v and z, and in_proj_ba the rows of b and a. This package has a tensor for
+// each of q|k|v, b, a and z, with the heads of one after the other, as Qwen3.5 has them on disk.
+
+const (
+	fusedQKVZ = "in_proj_qkvz.weight"
+	fusedBA   = "in_proj_ba.weight"
+)
+
+// fusedParts are the tensors of this package, in the order of fusedRow's parts.
+var fusedParts = []string{"in_proj_qkv.weight", "in_proj_z.weight", "in_proj_b.weight", "in_proj_a.weight"}
+
+// fusedLinear are the heads of a model with fused projections.
+type fusedLinear struct {
+	keys, values, keyDim, valueDim int64 // heads, and features of a head
+}
+
+// fused returns the heads, nil if the family's projections are not fused.
+func (c *Config) fused() *fusedLinear {
+	if !c.family.fusedLinear {
+		return nil
+	}
+	return &fusedLinear{c.LinearNumKeyHeads, c.LinearNumValueHeads, c.LinearKeyHeadDim, c.LinearValueHeadDim}
+}
+
+// rows returns the number of rows of a part.
+func (x *fusedLinear) rows(part int) int64 {
+	return []int64{2*x.keys*x.keyDim + x.values*x.valueDim, x.values * x.valueDim, x.values, x.values}[part]
+}
+
+// part returns the part, and its row, of a row of in_proj_qkvz, or of in_proj_ba.
+func (x *fusedLinear) part(qkvz bool, row int64) (part int, at int64) {
+	group := x.values / x.keys // value heads of a key head
+	if !qkvz {
+		head, r := row/(2*group), row%(2*group)
+		return 2 + int(r/group), head*group + r%group
+	}
+	k, v := x.keyDim, group*x.valueDim
+	head, r := row/(2*k+2*v), row%(2*k+2*v)
+	switch {
+	case r < k: // q
+		return 0, head*k + r
+	case r < 2*k:
+		return 0, x.keys*k + head*k + r - k
+	case r < 2*k+v:
+		return 0, 2*x.keys*k + head*v + r - 2*k
+	}
+	return 1, head*v + r - 2*k - v
+}
+
+// stored returns, for each row of a part, its row in in_proj_qkvz, or in in_proj_ba.
+func (x *fusedLinear) stored(part int) []int64 {
+	rows := make([]int64, x.rows(part))
+	qkvz := part < 2
+	for row := range x.total(qkvz) {
+		if p, at := x.part(qkvz, row); p == part {
+			rows[at] = row
+		}
+	}
+	return rows
+}
+
+// total returns the number of rows of in_proj_qkvz, or of in_proj_ba.
+func (x *fusedLinear) total(qkvz bool) int64 {
+	if qkvz {
+		return x.rows(0) + x.rows(1)
+	}
+	return x.rows(2) + x.rows(3)
+}
+
+// unfuse returns where the parts are stored in a tensor of a file; nil if it is not a fused
+// projection.
+func (c *Config) unfuse(file *tensor.Safetensors, e tensor.Entry) (map[string]location, error) {
+	x := c.fused()
+	layer, qkvz := strings.CutSuffix(e.Name, fusedQKVZ)
+	if !qkvz {
+		var ba bool
+		if layer, ba = strings.CutSuffix(e.Name, fusedBA); !ba {
+			return nil, nil
+		}
+	}
+	if x == nil {
+		return nil, nil
+	}
+	if want := []int64{x.total(qkvz), c.HiddenSize}; !slices.Equal(e.Shape, want) {
+		return nil, status.Errorf(status.InvalidConfig, "tensor %v: config.json says %v (linear_num_key_heads, linear_num_value_heads, their dimensions, hidden_size): correct one of them", e, want)
+	}
+	parts := []int{0, 1}
+	if !qkvz {
+		parts = []int{2, 3}
+	}
+	all := map[string]location{}
+	for _, i := range parts {
+		name := layer + fusedParts[i]
+		all[name] = location{file: file, entry: e.Part(name, 0, x.rows(i), c.HiddenSize), whole: e, rows: x.stored(i)}
+	}
+	return all, nil
+}
+
+// readRows reads elements of a part from at on, row by row.
+func (x *location) readRows(at int64, dst []float32) error {
+	n := x.whole.Shape[1]
+	for len(dst) > 0 {
+		row, column := at/n, at%n
+		k := min(int64(len(dst)), n-column)
+		if err := x.file.ReadFloat32(x.whole, x.rows[row]*n+column, dst[:k]); err != nil {
+			return err
+		}
+		dst, at = dst[k:], at+k
+	}
+	return nil
+}
+
+// Fuse replaces tensors that a folder of the model has fused. It is called before WriteFolder.
+func (c *Config) Fuse(tensors []Stored) []Stored {
+	x := c.fused()
+	if x == nil {
+		return tensors
+	}
+	byName := map[string]*Stored{}
+	for i := range tensors {
+		byName[tensors[i].Name] = &tensors[i]
+	}
+	var all []Stored
+	for _, t := range tensors {
+		layer, first := strings.CutSuffix(t.Name, fusedParts[0])
+		if first {
+			all = append(all, x.fuse(layer, byName, true), x.fuse(layer, byName, false))
+		} else if !slices.ContainsFunc(fusedParts, func(part string) bool { return strings.HasSuffix(t.Name, ".linear_attn."+part) }) {
+			all = append(all, t)
+		}
+	}
+	return all
+}
+
+// fuse returns a fused tensor of a layer.
+func (x *fusedLinear) fuse(layer string, byName map[string]*Stored, qkvz bool) Stored {
+	parts := make([]*Stored, len(fusedParts))
+	for i, name := range fusedParts {
+		parts[i] = byName[layer+name]
+	}
+	name, like := layer+fusedBA, parts[2]
+	if qkvz {
+		name, like = layer+fusedQKVZ, parts[0]
+	}
+	n := like.Shape[1]
+	return Stored{Name: name, DType: like.DType, Shape: []int64{x.total(qkvz), n}, Read: func(at int64, dst []float32) error {
+		for len(dst) > 0 {
+			row, column := at/n, at%n
+			k := min(int64(len(dst)), n-column)
+			part, r := x.part(qkvz, row)
+			if err := parts[part].Read(r*n+column, dst[:k]); err != nil {
+				return err
+			}
+			dst, at = dst[k:], at+k
+		}
+		return nil
+	}}
+}
+
+// checkFrozenFused returns an error if some of the projections that are one tensor on disk are
+// frozen: they are saved together.
+func (m *Model) checkFrozenFused() error {
+	for _, b := range m.blocks {
+		x, ok := b.mixer.(*linearMixer)
+		if !ok || !m.Config.family.fusedLinear {
+			continue
+		}
+		for _, p := range x.in.w {
+			if p.Frozen != x.in.w[0].Frozen {
+				return status.Errorf(status.InvalidConfig, "train.freeze: %s and %s are parts of one tensor in %s, and one of them is frozen; freeze both or none",
+					x.in.w[0].Name, p.Name, fmt.Sprintf("a folder of %s", m.Config.ModelType))
+			}
+		}
+	}
+	return nil
+}
