@@ -86,8 +86,8 @@ func TestGoldenExpertsSharded(t *testing.T) {
 	}
 }
 
-// The export of a checkpoint is equal to the run's model folder where a folder has other tensors than
-// the model: Qwen3-Next's projections of linear attention.
+// The export of a checkpoint is equal to the run's model folder where a folder has other tensors
+// than the model: Qwen3-Next's projections of linear attention.
 func TestExportFused(t *testing.T) {
 	next := `model.new={model_type="qwen3_next", vocab_size=256, hidden_size=24, intermediate_size=20, num_hidden_layers=2, full_attention_interval=2, num_attention_heads=4,
 		num_key_value_heads=2, head_dim=8, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=6, linear_value_head_dim=5, num_experts=4, num_experts_per_tok=2,

@@ -10,8 +10,8 @@ import (
 )
 
 // Qwen3-Next has the projections of linear attention in two tensors: in_proj_qkvz has, for each key
-// head, the rows of q, k, v and z, and in_proj_ba the rows of b and a. This package has a tensor for
-// each of q|k|v, b, a and z, with the heads of one after the other, as Qwen3.5 has them on disk.
+// head, the rows of q, k, v and z, and in_proj_ba the rows of b and a. This package has a tensor
+// for each of q|k|v, b, a and z, with all heads of one after the other, as Qwen3.5 has on disk.
 
 const (
 	fusedQKVZ = "in_proj_qkvz.weight"

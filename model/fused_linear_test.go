@@ -12,9 +12,9 @@ import (
 	"ulysses/tensor"
 )
 
-// A folder of Qwen3-Next has the rows of q, k, v and z by key head, as
-// transformers' fix_query_key_value_ordering reads them. Its weights are loaded into q|k|v, b, a and
-// z, and saved as they were.
+// A folder of Qwen3-Next has the rows of q, k, v and z by key head, as transformers'
+// fix_query_key_value_ordering reads them. Its weights are loaded into q|k|v, b, a and z, and saved
+// as they were.
 func TestFusedLinearAttention(t *testing.T) {
 	cfg := configs(t)["qwen3_next"]
 	hk, dk, dv, h := cfg.LinearNumKeyHeads, cfg.LinearKeyHeadDim, cfg.LinearValueHeadDim, cfg.HiddenSize
