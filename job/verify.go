@@ -190,12 +190,12 @@ func trainTensors(e *Env, tokens bool) (out []named, err error) {
 				}
 				at += p.Numel()
 				if grads {
-					out = append(out, named{name: p.Name + " gradient", shape: p.Shape, data: x, judged: true})
+					out = append(out, named{name: p.Name + " gradient", shape: p.Shape, data: s.parts.Model.Config.InFileOrder(p, x), judged: true})
 					continue
 				}
 				// AdamW's first update is lr·sign(g) if |g| is large compared with eps. Rounding
 				// may change the sign of a gradient near zero, so these weights are not judged.
-				out = append(out, named{name: p.Name + " updated", shape: p.Shape, data: x, judged: e.Job.Optimizer.Name == "sgd"})
+				out = append(out, named{name: p.Name + " updated", shape: p.Shape, data: s.parts.Model.Config.InFileOrder(p, x), judged: e.Job.Optimizer.Name == "sgd"})
 			}
 		}
 	}

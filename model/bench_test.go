@@ -105,6 +105,10 @@ func configs(t testing.TB) map[string]*Config {
 		"granite": make(map[string]any{"model_type": "granite", "mlp_bias": true, "embedding_multiplier": 3.0, "residual_multiplier": 0.5,
 			"attention_multiplier": 0.2, "logits_scaling": 2.5}),
 		"smollm3": make(map[string]any{"model_type": "smollm3", "no_rope_layer_interval": 2, "use_sliding_window": true, "sliding_window": 4}),
+		"phi3":    make(map[string]any{"model_type": "phi3", "head_dim": 10, "sliding_window": 7, "partial_rotary_factor": 0.6}),
+		"olmo2":   make(map[string]any{"model_type": "olmo2", "attention_bias": true}),
+		"olmo3":   make(map[string]any{"model_type": "olmo3", "num_hidden_layers": 4, "sliding_window": 4, "rope_theta": 300.0}),
+		"glm4":    make(map[string]any{"model_type": "glm4", "head_dim": 8, "attention_bias": true}),
 		"gpt_oss": make(map[string]any{"model_type": "gpt_oss", "num_local_experts": 0, "head_dim": 10, "sliding_window": 5}),
 	}
 }

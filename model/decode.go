@@ -247,8 +247,15 @@ func (a *softmaxAttention) decode(p *pass, c *cache, at int64, x tensor.Tensor) 
 	all, mixed, lse := p.temp(n, a.qkv.out), p.temp(n, a.hq*a.d), p.tempF32(n, a.hq)
 	a.qkv.forward(p, all, x)
 	q, gate, k := a.splitQK(all)
-	a.rotate(p, q, q, a.qNorm)
-	a.rotate(p, c.k.Slice(0, at, at+n), k, a.kNorm)
+	qNorm, kNorm := a.qNorm, a.kNorm
+	if a.whole {
+		allQ, allK := a.allHeads(all)
+		p.Norm(allQ, allQ, qNorm, p.tempF32(n), a.eps)
+		p.Norm(allK, allK, kNorm, p.tempF32(n), a.eps)
+		qNorm, kNorm = nil, nil
+	}
+	a.rotate(p, q, q, qNorm)
+	a.rotate(p, c.k.Slice(0, at, at+n), k, kNorm)
 	p.Copy(c.v.Slice(0, at, at+n), a.values(all))
 	a.setSinks(p, false)
 	scores := device.Attention{Q: q, K: c.k.Slice(0, 0, at+n), V: c.v.Slice(0, 0, at+n), Out: mixed.Split(1, a.hq), LSE: lse, Sinks: a.logits,

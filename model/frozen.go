@@ -125,7 +125,7 @@ func (m *Model) freeze(o Options) error {
 		return status.Errorf(status.InvalidConfig, "train.freeze: %q matches no parameter of the model; a pattern matches whole names such as %s, with * for any characters",
 			patterns[i], m.groups[1].Params[1].Name)
 	}
-	return nil
+	return m.Config.family.files.refuseHalfFrozen(m.groups)
 }
 
 // gradOf returns the gradient of a parameter. Some operations always write one: for a frozen

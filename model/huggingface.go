@@ -37,6 +37,16 @@ type Folder struct {
 type location struct {
 	file  *tensor.Safetensors
 	entry tensor.Entry
+	row   func(int64) int64 // the row in the file of a row of the model; nil = the same
+}
+
+// read fills dst with elements from at on.
+func (l location) read(at int64, dst []float32) error {
+	read := func(at int64, dst []float32) error { return l.file.ReadFloat32(l.entry, at, dst) }
+	if l.row == nil {
+		return read(at, dst)
+	}
+	return byRows(at, l.entry.Numel()/l.entry.Shape[0], dst, l.row, read)
 }
 
 // OpenFolder reads config.json, with some of its fields replaced, and the headers of the weights'
@@ -65,7 +75,7 @@ func (f *Folder) Read(name string, at int64, dst []float32) error {
 	if !ok {
 		return status.Errorf(status.InvalidConfig, "%s: tensor %s is missing; restore the folder", f.Dir, input.Short(name))
 	}
-	return x.file.ReadFloat32(x.entry, at, dst)
+	return x.read(at, dst)
 }
 
 // ReadConfig reads a folder's config.json, with some of its fields replaced. It does not need the
@@ -136,7 +146,11 @@ func (f *Folder) openWeights() error {
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(index.WeightMap)) {
-		at, ok := f.where[f.Config.family.files.textName(name)]
+		text := f.Config.family.files.textName(name)
+		if x, before, after := f.Config.family.files.fusedAs(text); x != nil {
+			text = before + "." + x.parts[0] + "." + after
+		}
+		at, ok := f.where[text]
 		if file := index.WeightMap[name]; !ok || filepath.Base(at.file.Path) != file {
 			return status.Errorf(status.InvalidConfig, "%s/%s: tensor %s is not in %s; the index does not match the files",
 				f.Dir, indexFile, input.Short(name), input.Short(file))
@@ -152,11 +166,24 @@ func (f *Folder) openFile(name string) error {
 	}
 	f.files = append(f.files, s)
 	for _, e := range s.Entries() {
-		if at, twice := f.where[f.Config.family.files.textName(e.Name)]; twice {
-			return status.Errorf(status.InvalidConfig, "%s: tensor %s is in %s and in %s: remove one", f.Dir, input.Short(e.Name),
-				filepath.Base(at.file.Path), name)
+		parts, err := f.Config.split(e, f.Config.family.files.textName(e.Name))
+		if err != nil {
+			return status.Errorf(status.Of(err), "%s: %w", f.Dir, err)
 		}
-		f.where[f.Config.family.files.textName(e.Name)] = location{s, e}
+		for i, part := range parts {
+			if at, twice := f.where[part.Name]; twice {
+				return status.Errorf(status.InvalidConfig, "%s: tensor %s is in %s and in %s: remove one", f.Dir, input.Short(e.Name),
+					filepath.Base(at.file.Path), name)
+			}
+			if len(parts) == 1 {
+				parts[i].Name = e.Name // as in the file, for messages
+			}
+			at := location{file: s, entry: parts[i]}
+			if f.Config.family.files.paired(part.Name) {
+				at.row = f.Config.fileRow
+			}
+			f.where[part.Name] = at
+		}
 	}
 	return nil
 }
@@ -237,7 +264,7 @@ func (f *Folder) Load(m *Model) error {
 				p.stored = at.entry.DType
 			}
 			err := m.upload(s, p, buffer[:min(int64(len(buffer)), p.Numel())], func(start int64, dst []float32) error {
-				if err := at.file.ReadFloat32(at.entry, start, dst); err != nil {
+				if err := at.read(start, dst); err != nil {
 					return err
 				}
 				return finite(at, start, dst)

@@ -252,7 +252,7 @@ func (m *Model) LoadAdapters(f *AdapterFolder) error {
 			if err := f.file.ReadFloat32(e, start, dst); err != nil {
 				return err
 			}
-			return finite(location{f.file, e}, start, dst)
+			return finite(location{file: f.file, entry: e}, start, dst)
 		})
 		if err != nil {
 			return err

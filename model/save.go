@@ -52,7 +52,7 @@ func (m *Model) stored(whole func(Half) (tensor.Tensor, error), frozen bool) (te
 			lo += p.Numel()
 		}
 	}
-	return tensors, func() { s.Close() }, nil
+	return m.Config.InFiles(tensors), func() { s.Close() }, nil
 }
 
 // SaveRest writes the files of a model's folder other than the weights to dir: config.json, with

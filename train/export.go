@@ -84,7 +84,11 @@ func export(c *checkpoint.Checkpoint, folder string, merge bool) error {
 			}
 		}
 	}
-	return model.WriteFolder(folder, func(dir string) error { return model.CopyRest(dir, c.ModelPath(), c.ModelFiles()) }, tensors)
+	cfg, err := model.ReadConfig(c.ModelPath(), nil)
+	if err != nil {
+		return err
+	}
+	return model.WriteFolder(folder, func(dir string) error { return model.CopyRest(dir, c.ModelPath(), c.ModelFiles()) }, cfg.InFiles(tensors))
 }
 
 // merged returns the tensors of the base model with the adapters of a checkpoint merged.

@@ -40,8 +40,7 @@ __device__ __forceinline__ void store_state(bf16 *to, const bf16 *tile, int dim_
   for (int row = (int)threadIdx.x / LANES; row < dim_k; row += DELTA_THREADS / LANES) {
     const bf16 *from = tile + row * STEP + column;
     bf16 *at = to + (int64_t)row * width + c0 + column;
-    if (vectors && c0 + column < width)
-      *reinterpret_cast<uint4 *>(at) = *reinterpret_cast<const uint4 *>(from);
+    if (vectors && c0 + column < width) *reinterpret_cast<uint4 *>(at) = *reinterpret_cast<const uint4 *>(from);
     else if (!vectors)
       for (int e = 0; e < 8; e++)
         if (c0 + column + e < width) at[e] = from[e];
@@ -62,7 +61,7 @@ __device__ __forceinline__ void store_rows(const DeltaCall &a, void *of, int64_t
 template <int N> __global__ void __launch_bounds__(DELTA_THREADS, 2 / N) delta_scan_tiles(DeltaCall a) {
   SHARED(bf16, shared);
   const DeltaScanTiles of(a.dim_k, a.chunk, false, a.stages);
-  constexpr int KEYS = 128 * N + TILE_GAP; // columns of a tile of keys
+  constexpr int KEYS = 128 * N + TILE_GAP;   // columns of a tile of keys
   const int low = of.state, rest = of.slice; // from a split tile to its second half
   bf16 *const state = shared + a.stages * of.stage, *const xs = state + 2 * of.state, *const rs_low = xs + 2 * of.slice;
   float *const factors = (float *)(shared + a.stages * of.stage + of.once);
@@ -101,7 +100,8 @@ template <int N> __global__ void __launch_bounds__(DELTA_THREADS, 2 / N) delta_s
       const int rs_rest = (int)(rs_low - rs);
       const Factors f(factors + (int)(i & 1) * of.factors, a.chunk); // E·unit, F·unit, beta
       s.split(state, low, STEP);
-      if (me < a.chunk) f.first[me] = row.decay.z * row.unit, f.second[me] = row.decay.w * row.unit, f.third[me] = row.beta;
+      if (me < a.chunk)
+        f.first[me] = row.decay.z * row.unit, f.second[me] = row.decay.w * row.unit, f.third[me] = row.beta;
       if (me == c.rows - 1) *f.end = row.decay.z;
       copies.wait<0>();
       __syncthreads(); // the tiles have arrived, and all threads have read the previous chunk
@@ -160,7 +160,7 @@ template <int N> __global__ void __launch_bounds__(DELTA_THREADS, 2 / N) delta_s
 template <int N> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_scan_back_tiles(DeltaCall a) {
   SHARED(bf16, shared);
   const DeltaScanTiles of(a.dim_k, a.chunk, true, a.stages);
-  constexpr int KEYS = 128 * N + TILE_GAP; // columns of a tile of keys
+  constexpr int KEYS = 128 * N + TILE_GAP;   // columns of a tile of keys
   const int low = of.state, rest = of.slice; // from a split tile to its second half
   // Y and the gradient share a tile. scaled: scale·E·unit·dout
   bf16 *const state = shared + a.stages * of.stage, *const ys = state, *const rs = state + 2 * of.state,

@@ -40,9 +40,8 @@ template <int COLUMNS> __device__ __forceinline__ void fill(float *to, int step,
                                                             bool wide, int width, int rows, int all) {
   Fetched<COLUMNS>(from, stride, wide, width, rows).put(to, step, all);
 }
-template <int COLUMNS>
-__device__ __forceinline__ void fill_view(float *to, int step, const DeltaView &x, const DeltaChunk &c, int64_t head,
-                                          int c0) {
+template <int COLUMNS> __device__ __forceinline__ void fill_view(float *to, int step, const DeltaView &x,
+                                                                 const DeltaChunk &c, int64_t head, int c0) {
   fill<COLUMNS>(to, step, x.row<float>(c.token, head) + c0, x.token, x.wide, x.width - c0, c.rows, up16(c.rows));
 }
 
@@ -90,7 +89,7 @@ __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_scan_f32(DeltaCall a) 
   const int step = up32(a.dim_k) + 8, square = a.chunk + 8;
   SHARED(float, shared);
   float *ks = shared, *ss = ks + a.chunk * step, *ts = ss + up16(a.dim_k) * STEP, *rs = ts + a.chunk * square,
-       *xs = rs + a.chunk * STEP;
+        *xs = rs + a.chunk * STEP;
   float *es = (float *)(xs + a.chunk * STEP), *ek = es + a.chunk, *fk = ek + a.chunk, *bs = fk + a.chunk;
   const Lane lane;
   const int warp = (int)threadIdx.x / 32, m0 = warp % 4 * 16, n0 = warp / 4 * 16;
@@ -137,8 +136,7 @@ __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_scan_f32(DeltaCall a) 
 #pragma unroll
           for (int e = 0; e < 4; e++) {
             const int row = m0 + lane.row + e / 2 * 8;
-            rs[row * STEP + n0 + 8 * n + lane.column + e % 2] =
-                bs[row] * (v[n][e / 2][e % 2] - ek[row] * r[n][e]);
+            rs[row * STEP + n0 + 8 * n + lane.column + e % 2] = bs[row] * (v[n][e / 2][e % 2] - ek[row] * r[n][e]);
           }
       }
       __syncthreads();
@@ -172,7 +170,7 @@ __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_scan_back_f32(DeltaCal
   const int step = up32(a.dim_k) + 8, square = a.chunk + 4;
   SHARED(float, shared);
   float *ks = shared, *ss = ks + a.chunk * step, *ts = ss + up16(a.dim_k) * STEP, *ws = ts + a.chunk * (a.chunk + 8),
-       *ys = ws + a.chunk * STEP;
+        *ys = ws + a.chunk * STEP;
   float *es = (float *)(ys + a.chunk * STEP), *fk = es + a.chunk, *bek = fk + a.chunk;
   const Lane lane;
   const int warp = (int)threadIdx.x / 32, m0 = warp % 4 * 16, n0 = warp / 4 * 16;
@@ -196,16 +194,16 @@ __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_scan_back_f32(DeltaCal
       const int r = (int)threadIdx.x;
       const DeltaFactors f(a, c, head, key, r);
       fill_view<DELTA_SLICE>(ws, STEP, a.dout, c, head, c0);
-      fill_chunk(ks, step, ts, square, a, a.q, key, a.rows_of<float>(a.scores, a.chunk, head, c.token), c, [&](int row) {
-        return a.scale * a.decay[a.row(head, c.token + row)].z *
-               (a.unit_q ? a.unit_q[a.row(key, c.token + row)] : 1);
-      });
+      fill_chunk(ks, step, ts, square, a, a.q, key, a.rows_of<float>(a.scores, a.chunk, head, c.token), c,
+                 [&](int row) {
+                   return a.scale * a.decay[a.row(head, c.token + row)].z *
+                          (a.unit_q ? a.unit_q[a.row(key, c.token + row)] : 1);
+                 });
       if (r < a.chunk) es[r] = f.decay.z, fk[r] = f.decay.w * f.unit, bek[r] = f.beta * f.decay.z * f.unit;
       __syncthreads();
       float x[2][4], y[2][4];
       zero(x);
-      if (active)
-        tile_product<false, false>(x, ts + m0 * square + m0, square, ws + m0 * STEP + n0, STEP, rows - m0);
+      if (active) tile_product<false, false>(x, ts + m0 * square + m0, square, ws + m0 * STEP + n0, STEP, rows - m0);
       s.add(es[c.rows - 1], ks, step, ws, STEP, rows);
       __syncthreads();
       fill_chunk(ks, step, ts, square, a, a.k, key, a.solve_row<float>(head, c.token), c, [](int) { return 1.0f; });
