@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"ulysses/internal/outdir"
 	"ulysses/train"
 )
 
@@ -20,7 +21,7 @@ func (s *session) checkpoints() *train.Checkpoints {
 		base = abs
 	}
 	rest := func(dir string) error { return s.parts.Model.SaveRest(dir, j.Model.Path) }
-	c := &train.Checkpoints{Dir: j.CheckpointDir(), Every: j.Checkpoint.Every, Keep: j.Checkpoint.Keep, Model: rest, Base: base, Accept: j.Checkpoint.Accept, Run: map[string]string{
+	c := &train.Checkpoints{Dir: j.CheckpointDir(), Every: j.Checkpoint.Every, Keep: j.Checkpoint.Keep, Best: j.Checkpoint.Best, Model: rest, Base: base, Accept: j.Checkpoint.Accept, Run: map[string]string{
 		"model":          digest(s.parts.Config),
 		"optimizer.name": j.Optimizer.Name,
 		"global batch":   fmt.Sprint(j.Mesh.GlobalBatch),
@@ -95,6 +96,9 @@ func (s *session) resume(setup *train.Setup) error {
 		return err
 	}
 	s.from, setup.Loop.Resumed, setup.Loop.Updates = from.Path, from.Step, from.Updates
+	if err := s.resumeBest(setup, &from); err != nil {
+		return err
+	}
 	for _, note := range from.Notes {
 		s.Log.Warn().Msg(note)
 	}
@@ -102,4 +106,18 @@ func (s *session) resume(setup *train.Setup) error {
 		s.Log.Info().Int64("step", from.Step).Int64("of", setup.Loop.Steps).Str("checkpoint", from.Path).Msg("resumed")
 	}
 	return nil
+}
+
+// resumeBest continues the comparison of evaluations if the checkpoint is one of this folder.
+// Collective.
+func (s *session) resumeBest(setup *train.Setup, from *train.Resumed) (err error) {
+	if setup.Track == nil || from.Best == nil {
+		return nil
+	}
+	c, note := setup.Checkpoints, ""
+	here := s.Mesh.World.Rank() == 0 && outdir.Inside(s.from, c.Dir)
+	if setup.Loop.Best, note, err = c.ContinueBest(s.Mesh.World, from, setup.Track, here); note != "" {
+		s.Log.Warn().Msg(note)
+	}
+	return err
 }

@@ -91,14 +91,14 @@ func (s *session) load() (*train.Setup, error) {
 	}
 	j := s.Job
 	config := j.Data
-	if j.Kind == "eval" && len(j.Eval.Path) > 0 {
+	if j.Kind == "eval" && len(j.Eval.Path)+len(j.Eval.Set) > 0 {
 		config.Path, config.Source = nil, nil // the evaluation does not read data.path
 	}
 	if s.data, err = data.Open(config, j.Eval, data.Options{Vocab: s.parts.Config.VocabSize, Seed: uint64(j.Seed), Comm: s.Mesh.World, Workers: s.threads}); err != nil {
 		return nil, err
 	}
 	setup := s.parts.Setup()
-	setup.Data.Eval = s.data.Eval()
+	setup.Data.Evals = s.data.Evals()
 	if j.Kind == "train" {
 		setup.Data.Train = s.data.Train()
 		s.steps = j.Train.Steps
@@ -106,8 +106,9 @@ func (s *session) load() (*train.Setup, error) {
 			s.steps = s.data.Train().Steps(j.Train.Epochs, j.Mesh.GlobalBatch)
 		}
 		setup.Loop.Steps = s.steps
-	} else if setup.Data.Eval == nil {
-		setup.Data.Eval = s.data.Train() // without eval.path and eval.split: all of data.path
+		setup.Track = s.track()
+	} else if len(setup.Data.Evals) == 0 {
+		setup.Data.Evals = []data.NamedSet{{Set: s.data.Train()}} // without eval.path and eval.split: all of data.path
 	}
 	s.warn(s.parts.Config, folder, s.steps)
 	setup.Hooks.Probe, err = launch.FaultHook(s.Mesh.World)
@@ -154,6 +155,23 @@ func (s *session) hook(h *train.Hooks) {
 		}
 	}
 	h.Stop = func() bool { return s.stop != nil && s.stop.Now() }
+}
+
+// track says how the run compares its evaluations; nil = it does not.
+func (s *session) track() *train.Track {
+	j := s.Job
+	if !j.Tracks() {
+		return nil
+	}
+	sets := make([]string, 0, len(s.data.Evals()))
+	for _, set := range s.data.Evals() {
+		sets = append(sets, set.Name+" "+set.Identity())
+	}
+	of := digest(sets)
+	if j.Eval.Metric != "" {
+		of = "eval.metric = " + j.Eval.Metric + ", " + of
+	}
+	return &train.Track{Metric: j.Eval.Metric, Patience: j.Eval.Patience, Threshold: j.Eval.Threshold, Of: of}
 }
 
 // openConfig reads the model's configuration. The folder is nil for a model from scratch.

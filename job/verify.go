@@ -147,7 +147,11 @@ func trainTensors(e *Env, tokens bool) (out []named, err error) {
 		if err != nil {
 			return nil, err
 		}
-		return []named{scalar("eval_loss", float64(r.EvalLoss))}, nil
+		out = []named{scalar("eval_loss", float64(r.EvalLoss))}
+		for _, set := range r.Sets {
+			out = append(out, scalar("eval_loss/"+set.Name, float64(set.Loss)))
+		}
+		return out, nil
 	}
 	var own []train.TokenResult
 	if tokens {

@@ -20,6 +20,7 @@ type Resumed struct {
 	Path          string // path of the checkpoint; "" if there is none
 	Step, Updates int64  // steps done, and steps in which the optimizer updated the weights
 	Notes         []string
+	Best          *checkpoint.Best // the comparison of evaluations; nil = there was none
 }
 
 // settings returns the keys of the job file that affect later steps, with exact values. Keys
@@ -91,7 +92,7 @@ func (c *Checkpoints) Resume(path string, d device.Device, world comm.Comm, w We
 			for i := range damage {
 				damage[i] = "skipped a damaged checkpoint: " + damage[i]
 			}
-			return Resumed{p, from.Step, from.Updates, append(damage, notes...)}, err
+			return Resumed{p, from.Step, from.Updates, append(damage, notes...), from.Best}, err
 		}
 		if unusable, ok := err.(*damaged); ok && path == "" {
 			damage = append(damage, unusable.Error())

@@ -34,6 +34,7 @@ type saver struct {
 	began   time.Time    // when next was begun
 	written chan written // result for the checkpoint that is being written; nil = none
 	done    *written     // received from written
+	kept    int64        // step of the checkpoint of the best evaluation; 0 = none
 }
 
 // written is the result of a rank: its file and, on rank 0, the files of the model folder.
@@ -51,7 +52,7 @@ func newSaver(s *Setup) *saver {
 // component lists the memory of the copy, if there is one. States that are offloaded are written
 // from the host memory in which they are: a copy would need as much host memory again.
 func (s *saver) component() (c []model.Component) {
-	if s == nil || s.Every == 0 || s.weights.Offloaded() {
+	if s == nil || s.Every == 0 && !s.Best || s.weights.Offloaded() {
 		return nil
 	}
 	n, name := int64(0), "checkpoint copy"
@@ -154,7 +155,7 @@ func (s *saver) ready() (err error) {
 
 // begin copies the training state and starts a goroutine that writes the copy. Without a copy, it
 // returns after this rank's file is written. Collective.
-func (s *saver) begin(step, updates int64) error {
+func (s *saver) begin(step, updates int64, best *checkpoint.Best) error {
 	dir := checkpoint.Dir(s.Dir)
 	var err error
 	if s.mesh.World.Rank() == 0 {
@@ -163,7 +164,7 @@ func (s *saver) begin(step, updates int64) error {
 	if err = agree(s.mesh.World, err); err != nil {
 		return err
 	}
-	s.next, s.began = checkpoint.Manifest{Step: step, Updates: updates}, time.Now()
+	s.next, s.began = checkpoint.Manifest{Step: step, Updates: updates, Best: best}, time.Now()
 	s.written, s.done = make(chan written, 1), nil
 	if s.copies == nil {
 		s.written <- s.write(step)
@@ -266,6 +267,9 @@ func (s *saver) finish() error {
 	}
 	if err = agree(world, err); err != nil && world.Rank() == 0 {
 		checkpoint.Dir(s.Dir).Clean()
+	}
+	if err == nil && s.next.Best != nil {
+		s.kept = s.next.Best.Saved
 	}
 	if err == nil && s.saved != nil {
 		s.saved(time.Since(s.began))

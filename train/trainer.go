@@ -8,6 +8,7 @@
 package train
 
 import (
+	"ulysses/checkpoint"
 	"ulysses/comm"
 	"ulysses/data"
 	"ulysses/device"
@@ -34,9 +35,11 @@ type Trainer struct {
 	sums         tensor.Tensor      // [2] F64 on the host: NLL, targets
 	lengths      tensor.Tensor      // [globalBatch] I64 on the host; with data.budget only
 
-	agreed  agreed // of the last step
-	saver   *saver // nil = no checkpoints
-	stopped bool
+	agreed   agreed // of the last step
+	saver    *saver // nil = no checkpoints
+	stopped  bool
+	best     checkpoint.Best // of Setup.Track
+	improved bool            // the evaluation after the current step is the best so far
 	// the model calls inspect with every tensor of a pass; nil = no calls
 	inspect   func(at string, x tensor.Tensor) error
 	diagnosed bool  // a skipped step was diagnosed
@@ -52,6 +55,9 @@ func New(s Setup) (*Trainer, error) {
 		lengthMax: tensor.OfInt64(make([]int64, 1), 1), updates: s.Loop.Updates}
 	if s.Checkpoints != nil {
 		t.saver = newSaver(&s)
+	}
+	if err := t.track(); err != nil {
+		return nil, err
 	}
 	t.planner = planner{Setup: &t.Setup, copy: t.saver.component()}
 	err := t.planner.run()
@@ -117,7 +123,7 @@ func (t *Trainer) allocate() (err error) {
 func (t *Trainer) planAlone() error {
 	var err error
 	n := int64(0)
-	if t.Mesh.Seq.Size() > 1 && t.Data.Eval != nil {
+	if t.Mesh.Seq.Size() > 1 && len(t.Data.Evals) > 0 {
 		var table []model.Component
 		for n = t.ids.Shape[0]; n > 0; n /= 2 {
 			if table, err = t.Model.MemoryAlone(n); err != nil || model.Bytes(table) <= t.arena.Bytes() {

@@ -175,13 +175,13 @@ func (x run) with(d device.Device, c comm.Comm, done func() error, dataset *data
 		return o, err
 	}
 	defer set.Close()
-	eval := set.Train()
+	eval := []data.NamedSet{{Set: set.Train()}}
 	if x.optimizer == "sgd" {
 		eval = nil // so only the last step waits for its update
 	}
 	var t *Trainer
 	setup := Setup{Device: d, Mesh: mesh, Model: m, Weights: w, Optimizer: opt, Clock: clock.New(), Checkpoints: x.keep,
-		Data:   Data{Train: set.Train(), Eval: eval, Config: dataset},
+		Data:   Data{Train: set.Train(), Evals: eval, Config: dataset},
 		Memory: Memory{Config: x.memory, FreeHost: x.free}, Loop: Loop{Steps: x.length(), OnNaN: cmp.Or(x.onNaN, "stop")}}
 	if x.resume {
 		r, err := x.keep.Resume("", d, mesh.World, w, m.Groups(), opt, x.length())

@@ -5,6 +5,7 @@ import (
 	"math"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -22,10 +23,16 @@ type rule struct {
 	text  string // what is wrong; the fix
 }
 
+// setName matches the names of evaluation sets.
+var setName = regexp.MustCompile(`^[A-Za-z0-9._-]+$`)
+
+// Tracks reports whether the run compares its evaluations: for checkpoint.best or eval.patience.
+func (j *Job) Tracks() bool { return j.Checkpoint.Best || j.Eval.Patience > 0 }
+
 // IsModelJob reports whether the job trains or evaluates a model.
 func (j *Job) IsModelJob() bool { return j.Kind == "train" || j.Kind == "eval" }
 func hasModel(j *Job) bool      { return j.Model.Path != "" || len(j.Model.New) > 0 }
-func hasEval(j *Job) bool       { return len(j.Eval.Path) > 0 || j.Eval.Split > 0 }
+func hasEval(j *Job) bool       { return len(j.evalFiles()) > 0 || j.Eval.Split > 0 }
 
 // missing has the rules on missing keys. They do not apply to a file with syntax errors, whose keys
 // may be lost.
@@ -34,7 +41,7 @@ var missing = []rule{
 		"missing; name a Hugging Face folder, or write the fields of a config.json in [model.new] for a model from scratch"},
 	{"data.path", func(j *Job) bool { return j.Kind == "train" && len(j.trainFiles()) == 0 },
 		"missing; name .txt, .jsonl, .bin (with .idx) or .safetensors files"},
-	{"data.path", func(j *Job) bool { return j.Kind == "eval" && len(j.trainFiles()) == 0 && len(j.Eval.Path) == 0 },
+	{"data.path", func(j *Job) bool { return j.Kind == "eval" && len(j.trainFiles()) == 0 && len(j.evalFiles()) == 0 },
 		"missing, and eval.path too; name .txt, .jsonl, .bin (with .idx) or .safetensors files"},
 	{"optimizer.lr", func(j *Job) bool { return j.Kind == "train" && j.Model.Path != "" && !j.IsSet("optimizer.lr") },
 		"missing; set it with model.path, for example to 2e-5: the default, 1e-3, would destroy a pretrained model"},
@@ -69,7 +76,26 @@ var conflicts = []rule{
 	{"data.source", func(j *Job) bool { return len(j.Data.Source) > 0 && len(j.Data.Path) > 0 }, "data.path is set as well; name all files in [[data.source]]"},
 	{"eval.split", func(j *Job) bool { return j.Eval.Split > 0 && len(j.Data.Source) > 0 }, "documents cannot be held out of data.source; name files to evaluate on with eval.path"},
 	{"eval.split", func(j *Job) bool { return j.Eval.Split > 0 && len(j.trainFiles()) == 0 && j.IsModelJob() }, "there is no data.path to hold out documents from; set data.path"},
-	{"eval.every", func(j *Job) bool { return j.Kind == "train" && j.Eval.Every > 0 && !hasEval(j) }, "there is nothing to evaluate; set eval.path or eval.split"},
+	{"eval.set", func(j *Job) bool { return len(j.Eval.Set) > 0 && (len(j.Eval.Path) > 0 || j.Eval.Split > 0) },
+		"set together with eval.path or eval.split; name all files in [[eval.set]]"},
+	{"eval.set", func(j *Job) bool {
+		seen := map[string]bool{}
+		return slices.ContainsFunc(j.Eval.Set, func(s data.EvalSetConfig) bool {
+			bad := !setName.MatchString(s.Name) || seen[s.Name]
+			seen[s.Name] = true
+			return bad
+		})
+	}, "each table needs a name of its own, of letters, digits, \".\", \"-\" and \"_\", which the keys of metrics.jsonl have"},
+	{"eval.metric", func(j *Job) bool {
+		return j.Eval.Metric != "" && !slices.ContainsFunc(j.Eval.Set, func(s data.EvalSetConfig) bool { return s.Name == j.Eval.Metric })
+	}, "no table [[eval.set]] has this name; name one, or remove it for the loss of all sets together"},
+	{"eval.patience", func(j *Job) bool {
+		return j.Kind == "train" && j.Eval.Patience > 0 && (j.Eval.Every == 0 || !hasEval(j))
+	},
+		"there are no evaluations during the run; set eval.every, and eval.path, eval.split or [[eval.set]]"},
+	{"checkpoint.best", func(j *Job) bool { return j.Kind == "train" && j.Checkpoint.Best && (j.Eval.Every == 0 || !hasEval(j)) },
+		"there are no evaluations during the run; set eval.every, and eval.path, eval.split or [[eval.set]]"},
+	{"eval.every", func(j *Job) bool { return j.Kind == "train" && j.Eval.Every > 0 && !hasEval(j) }, "there is nothing to evaluate; set eval.path, eval.split or [[eval.set]]"},
 	{"train.epochs", func(j *Job) bool { return j.Train.Epochs > 0 && j.IsSet("train.steps") && j.Train.Steps > 0 },
 		"set together with train.steps; remove one (--set train.steps=0 or --set train.epochs=0)"},
 	{"train.steps", func(j *Job) bool { return j.Kind == "train" && j.Train.Steps == 0 && j.Train.Epochs == 0 }, "no steps to run; set train.steps or train.epochs above 0"},
@@ -191,7 +217,7 @@ func (l *loader) value(key string) string {
 	switch v := f.get(l.job).(type) {
 	case string, int64, float64, bool:
 		return " = " + show(v)
-	case []string, []data.SourceConfig:
+	case []string, []data.SourceConfig, []data.EvalSetConfig:
 		return ""
 	default:
 		return " = " + strings.ReplaceAll(fmt.Sprint(v), " ", ", ")

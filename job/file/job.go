@@ -125,6 +125,7 @@ func (t *TileTable) Tiles() model.Tiles {
 type CheckpointTable struct {
 	Every  int64  `toml:"every" min:"0"` // optimizer steps; 0 = only when stopped
 	Keep   int64  `toml:"keep" min:"1"`
+	Best   bool   `toml:"best"`                              // keep the one of the smallest loss of an evaluation
 	Dir    string `toml:"dir" path:"inside"`                 // inside output.dir
 	Resume string `toml:"resume" path:"dir" enum:"auto off"` // or a checkpoint
 	// Accept lists the keys that a resumed run may have changed.

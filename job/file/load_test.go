@@ -80,8 +80,12 @@ shuffle_documents = false
 [eval]
 path = []
 format = "auto"
+set = []
 split = 0.0
 every = 0
+metric = ""
+patience = 0
+threshold = 0.0
 [optimizer]
 name = "adamw"
 lr = 1e-3
@@ -122,6 +126,7 @@ host = 0.0
 [checkpoint]
 every = 0
 keep = 2
+best = false
 dir = "checkpoints"
 resume = "auto"
 accept = []

@@ -205,7 +205,7 @@ func (f *Forecast) prepare() (err error) {
 		setup.Data.Train, setup.Loop.Steps = sequences, j.Train.Steps
 		setup.Checkpoints = &train.Checkpoints{Every: j.Checkpoint.Every}
 	} else {
-		setup.Data.Eval = sequences
+		setup.Data.Evals = []data.NamedSet{{Set: sequences}}
 	}
 	if f.trainer, err = train.New(*setup); err != nil {
 		return err

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"ulysses/comm"
+	"ulysses/internal/units"
 	"ulysses/job/assembly"
 	"ulysses/job/file"
 	"ulysses/job/plan"
@@ -113,10 +114,17 @@ func (r *Run) state() string {
 		return fmt.Sprintf("failed after step %d of %d", done, r.Steps)
 	case r.Trainer.Stopped():
 		return fmt.Sprintf("stopped early after step %d of %d, with a checkpoint", done, r.Steps)
+	case r.Trainer.EndedEarly():
+		return fmt.Sprintf("ended early after step %d of %d, because %s", done, r.Steps, WhyEarly(r.job()))
 	case resumed > 0:
 		return fmt.Sprintf("finished %s, resumed after step %d", allSteps(r.Steps), resumed)
 	}
 	return "finished " + allSteps(r.Steps)
+}
+
+// WhyEarly says why a run ended early.
+func WhyEarly(j *file.Job) string {
+	return fmt.Sprintf("the held-out loss has not improved in %s (eval.patience)", units.Count(j.Eval.Patience, "evaluation"))
 }
 
 // allSteps describes the number of steps of a finished run.
