@@ -45,6 +45,8 @@ type Manifest struct {
 	// keys of the job file that checkpoint.accept lets change
 	Settings map[string]string `json:"settings"`
 	Best     *Best             `json:"best,omitempty"` // nil = evaluations are not compared
+	// the stages of the run up to the current one; none in checkpoints of older programs
+	Stages []Stage `json:"stages,omitempty"`
 	// folder of the base model, which an export never overwrites; none for a new model
 	Base   string  `json:"base,omitempty"`
 	Mesh   string  `json:"mesh"`   // mesh of the run that wrote it; programs do not read it
@@ -65,6 +67,19 @@ type Best struct {
 	Saved   int64   `json:"saved,omitempty"` // step of its checkpoint; 0 = it is not kept
 	Without int64   `json:"without"`         // evaluations since the last improvement
 	Due     bool    `json:"due,omitempty"`   // the evaluation after the checkpoint's step is missing
+}
+
+// Stage is a part of a run with sequences of one length. A resumed run may begin another stage.
+type Stage struct {
+	Step        int64  `json:"step"`         // steps before it
+	First       int64  `json:"first"`        // number of its first sequence in the training order
+	Sequence    int64  `json:"sequence"`     // data.sequence
+	GlobalBatch int64  `json:"global_batch"` // sequences of a step
+	Sequences   int64  `json:"sequences"`    // of an epoch
+	Files       string `json:"files"`        // the training files, without what depends on Sequence
+	Tokenizer   string `json:"tokenizer,omitempty"`
+	Positions   string `json:"positions"` // max_position_embeddings and RoPE of the model
+	Model       string `json:"model"`     // digest of its configuration without these
 }
 
 // kept returns the step of a checkpoint that is kept besides the newest ones; 0 = none.

@@ -68,16 +68,19 @@ func (d *Data) Close() error {
 
 // Tokenizer describes the tokenizer: its digest and the id that ends documents. It returns "" for
 // bytes. Manifests of checkpoints contain this text, so its format must not change.
-func (d *Data) Tokenizer() string {
+func (d *Data) Tokenizer() string { return d.TokenizerDigest() + d.conversations() }
+
+// TokenizerDigest is Tokenizer without the templates of conversations.
+func (d *Data) TokenizerDigest() string {
 	t := d.cache.tokenizer
 	if t == nil {
-		return d.conversations()
+		return ""
 	}
 	s := ", tokenizer " + t.Digest()[:min(16, len(t.Digest()))]
 	if id, ok := t.EOS(); ok && d.cache.addEOS {
 		s += fmt.Sprintf(" with end mark %d", id)
 	}
-	return s + d.conversations()
+	return s
 }
 
 // conversations describes how conversations become texts; "" if there are none.

@@ -6,9 +6,11 @@ import (
 	"encoding/json"
 	"fmt"
 	"path/filepath"
+	"reflect"
 	"strings"
 
 	"ulysses/internal/outdir"
+	"ulysses/model"
 	"ulysses/train"
 )
 
@@ -21,15 +23,15 @@ func (s *session) checkpoints() *train.Checkpoints {
 		base = abs
 	}
 	rest := func(dir string) error { return s.parts.Model.SaveRest(dir, j.Model.Path) }
-	c := &train.Checkpoints{Dir: j.CheckpointDir(), Every: j.Checkpoint.Every, Keep: j.Checkpoint.Keep, Best: j.Checkpoint.Best, Model: rest, Base: base, Accept: j.Checkpoint.Accept, Run: map[string]string{
-		"model":          digest(s.parts.Config),
-		"optimizer.name": j.Optimizer.Name,
-		"global batch":   fmt.Sprint(j.Mesh.GlobalBatch),
-		"data.sequence":  fmt.Sprint(j.Data.Sequence),
-		"data.pack":      fmt.Sprint(j.Data.Pack),
-		"data.shuffle":   fmt.Sprint(j.Data.Shuffle),
-		"seed":           fmt.Sprint(j.Seed),
-		"data.path":      fmt.Sprintf("%s, in %s%s", s.data.Train().Identity(), s.dataNames(), s.data.Tokenizer()),
+	c := &train.Checkpoints{Dir: j.CheckpointDir(), Every: j.Checkpoint.Every, Keep: j.Checkpoint.Keep, Best: j.Checkpoint.Best, Model: rest, Base: base, Accept: j.Checkpoint.Accept, Stage: s.stage(), Epochs: j.Train.Epochs > 0, Run: map[string]string{
+		train.ModelKey:    digest(s.parts.Config),
+		"optimizer.name":  j.Optimizer.Name,
+		train.BatchOfRun:  fmt.Sprint(j.Mesh.GlobalBatch),
+		train.SequenceKey: fmt.Sprint(j.Data.Sequence),
+		"data.pack":       fmt.Sprint(j.Data.Pack),
+		"data.shuffle":    fmt.Sprint(j.Data.Shuffle),
+		"seed":            fmt.Sprint(j.Seed),
+		train.FilesKey:    fmt.Sprintf("%s, in %s%s", s.data.Train().Identity(), s.dataNames(), s.data.Tokenizer()),
 	}}
 	if l := j.Adapters(); l != nil {
 		c.Run[train.LoRAKey] = fmt.Sprintf("rank %d, alpha %v, rslora %v, targets %q", l.Rank, l.Alpha, l.RSLoRA, l.Targets)
@@ -41,6 +43,31 @@ func (s *session) checkpoints() *train.Checkpoints {
 		c.Run[train.FrozenKey] = s.frozen
 	}
 	return c
+}
+
+// stage describes what a resumed run may change by checkpoint.accept and what then must be equal.
+func (s *session) stage() train.Stage {
+	j, c := s.Job, *s.parts.Config
+	positions := fmt.Sprintf("%d positions with RoPE %s", c.MaxPositionEmbeddings, ropeText(&c.Rope))
+	if c.LocalRope != nil {
+		positions += ", in windows " + ropeText(c.LocalRope)
+	}
+	c.MaxPositionEmbeddings, c.Rope, c.LocalRope = 0, model.Rope{}, nil
+	x := s.data.Train()
+	return train.Stage{Sequence: j.Data.Sequence, GlobalBatch: j.Mesh.GlobalBatch, Sequences: x.Sequences(), Files: x.Files() + ", in " + s.dataNames(),
+		Tokenizer: strings.TrimPrefix(s.data.TokenizerDigest(), ", "), Positions: positions, Model: digest(c)}
+}
+
+// ropeText describes a RoPE: its type, its base, and the other values that are set.
+func ropeText(r *model.Rope) string {
+	text := fmt.Sprintf("%s, theta %v", r.Type, r.Theta)
+	v := reflect.ValueOf(*r)
+	for i := range v.NumField() {
+		if name := v.Type().Field(i).Name; name != "Type" && name != "Theta" && !v.Field(i).IsZero() {
+			text += fmt.Sprintf(", %s %v", name, v.Field(i).Interface())
+		}
+	}
+	return text
 }
 
 // dataNames returns the names of the training files, with what decides how they are packed and
@@ -87,6 +114,7 @@ func (s *session) resume(setup *train.Setup) error {
 	path := j.Checkpoint.Resume
 	switch path {
 	case "off":
+		setup.Loop.Stages = []train.Stage{setup.Checkpoints.Stage}
 		return nil
 	case "auto":
 		path = ""
@@ -95,6 +123,7 @@ func (s *session) resume(setup *train.Setup) error {
 	if err != nil {
 		return err
 	}
+	setup.Loop.Stages = from.Stages
 	s.from, setup.Loop.Resumed, setup.Loop.Updates = from.Path, from.Step, from.Updates
 	if err := s.resumeBest(setup, &from); err != nil {
 		return err

@@ -12,11 +12,14 @@ import (
 // Checkpoints says where and when a run writes checkpoints.
 type Checkpoints struct {
 	Dir   string
-	Every int64             // optimizer steps; 0 = only when the run is stopped
-	Keep  int64             // number of checkpoints that are kept
-	Best  bool              // keep also the checkpoint of the best evaluation (Setup.Track)
-	Run   map[string]string // settings that a resumed run must have in common
-	Base  string            // absolute path of the base model's folder; "" = a new model
+	Every int64 // optimizer steps; 0 = only when the run is stopped
+	Keep  int64 // number of checkpoints that are kept
+	Stage Stage // of this run, without Step and First
+	// Epochs says that the number of steps is that of so many epochs, which needs one stage.
+	Epochs bool
+	Best   bool              // keep also the checkpoint of the best evaluation (Setup.Track)
+	Run    map[string]string // settings that a resumed run must have in common
+	Base   string            // absolute path of the base model's folder; "" = a new model
 	// Model writes the files of a model folder except the weights, for an export. It is called
 	// while steps run.
 	Model func(dir string) error

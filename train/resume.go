@@ -21,6 +21,7 @@ type Resumed struct {
 	Step, Updates int64  // steps done, and steps in which the optimizer updated the weights
 	Notes         []string
 	Best          *checkpoint.Best // the comparison of evaluations; nil = there was none
+	Stages        []Stage          // up to that of this run, without a checkpoint this one alone
 }
 
 // settings returns the keys of the job file that affect later steps, with exact values. Keys
@@ -72,6 +73,7 @@ func rateOf(was map[string]string, s int64) (float64, error) {
 // the zero value. It does not skip a checkpoint that path names. Collective; called before New.
 func (c *Checkpoints) Resume(path string, d device.Device, world comm.Comm, w Weights, all []*model.Group, o *OptimizerConfig, steps int64) (r Resumed, err error) {
 	groups := model.Halves(all, false)
+	r.Stages = []Stage{c.Stage}
 	paths := []string{path}
 	var known []int64
 	if path == "" {
@@ -92,7 +94,7 @@ func (c *Checkpoints) Resume(path string, d device.Device, world comm.Comm, w We
 			for i := range damage {
 				damage[i] = "skipped a damaged checkpoint: " + damage[i]
 			}
-			return Resumed{p, from.Step, from.Updates, append(damage, notes...), from.Best}, err
+			return Resumed{p, from.Step, from.Updates, append(damage, notes...), from.Best, c.stages(from)}, err
 		}
 		if unusable, ok := err.(*damaged); ok && path == "" {
 			damage = append(damage, unusable.Error())
@@ -171,7 +173,8 @@ func (c *Checkpoints) try(path string, world comm.Comm, groups []*model.Group, o
 func (c *Checkpoints) compare(from *checkpoint.Checkpoint, groups []*model.Group, o *OptimizerConfig, steps int64) (notes []string, err error) {
 	rate := o.Rate(from.Step, steps)
 	next := fmt.Sprintf("the learning rate of step %d is %.6g", from.Step+1, rate)
-	faults := from.Differences(c.Run, groupsOf(groups, 0), o.kinds())
+	stage := c.change(from)
+	faults := from.Differences(stage.run, groupsOf(groups, 0), o.kinds())
 	if from.Settings == nil {
 		if len(faults) == 0 {
 			notes = append(notes, fmt.Sprintf("checkpoint %s is of an older program (format %d): its manifest has no checksum and no settings of [optimizer] and train.steps, so they are not compared; %s",
@@ -204,12 +207,28 @@ func (c *Checkpoints) compare(from *checkpoint.Checkpoint, groups []*model.Group
 			keys = append(keys, key)
 		}
 	}
+	if len(faults)+len(stage.keys) > 0 { // all differences, also those that Accept lists
+		all := append(from.Differences(c.Run, groupsOf(groups, 0), o.kinds()), changed...)
+		if len(faults) == 0 {
+			all = append(all, stage.positions...)
+		}
+		err := from.MismatchError(all)
+		if len(faults) == 0 {
+			err = status.Errorf(status.InvalidConfig, "%w; or set checkpoint.accept = [%s] to go on with its weights and moments in a new stage; %s", err, quoted(append(keys, stage.keys...)), next)
+		}
+		return nil, err
+	}
+	changed = append(stage.changed, changed...)
 	switch {
-	case len(faults) > 0:
-		return nil, from.MismatchError(append(faults, changed...))
+	case stage.fault != "":
+		return nil, status.Errorf(status.InvalidConfig, "checkpoint %s: %s", from.Path, stage.fault)
 	case len(keys) > 0:
 		return nil, status.Errorf(status.InvalidConfig, "checkpoint.resume: the settings differ from those in checkpoint %s:\n  %s\n%s\nset checkpoint.accept = [%s] to resume with the new values, or set the old values",
 			from.Path, strings.Join(changed, "\n  "), next, quoted(keys))
+	case stage.accepted:
+		now := c.stages(from)
+		notes = append(notes, fmt.Sprintf("a new stage begins after step %d of checkpoint %s: %s; the weights, the optimizer's moments and the count of steps stay; %s; %s",
+			from.Step, from.Path, strings.Join(changed, "; "), position(&now[len(now)-1], stage.files), next))
 	case len(changed) > 0:
 		notes = append(notes, fmt.Sprintf("resuming with settings that differ from checkpoint %s, which is allowed: %s; %s", from.Path, strings.Join(changed, "; "), next))
 	}

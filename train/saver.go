@@ -24,6 +24,7 @@ type saver struct {
 	kinds    int // of checkpoint.Kinds, which the optimizer has
 	saved    func(took time.Duration)
 	settings map[string]string
+	stages   []Stage
 
 	// arena is the copy, in the host's memory; nil if checkpoints are written only when the run is
 	// stopped, which needs no copy, and if the optimizer's states are offloaded.
@@ -46,7 +47,7 @@ type written struct {
 
 func newSaver(s *Setup) *saver {
 	return &saver{Checkpoints: s.Checkpoints, dev: s.Device, mesh: s.Mesh, weights: s.Weights, groups: model.Halves(s.Model.Groups(), false), frozen: frozenOf(s.Model.Groups()), kinds: s.Optimizer.kinds(), saved: s.Hooks.Saved,
-		settings: settings(s.Optimizer, s.Loop.Steps)}
+		settings: settings(s.Optimizer, s.Loop.Steps), stages: s.Loop.Stages}
 }
 
 // component lists the memory of the copy, if there is one. States that are offloaded are written
@@ -253,7 +254,7 @@ func (s *saver) finish() error {
 	var err error
 	if world.Rank() == 0 {
 		m := s.next
-		m.Base, m.Frozen = s.Base, s.frozen
+		m.Base, m.Frozen, m.Stages = s.Base, s.frozen, s.stages
 		m.Run, m.Settings, m.Kinds, m.Groups, m.Model = s.Run, s.settings, s.kinds, groupsOf(s.groups, world.Size()), w.model
 		ring := ""
 		if s.mesh.Ring > 1 {

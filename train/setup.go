@@ -50,6 +50,8 @@ type Loop struct {
 	OnNaN     string // "stop" or "skip"
 	Resumed   int64  // steps that earlier runs have done
 	Updates   int64  // the number of these steps in which the optimizer updated the weights
+	// the stages of the run, of which the last one is current; nil = one, from step 0 on
+	Stages []Stage
 	// the comparison of evaluations by earlier runs; nil = a new one begins
 	Best *checkpoint.Best
 }
