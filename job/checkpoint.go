@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"ulysses/internal/outdir"
+	"ulysses/internal/status"
 	"ulysses/model"
 	"ulysses/train"
 )
@@ -115,7 +116,7 @@ func (s *session) resume(setup *train.Setup) error {
 	switch path {
 	case "off":
 		setup.Loop.Stages = []train.Stage{setup.Checkpoints.Stage}
-		return nil
+		return s.needsCheckpoint()
 	case "auto":
 		path = ""
 	}
@@ -124,6 +125,11 @@ func (s *session) resume(setup *train.Setup) error {
 		return err
 	}
 	setup.Loop.Stages = from.Stages
+	if from.Path == "" {
+		if err := s.needsCheckpoint(); err != nil {
+			return err
+		}
+	}
 	s.from, setup.Loop.Resumed, setup.Loop.Updates = from.Path, from.Step, from.Updates
 	if err := s.resumeBest(setup, &from); err != nil {
 		return err
@@ -133,6 +139,14 @@ func (s *session) resume(setup *train.Setup) error {
 	}
 	if from.Path != "" {
 		s.Log.Info().Int64("step", from.Step).Int64("of", setup.Loop.Steps).Str("checkpoint", from.Path).Msg("resumed")
+	}
+	return nil
+}
+
+// needsCheckpoint refuses optimizer.begin in a run that begins with its first step.
+func (s *session) needsCheckpoint() error {
+	if n := s.Job.Optimizer.Begin; n > 0 {
+		return s.Job.Errorf(status.InvalidConfig, "optimizer.begin", "%d, and the run has no checkpoint from which it resumes, so it begins with step 1; remove it, or name the checkpoint with checkpoint.resume", n)
 	}
 	return nil
 }

@@ -11,9 +11,11 @@ import (
 // A linear warmup lr·(s+1)/warmup comes first. Then the rate is constant, or falls on a line or
 // half a cosine from lr at the first step after warmup to min_lr at the last step (Loshchilov &
 // Hutter 2017, without restarts). Schedule wsd (warmup, stable, decay; Hu et al. 2024, MiniCPM) is
-// constant until the last Decay steps, in which the rate falls to min_lr at the last step.
+// constant until the last Decay steps, in which the rate falls to min_lr at the last step. The
+// schedule, with its warmup and all shares of steps, is of the steps after the first Begin.
 func (o *OptimizerConfig) Rate(s, steps int64) float64 {
 	warmup := o.WarmupSteps(steps)
+	s, steps = s-o.Begin, steps-o.Begin
 	if s < warmup {
 		return o.LR * float64(s+1) / float64(warmup)
 	}
@@ -23,7 +25,7 @@ func (o *OptimizerConfig) Rate(s, steps int64) float64 {
 	case "constant":
 		return o.LR
 	case "wsd":
-		first, shape = max(warmup, o.decayStart(steps)), o.DecayShape
+		first, shape = max(warmup, steps-stepsOf(o.Decay, steps)), o.DecayShape
 		if s < first {
 			return o.LR
 		}
@@ -44,10 +46,12 @@ func (o *OptimizerConfig) Rate(s, steps int64) float64 {
 }
 
 // WarmupSteps returns the number of steps of the warmup in a run of the given number of steps.
-func (o *OptimizerConfig) WarmupSteps(steps int64) int64 { return stepsOf(o.Warmup, steps) }
+func (o *OptimizerConfig) WarmupSteps(steps int64) int64 { return stepsOf(o.Warmup, steps-o.Begin) }
 
-// decayStart returns the first step of the decay of schedule wsd.
-func (o *OptimizerConfig) decayStart(steps int64) int64 { return steps - stepsOf(o.Decay, steps) }
+// decayStart returns the first step of the decay of schedule wsd, counted from 0.
+func (o *OptimizerConfig) decayStart(steps int64) int64 {
+	return steps - stepsOf(o.Decay, steps-o.Begin)
+}
 
 // stepsOf returns a number of steps that is given as such, or as a share of all steps below 1.
 func stepsOf(x float64, steps int64) int64 {
@@ -59,7 +63,10 @@ func stepsOf(x float64, steps int64) int64 {
 
 // sameUntil reports whether another number of steps of the run changes no rate before step s.
 func (o *OptimizerConfig) sameUntil(s, steps, other int64) bool {
-	return o.Schedule == "wsd" && o.WarmupSteps(steps) == o.WarmupSteps(other) && s <= min(o.decayStart(steps), o.decayStart(other))
+	if o.WarmupSteps(steps) != o.WarmupSteps(other) {
+		return false
+	}
+	return o.Schedule == "constant" || o.Schedule == "wsd" && s <= min(o.decayStart(steps), o.decayStart(other))
 }
 
 // kinds returns the number of checkpoint.Kinds that the optimizer has.

@@ -36,8 +36,11 @@ func settings(o *OptimizerConfig, steps int64) map[string]string {
 		all["optimizer.betas"] = fmt.Sprintf("[%s, %s]", number(o.Betas[0]), number(o.Betas[1]))
 		all["optimizer.eps"] = number(o.Eps)
 	}
+	all["optimizer.begin"] = fmt.Sprint(o.Begin)
 	if o.Schedule != "constant" {
 		all["optimizer.min_lr"] = number(o.MinLR)
+	}
+	if o.Schedule != "constant" || o.Warmup > 0 && o.Warmup < 1 {
 		all["train.steps"] = fmt.Sprint(steps)
 	}
 	if o.Schedule == "wsd" {
@@ -55,6 +58,7 @@ func rateOf(was map[string]string, s int64) (float64, error) {
 		"optimizer.min_lr": func(text string) (err error) { o.MinLR, err = strconv.ParseFloat(text, 64); return err },
 		"optimizer.warmup": func(text string) (err error) { o.Warmup, err = strconv.ParseFloat(text, 64); return err },
 		"optimizer.decay":  func(text string) (err error) { o.Decay, err = strconv.ParseFloat(text, 64); return err },
+		"optimizer.begin":  func(text string) (err error) { o.Begin, err = strconv.ParseInt(text, 10, 64); return err },
 		"train.steps":      func(text string) (err error) { steps, err = strconv.ParseInt(text, 10, 64); return err },
 	} {
 		if text, ok := was[key]; ok {
@@ -171,6 +175,9 @@ func (c *Checkpoints) try(path string, world comm.Comm, groups []*model.Group, o
 // compare refuses a checkpoint of another run, and a checkpoint with other settings unless c.Accept
 // lists their keys. The error names all differences and their effect on the learning rate.
 func (c *Checkpoints) compare(from *checkpoint.Checkpoint, groups []*model.Group, o *OptimizerConfig, steps int64) (notes []string, err error) {
+	if o.Begin > from.Step {
+		return nil, status.Errorf(status.InvalidConfig, "optimizer.begin = %d: checkpoint %s is of step %d, before the schedule begins; set optimizer.begin = %d", o.Begin, from.Path, from.Step, from.Step)
+	}
 	rate := o.Rate(from.Step, steps)
 	next := fmt.Sprintf("the learning rate of step %d is %.6g", from.Step+1, rate)
 	stage := c.change(from)
@@ -196,6 +203,9 @@ func (c *Checkpoints) compare(from *checkpoint.Checkpoint, groups []*model.Group
 	own := settings(o, steps)
 	for _, key := range slices.Sorted(maps.Keys(own)) {
 		before, ok := from.Settings[key]
+		if !ok && key == "optimizer.begin" { // an older program wrote it
+			before, ok = "0", true
+		}
 		if !ok || before == own[key] {
 			continue
 		}

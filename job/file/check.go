@@ -118,6 +118,9 @@ var conflicts = []rule{
 		"with [lora] only the adapters are trained; remove it"},
 	{"train.freeze", func(j *Job) bool { _, err := model.ParsePatterns(j.Train.Freeze); return err != nil },
 		"not patterns of names; write names with * and ?, or \"re:\" and a regular expression"},
+	{"optimizer.begin", func(j *Job) bool {
+		return j.Kind == "train" && j.Optimizer.Begin > 0 && j.Train.Epochs == 0 && j.Optimizer.Begin >= j.Train.Steps
+	}, "no step of the run is left for the schedule; set it to the steps that the checkpoint has, below train.steps"},
 	{"optimizer.min_lr", func(j *Job) bool { return j.Optimizer.MinLR > j.Optimizer.LR }, "larger than optimizer.lr; set it to optimizer.lr or less"},
 	{"output.trace", func(j *Job) bool {
 		t := j.Output.Trace

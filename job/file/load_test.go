@@ -98,6 +98,7 @@ schedule = "cosine"
 warmup = 10
 decay = 0.1
 decay_shape = "cosine"
+begin = 0
 [train]
 steps = 100
 epochs = 0.0
