@@ -29,6 +29,8 @@ type evalLine struct {
 	B      float64 `json:"eval_loss/far.x"`
 	NA     int64   `json:"eval_tokens/near"`
 	NB     int64   `json:"eval_tokens/far.x"`
+	// of an evaluation job
+	Checkpoint string
 }
 
 func readEvals(t *testing.T, dir string) (all []evalLine) {

@@ -31,11 +31,11 @@ func (s *session) checkpoints() *train.Checkpoints {
 		train.SequenceKey: fmt.Sprint(j.Data.Sequence),
 		"data.pack":       fmt.Sprint(j.Data.Pack),
 		"data.shuffle":    fmt.Sprint(j.Data.Shuffle),
-		"seed":            fmt.Sprint(j.Seed),
+		train.SeedKey:     fmt.Sprint(j.Seed),
 		train.FilesKey:    fmt.Sprintf("%s, in %s%s", s.data.Train().Identity(), s.dataNames(), s.data.Tokenizer()),
 	}}
 	if l := j.Adapters(); l != nil {
-		c.Run[train.LoRAKey] = fmt.Sprintf("rank %d, alpha %v, rslora %v, targets %q", l.Rank, l.Alpha, l.RSLoRA, l.Targets)
+		c.Run[train.LoRAKey] = adaptersText(l)
 	}
 	if len(j.Train.Freeze) > 0 {
 		c.Run[train.FreezeKey] = fmt.Sprintf("%q", j.Train.Freeze)
@@ -48,15 +48,22 @@ func (s *session) checkpoints() *train.Checkpoints {
 
 // stage describes what a resumed run may change by checkpoint.accept and what then must be equal.
 func (s *session) stage() train.Stage {
-	j, c := s.Job, *s.parts.Config
+	x := s.modelStage()
+	j, d := s.Job, s.data.Train()
+	x.Sequence, x.GlobalBatch, x.Sequences = j.Data.Sequence, j.Mesh.GlobalBatch, d.Sequences()
+	x.Files, x.Tokenizer = d.Files()+", in "+s.dataNames(), strings.TrimPrefix(s.data.TokenizerDigest(), ", ")
+	return x
+}
+
+// modelStage returns the part of stage that is of the model.
+func (s *session) modelStage() train.Stage {
+	c := *s.parts.Config
 	positions := fmt.Sprintf("%d positions with RoPE %s", c.MaxPositionEmbeddings, ropeText(&c.Rope))
 	if c.LocalRope != nil {
 		positions += ", in windows " + ropeText(c.LocalRope)
 	}
 	c.MaxPositionEmbeddings, c.Rope, c.LocalRope = 0, model.Rope{}, nil
-	x := s.data.Train()
-	return train.Stage{Sequence: j.Data.Sequence, GlobalBatch: j.Mesh.GlobalBatch, Sequences: x.Sequences(), Files: x.Files() + ", in " + s.dataNames(),
-		Tokenizer: strings.TrimPrefix(s.data.TokenizerDigest(), ", "), Positions: positions, Model: digest(c)}
+	return train.Stage{Positions: positions, Model: digest(c)}
 }
 
 // ropeText describes a RoPE: its type, its base, and the other values that are set.
@@ -148,6 +155,34 @@ func (s *session) needsCheckpoint() error {
 	if n := s.Job.Optimizer.Begin; n > 0 {
 		return s.Job.Errorf(status.InvalidConfig, "optimizer.begin", "%d, and the run has no checkpoint from which it resumes, so it begins with step 1; remove it, or name the checkpoint with checkpoint.resume", n)
 	}
+	return nil
+}
+
+// adaptersText describes the settings of adapters.
+func adaptersText(l *model.LoRA) string {
+	return fmt.Sprintf("rank %d, alpha %v, rslora %v, targets %q", l.Rank, l.Alpha, l.RSLoRA, l.Targets)
+}
+
+// loadCheckpoint fills the weights of an evaluation from the checkpoint that checkpoint.resume
+// names, if it names one. Collective.
+func (s *session) loadCheckpoint() error {
+	j := s.Job
+	if !j.EvaluatesCheckpoint() {
+		return nil
+	}
+	e := &train.Evaluated{Run: map[string]string{train.ModelKey: digest(s.parts.Config), train.SeedKey: fmt.Sprint(j.Seed)}, Stage: s.modelStage(), Frozen: s.frozen}
+	if l := j.Adapters(); l != nil {
+		e.Run[train.LoRAKey] = adaptersText(l)
+	}
+	from, err := train.LoadCheckpoint(j.Checkpoint.Resume, e, s.Device, s.Mesh.World, s.parts.Weights, s.parts.Model.Groups())
+	if err != nil {
+		return err
+	}
+	s.from = from.Path
+	for _, note := range from.Notes {
+		s.Log.Warn().Msg(note)
+	}
+	s.Log.Info().Int64("step", from.Step).Str("checkpoint", from.Path).Msg("weights of a checkpoint")
 	return nil
 }
 

@@ -22,7 +22,7 @@ import (
 // trainOwning trains or evaluates while rank 0 owns output.dir.
 func trainOwning(e *Env) (err error) {
 	start := time.Now()
-	if e.Job.Kind == "eval" && e.Job.Model.Path == "" {
+	if e.Job.Kind == "eval" && e.Job.Model.Path == "" && !e.Job.EvaluatesCheckpoint() {
 		e.Log.Warn().Msg("kind = \"eval\" with [model.new]: the weights are random, drawn from seed; set model.path to a trained model")
 	}
 	s, err := prepare(e, true)

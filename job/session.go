@@ -1,6 +1,7 @@
 package job
 
 import (
+	"path/filepath"
 	"time"
 
 	"ulysses/comm"
@@ -83,7 +84,10 @@ func (s *session) load() (*train.Setup, error) {
 	if err = s.parts.Layout(); err == nil {
 		err = s.fill(folder)
 	}
-	if err = comm.Agree(s.Mesh.World, err); err != nil {
+	if err = comm.Agree(s.Mesh.World, err); err == nil {
+		err = s.loadCheckpoint()
+	}
+	if err != nil {
 		return nil, err
 	}
 	if s.parts.Levels != "" {
@@ -135,6 +139,9 @@ func (s *session) hook(h *train.Hooks) {
 		return s.slow.step(r)
 	}
 	h.Eval = func(r *train.EvalRecord) error {
+		if s.Job.Kind == "eval" && s.from != "" {
+			r.Checkpoint = filepath.Base(s.from)
+		}
 		if s.progress != nil {
 			s.progress.eval(r)
 		}
@@ -207,7 +214,7 @@ func (s *session) openAdapters() error {
 // fill reads the weights from the folder, or draws them from the seed.
 func (s *session) fill(folder *model.Folder) error {
 	if folder != nil {
-		if s.parts.Weights.Frozen() != nil {
+		if s.parts.Weights.Frozen() != nil || s.Job.EvaluatesCheckpoint() {
 			var err error
 			if s.frozen, err = folder.Fingerprint(); err != nil {
 				return err
@@ -241,7 +248,7 @@ func (s *session) close() {
 
 // report returns the description of the run for the report.
 func (s *session) report() *report.Run {
-	r := &report.Run{Parts: s.parts, Trainer: s.trainer, Rank: s.rank(), Ledger: s.Ledger, Steps: s.steps, Began: s.began, Waited: s.waited,
+	r := &report.Run{Parts: s.parts, Trainer: s.trainer, Rank: s.rank(), Ledger: s.Ledger, From: s.from, Steps: s.steps, Began: s.began, Waited: s.waited,
 		Threads: s.world.Kind() == "local", Beside: s.metrics.BesideRun(), Program: programVersion(), Source: s.source, Sets: s.sets,
 		Warnings: s.warned.list, Warn: func(text string) { s.Log.Warn().Msg(text) }, Check: s.mayWrite, Stdout: s.Stdout, Details: s.Details}
 	if s.progress != nil {

@@ -155,6 +155,7 @@ func trainTensors(e *Env, tokens bool) (out []named, err error) {
 	}
 	var own []train.TokenResult
 	if tokens {
+		s.trainer.Hooks.Logits = true
 		s.trainer.Hooks.Tokens = func(results []train.TokenResult) error { own = append(own, results...); return nil }
 	}
 	r, err := s.trainer.Step(0)

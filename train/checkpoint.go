@@ -82,8 +82,8 @@ func (c *Checkpoints) Steps() ([]int64, error) { return checkpoint.Dir(c.Dir).St
 func (c *Checkpoints) Ready() error { return checkpoint.Dir(c.Dir).Ready() }
 
 // fill reads the elements that this rank owns from a checkpoint: the first kinds of
-// checkpoint.Kinds.
-func fill(from *checkpoint.Checkpoint, d device.Device, w Weights, groups []*model.Group, kinds int) error {
+// checkpoint.Kinds, without the parameters in skip.
+func fill(from *checkpoint.Checkpoint, d device.Device, w Weights, groups []*model.Group, kinds int, skip map[string]bool) error {
 	s, err := d.NewStream()
 	if err != nil {
 		return err
@@ -95,6 +95,9 @@ func fill(from *checkpoint.Checkpoint, d device.Device, w Weights, groups []*mod
 		for _, p := range g.Params {
 			lo, hi := max(state.Lo, first), min(state.Hi, first+p.Numel())
 			for kind := range kinds {
+				if skip[p.Name] {
+					break
+				}
 				for at := lo; at < hi; at += int64(len(buffer)) {
 					values := buffer[:min(int64(len(buffer)), hi-at)]
 					if err := from.Read(p.Name, kind, at-first, values); err != nil {

@@ -10,7 +10,8 @@ import (
 // with earlier evaluations (Setup.Track). step is the number of the record. Collective.
 func (t *Trainer) Evaluate(step int64) (*EvalRecord, error) {
 	r, total := &EvalRecord{Step: step}, 0.0
-	for _, set := range t.Data.Evals {
+	for i, set := range t.Data.Evals {
+		t.evalSet = i
 		nll, n, err := t.evaluate(set.Set)
 		if err != nil {
 			return nil, err
@@ -91,12 +92,12 @@ func (t *Trainer) evaluate(set *data.Set) (nll float64, targets int64, err error
 func (t *Trainer) evalNumbers(set *data.Set) (long, short []int64, err error) {
 	for i := range set.Sequences() {
 		n := int64(0)
-		if t.maxAlone > 0 {
+		if t.maxAlone > 0 && t.Hooks.Tokens == nil { // tokens are copied by all ranks of a sequence together
 			if n, err = set.Length(i); err != nil {
 				return nil, nil, err
 			}
 		}
-		if n < 1 || n > t.maxAlone {
+		if n < 1 || n > t.maxAlone { // also if no length was needed
 			long = append(long, i)
 		} else {
 			short = append(short, i)

@@ -81,6 +81,8 @@ type EvalRecord struct {
 	// of the sets of eval.set: the line has eval_loss/NAME and eval_tokens/NAME
 	Sets []SetLoss `json:"-"`
 	Best bool      `json:"best,omitempty"` // the smallest loss so far (Setup.Track)
+	// name of the checkpoint that an evaluation job has read
+	Checkpoint string `json:"checkpoint,omitempty"`
 	Stamp
 }
 

@@ -93,7 +93,7 @@ func (c *Checkpoints) Resume(path string, d device.Device, world comm.Comm, w We
 	for i, p := range paths {
 		from, notes, err := c.try(p, world, groups, o, steps)
 		if from != nil {
-			err = comm.Agree(world, fill(from, d, w, groups, o.kinds()))
+			err = comm.Agree(world, fill(from, d, w, groups, o.kinds(), nil))
 			from.Close()
 			for i := range damage {
 				damage[i] = "skipped a damaged checkpoint: " + damage[i]
@@ -136,9 +136,14 @@ func (c *Checkpoints) known(world comm.Comm) (steps []int64, err error) {
 	return steps, world.Broadcast(nil, tensor.OfInt64(steps, n[0]), 0)
 }
 
-// try opens a checkpoint, compares it with the run and checks its files, on all ranks or on none.
-// If from is nil there is an error, which is a *damaged if the checkpoint is at fault. Collective.
+// try opens a checkpoint and compares it with the run, as openWhole does. Collective.
 func (c *Checkpoints) try(path string, world comm.Comm, groups []*model.Group, o *OptimizerConfig, steps int64) (from *checkpoint.Checkpoint, notes []string, err error) {
+	return openWhole(path, world, func(from *checkpoint.Checkpoint) ([]string, error) { return c.compare(from, groups, o, steps) })
+}
+
+// openWhole opens a checkpoint, calls compare and checks the files, on all ranks or on none. If
+// from is nil there is an error, which is a *damaged if the checkpoint is at fault. Collective.
+func openWhole(path string, world comm.Comm, compare func(*checkpoint.Checkpoint) ([]string, error)) (from *checkpoint.Checkpoint, notes []string, err error) {
 	from, err = checkpoint.Open(path)
 	fail := func(err error) (*checkpoint.Checkpoint, []string, error) {
 		if from != nil {
@@ -157,7 +162,7 @@ func (c *Checkpoints) try(path string, world comm.Comm, groups []*model.Group, o
 	if err = comm.SameFiles(world, "checkpoint "+path, []comm.File{{Name: checkpoint.ManifestFile, Path: from.ManifestPath()}}); err != nil {
 		return fail(err)
 	}
-	notes, err = c.compare(from, groups, o, steps)
+	notes, err = compare(from)
 	if err = comm.Agree(world, err); err != nil {
 		return fail(err)
 	}

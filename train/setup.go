@@ -72,9 +72,12 @@ type Hooks struct {
 	Unsaved func(err error)
 	// Saved is called when a checkpoint is complete, with the time since it was begun.
 	Saved func(took time.Duration)
-	// Tokens is called after each training pass with the results of this rank's tokens. They are
-	// copied to the host, which takes 4 bytes for each token and id of the vocabulary.
+	// Tokens is called after each pass of a step or an evaluation with the results of this rank's
+	// tokens, which are copied to the host.
 	Tokens func([]TokenResult) error
+	// Logits says that the results have logits, which take 4 bytes for each token and id of the
+	// vocabulary.
+	Logits bool
 	// Probe is called between the passes and the reduction of each step, counted from 1. Tests use
 	// it to let a rank fail.
 	Probe func(step int64) error

@@ -18,6 +18,7 @@ const (
 	SequenceKey    = "data.sequence"
 	FilesKey       = "data.path"
 	GlobalBatchKey = "data.global_batch"
+	SeedKey        = "seed"
 	// BatchOfRun is the key of GlobalBatchKey in Checkpoints.Run.
 	BatchOfRun = "global batch"
 )

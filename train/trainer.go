@@ -42,6 +42,7 @@ type Trainer struct {
 	improved bool            // the evaluation after the current step is the best so far
 	// the model calls inspect with every tensor of a pass; nil = no calls
 	inspect   func(at string, x tensor.Tensor) error
+	evalSet   int   // index of the evaluation set of the current pass
 	diagnosed bool  // a skipped step was diagnosed
 	updates   int64 // steps in which the optimizer updated the weights
 	maxAlone  int64 // largest sequence, in tokens, that a rank evaluates alone; 0 = none

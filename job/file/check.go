@@ -29,6 +29,11 @@ var setName = regexp.MustCompile(`^[A-Za-z0-9._-]+$`)
 // Tracks reports whether the run compares its evaluations: for checkpoint.best or eval.patience.
 func (j *Job) Tracks() bool { return j.Checkpoint.Best || j.Eval.Patience > 0 }
 
+// EvaluatesCheckpoint reports whether an evaluation reads its weights from a checkpoint.
+func (j *Job) EvaluatesCheckpoint() bool {
+	return j.Kind == "eval" && j.Checkpoint.Resume != "auto" && j.Checkpoint.Resume != "off"
+}
+
 // IsModelJob reports whether the job trains or evaluates a model.
 func (j *Job) IsModelJob() bool { return j.Kind == "train" || j.Kind == "eval" }
 func hasModel(j *Job) bool      { return j.Model.Path != "" || len(j.Model.New) > 0 }
@@ -110,8 +115,9 @@ var conflicts = []rule{
 	{"lora.rank", func(j *Job) bool { return j.LoRA.Rank > 0 && j.Model.Path == "" && j.IsModelJob() },
 		"adapters belong to a model folder; set model.path"},
 	{"lora.rank", func(j *Job) bool { return j.LoRA.Rank > 0 && !j.IsModelJob() }, "an operator job has no model; remove it"},
-	{"lora.init", func(j *Job) bool { return j.LoRA.Rank > 0 && j.Kind == "eval" && j.LoRA.Init == "" },
-		"missing; name the folder of trained adapters"},
+	{"lora.init", func(j *Job) bool {
+		return j.LoRA.Rank > 0 && j.Kind == "eval" && j.LoRA.Init == "" && !j.EvaluatesCheckpoint()
+	}, "missing; name the folder of trained adapters, or a checkpoint with checkpoint.resume"},
 	{"lora.targets", func(j *Job) bool { return len(j.LoRA.Targets) == 0 || slices.Contains(j.LoRA.Targets, "") },
 		"names no matrices; name some, such as [\"q_proj\", \"v_proj\"], or \"all-linear\""},
 	{"train.freeze", func(j *Job) bool { return len(j.Train.Freeze) > 0 && j.LoRA.Rank > 0 && j.Kind == "train" },
@@ -132,9 +138,6 @@ var conflicts = []rule{
 		first, _, _ := strings.Cut(filepath.ToSlash(filepath.Clean(j.Checkpoint.Dir)), "/")
 		return slices.Contains([]string{"metrics.jsonl", "report.html", "trace.json"}, first)
 	}, "the run writes a file of that name; name another folder"},
-	{"checkpoint.resume", func(j *Job) bool {
-		return j.Kind == "eval" && j.Checkpoint.Resume != "auto" && j.Checkpoint.Resume != "off"
-	}, "an evaluation reads only model.path; write the checkpoint as a model folder with ulysses-mpi export"},
 	{"memory.block_input", func(j *Job) bool { return j.Memory.BlockInput == "keep" && j.Memory.Segment > 1 },
 		"memory.segment above 1 keeps only the input of the first layer of each segment; set it to \"recompute\" or \"auto\""},
 	{"memory.block_input", func(j *Job) bool { return j.Memory.BlockInput == "recompute" && j.Memory.Segment == 1 },

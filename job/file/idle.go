@@ -30,10 +30,12 @@ func onJob(holds func(j *Job) bool) func(j *Job, c *model.Config) bool {
 // idleKeys has all rules on keys without an effect. In check.go such keys are faults, if the job
 // would compute something else than the user expects.
 var idleKeys = []idle{
-	{[]string{"optimizer.", "train.", "checkpoint.", "eval.every", "eval.metric", "eval.patience", "eval.threshold", "data.accumulate", "data.global_batch", "data.shuffle", "data.shuffle_documents", "memory.block_input", "memory.attention", "memory.qkv",
+	{[]string{"optimizer.", "train.",
+		"checkpoint.every", "checkpoint.keep", "checkpoint.best", "checkpoint.dir", "checkpoint.accept", "eval.every", "eval.metric", "eval.patience", "eval.threshold",
+		"data.accumulate", "data.global_batch", "data.shuffle", "data.shuffle_documents", "memory.block_input", "memory.attention", "memory.qkv",
 		"memory.mlp", "memory.segment", "memory.head_groups", "memory.optimizer", "memory.gradients", "memory.host", "output.model", "output.trace", "output.tensorboard"},
-		onJob(func(j *Job) bool { return j.Kind == "eval" }), `kind = "eval" does not train`},
-	{[]string{"data.path"}, onJob(func(j *Job) bool { return j.Kind == "eval" && len(j.evalFiles()) > 0 }), "the evaluation reads eval.path or eval.set"},
+		onJob(func(j *Job) bool { return j.Kind == "eval" && !j.ByVerb }), `kind = "eval" does not train`},
+	{[]string{"data.path"}, onJob(func(j *Job) bool { return j.Kind == "eval" && len(j.evalFiles()) > 0 && !j.ByVerb }), "the evaluation reads eval.path or eval.set"},
 	{[]string{"seed"}, onJob(func(j *Job) bool { return !j.IsModelJob() && (!j.draws() || j.Attention.Seed > 0) }), "an operator job draws only dropout and random blocks of a pattern, with attention.seed if it is set"},
 	{[]string{"attention.seed"}, onJob(func(j *Job) bool { return j.Kind == "attention" && !j.draws() }), "there is no dropout and no pattern with random blocks"},
 	{patternKeys, onJob(func(j *Job) bool { return j.Kind == "attention" && j.Attention.Pattern.Kind == "off" }), `attention.pattern.kind is "off"`},

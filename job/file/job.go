@@ -42,6 +42,8 @@ type Job struct {
 
 	Path string `toml:"-"` // of the job file, as in the command line
 	Mesh Mesh   `toml:"-"` // set by Resolve
+	// a verb evaluates with the data of a job of any kind, so keys of training are no mistake
+	ByVerb bool `toml:"-"`
 
 	chosen     Mesh              // set by Choose
 	accumulate int64             // data.accumulate as the user set it, if Resolve has changed it; 0 = it has not

@@ -311,8 +311,6 @@ func TestFaults(t *testing.T) {
 			want: []string{`:6: memory.block_input = "keep": memory.segment above 1`, `:8: memory.attention = "recompute": recomputing attention includes queries, keys and values`, ":10: memory.host = -1"}},
 		{name: "one layer a segment", code: status.InvalidConfig, src: base + "[memory]\nblock_input = \"recompute\"\nsegment = 1\n", want: []string{"with memory.segment = 1 nothing is recomputed"}},
 		{name: "a trace of no steps", code: status.InvalidConfig, src: "kind = \"eval\"\n" + base + "[output]\ntrace = [1, 2]\n", want: []string{":7: output.trace = [1, 2]: only training has steps"}},
-		{name: "an evaluation of a checkpoint", code: status.InvalidConfig, src: "kind = \"eval\"\n" + base + "[checkpoint]\nresume = \"out/checkpoints/step-00000001\"\n",
-			want: []string{":7: checkpoint.resume = \"jobs/out/checkpoints/step-00000001\": an evaluation reads only model.path"}},
 		{name: "gdn", code: status.InvalidConfig, src: "kind = \"gdn\"\n", want: []string{"gdn.input: missing", "gdn.output: missing"}},
 		{name: "gdn over its input", code: status.InvalidConfig, src: "kind = \"gdn\"\n[gdn]\ninput = \"a\"\noutput = \"a\"\n", want: []string{"the same file as gdn.input"}},
 		{name: "gdn chunk", code: status.InvalidConfig, src: "kind = \"gdn\"\n[gdn]\ninput = \"a\"\noutput = \"b\"\nchunk = 8\n", want: []string{":5: gdn.chunk = 8: must be at least 16"}},

@@ -30,6 +30,7 @@ type Run struct {
 	Ledger  *comm.Ledger
 	Totals  *Totals
 
+	From    string    // checkpoint from which the run resumes, or which is evaluated; "" = none
 	Steps   int64     // of the whole run, including earlier runs that it resumes
 	Began   time.Time // start of the process
 	Waited  float64   // proc.WaitedForCore before the first step
@@ -109,6 +110,9 @@ func (r *Run) state() string {
 	case r.job().Kind == "eval" && r.Failed != "":
 		return "failed"
 	case r.job().Kind == "eval":
+		if r.From != "" {
+			return "evaluated " + filepath.Base(r.From)
+		}
 		return "evaluated"
 	case r.Failed != "":
 		return fmt.Sprintf("failed after step %d of %d", done, r.Steps)
