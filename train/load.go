@@ -34,6 +34,9 @@ func LoadCheckpoint(path string, e *Evaluated, d device.Device, world comm.Comm,
 		return r, err
 	}
 	text, err := json.Marshal(paths)
+	if err != nil {
+		return r, status.Errorf(status.Internal, "train: %w", err)
+	}
 	if text, err = comm.BroadcastBytes(world, text, 0); err != nil {
 		return r, err
 	}
