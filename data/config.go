@@ -72,4 +72,8 @@ type EvalConfig struct {
 	// evaluations without an improvement after which the run ends; 0 = it does not end early
 	Patience  int64   `toml:"patience" min:"0"`
 	Threshold float64 `toml:"threshold" min:"0"` // for patience, only a larger decrease is an improvement
+	// prompts that the model continues after each evaluation
+	Sample            []string `toml:"sample"`
+	SampleTokens      int64    `toml:"sample_tokens" min:"1" max:"1000000"`
+	SampleTemperature float64  `toml:"sample_temperature" min:"0" max:"1000000"` // 0 = the most probable token
 }

@@ -33,6 +33,7 @@ type session struct {
 	curves   *tfevents.File // nil on ranks above 0, and without output.tensorboard
 	progress *progress
 	slow     *stragglers
+	sampler  *sampler // of eval.sample; nil = none
 	stop     *launch.Stopper
 }
 
@@ -50,6 +51,11 @@ func prepare(e *Env, resume bool) (*session, error) {
 		return nil, err
 	}
 	if resume {
+		if s.sampler, err = newSampler(s); err != nil {
+			s.close()
+			return nil, err
+		}
+		setup.Extra = s.sampler.components()
 		setup.Trace = report.NewTrace(s.parts)
 		s.hook(&setup.Hooks)
 	}
@@ -148,7 +154,10 @@ func (s *session) hook(h *train.Hooks) {
 		if err := s.metrics.Write(r); err != nil {
 			return err
 		}
-		return s.curveOfEval(r)
+		if err := s.curveOfEval(r); err != nil {
+			return err
+		}
+		return s.sample(r.Step)
 	}
 	h.Skipped = func(why string) {
 		s.Log.Warn().Msg(why + ": the step is skipped; later steps of this kind are skipped without a message")
@@ -240,6 +249,7 @@ func (s *session) close() {
 	if s.trainer != nil {
 		s.trainer.Free()
 	}
+	s.sampler.free()
 	if s.data != nil {
 		s.data.Close()
 	}

@@ -25,7 +25,8 @@ type Setup struct {
 	Checkpoints *Checkpoints // nil = the run cannot be stopped and resumed
 	Track       *Track       // nil = evaluations are not compared
 	Clock       *clock.Clock
-	Trace       *Trace // the steps to record; nil = none
+	Trace       *Trace            // the steps to record; nil = none
+	Extra       []model.Component // memory of this rank for other purposes, which the plan includes
 	Hooks       Hooks
 }
 

@@ -60,7 +60,7 @@ func New(s Setup) (*Trainer, error) {
 	if err := t.track(); err != nil {
 		return nil, err
 	}
-	t.planner = planner{Setup: &t.Setup, copy: t.saver.component()}
+	t.planner = planner{Setup: &t.Setup, copy: append(t.saver.component(), s.Extra...)}
 	err := t.planner.run()
 	if err == nil {
 		err = t.allocate()
@@ -163,7 +163,7 @@ func (t *Trainer) Choices() []Choice { return t.planner.listed() }
 // PeakBytes returns the largest number of bytes of device memory in use so far.
 func (t *Trainer) PeakBytes() int64 {
 	n := t.arena.Peak() + t.inputs.Peak() + t.saver.peak()
-	return n + model.Bytes(t.Weights.Components())
+	return n + model.Bytes(t.Weights.Components()) + model.Bytes(t.Extra)
 }
 
 // Allocation is an allocation of this rank: its planned size and its largest use so far, in bytes.
@@ -197,6 +197,9 @@ func (t *Trainer) Allocations() []Allocation {
 	add(t.arena, false, own...)
 	add(t.host, true, host...)
 	add(t.inputs, false)
+	for _, c := range t.Extra {
+		all = append(all, Allocation{Name: c.Name, Planned: c.Bytes, Peak: c.Bytes})
+	}
 	if c := t.saver.component(); len(c) > 0 {
 		add(t.saver.arena, c[0].Host)
 	}

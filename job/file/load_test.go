@@ -86,6 +86,9 @@ every = 0
 metric = ""
 patience = 0
 threshold = 0.0
+sample = []
+sample_tokens = 64
+sample_temperature = 0.0
 [optimizer]
 name = "adamw"
 lr = 1e-3

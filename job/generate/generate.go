@@ -188,6 +188,34 @@ func (m *Model) Text(prompt []byte, most int64, s Sampling, emit func(text strin
 		return r, err
 	}
 	defer d.Close()
+	return m.Continue(d, ids, most, s, emit)
+}
+
+// Of returns a Model for a model whose parameters the caller attaches, such as one in training. t
+// is nil for bytes. A text ends with the end mark of the tokenizer, or with a token that the
+// generation_config.json of a folder names; "" = no folder.
+func Of(of *model.Model, t Tokenizer, folder string) (*Model, error) {
+	m := &Model{Tokenizer: bytesTokenizer{}, Sampling: Sampling{TopP: 1}, limit: of.Config.MaxPositionEmbeddings, model: of}
+	if t != nil {
+		m.Tokenizer = t
+	}
+	if x, ok := t.(interface{ EOS() (int32, bool) }); ok {
+		if id, has := x.EOS(); has {
+			m.ends = append(m.ends, id)
+		}
+	}
+	if folder == "" {
+		return m, nil
+	}
+	err := m.readDefaults(folder)
+	m.Sampling = Sampling{TopP: 1}
+	return m, err
+}
+
+// Continue is Text for the ids of a prompt, with a decoder of the model that has memory for them
+// and for `most` tokens more, and has no tokens yet.
+func (m *Model) Continue(d *model.Decoder, ids []int32, most int64, s Sampling, emit func(text string) error) (r Result, err error) {
+	r.Prompt = int64(len(ids))
 	begin := time.Now()
 	logits, err := d.Append(ids)
 	r.Read = time.Since(begin)

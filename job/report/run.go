@@ -57,9 +57,16 @@ type Totals struct {
 	First   *train.Record
 	Last    *train.Record // nil = no step was done
 	Evals   []*train.EvalRecord
+	Samples []Sample
 	Tokens  int64
 	Seconds float64 // inside steps
 	FLOPs   float64 // causal model FLOPs of a rank
+}
+
+// Sample is a text that the model has generated after an evaluation.
+type Sample struct {
+	Step         int64
+	Prompt, Text string
 }
 
 // AddStep adds a step.
