@@ -37,6 +37,7 @@ func settings(o *OptimizerConfig, steps int64) map[string]string {
 		all["optimizer.eps"] = number(o.Eps)
 	}
 	all["optimizer.begin"] = fmt.Sprint(o.Begin)
+	all["optimizer.group"] = fmt.Sprintf("%v", o.Group)
 	if o.Schedule != "constant" {
 		all["optimizer.min_lr"] = number(o.MinLR)
 	}
@@ -48,6 +49,9 @@ func settings(o *OptimizerConfig, steps int64) map[string]string {
 	}
 	return all
 }
+
+// laterSettings has the values of settings that older programs did not have.
+var laterSettings = map[string]string{"optimizer.begin": "0", "optimizer.group": "[]"}
 
 // rateOf returns the learning rate at step s, counted from 0, under a checkpoint's settings.
 func rateOf(was map[string]string, s int64) (float64, error) {
@@ -208,8 +212,8 @@ func (c *Checkpoints) compare(from *checkpoint.Checkpoint, groups []*model.Group
 	own := settings(o, steps)
 	for _, key := range slices.Sorted(maps.Keys(own)) {
 		before, ok := from.Settings[key]
-		if !ok && key == "optimizer.begin" { // an older program wrote it
-			before, ok = "0", true
+		if later, is := laterSettings[key]; !ok && is {
+			before, ok = later, true
 		}
 		if !ok || before == own[key] {
 			continue

@@ -13,6 +13,7 @@ import (
 	"ulysses/data"
 	"ulysses/internal/status"
 	"ulysses/model"
+	"ulysses/train"
 )
 
 // rule is a fault of a key that depends on other keys. holds reports whether the job has the fault;
@@ -127,6 +128,12 @@ var conflicts = []rule{
 		"with [lora] only the adapters are trained; remove it"},
 	{"train.freeze", func(j *Job) bool { _, err := model.ParsePatterns(j.Train.Freeze); return err != nil },
 		"not patterns of names; write names with * and ?, or \"re:\" and a regular expression"},
+	{"optimizer.group", func(j *Job) bool {
+		return slices.ContainsFunc(j.Optimizer.Group, func(g train.GroupConfig) bool {
+			_, err := model.ParsePatterns(g.Match)
+			return err != nil || len(g.Match) == 0
+		})
+	}, "match has no patterns of names; write names with * and ?, or \"re:\" and a regular expression"},
 	{"optimizer.begin", func(j *Job) bool {
 		return j.Kind == "train" && j.Optimizer.Begin > 0 && j.Train.Epochs == 0 && j.Optimizer.Begin >= j.Train.Steps
 	}, "no step of the run is left for the schedule; set it to the steps that the checkpoint has, below train.steps"},
@@ -226,7 +233,7 @@ func (l *loader) value(key string) string {
 	switch v := f.get(l.job).(type) {
 	case string, int64, float64, bool:
 		return " = " + show(v)
-	case []string, []data.SourceConfig, []data.EvalSetConfig:
+	case []string, []data.SourceConfig, []data.EvalSetConfig, []train.GroupConfig:
 		return ""
 	default:
 		return " = " + strings.ReplaceAll(fmt.Sprint(v), " ", ", ")

@@ -102,6 +102,7 @@ warmup = 10
 decay = 0.1
 decay_shape = "cosine"
 begin = 0
+group = []
 [train]
 steps = 100
 epochs = 0.0
