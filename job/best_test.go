@@ -25,10 +25,10 @@ type evalLine struct {
 	Loss   *float64 `json:"eval_loss"`
 	Tokens int64    `json:"eval_tokens"`
 	Best   bool
-	A      float64 `json:"eval_loss/near"`
-	B      float64 `json:"eval_loss/far.x"`
-	NA     int64   `json:"eval_tokens/near"`
-	NB     int64   `json:"eval_tokens/far.x"`
+	A      float64 `json:"eval_near_loss"`
+	B      float64 `json:"eval_far.x_loss"`
+	NA     int64   `json:"eval_near_tokens"`
+	NB     int64   `json:"eval_far.x_tokens"`
 	// of an evaluation job
 	Checkpoint string
 }

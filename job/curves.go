@@ -60,7 +60,7 @@ func (s *session) curve(r *train.Record) error {
 func (s *session) curveOfEval(r *train.EvalRecord) error {
 	values := map[string]float64{"eval/loss": float64(r.EvalLoss)}
 	for _, set := range r.Sets {
-		values["eval/loss/"+set.Name] = float64(set.Loss)
+		values["eval/"+set.Name+"/loss"] = float64(set.Loss)
 	}
 	return s.curves.Scalars(time.Now(), r.Step, values)
 }

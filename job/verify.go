@@ -149,7 +149,7 @@ func trainTensors(e *Env, tokens bool) (out []named, err error) {
 		}
 		out = []named{scalar("eval_loss", float64(r.EvalLoss))}
 		for _, set := range r.Sets {
-			out = append(out, scalar("eval_loss/"+set.Name, float64(set.Loss)))
+			out = append(out, scalar("eval_"+set.Name+"_loss", float64(set.Loss)))
 		}
 		return out, nil
 	}

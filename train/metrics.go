@@ -78,7 +78,7 @@ type EvalRecord struct {
 	Step       int64 `json:"step"`
 	EvalLoss   Float `json:"eval_loss"` // of all sets together: ΣNLL / targets
 	EvalTokens int64 `json:"eval_tokens"`
-	// of the sets of eval.set: the line has eval_loss/NAME and eval_tokens/NAME
+	// of the sets of eval.set: the line has eval_NAME_loss and eval_NAME_tokens
 	Sets []SetLoss `json:"-"`
 	Best bool      `json:"best,omitempty"` // the smallest loss so far (Setup.Track)
 	// name of the checkpoint that an evaluation job has read
@@ -106,7 +106,7 @@ func (r *EvalRecord) MarshalJSON() ([]byte, error) {
 		if err != nil {
 			return nil, err
 		}
-		line = fmt.Appendf(line, ",%q:%s,%q:%d", "eval_loss/"+s.Name, loss, "eval_tokens/"+s.Name, s.Tokens)
+		line = fmt.Appendf(line, ",%q:%s,%q:%d", "eval_"+s.Name+"_loss", loss, "eval_"+s.Name+"_tokens", s.Tokens)
 	}
 	return append(line, '}'), nil
 }

@@ -28,9 +28,6 @@ type historyLine struct {
 	Best            bool     `json:"best"`
 }
 
-// setPrefix begins the keys with the losses of evaluation sets.
-const setPrefix = "eval_loss/"
-
 // setLosses returns the losses of the evaluation sets in a line, by name.
 func setLosses(line []byte) map[string]*float64 {
 	var fields map[string]json.RawMessage
@@ -39,7 +36,10 @@ func setLosses(line []byte) map[string]*float64 {
 	}
 	sets := map[string]*float64{}
 	for key, value := range fields {
-		name, ok := strings.CutPrefix(key, setPrefix)
+		name, ok := strings.CutSuffix(key, "_loss") // eval_NAME_loss
+		if ok {
+			name, ok = strings.CutPrefix(name, "eval_")
+		}
 		var loss *float64
 		if ok && json.Unmarshal(value, &loss) == nil {
 			sets[name] = loss

@@ -84,7 +84,7 @@ class Track(unittest.TestCase):
         self.write(
             step(1, **{"phase_seconds/attention": 0.25, "skipped": True}),
             step(2, loss=None),
-            evaluation(2, best=True, **{"eval_loss/books": 3.5, "eval_loss/code": None}),
+            evaluation(2, best=True, **{"eval_books_loss": 3.5, "eval_code_loss": None}),
             tail='{"run": "abc", "step": 3, "lo',
         )
         tracker = track.WandbTracker(project="p", name="n", module=wandb)
@@ -109,7 +109,7 @@ class Track(unittest.TestCase):
                     "eval_loss": 4.0,
                     "eval_tokens": 7,
                     "best": 1.0,
-                    "eval_loss/books": 3.5,
+                    "eval_books_loss": 3.5,
                 },
             ],
         )
@@ -171,6 +171,28 @@ class Track(unittest.TestCase):
         self.assertEqual([x["id"] for x in wandb.inits], ["abc", "def"])
         self.assertEqual(wandb.finished, 2)
         self.assertEqual(len(slept), 6 + 2)  # the last two without a record
+
+    def test_tracker_that_fails(self):
+        """The record is sent by the next tailer, to the same run."""
+        mlflow = Mlflow()
+        self.write(step(1), step(2), step(3))
+        log, fails = mlflow.log_metrics, [2]
+
+        def fail(values, step):
+            if step in fails:
+                fails.remove(step)
+                raise OSError("no connection")
+            log(values, step)
+
+        mlflow.log_metrics = fail
+        with self.assertRaisesRegex(OSError, "no connection"):
+            track.follow(self.folder, track.MlflowTracker(module=mlflow), once=True)
+        self.assertEqual(
+            track.follow(self.folder, track.MlflowTracker(module=mlflow), once=True), 2
+        )
+        self.assertEqual([step for step, _ in mlflow.logged], [1, 2, 3])
+        self.assertEqual(mlflow.starts[-1], {"run_id": "mlflow-1"})
+        self.assertEqual(mlflow.ended, 2)
 
     def test_state_that_is_not_one(self):
         self.write(step(1))

@@ -23,7 +23,7 @@ import os
 import pathlib
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 METRICS = "metrics.jsonl"
@@ -92,19 +92,24 @@ class Sent:
     job: float = 0.0  # time of the last evaluation job
 
     def is_new(self, record: dict[str, Any]) -> bool:
-        """Reports whether a record has not been sent, and notes it as sent."""
+        """Reports whether a record has not been sent."""
         step = record["step"]
         if not is_evaluation(record):
-            new = step > self.step
-            self.step = max(step, self.step)
-        elif step == 0:
-            when = float(record.get("time") or 0.0)
-            new = when > self.job
-            self.job = max(when, self.job)
+            return step > self.step
+        return self._when(record) > self.job if step == 0 else step > self.evaluation
+
+    def note(self, record: dict[str, Any]) -> None:
+        """Notes a record as sent."""
+        if not is_evaluation(record):
+            self.step = record["step"]
+        elif record["step"] == 0:
+            self.job = self._when(record)
         else:
-            new = step > self.evaluation
-            self.evaluation = max(step, self.evaluation)
-        return new
+            self.evaluation = record["step"]
+
+    @staticmethod
+    def _when(record: dict[str, Any]) -> float:
+        return float(record.get("time") or 0.0)
 
 
 class WandbTracker:
@@ -195,34 +200,34 @@ def follow(
     lines, sent, opened = Lines(folder / METRICS), Sent(), False
     if folder.is_dir():
         sent = _read_state(state)
-    count, quiet = 0, 0.0
+    count, saved, quiet = 0, 0, 0.0
     try:
         while True:
-            records: Iterable[dict[str, Any]] = lines.read()
-            before = count
-            for record in records:
+            for record in lines.read():
                 run = str(record.get("run", ""))
                 if run != sent.run:  # output.overwrite: another run
                     if opened:
                         tracker.close()
                     sent, opened = Sent(run=run), False
-                if not sent.is_new(record):
-                    continue
                 values = numbers(record)
-                if not values:
+                if not values or not sent.is_new(record):
                     continue
                 if not opened:
                     sent.id, opened = tracker.open(run, sent.id), True
+                    _write_state(state, sent)
                 tracker.log(record["step"], values)
+                sent.note(record)
                 count += 1
-            if count > before:
+            if count > saved:
                 _write_state(state, sent)
-                quiet = 0.0
+                saved, quiet = count, 0.0
             if once or (idle is not None and quiet >= idle):
                 return count
             sleep(every)
             quiet += every
     finally:
+        if count > saved:  # a tracker has failed: the record is sent again later
+            _write_state(state, sent)
         if opened:
             tracker.close()
 
