@@ -8,6 +8,7 @@ import (
 	"ulysses/data"
 	"ulysses/device"
 	"ulysses/internal/status"
+	"ulysses/job/assembly"
 	"ulysses/job/generate"
 	"ulysses/job/report"
 	"ulysses/model"
@@ -27,9 +28,6 @@ type sampler struct {
 	prompts [][]int32
 	decoder *model.Decoder
 }
-
-// samplePass is the number of tokens of a prompt in one pass.
-const samplePass = 512
 
 // newSampler returns nil if the job has no eval.sample. Collective.
 func newSampler(s *session) (*sampler, error) {
@@ -55,12 +53,9 @@ func (x *sampler) open(s *session) error {
 		return j.Errorf(status.Of(err), "eval.sample", "rank 0 cannot generate text: %v; remove eval.sample, and use ulysses-mpi generate after the run", err)
 	}
 	var err error
-	if x.model, err = model.New(s.Device, comm.Local(1)[0], s.parts.Config, model.Options{Compute: s.Compute, LoRA: j.Adapters()}); err != nil {
+	var bytes int64
+	if x.model, bytes, err = s.parts.SampleModel(); err != nil {
 		return refuse(err)
-	}
-	bytes := int64(0)
-	for _, g := range x.model.Groups() {
-		bytes += device.Padded(s.Device, g.Numel()*s.Compute.Size())
 	}
 	if x.weights, err = device.NewArena(s.Device, "weights of eval.sample", bytes); err != nil {
 		return refuse(err)
@@ -105,7 +100,7 @@ func (x *sampler) open(s *session) error {
 	if most := s.parts.Config.Positions(); total > most {
 		return j.Errorf(status.InvalidConfig, "eval.sample_tokens", "%d tokens after a prompt of %d, and the model has %d positions; set eval.sample_tokens = %d, or shorten the prompt", j.Eval.SampleTokens, longest, most, max(1, most-int64(longest)))
 	}
-	if x.decoder, err = x.model.NewDecoder(total, samplePass); err != nil {
+	if x.decoder, err = x.model.NewDecoder(total, assembly.SamplePass); err != nil {
 		return refuse(err)
 	}
 	return nil
@@ -116,7 +111,7 @@ func (x *sampler) components() []model.Component {
 	if x == nil || x.model == nil {
 		return nil
 	}
-	return []model.Component{{Name: "weights of eval.sample", Bytes: x.weights.Bytes()}, {Name: "decoder of eval.sample", Bytes: x.decoder.Bytes()}}
+	return assembly.SampleComponents(x.weights.Bytes(), x.decoder.Bytes())
 }
 
 func (x *sampler) free() {

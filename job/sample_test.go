@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"ulysses/internal/status"
+	"ulysses/job/plan"
 )
 
 // sampleLine is a line of the log with a sample.
@@ -151,5 +152,41 @@ func TestSampleFaults(t *testing.T) {
 	}
 	if _, err := os.Stat(filepath.Join(dir, "out", "metrics.jsonl")); err == nil {
 		t.Error("a refused job wrote metrics.jsonl")
+	}
+}
+
+// The plan of rank 0 has the memory of the run: the copy of the weights, the decoder, and the copy
+// of the training state for checkpoint.best.
+func TestPlanOfSamples(t *testing.T) {
+	dir, _ := newKept(t)
+	sets := []string{"eval.split=0.2", "eval.every=3", `eval.sample=["the cat "]`, "checkpoint.best=true", "checkpoint.every=0", "device.backend=cpu", "parallel.zero=2"}
+	err := onRanks(Options{Path: filepath.Join(dir, "job.toml"), Sets: sets, Ranks: 2, Stdout: io.Discard, Stderr: io.Discard}, func(e *Env) error {
+		s, err := prepare(e, true)
+		if err != nil {
+			return err
+		}
+		defer s.close()
+		x, err := plan.SubjectOf(e.Job)
+		if err != nil {
+			return err
+		}
+		f, err := plan.PredictRank(e.Job, anyMachine(e.Device, 2), x, e.Mesh.World.Rank(), false)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		if e.Mesh.World.Rank() > 0 { // which does not generate
+			if len(s.trainer.Components()) != len(f.Memory)-2 {
+				t.Errorf("rank 1: planned %v, allocated %v", f.Memory, s.trainer.Components())
+			}
+			return nil
+		}
+		if got := s.trainer.Components(); !slices.Equal(got, f.Memory) || len(got) < 6 {
+			t.Errorf("planned %v, allocated %v", f.Memory, got)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
 }
