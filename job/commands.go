@@ -119,10 +119,13 @@ It needs no other ranks and no GPU.`,
 as the folder model of output.dir. It takes the most probable token, or draws one if --temperature
 is above 0. If the folder has a generation_config.json with do_sample, its values are the defaults.
 The text ends after --max-tokens, or with a token that ends a text. Special tokens in the prompt are
-recognized, and none is added. It runs on one rank.`,
+recognized, and none is added. Several ranks divide the layers: each has the weights and caches of
+its layers, so a model may be larger than the memory of one rank. The text is the same on any
+number of ranks.`,
 			example: `ulysses-mpi generate out/model "The whale"
-ulysses-mpi generate Qwen3-0.6B --temperature 0.7 --top-p 0.8 < prompt.txt`,
-			codes: []status.Code{status.OK, status.InvalidArgument, status.InvalidConfig, status.Unsupported, status.OutOfMemory, status.IO}},
+ulysses-mpi generate Qwen3-0.6B --temperature 0.7 --top-p 0.8 < prompt.txt
+mpirun -n 4 ulysses-mpi generate Llama-3.1-70B "The whale"`,
+			codes: []status.Code{status.OK, status.InvalidArgument, status.InvalidConfig, status.Unsupported, status.OutOfMemory, status.Comm, status.IO}},
 		{name: "init", option: "model-folder", run: func(o Options) error { return onFirstRank(func() error { return initJob(o) }) },
 			short: "write a commented job file, for a model folder or from scratch",
 			long: `Writes a job file with comments. With a Hugging Face folder, the job fine-tunes this model;
@@ -177,7 +180,7 @@ func verbOf(name string) *verb {
 // flagVerbs maps a flag to the verbs that accept it. Every command defines every flag, so that a
 // flag may be in front of the verb, and a flag of another verb is refused by name.
 var flagVerbs = map[string][]string{
-	"set": {"run", "plan", "verify", "eval", "logits", "supervise", "sbatch", "doctor"}, "restarts": {"supervise", "sbatch"}, "ranks": {"run", "plan", "verify", "eval", "logits", "doctor"}, "search": {"plan"}, "cluster": {"plan", "doctor"}, "json": {"verify", "diagnose", "logits"}, "compare": {"logits"}, "logits": {"logits"}, "all": {"verify"}, "tensors": {"verify", "logits"}, "force": {"run", "export", "supervise"}, "merge": {"export"},
+	"set": {"run", "plan", "verify", "eval", "logits", "supervise", "sbatch", "doctor"}, "restarts": {"supervise", "sbatch"}, "ranks": {"run", "plan", "verify", "eval", "logits", "generate", "doctor"}, "search": {"plan"}, "cluster": {"plan", "doctor"}, "json": {"verify", "diagnose", "logits"}, "compare": {"logits"}, "logits": {"logits"}, "all": {"verify"}, "tensors": {"verify", "logits"}, "force": {"run", "export", "supervise"}, "merge": {"export"},
 	"log": {"run", "plan", "verify", "eval", "logits", "supervise"}, "verbose": {"run", "eval", "supervise"}, "quiet": {"run", "verify", "eval", "logits", "supervise", "generate"},
 	"max-tokens": {"generate"}, "temperature": {"generate"}, "top-p": {"generate"}, "top-k": {"generate"}, "seed": {"generate"}, "device": {"generate"}, "dtype": {"generate"}, "output": {"init", "sbatch"},
 	"nodes": {"sbatch"}, "ntasks-per-node": {"sbatch"}, "gpus-per-node": {"sbatch"}, "cpus-per-task": {"sbatch"}, "time": {"sbatch"}, "array": {"sbatch"}, "image": {"sbatch"},

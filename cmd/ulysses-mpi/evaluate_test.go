@@ -40,6 +40,17 @@ func TestEvaluateUnderMPI(t *testing.T) {
 	if len(losses) != 2 { // the second one has not improved by 100
 		t.Fatalf("evaluations %v", losses)
 	}
+	var texts []string
+	for _, n := range []string{"1", "2"} { // which divide the layers
+		code, stdout, stderr := mpirun(t, n, nil, "generate", filepath.Join(out, "model"), "the ", "--max-tokens", "12", "-q")
+		if code != 0 {
+			t.Fatalf("%s ranks: exit %d\n%s", n, code, stderr)
+		}
+		texts = append(texts, stdout)
+	}
+	if texts[0] != texts[1] || len(texts[0]) < 12 {
+		t.Errorf("generated %q on one rank, %q on two", texts[0], texts[1])
+	}
 	for _, n := range []string{"1", "3"} {
 		eval := append([]string{"eval"}, job...)
 		eval = append(eval, "--set", "parallel.ulysses=0", "--set", "eval.sample=[]", "--log", "json")
