@@ -147,10 +147,15 @@ func trainTensors(e *Env, tokens bool) (out []named, err error) {
 		if err != nil {
 			return nil, err
 		}
-		return []named{scalar("eval_loss", float64(r.EvalLoss))}, nil
+		out = []named{scalar("eval_loss", float64(r.EvalLoss))}
+		for _, set := range r.Sets {
+			out = append(out, scalar("eval_"+set.Name+"_loss", float64(set.Loss)))
+		}
+		return out, nil
 	}
 	var own []train.TokenResult
 	if tokens {
+		s.trainer.Hooks.Logits = true
 		s.trainer.Hooks.Tokens = func(results []train.TokenResult) error { own = append(own, results...); return nil }
 	}
 	r, err := s.trainer.Step(0)

@@ -93,6 +93,11 @@ func ParsePatterns(patterns []string) (Patterns, error) {
 	return all, nil
 }
 
+// Match returns the index of the first pattern that matches a name; -1 if none does.
+func (p Patterns) Match(name string) int {
+	return slices.IndexFunc(p, func(r *regexp.Regexp) bool { return r.MatchString(name) })
+}
+
 // freeze adds the adapters and marks the parameters that are not trained: those that match a
 // pattern, and with adapters all others.
 func (m *Model) freeze(o Options) error {
