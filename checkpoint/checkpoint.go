@@ -79,6 +79,12 @@ func (d Dir) Steps() ([]int64, error) {
 	return steps, nil
 }
 
+// Has reports whether there is a complete checkpoint of a step.
+func (d Dir) Has(step int64) (bool, error) {
+	steps, err := d.Steps()
+	return slices.Contains(steps, step), err
+}
+
 // Ready returns an error if checkpoints cannot be written. It removes the unfinished files of ended
 // runs. If the folder does not exist, Ready does not leave one.
 func (d Dir) Ready() error {
@@ -228,8 +234,8 @@ func sum(path string) (File, error) {
 }
 
 // Finish writes the manifest of a checkpoint whose files all ranks have written, and renames the
-// folder to its final name. It then removes all checkpoints except the newest keep. The damaged
-// checkpoints are removed and do not count. One rank calls it.
+// folder to its final name. It then removes all checkpoints except the newest keep and the one of
+// the best evaluation. The damaged checkpoints are removed and do not count. One rank calls it.
 func (d Dir) Finish(m *Manifest, keep int, damaged []int64) error {
 	m.Format, m.Producer = Format, producer
 	temp := d.temp(m.Step)
@@ -254,16 +260,19 @@ func (d Dir) Finish(m *Manifest, keep int, damaged []int64) error {
 	if err != nil {
 		return status.Errorf(status.IO, "checkpoint of step %d: %w; run the job again to resume from the last complete checkpoint", m.Step, err)
 	}
-	return d.prune(m.Step, keep, damaged)
+	return d.prune(m.Step, keep, m.kept(), damaged)
 }
 
 // prune keeps the newest checkpoints up to the given step, which was just written. Later
 // checkpoints are of a run that was abandoned: they would count as the newest ones, replace the
-// checkpoints of this run, and be resumed instead.
-func (d Dir) prune(step int64, keep int, damaged []int64) error {
+// checkpoints of this run, and be resumed instead. The checkpoint of step best is kept as well.
+func (d Dir) prune(step int64, keep int, best int64, damaged []int64) error {
 	steps, err := d.Steps()
 	kept := 0
 	for _, s := range slices.Backward(steps) {
+		if s == best {
+			continue
+		}
 		if s <= step && (s == step || !slices.Contains(damaged, s)) && kept < keep {
 			kept++
 		} else if err == nil {

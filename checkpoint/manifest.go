@@ -44,6 +44,9 @@ type Manifest struct {
 	Run     map[string]string `json:"run"` // values that a resumed run must have in common
 	// keys of the job file that checkpoint.accept lets change
 	Settings map[string]string `json:"settings"`
+	Best     *Best             `json:"best,omitempty"` // nil = evaluations are not compared
+	// the stages of the run up to the current one; none in checkpoints of older programs
+	Stages []Stage `json:"stages,omitempty"`
 	// folder of the base model, which an export never overwrites; none for a new model
 	Base   string  `json:"base,omitempty"`
 	Mesh   string  `json:"mesh"`   // mesh of the run that wrote it; programs do not read it
@@ -54,6 +57,37 @@ type Manifest struct {
 	Files  []File   `json:"files"` // of each rank
 	// files in the folder model; none in checkpoints of older programs
 	Model []File `json:"model,omitempty"`
+}
+
+// Best is the state of a run that compares the losses of its evaluations.
+type Best struct {
+	Of      string  `json:"of"` // the evaluation sets, and which loss is compared
+	Loss    float64 `json:"loss"`
+	Step    int64   `json:"step"`            // of the smallest loss so far; 0 = none
+	Saved   int64   `json:"saved,omitempty"` // step of its checkpoint; 0 = it is not kept
+	Without int64   `json:"without"`         // evaluations since the last improvement
+	Due     bool    `json:"due,omitempty"`   // the evaluation after the checkpoint's step is missing
+}
+
+// Stage is a part of a run with sequences of one length. A resumed run may begin another stage.
+type Stage struct {
+	Step        int64  `json:"step"`         // steps before it
+	First       int64  `json:"first"`        // number of its first sequence in the training order
+	Sequence    int64  `json:"sequence"`     // data.sequence
+	GlobalBatch int64  `json:"global_batch"` // sequences of a step
+	Sequences   int64  `json:"sequences"`    // of an epoch
+	Files       string `json:"files"`        // the training files, without what depends on Sequence
+	Tokenizer   string `json:"tokenizer,omitempty"`
+	Positions   string `json:"positions"` // max_position_embeddings and RoPE of the model
+	Model       string `json:"model"`     // digest of its configuration without these
+}
+
+// kept returns the step of a checkpoint that is kept besides the newest ones; 0 = none.
+func (m *Manifest) kept() int64 {
+	if m.Best == nil {
+		return 0
+	}
+	return m.Best.Saved
 }
 
 // Group is a group of parameters that are sharded together.

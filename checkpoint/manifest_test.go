@@ -124,10 +124,22 @@ func TestStepsAndPrune(t *testing.T) {
 	if err != nil || !slices.Equal(steps, []int64{4, 5, 8, 10}) {
 		t.Errorf("%v %v", steps, err)
 	}
-	if err := dir.prune(8, 2, []int64{5}); err != nil {
+	if err := dir.prune(8, 2, 0, []int64{5}); err != nil {
 		t.Fatal(err)
 	}
 	if steps, err = dir.Steps(); err != nil || !slices.Equal(steps, []int64{4, 8}) {
+		t.Errorf("%v %v", steps, err)
+	}
+	// the checkpoint of the best evaluation is kept besides the newest
+	for _, name := range []string{"step-00000009", "step-00000012", "step-00000015"} {
+		if err := os.Mkdir(filepath.Join(string(dir), name), 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := dir.prune(12, 1, 8, nil); err != nil {
+		t.Fatal(err)
+	}
+	if steps, err = dir.Steps(); err != nil || !slices.Equal(steps, []int64{8, 12}) {
 		t.Errorf("%v %v", steps, err)
 	}
 	if _, err := os.Stat(filepath.Join(string(dir), "step-9")); errors.Is(err, os.ErrNotExist) {

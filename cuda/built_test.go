@@ -133,13 +133,14 @@ func TestRegisters(t *testing.T) {
 }
 
 // onTensorCores has the kernels that multiply BF16, by parts of their symbols.
-var onTensorCores = []string{"delta_prepare_kernel", "delta_scan_kernel", "delta_out_kernel", "delta_scan_back_kernel", "delta_gradients_kernel"}
+var onTensorCores = []string{"delta_prepare_kernel", "delta_out_kernel", "delta_gradients_kernel"}
 
 // inTiles has the kernels that support only BF16: the number of instantiations for a GPU, and the
 // minimum of products of a warp in each. Fewer would mean that some products do not use tensor
 // cores.
 var inTiles = map[string]struct{ builds, products int }{
 	"attention_mma_forward_kernel": {6, 128}, "attention_mma_dq_kernel": {3, 96}, "attention_mma_dkv_kernel": {6, 128}, "attention_mma_delta": {1, 2},
+	"delta_scan_tiles": {2, 48}, "delta_scan_back_tiles": {2, 78},
 }
 
 // tileInstructions has, for heads of 128, the instructions of the GPU in a kernel of attention: the
@@ -275,6 +276,9 @@ func TestVectors(t *testing.T) {
 func TestTensorCores(t *testing.T) {
 	found := map[string]int{} // instantiations of a kernel
 	kernelsBuilt(t, func(symbol string, code []instruction) {
+		if products := count(code, 0x23c); products > 0 && strings.Contains(symbol, "_f32") {
+			t.Errorf("%s: %d instructions of tensor cores", symbol, products)
+		}
 		for name, want := range inTiles {
 			if products := count(code, 0x23c); strings.Contains(symbol, name) {
 				found[name]++

@@ -13,6 +13,7 @@ const (
 	sdpaTokens    = 1 << 24
 	sdpaRound     = 128
 	sdpaSubcalls  = 8
+	sdpaElements  = 1<<31 - 256
 )
 
 // sdpaWorkspace returns the most bytes that cuDNN needs for any documents of the call, without the
@@ -116,6 +117,9 @@ func sdpaBound(a *device.Attention, backward bool) (bytes int64, ok bool) {
 			if t.Shape[axis] > 1 && (t.Stride[axis]%8 != 0 || t.Stride[axis] < t.Shape[2]) {
 				return 0, false
 			}
+		}
+		if last := (t.Shape[0]-1)*t.Stride[0] + (t.Shape[1]-1)*t.Stride[1]; backward && last >= sdpaElements {
+			return 0, false
 		}
 	}
 	if d%8 != 0 || dv%8 != 0 || d > 256 || dv > 256 || math.IsNaN(a.Scale) || math.IsInf(a.Scale, 0) {

@@ -50,11 +50,30 @@ type Config struct {
 	ShuffleDocuments bool `toml:"shuffle_documents"`
 }
 
+// EvalSetConfig is a table [[eval.set]].
+type EvalSetConfig struct {
+	Name   string   `toml:"name"`
+	Path   []string `toml:"path" path:"glob"`
+	Format string   `toml:"format" enum:"auto text messages conversations prompt tokens" default:"auto"`
+}
+
 // EvalConfig is [eval].
 type EvalConfig struct {
 	Path []string `toml:"path" path:"glob"`
+	// instead of path: several sets, each with a loss of its own
+	Set []EvalSetConfig `toml:"set"`
 	// of the lines of .jsonl files
 	Format string  `toml:"format" enum:"auto text messages conversations prompt tokens"`
 	Split  float64 `toml:"split" min:"0" below:"1"` // share of the documents, not used for training
 	Every  int64   `toml:"every" min:"0"`           // optimizer steps; 0 = only after the last step
+	// the loss that decides which checkpoint is the best and when the run ends early: that of a
+	// set; "" = of all sets together
+	Metric string `toml:"metric"`
+	// evaluations without an improvement after which the run ends; 0 = it does not end early
+	Patience  int64   `toml:"patience" min:"0"`
+	Threshold float64 `toml:"threshold" min:"0"` // for patience, only a larger decrease is an improvement
+	// prompts that the model continues after each evaluation
+	Sample            []string `toml:"sample"`
+	SampleTokens      int64    `toml:"sample_tokens" min:"1" max:"1000000"`
+	SampleTemperature float64  `toml:"sample_temperature" min:"0" max:"1000000"` // 0 = the most probable token
 }

@@ -20,19 +20,34 @@ import (
 	"ulysses/internal/status"
 )
 
-// Data is the training set and the evaluation set of a job. Every rank can read all sequences.
+// Data is the training set and the evaluation sets of a job. Every rank can read all sequences.
 type Data struct {
-	train, eval *Set
-	files       []*tokenFile
-	expanded    map[string]*os.File
-	cache       *blockCache
+	train    *Set
+	evals    []NamedSet
+	files    []*tokenFile
+	expanded map[string]*os.File
+	cache    *blockCache
 }
 
 // Train returns the training set; nil without data.path.
 func (d *Data) Train() *Set { return d.train }
 
-// Eval returns the evaluation set; nil if there is none.
-func (d *Data) Eval() *Set { return d.eval }
+// NamedSet is an evaluation set. The name is that of eval.set; "" for eval.path and eval.split.
+type NamedSet struct {
+	Name string
+	*Set
+}
+
+// Evals returns the evaluation sets in the order of the job file.
+func (d *Data) Evals() []NamedSet { return d.evals }
+
+// Eval returns the first evaluation set; nil if there is none.
+func (d *Data) Eval() *Set {
+	if len(d.evals) == 0 {
+		return nil
+	}
+	return d.evals[0].Set
+}
 
 // Close closes the files.
 func (d *Data) Close() error {
@@ -53,24 +68,29 @@ func (d *Data) Close() error {
 
 // Tokenizer describes the tokenizer: its digest and the id that ends documents. It returns "" for
 // bytes. Manifests of checkpoints contain this text, so its format must not change.
-func (d *Data) Tokenizer() string {
+func (d *Data) Tokenizer() string { return d.TokenizerDigest() + d.conversations() }
+
+// TokenizerDigest is Tokenizer without the templates of conversations.
+func (d *Data) TokenizerDigest() string {
 	t := d.cache.tokenizer
 	if t == nil {
-		return d.conversations()
+		return ""
 	}
 	s := ", tokenizer " + t.Digest()[:min(16, len(t.Digest()))]
 	if id, ok := t.EOS(); ok && d.cache.addEOS {
 		s += fmt.Sprintf(" with end mark %d", id)
 	}
-	return s + d.conversations()
+	return s
 }
 
 // conversations describes how conversations become texts; "" if there are none.
 func (d *Data) conversations() string {
-	for _, set := range []*Set{d.train, d.eval} {
-		if set != nil && set.conversations() {
-			return ", conversations " + d.cache.chat.Digest()[:16]
-		}
+	found := d.train != nil && d.train.conversations()
+	for _, set := range d.evals {
+		found = found || set.conversations()
+	}
+	if found {
+		return ", conversations " + d.cache.chat.Digest()[:16]
 	}
 	return ""
 }
@@ -123,6 +143,16 @@ func (data *Data) open(d Config, e EvalConfig, options Options) error {
 			return err
 		}
 	}
+	add := func(name string, found []source) {
+		data.evals = append(data.evals, NamedSet{name, newSet(found, false, o.Seed)})
+	}
+	for _, x := range e.Set {
+		found, err := data.read(o, "eval.set", x.Path, x.Format)
+		if err != nil {
+			return err
+		}
+		add(x.Name, found)
+	}
 	switch {
 	case len(e.Path) > 0:
 		if eval, err = data.read(o, "eval.path", e.Path, e.Format); err != nil {
@@ -146,7 +176,7 @@ func (data *Data) open(d Config, e EvalConfig, options Options) error {
 		data.train.mixture = mix
 	}
 	if len(eval) > 0 {
-		data.eval = newSet(eval, false, o.Seed)
+		add("", eval)
 	}
 	return nil
 }

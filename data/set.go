@@ -89,6 +89,11 @@ func (s *Set) Identity() string {
 	return fmt.Sprintf("%d documents, %d tokens, %d rows of up to %d, checksum %08x", s.documents, s.tokens, s.sequences, s.longest, s.Checksum())
 }
 
+// Files returns a text like Identity that does not depend on how the documents become sequences.
+func (s *Set) Files() string {
+	return fmt.Sprintf("%d documents, checksum %08x", s.documents, s.Checksum())
+}
+
 // Steps returns the optimizer steps of the given number of epochs, rounded up, with globalBatch
 // sequences per step.
 func (s *Set) Steps(epochs float64, globalBatch int64) int64 {
@@ -110,8 +115,13 @@ func (s *Set) MicroBatch(step, microBatch, replica, replicas, batch, accumulate 
 		return nil, status.Errorf(status.InvalidArgument, "data.Set.MicroBatch: step %d, micro-batch %d of %d, replica %d of %d, batch %d: out of range",
 			step, microBatch, accumulate, replica, replicas, batch)
 	}
-	first := step*(replicas*batch*accumulate) + (microBatch*replicas+replica)*batch
-	return s.read(first, first+batch, s.sequence, buf)
+	return s.Ordered(step*(replicas*batch*accumulate)+(microBatch*replicas+replica)*batch, batch, buf)
+}
+
+// Ordered reads n sequences, from the given number of the training order on, into buf, or into a
+// new MicroBatch if buf is nil.
+func (s *Set) Ordered(first, n int64, buf *MicroBatch) (*MicroBatch, error) {
+	return s.read(first, first+n, s.sequence, buf)
 }
 
 // Length returns the number of tokens of the sequence with the given number in the training order.

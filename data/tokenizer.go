@@ -22,6 +22,15 @@ type Tokenizer interface {
 	Digest() string
 }
 
+// OpenTokenizer opens the tokenizer that data.tokenizer names, for generation; nil for "bytes".
+func OpenTokenizer(name string) (*tokenizer.Tokenizer, error) {
+	t, err := openTokenizer(name)
+	if t == nil || err != nil {
+		return nil, err
+	}
+	return t.(*tokenizer.Tokenizer), nil
+}
+
 // openTokenizer opens the tokenizer that data.tokenizer names. It returns nil for "bytes".
 func openTokenizer(name string) (Tokenizer, error) {
 	// Package job replaces "auto" by the tokenizer in the model's folder, if there is one.

@@ -6,8 +6,12 @@ import (
 	"encoding/json"
 	"fmt"
 	"path/filepath"
+	"reflect"
 	"strings"
 
+	"ulysses/internal/outdir"
+	"ulysses/internal/status"
+	"ulysses/model"
 	"ulysses/train"
 )
 
@@ -20,18 +24,18 @@ func (s *session) checkpoints() *train.Checkpoints {
 		base = abs
 	}
 	rest := func(dir string) error { return s.parts.Model.SaveRest(dir, j.Model.Path) }
-	c := &train.Checkpoints{Dir: j.CheckpointDir(), Every: j.Checkpoint.Every, Keep: j.Checkpoint.Keep, Model: rest, Base: base, Accept: j.Checkpoint.Accept, Run: map[string]string{
-		"model":          digest(s.parts.Config),
-		"optimizer.name": j.Optimizer.Name,
-		"global batch":   fmt.Sprint(j.Mesh.GlobalBatch),
-		"data.sequence":  fmt.Sprint(j.Data.Sequence),
-		"data.pack":      fmt.Sprint(j.Data.Pack),
-		"data.shuffle":   fmt.Sprint(j.Data.Shuffle),
-		"seed":           fmt.Sprint(j.Seed),
-		"data.path":      fmt.Sprintf("%s, in %s%s", s.data.Train().Identity(), s.dataNames(), s.data.Tokenizer()),
+	c := &train.Checkpoints{Dir: j.CheckpointDir(), Every: j.Checkpoint.Every, Keep: j.Checkpoint.Keep, Best: j.Checkpoint.Best, Model: rest, Base: base, Accept: j.Checkpoint.Accept, Stage: s.stage(), Epochs: j.Train.Epochs > 0, Run: map[string]string{
+		train.ModelKey:    digest(s.parts.Config),
+		"optimizer.name":  j.Optimizer.Name,
+		train.BatchOfRun:  fmt.Sprint(j.Mesh.GlobalBatch),
+		train.SequenceKey: fmt.Sprint(j.Data.Sequence),
+		"data.pack":       fmt.Sprint(j.Data.Pack),
+		"data.shuffle":    fmt.Sprint(j.Data.Shuffle),
+		train.SeedKey:     fmt.Sprint(j.Seed),
+		train.FilesKey:    fmt.Sprintf("%s, in %s%s", s.data.Train().Identity(), s.dataNames(), s.data.Tokenizer()),
 	}}
 	if l := j.Adapters(); l != nil {
-		c.Run[train.LoRAKey] = fmt.Sprintf("rank %d, alpha %v, rslora %v, targets %q", l.Rank, l.Alpha, l.RSLoRA, l.Targets)
+		c.Run[train.LoRAKey] = adaptersText(l)
 	}
 	if len(j.Train.Freeze) > 0 {
 		c.Run[train.FreezeKey] = fmt.Sprintf("%q", j.Train.Freeze)
@@ -40,6 +44,38 @@ func (s *session) checkpoints() *train.Checkpoints {
 		c.Run[train.FrozenKey] = s.frozen
 	}
 	return c
+}
+
+// stage describes what a resumed run may change by checkpoint.accept and what then must be equal.
+func (s *session) stage() train.Stage {
+	x := s.modelStage()
+	j, d := s.Job, s.data.Train()
+	x.Sequence, x.GlobalBatch, x.Sequences = j.Data.Sequence, j.Mesh.GlobalBatch, d.Sequences()
+	x.Files, x.Tokenizer = d.Files()+", in "+s.dataNames(), strings.TrimPrefix(s.data.TokenizerDigest(), ", ")
+	return x
+}
+
+// modelStage returns the part of stage that is of the model.
+func (s *session) modelStage() train.Stage {
+	c := *s.parts.Config
+	positions := fmt.Sprintf("%d positions with RoPE %s", c.MaxPositionEmbeddings, ropeText(&c.Rope))
+	if c.LocalRope != nil {
+		positions += ", in windows " + ropeText(c.LocalRope)
+	}
+	c.MaxPositionEmbeddings, c.Rope, c.LocalRope = 0, model.Rope{}, nil
+	return train.Stage{Positions: positions, Model: digest(c)}
+}
+
+// ropeText describes a RoPE: its type, its base, and the other values that are set.
+func ropeText(r *model.Rope) string {
+	text := fmt.Sprintf("%s, theta %v", r.Type, r.Theta)
+	v := reflect.ValueOf(*r)
+	for i := range v.NumField() {
+		if name := v.Type().Field(i).Name; name != "Type" && name != "Theta" && !v.Field(i).IsZero() {
+			text += fmt.Sprintf(", %s %v", name, v.Field(i).Interface())
+		}
+	}
+	return text
 }
 
 // dataNames returns the names of the training files, with what decides how they are packed and
@@ -86,7 +122,8 @@ func (s *session) resume(setup *train.Setup) error {
 	path := j.Checkpoint.Resume
 	switch path {
 	case "off":
-		return nil
+		setup.Loop.Stages = []train.Stage{setup.Checkpoints.Stage}
+		return s.needsCheckpoint()
 	case "auto":
 		path = ""
 	}
@@ -94,7 +131,16 @@ func (s *session) resume(setup *train.Setup) error {
 	if err != nil {
 		return err
 	}
+	setup.Loop.Stages = from.Stages
+	if from.Path == "" {
+		if err := s.needsCheckpoint(); err != nil {
+			return err
+		}
+	}
 	s.from, setup.Loop.Resumed, setup.Loop.Updates = from.Path, from.Step, from.Updates
+	if err := s.resumeBest(setup, &from); err != nil {
+		return err
+	}
 	for _, note := range from.Notes {
 		s.Log.Warn().Msg(note)
 	}
@@ -102,4 +148,54 @@ func (s *session) resume(setup *train.Setup) error {
 		s.Log.Info().Int64("step", from.Step).Int64("of", setup.Loop.Steps).Str("checkpoint", from.Path).Msg("resumed")
 	}
 	return nil
+}
+
+// needsCheckpoint refuses optimizer.begin in a run that begins with its first step.
+func (s *session) needsCheckpoint() error {
+	if n := s.Job.Optimizer.Begin; n > 0 {
+		return s.Job.Errorf(status.InvalidConfig, "optimizer.begin", "%d, and the run has no checkpoint from which it resumes, so it begins with step 1; remove it, or name the checkpoint with checkpoint.resume", n)
+	}
+	return nil
+}
+
+// adaptersText describes the settings of adapters.
+func adaptersText(l *model.LoRA) string {
+	return fmt.Sprintf("rank %d, alpha %v, rslora %v, targets %q", l.Rank, l.Alpha, l.RSLoRA, l.Targets)
+}
+
+// loadCheckpoint fills the weights of an evaluation from the checkpoint that checkpoint.resume
+// names, if it names one. Collective.
+func (s *session) loadCheckpoint() error {
+	j := s.Job
+	if !j.EvaluatesCheckpoint() {
+		return nil
+	}
+	e := &train.Evaluated{Run: map[string]string{train.ModelKey: digest(s.parts.Config), train.SeedKey: fmt.Sprint(j.Seed)}, Stage: s.modelStage(), Frozen: s.frozen}
+	if l := j.Adapters(); l != nil {
+		e.Run[train.LoRAKey] = adaptersText(l)
+	}
+	from, err := train.LoadCheckpoint(j.Checkpoint.Resume, e, s.Device, s.Mesh.World, s.parts.Weights, s.parts.Model.Groups())
+	if err != nil {
+		return err
+	}
+	s.from = from.Path
+	for _, note := range from.Notes {
+		s.Log.Warn().Msg(note)
+	}
+	s.Log.Info().Int64("step", from.Step).Str("checkpoint", from.Path).Msg("weights of a checkpoint")
+	return nil
+}
+
+// resumeBest continues the comparison of evaluations if the checkpoint is one of this folder.
+// Collective.
+func (s *session) resumeBest(setup *train.Setup, from *train.Resumed) (err error) {
+	if setup.Track == nil || from.Best == nil {
+		return nil
+	}
+	c, note := setup.Checkpoints, ""
+	here := s.Mesh.World.Rank() == 0 && outdir.Inside(s.from, c.Dir)
+	if setup.Loop.Best, note, err = c.ContinueBest(s.Mesh.World, from, setup.Track, here); note != "" {
+		s.Log.Warn().Msg(note)
+	}
+	return err
 }

@@ -64,6 +64,23 @@ tensors of all ranks, so that another program can compare them.`,
 ulysses-mpi verify job.toml --ranks 4 --all
 ulysses-mpi verify job.toml --tensors step1.safetensors`,
 			codes: []status.Code{status.OK, status.InvalidConfig, status.Unsupported, status.OutOfMemory, status.IO, status.Numeric}},
+		{name: "eval", words: []string{jobFile}, option: "folder", run: Eval,
+			short: "evaluate a checkpoint or a model folder with the data of a job",
+			long: `Evaluates the weights of a checkpoint, of the newest checkpoint in a folder, of adapters (a folder
+of PEFT) or of a Hugging Face folder on the evaluation data of a job file, whatever its kind. Without
+a folder, it takes the newest checkpoint of the job. Any number of ranks may evaluate. Results are
+written as by a job of kind = "eval"; while the run goes on, set another output.dir.`,
+			example: `ulysses-mpi eval job.toml out/checkpoints/step-00001000
+mpirun -n 4 ulysses-mpi eval job.toml --set output.dir=out/eval --set eval.path=other.jsonl`,
+			codes: []status.Code{status.OK, status.InvalidConfig, status.Unsupported, status.OutOfMemory, status.Comm, status.Device, status.IO, status.Numeric}},
+		{name: "logits", words: []string{jobFile}, option: "folder", run: Logits,
+			short: "write the loss of each token of an evaluation, and compare two folders",
+			long: `Evaluates as the verb eval does, and with --tensors writes the loss of each token to a file, with
+--logits also its logits. --compare evaluates another folder on the same tokens and prints the
+differences. It writes nothing into output.dir.`,
+			example: `ulysses-mpi logits job.toml out/model --tensors losses.safetensors
+ulysses-mpi logits job.toml out/checkpoints --compare Qwen3-0.6B --ranks 2`,
+			codes: []status.Code{status.OK, status.InvalidConfig, status.Unsupported, status.OutOfMemory, status.Comm, status.Device, status.IO, status.Numeric}},
 		{name: "supervise", words: []string{jobFile}, rest: "launcher", run: superviseJob,
 			short: "run the job under a launcher, end it if it hangs, and start it again after a fault",
 			long: `Starts the launcher, with its options, and the job. If no rank shows a sign of life for
@@ -102,10 +119,13 @@ It needs no other ranks and no GPU.`,
 as the folder model of output.dir. It takes the most probable token, or draws one if --temperature
 is above 0. If the folder has a generation_config.json with do_sample, its values are the defaults.
 The text ends after --max-tokens, or with a token that ends a text. Special tokens in the prompt are
-recognized, and none is added. It runs on one rank.`,
+recognized, and none is added. Several ranks divide the layers: each has the weights and caches of
+its layers, so a model may be larger than the memory of one rank. The text is the same on any
+number of ranks.`,
 			example: `ulysses-mpi generate out/model "The whale"
-ulysses-mpi generate Qwen3-0.6B --temperature 0.7 --top-p 0.8 < prompt.txt`,
-			codes: []status.Code{status.OK, status.InvalidArgument, status.InvalidConfig, status.Unsupported, status.OutOfMemory, status.IO}},
+ulysses-mpi generate Qwen3-0.6B --temperature 0.7 --top-p 0.8 < prompt.txt
+mpirun -n 4 ulysses-mpi generate Llama-3.1-70B "The whale"`,
+			codes: []status.Code{status.OK, status.InvalidArgument, status.InvalidConfig, status.Unsupported, status.OutOfMemory, status.Comm, status.IO}},
 		{name: "init", option: "model-folder", run: func(o Options) error { return onFirstRank(func() error { return initJob(o) }) },
 			short: "write a commented job file, for a model folder or from scratch",
 			long: `Writes a job file with comments. With a Hugging Face folder, the job fine-tunes this model;
@@ -160,8 +180,8 @@ func verbOf(name string) *verb {
 // flagVerbs maps a flag to the verbs that accept it. Every command defines every flag, so that a
 // flag may be in front of the verb, and a flag of another verb is refused by name.
 var flagVerbs = map[string][]string{
-	"set": {"run", "plan", "verify", "supervise", "sbatch", "doctor"}, "restarts": {"supervise", "sbatch"}, "ranks": {"run", "plan", "verify", "doctor"}, "search": {"plan"}, "cluster": {"plan", "doctor"}, "json": {"verify", "diagnose"}, "all": {"verify"}, "tensors": {"verify"}, "force": {"run", "export", "supervise"}, "merge": {"export"},
-	"log": {"run", "plan", "verify", "supervise"}, "verbose": {"run", "supervise"}, "quiet": {"run", "verify", "supervise", "generate"},
+	"set": {"run", "plan", "verify", "eval", "logits", "supervise", "sbatch", "doctor"}, "restarts": {"supervise", "sbatch"}, "ranks": {"run", "plan", "verify", "eval", "logits", "generate", "doctor"}, "search": {"plan"}, "cluster": {"plan", "doctor"}, "json": {"verify", "diagnose", "logits"}, "compare": {"logits"}, "logits": {"logits"}, "all": {"verify"}, "tensors": {"verify", "logits"}, "force": {"run", "export", "supervise"}, "merge": {"export"},
+	"log": {"run", "plan", "verify", "eval", "logits", "supervise"}, "verbose": {"run", "eval", "supervise"}, "quiet": {"run", "verify", "eval", "logits", "supervise", "generate"},
 	"max-tokens": {"generate"}, "temperature": {"generate"}, "top-p": {"generate"}, "top-k": {"generate"}, "seed": {"generate"}, "device": {"generate"}, "dtype": {"generate"}, "output": {"init", "sbatch"},
 	"nodes": {"sbatch"}, "ntasks-per-node": {"sbatch"}, "gpus-per-node": {"sbatch"}, "cpus-per-task": {"sbatch"}, "time": {"sbatch"}, "array": {"sbatch"}, "image": {"sbatch"},
 }
@@ -174,7 +194,9 @@ func addFlags(f *pflag.FlagSet, o *Options) {
 	f.StringVar(&o.cluster, "cluster", "", "plan for the machine that `file.toml` describes (docs/plan.md)")
 	f.BoolVar(&o.json, "json", false, "print the findings as one JSON object")
 	f.BoolVar(&o.all, "all", false, "print every tensor")
-	f.StringVar(&o.tensors, "tensors", "", "write the tensors of all ranks to `file.safetensors`, with the logits and the loss of each token")
+	f.StringVar(&o.tensors, "tensors", "", "write the tensors of all ranks to `file.safetensors`, with the loss of each token")
+	f.StringVar(&o.compare, "compare", "", "compare with the weights in another `folder`")
+	f.BoolVar(&o.logits, "logits", false, "write or compare also the logits of each token")
 	f.BoolVar(&o.merge, "merge", false, "add the adapters to the base model, and write the whole model")
 	f.BoolVar(&o.force, "force", false, "overwrite results of another run or an older model (output.overwrite)")
 	f.IntVar(&o.restarts, "restarts", 0, "start the job again `N` times at most")
@@ -317,7 +339,9 @@ func (o *Options) choose(v *verb, cmd *cobra.Command, words []string) error {
 	case len(words) < len(want):
 		return fmt.Errorf("%s: %s is missing; name one", v.name, want[len(words)])
 	case cmd.Flags().Changed("tensors") && o.tensors == "":
-		return errors.New("verify: --tensors: empty; name a file")
+		return errors.New(v.name + ": --tensors: empty; name a file")
+	case cmd.Flags().Changed("compare") && o.compare == "":
+		return errors.New(v.name + ": --compare: empty; name a folder")
 	case cmd.Flags().Changed("output") && o.output == "":
 		return errors.New(v.name + ": --output: empty; name a file")
 	case v.rest != "" && !v.restOptional && len(o.launcher) == 0:

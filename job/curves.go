@@ -61,5 +61,9 @@ func (s *session) curve(r *train.Record) error {
 
 // curveOfEval appends an evaluation to the event file.
 func (s *session) curveOfEval(r *train.EvalRecord) error {
-	return s.curves.Scalars(time.Now(), r.Step, map[string]float64{"eval/loss": float64(r.EvalLoss)})
+	values := map[string]float64{"eval/loss": float64(r.EvalLoss)}
+	for _, set := range r.Sets {
+		values["eval/"+set.Name+"/loss"] = float64(set.Loss)
+	}
+	return s.curves.Scalars(time.Now(), r.Step, values)
 }

@@ -155,14 +155,17 @@ func jobFiles(j *file.Job) (list []cluster.Files, folder *model.Folder) {
 	add("data.tokenizer", files, err)
 	files, err = data.ChatFiles(j.Data)
 	add("data.chat_template", files, err)
-	var sources []string
+	var sources, sets []string
 	for _, s := range j.Data.Source {
 		sources = append(sources, s.Path...)
+	}
+	for _, s := range j.Eval.Set {
+		sets = append(sets, s.Path...)
 	}
 	for _, k := range []struct {
 		key      string
 		patterns []string
-	}{{"data.path", j.Data.Path}, {"data.source", sources}, {"eval.path", j.Eval.Path}} {
+	}{{"data.path", j.Data.Path}, {"data.source", sources}, {"eval.path", j.Eval.Path}, {"eval.set", sets}} {
 		files, err := data.Files(k.key, k.patterns, j.Data)
 		add(k.key, files, err)
 	}

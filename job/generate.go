@@ -6,10 +6,13 @@ import (
 	"os"
 
 	"ulysses/backends"
+	"ulysses/comm"
 	"ulysses/internal/status"
+	vers "ulysses/internal/version"
 	"ulysses/job/file"
 	"ulysses/job/generate"
-	"ulysses/slurm"
+	"ulysses/job/launch"
+	"ulysses/tensor"
 )
 
 // generateOptions are the flags of the verb generate. A negative number is that of the model.
@@ -19,37 +22,63 @@ type generateOptions struct {
 	device, dtype      string
 }
 
-// generateText is the verb generate. o.words are a model folder and a prompt, which is read from
-// standard input if it is missing.
+// generateText is the verb generate. o.words are a model folder and a prompt, which rank 0 reads
+// from standard input if it is missing. Several ranks divide the layers of the model.
 func generateText(o Options) error {
 	g := &o.generate
-	if n := slurm.Env().Tasks; n > 1 {
-		return status.Errorf(status.Unsupported, "generate: %d tasks were started, and it runs on one rank; start it without a launcher", n)
-	}
 	if g.tokens < 0 || g.temperature > 1e6 || g.topP > 1 || g.topP == 0 {
 		return status.Errorf(status.InvalidArgument, "generate: --max-tokens %d, --temperature %g, --top-p %g: set --max-tokens to at least 0 (the default), --temperature to at most 1e6, and --top-p above 0 and at most 1",
 			g.tokens, g.temperature, g.topP)
 	}
-	prompt, err := o.prompt()
-	if err != nil {
-		return err
+	host, _ := os.Hostname()
+	log := o.logger(&screen{to: o.Stderr}, 0, host)
+	start := launch.Options{Ranks: o.Ranks, Print: o.complain, Warn: func(text string) { log.Warn().Msg(text) }}
+	return launch.Start(start, func(r launch.Rank) (err error, alone bool) {
+		if alone, err = o.generateOn(r); err != nil && alone {
+			err = status.Errorf(status.Of(err), "rank %d on %s failed: %w", r.World.Rank(), host, err)
+			r.World.Abort(status.Of(err), err.Error())
+		}
+		return err, alone && err != nil
+	})
+}
+
+// generateOn runs the verb on one rank. alone says that the other ranks do not have the error.
+func (o *Options) generateOn(r launch.Rank) (alone bool, err error) {
+	g, world := &o.generate, r.World
+	if err := sameCommand(world, o, comm.Field{Name: "program", Value: vers.Build()}, comm.Field{Name: "flags", Value: fmt.Sprintf("%+v", *g)}); err != nil {
+		return false, err
+	}
+	var prompt []byte
+	if world.Rank() == 0 {
+		prompt, err = o.prompt()
+	}
+	if err = comm.Agree(world, err); err != nil {
+		return false, err
+	}
+	if prompt, err = comm.BroadcastBytes(world, prompt, 0); err != nil {
+		return true, err
 	}
 	j := file.Default()
 	j.Device.Backend, j.Device.DType = g.device, g.dtype
-	d, _, err := backends.Open(backends.Choice{Backend: g.device})
-	if err != nil {
-		return err
+	d, _, err := backends.Open(backends.Choice{Backend: g.device, LocalRank: localRank(world), RanksOnNode: r.OnNode})
+	if d != nil {
+		defer d.Close()
 	}
-	defer d.Close()
-	compute, err := j.ComputeType(d.Info())
-	if err != nil {
-		return err
+	var compute tensor.DType
+	if err == nil {
+		compute, err = j.ComputeType(d.Info())
 	}
-	m, err := generate.Open(o.words[0], d, compute)
-	if err != nil {
-		return err
+	if err = comm.Agree(world, err); err != nil {
+		return false, err
 	}
+	if err := comm.Same(world, "device", comm.Field{Name: "compute type (set --dtype)", Value: compute.String()}); err != nil {
+		return false, err
+	}
+	m, err := generate.Open(o.words[0], d, compute, world)
 	defer m.Close()
+	if err != nil {
+		return false, err
+	}
 	s := m.Sampling
 	s.Seed = uint64(g.seed)
 	if g.temperature >= 0 {
@@ -61,18 +90,26 @@ func generateText(o Options) error {
 	if g.topK >= 0 {
 		s.TopK = g.topK
 	}
-	r, err := m.Text(prompt, g.tokens, s, func(text string) error { return written(io.WriteString(o.Stdout, text)) })
+	text, err := m.Text(prompt, g.tokens, s, func(text string) error {
+		if world.Rank() > 0 {
+			return nil
+		}
+		return written(io.WriteString(o.Stdout, text))
+	})
 	if err != nil {
-		return err
+		return text.Began && world.Size() > 1, err
+	}
+	if world.Rank() > 0 {
+		return false, nil
 	}
 	if err := written(fmt.Fprintln(o.Stdout)); err != nil || o.Quiet {
-		return err
+		return false, err
 	}
 	host, _ := os.Hostname()
 	log := o.logger(&screen{to: o.Stderr}, 0, host)
-	log.Info().Msgf("%d tokens of the prompt in %.2f s, %d tokens after it in %.2f s (%.1f tokens/s)", r.Prompt, r.Read.Seconds(), r.Tokens, r.Write.Seconds(),
-		float64(r.Tokens)/max(1e-9, r.Write.Seconds()))
-	return nil
+	log.Info().Msgf("%d tokens of the prompt in %.2f s, %d tokens after it in %.2f s (%.1f tokens/s)", text.Prompt, text.Read.Seconds(), text.Tokens, text.Write.Seconds(),
+		float64(text.Tokens)/max(1e-9, text.Write.Seconds()))
+	return false, nil
 }
 
 // prompt returns the second word, or standard input.

@@ -5,6 +5,7 @@ import (
 	"io"
 	"os"
 	"regexp"
+	"strings"
 	"sync"
 
 	"github.com/mattn/go-isatty"
@@ -74,6 +75,14 @@ func forReaders(line map[string]any) error {
 		if n, ok := line[name].(interface{ Float64() (float64, error) }); ok {
 			if x, err := n.Float64(); err == nil {
 				line[name] = form(x)
+			}
+		}
+	}
+	for name, value := range line { // of an evaluation set
+		n, ok := value.(interface{ Float64() (float64, error) })
+		if ok && strings.HasPrefix(name, "eval_") && strings.HasSuffix(name, "_loss") {
+			if x, err := n.Float64(); err == nil {
+				line[name] = units.Number(x)
 			}
 		}
 	}

@@ -45,6 +45,7 @@ func (e *Env) open(world comm.Comm, ranksOnNode int, o Options) error {
 	e.source = string(src)
 	e.Job, err = file.Parse(src, o.Path, o.Sets, os.LookupEnv)
 	if err == nil {
+		e.Job.ByVerb = o.verb == "eval" || o.verb == "logits"
 		err = e.Job.Resolve(world.Size())
 	}
 	if err := comm.Agree(world, err); err != nil {
@@ -90,7 +91,7 @@ func (e *Env) setTimeout() (err error) {
 // sameCommand is the first check: ranks with different commands would call different collectives.
 // more are further fields to compare. Collective.
 func sameCommand(world comm.Comm, o *Options, more ...comm.Field) error {
-	fields := []comm.Field{{Name: "verb", Value: o.verb}, {Name: "job file", Value: o.Path}, {Name: "--set", Value: fmt.Sprintf("%q", o.Sets)}}
+	fields := []comm.Field{{Name: "verb", Value: o.verb}, {Name: "job file", Value: o.Path}, {Name: "arguments", Value: fmt.Sprintf("%q %q", o.words, o.compare)}, {Name: "--set", Value: fmt.Sprintf("%q", o.Sets)}}
 	return comm.Same(world, "command line", append(fields, more...)...)
 }
 

@@ -58,8 +58,15 @@ func (p *progress) eval(r *train.EvalRecord) {
 			"so the loss is 0 and has no meaning; evaluate longer documents")
 		return
 	}
-	p.env.Log.Info().Int64("step", r.Step).Float64("eval_loss", float64(r.EvalLoss)).Float64("perplexity", math.Exp(float64(r.EvalLoss))).
-		Int64("eval_tokens", r.EvalTokens).Msg("eval")
+	line := p.env.Log.Info().Int64("step", r.Step).Float64("eval_loss", float64(r.EvalLoss)).Float64("perplexity", math.Exp(float64(r.EvalLoss))).
+		Int64("eval_tokens", r.EvalTokens)
+	for _, set := range r.Sets {
+		line.Float64("eval_"+set.Name+"_loss", float64(set.Loss))
+	}
+	if r.Best {
+		line.Bool("best", true)
+	}
+	line.Msg("eval")
 }
 
 func (p *progress) finish() {

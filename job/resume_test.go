@@ -70,6 +70,39 @@ func TestResumeWithOtherSettings(t *testing.T) {
 	expectFault(t, err, status.InvalidConfig, []string{"checkpoint.accept", "optimizer.learning_rate", "optimizer.warmup"})
 }
 
+// A finished run goes on with a schedule of its own for the steps that follow: optimizer.begin. The
+// log has the rates, and the checkpoint records the schedule.
+func TestNewSchedule(t *testing.T) {
+	dir, run := newKept(t)
+	_, err := run(1, "optimizer.begin=2")
+	expectFault(t, err, status.InvalidConfig, []string{"optimizer.begin: 2, and the run has no checkpoint"})
+	_, err = run(1, "optimizer.begin=6")
+	expectFault(t, err, status.InvalidConfig, []string{"optimizer.begin = 6: no step of the run is left"})
+	if _, err := run(2); err != nil {
+		t.Fatal(err)
+	}
+	more := []string{"train.steps=10", "optimizer.begin=6", "optimizer.schedule=linear", "optimizer.lr=1e-3", "optimizer.warmup=2"}
+	_, err = run(2, more...)
+	accept := `"optimizer.begin", "optimizer.lr", "optimizer.schedule", "train.steps"`
+	expectFault(t, err, status.InvalidConfig, []string{"optimizer.begin is 6, it was 0", "the learning rate of step 7 is 0.0005", "set checkpoint.accept = [" + accept + "]"})
+	_, err = run(2, append([]string{"checkpoint.accept=[" + accept + "]", "optimizer.begin=7"}, more[0])...)
+	expectFault(t, err, status.InvalidConfig, []string{"optimizer.begin = 7: checkpoint ", "is of step 6, before the schedule begins; set optimizer.begin = 6"})
+	if _, err := run(2, append([]string{"checkpoint.accept=[" + accept + "]"}, more...)...); err != nil {
+		t.Fatal(err)
+	}
+	var rates []float64
+	for _, r := range readMetrics(t, filepath.Join(dir, "out", "metrics.jsonl")) {
+		rates = append(rates, r.LR)
+	}
+	if want := []float64{5e-4, 1e-3, 1e-3, 0}; len(rates) != 10 || !slices.Equal(rates[6:], want) {
+		t.Errorf("rates %v, want %v", rates, want)
+	}
+	drop(t, dir, 10)
+	if _, err := run(1, more...); err != nil || len(losses(t, dir)) != 10 {
+		t.Errorf("resumed within the new schedule: %v", err)
+	}
+}
+
 // A checkpoint of format 1 has neither a checksum of its manifest nor settings. It is read, and the
 // log names what is not compared.
 func TestResumeFormat1(t *testing.T) {

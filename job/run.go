@@ -49,6 +49,8 @@ type Options struct {
 	tensors  string          // of verify: the file that gets the tensors of all ranks
 	json     bool            // of verify: print its findings as JSON
 	all      bool            // of verify: print every tensor
+	compare  string          // of logits: another folder
+	logits   bool            // of logits: also the logits of each token
 	output   string          // of init and sbatch: the file to write
 	generate generateOptions // of generate
 	// of sbatch

@@ -13,6 +13,7 @@ import (
 	"ulysses/internal/status"
 	"ulysses/internal/units"
 	"ulysses/job/launch"
+	"ulysses/job/report"
 	"ulysses/model"
 	"ulysses/tensor"
 	"ulysses/train"
@@ -21,7 +22,7 @@ import (
 // trainOwning trains or evaluates while rank 0 owns output.dir.
 func trainOwning(e *Env) (err error) {
 	start := time.Now()
-	if e.Job.Kind == "eval" && e.Job.Model.Path == "" {
+	if e.Job.Kind == "eval" && e.Job.Model.Path == "" && !e.Job.EvaluatesCheckpoint() {
 		e.Log.Warn().Msg("kind = \"eval\" with [model.new]: the weights are random, drawn from seed; set model.path to a trained model")
 	}
 	s, err := prepare(e, true)
@@ -46,6 +47,11 @@ func trainOwning(e *Env) (err error) {
 	}
 	if done := s.trainer.Loop.Resumed; e.Job.Kind == "train" && done >= s.steps {
 		fmt.Fprintf(e.Result, "nothing left to do: the checkpoint has %s, and train.steps is %d\n", units.Count(done, "step"), s.steps)
+		return s.saveMissing()
+	}
+	if s.Job.Kind == "train" && s.trainer.EndedEarly() {
+		fmt.Fprintf(e.Result, "nothing left to do: the run ended early after %s of %d, because %s; the best is %s\n",
+			units.Count(s.trainer.Loop.Resumed, "step"), s.steps, report.WhyEarly(s.Job), s.trainer.Best())
 		return s.saveMissing()
 	}
 	if s.stop, err = launch.NewStopper(e.Job.Train.TimeLimit, e.signals, start); err != nil {

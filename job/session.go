@@ -1,6 +1,7 @@
 package job
 
 import (
+	"path/filepath"
 	"time"
 
 	"ulysses/comm"
@@ -32,6 +33,7 @@ type session struct {
 	curves   *tfevents.File // nil on ranks above 0, and without output.tensorboard
 	progress *progress
 	slow     *stragglers
+	sampler  *sampler // of eval.sample; nil = none
 	stop     *launch.Stopper
 }
 
@@ -49,6 +51,11 @@ func prepare(e *Env, resume bool) (*session, error) {
 		return nil, err
 	}
 	if resume {
+		if s.sampler, err = newSampler(s); err != nil {
+			s.close()
+			return nil, err
+		}
+		setup.Extra = s.sampler.components()
 		setup.Trace = report.NewTrace(s.parts)
 		s.hook(&setup.Hooks)
 	}
@@ -83,7 +90,10 @@ func (s *session) load() (*train.Setup, error) {
 	if err = s.parts.Layout(); err == nil {
 		err = s.fill(folder)
 	}
-	if err = comm.Agree(s.Mesh.World, err); err != nil {
+	if err = comm.Agree(s.Mesh.World, err); err == nil {
+		err = s.loadCheckpoint()
+	}
+	if err != nil {
 		return nil, err
 	}
 	if s.parts.Levels != "" {
@@ -91,14 +101,14 @@ func (s *session) load() (*train.Setup, error) {
 	}
 	j := s.Job
 	config := j.Data
-	if j.Kind == "eval" && len(j.Eval.Path) > 0 {
+	if j.Kind == "eval" && len(j.Eval.Path)+len(j.Eval.Set) > 0 {
 		config.Path, config.Source = nil, nil // the evaluation does not read data.path
 	}
 	if s.data, err = data.Open(config, j.Eval, data.Options{Vocab: s.parts.Config.VocabSize, Seed: uint64(j.Seed), Comm: s.Mesh.World, Workers: s.threads}); err != nil {
 		return nil, err
 	}
 	setup := s.parts.Setup()
-	setup.Data.Eval = s.data.Eval()
+	setup.Data.Evals = s.data.Evals()
 	if j.Kind == "train" {
 		setup.Data.Train = s.data.Train()
 		s.steps = j.Train.Steps
@@ -106,8 +116,9 @@ func (s *session) load() (*train.Setup, error) {
 			s.steps = s.data.Train().Steps(j.Train.Epochs, j.Mesh.GlobalBatch)
 		}
 		setup.Loop.Steps = s.steps
-	} else if setup.Data.Eval == nil {
-		setup.Data.Eval = s.data.Train() // without eval.path and eval.split: all of data.path
+		setup.Track = s.track()
+	} else if len(setup.Data.Evals) == 0 {
+		setup.Data.Evals = []data.NamedSet{{Set: s.data.Train()}} // without eval.path and eval.split: all of data.path
 	}
 	s.warn(s.parts.Config, folder, s.steps)
 	setup.Hooks.Probe, err = launch.FaultHook(s.Mesh.World)
@@ -134,13 +145,19 @@ func (s *session) hook(h *train.Hooks) {
 		return s.slow.step(r)
 	}
 	h.Eval = func(r *train.EvalRecord) error {
+		if s.Job.Kind == "eval" && s.from != "" {
+			r.Checkpoint = filepath.Base(s.from)
+		}
 		if s.progress != nil {
 			s.progress.eval(r)
 		}
 		if err := s.metrics.Write(r); err != nil {
 			return err
 		}
-		return s.curveOfEval(r)
+		if err := s.curveOfEval(r); err != nil {
+			return err
+		}
+		return s.sample(r.Step)
 	}
 	h.Skipped = func(why string) {
 		s.Log.Warn().Msg(why + ": the step is skipped; later steps of this kind are skipped without a message")
@@ -154,6 +171,23 @@ func (s *session) hook(h *train.Hooks) {
 		}
 	}
 	h.Stop = func() bool { return s.stop != nil && s.stop.Now() }
+}
+
+// track says how the run compares its evaluations; nil = it does not.
+func (s *session) track() *train.Track {
+	j := s.Job
+	if !j.Tracks() {
+		return nil
+	}
+	sets := make([]string, 0, len(s.data.Evals()))
+	for _, set := range s.data.Evals() {
+		sets = append(sets, set.Name+" "+set.Identity())
+	}
+	of := digest(sets)
+	if j.Eval.Metric != "" {
+		of = "eval.metric = " + j.Eval.Metric + ", " + of
+	}
+	return &train.Track{Metric: j.Eval.Metric, Patience: j.Eval.Patience, Threshold: j.Eval.Threshold, Of: of}
 }
 
 // openConfig reads the model's configuration. The folder is nil for a model from scratch.
@@ -189,7 +223,7 @@ func (s *session) openAdapters() error {
 // fill reads the weights from the folder, or draws them from the seed.
 func (s *session) fill(folder *model.Folder) error {
 	if folder != nil {
-		if s.parts.Weights.Frozen() != nil {
+		if s.parts.Weights.Frozen() != nil || s.Job.EvaluatesCheckpoint() {
 			var err error
 			if s.frozen, err = folder.Fingerprint(); err != nil {
 				return err
@@ -215,6 +249,7 @@ func (s *session) close() {
 	if s.trainer != nil {
 		s.trainer.Free()
 	}
+	s.sampler.free()
 	if s.data != nil {
 		s.data.Close()
 	}
@@ -223,7 +258,7 @@ func (s *session) close() {
 
 // report returns the description of the run for the report.
 func (s *session) report() *report.Run {
-	r := &report.Run{Parts: s.parts, Trainer: s.trainer, Rank: s.rank(), Ledger: s.Ledger, Steps: s.steps, Began: s.began, Waited: s.waited,
+	r := &report.Run{Parts: s.parts, Trainer: s.trainer, Rank: s.rank(), Ledger: s.Ledger, From: s.from, Steps: s.steps, Began: s.began, Waited: s.waited,
 		Threads: s.world.Kind() == "local", Beside: s.metrics.BesideRun(), Program: programVersion(), Source: s.source, Sets: s.sets,
 		Warnings: s.warned.list, Warn: func(text string) { s.Log.Warn().Msg(text) }, Check: s.mayWrite, Stdout: s.Stdout, Details: s.Details}
 	if s.progress != nil {

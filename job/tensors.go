@@ -13,13 +13,23 @@ import (
 	"ulysses/train"
 )
 
+// tokenResults gathers the results of the tokens of all ranks on every rank, ordered by set,
+// sequence and index. Collective.
+func tokenResults(c comm.Comm, own []train.TokenResult) ([]train.TokenResult, error) {
+	all, err := gatherTokens(c, own)
+	slices.SortFunc(all, func(a, b train.TokenResult) int {
+		return cmp.Or(cmp.Compare(a.Set, b.Set), cmp.Compare(a.Sequence, b.Sequence), cmp.Compare(a.Index, b.Index))
+	})
+	return all, err
+}
+
 // checkTensorsFile returns an error if the file of --tensors exists.
 func (o *Options) checkTensorsFile() error {
 	if o.tensors == "" {
 		return nil
 	}
 	if _, err := os.Lstat(o.tensors); err == nil {
-		return status.Errorf(status.IO, "verify: --tensors %s: the file exists; name another file, or remove it", o.tensors)
+		return status.Errorf(status.IO, "%s: --tensors %s: the file exists; name another file, or remove it", o.verb, o.tensors)
 	}
 	return nil
 }
@@ -47,13 +57,10 @@ func writeNamed(path string, all []named) error {
 // tokenTensors returns the results of the tokens of all ranks, ordered by sequence and index.
 // Collective.
 func tokenTensors(c comm.Comm, own []train.TokenResult, vocabulary int64) ([]named, error) {
-	all, err := gatherTokens(c, own)
+	all, err := tokenResults(c, own)
 	if err != nil {
 		return nil, err
 	}
-	slices.SortFunc(all, func(a, b train.TokenResult) int {
-		return cmp.Or(cmp.Compare(a.Sequence, b.Sequence), cmp.Compare(a.Index, b.Index))
-	})
 	column := func(name string, whole bool, of func(*train.TokenResult) float32) named {
 		x := named{name: name, shape: []int64{int64(len(all))}, judged: true, whole: whole}
 		for i := range all {
@@ -79,7 +86,7 @@ func tokenTensors(c comm.Comm, own []train.TokenResult, vocabulary int64) ([]nam
 func gatherTokens(c comm.Comm, own []train.TokenResult) (all []train.TokenResult, err error) {
 	var mine bytes.Buffer
 	if err := gob.NewEncoder(&mine).Encode(own); err != nil {
-		return nil, status.Errorf(status.Internal, "verify: results of tokens: %w", err)
+		return nil, status.Errorf(status.Internal, "results of tokens: %w", err)
 	}
 	ranks, err := comm.GatherBytes(c, mine.Bytes())
 	if err != nil {
@@ -88,7 +95,7 @@ func gatherTokens(c comm.Comm, own []train.TokenResult) (all []train.TokenResult
 	for rank, text := range ranks {
 		var some []train.TokenResult
 		if err := gob.NewDecoder(bytes.NewReader(text)).Decode(&some); err != nil {
-			return nil, status.Errorf(status.Internal, "verify: results of tokens of rank %d: %w", rank, err)
+			return nil, status.Errorf(status.Internal, "results of tokens of rank %d: %w", rank, err)
 		}
 		all = append(all, some...)
 	}

@@ -53,12 +53,20 @@ func checkTokens(t *testing.T, path string) {
 	if n := len(sequence); n != 4*64 || len(ids("input_ids")) != n || len(logits)%n != 0 {
 		t.Fatalf("%d tokens, %d logits", n, len(logits))
 	}
-	vocabulary := len(logits) / len(sequence)
-	sum, valid := 0.0, 0.0
-	for i, target := range targets {
+	for i := range targets {
 		if sequence[i] != int64(i/64) || index[i] != int64(i%64) {
 			t.Fatalf("token %d is token %d of sequence %d", i, index[i], sequence[i])
 		}
+	}
+	near.Value(t, "loss", float64(floats("loss")[0]), meanOfTokens(t, targets, losses, logits), 1e-6)
+}
+
+// meanOfTokens checks that the losses of tokens follow from their logits, and returns their mean.
+func meanOfTokens(t *testing.T, targets []int64, losses, logits []float32) float64 {
+	t.Helper()
+	vocabulary := len(logits) / len(targets)
+	sum, valid := 0.0, 0.0
+	for i, target := range targets {
 		if target < 0 {
 			continue
 		}
@@ -69,5 +77,5 @@ func checkTokens(t *testing.T, path string) {
 		near.Value(t, "loss of a token", float64(losses[i]), math.Log(all)-float64(logits[i*vocabulary+int(target)]), 2e-5)
 		sum, valid = sum+float64(losses[i]), valid+1
 	}
-	near.Value(t, "loss", float64(floats("loss")[0]), sum/valid, 1e-6)
+	return sum / valid
 }

@@ -147,10 +147,15 @@ func trainTensors(e *Env, tokens bool) (out []named, err error) {
 		if err != nil {
 			return nil, err
 		}
-		return []named{scalar("eval_loss", float64(r.EvalLoss))}, nil
+		out = []named{scalar("eval_loss", float64(r.EvalLoss))}
+		for _, set := range r.Sets {
+			out = append(out, scalar("eval_"+set.Name+"_loss", float64(set.Loss)))
+		}
+		return out, nil
 	}
 	var own []train.TokenResult
 	if tokens {
+		s.trainer.Hooks.Logits = true
 		s.trainer.Hooks.Tokens = func(results []train.TokenResult) error { own = append(own, results...); return nil }
 	}
 	r, err := s.trainer.Step(0)
@@ -193,12 +198,12 @@ func trainTensors(e *Env, tokens bool) (out []named, err error) {
 				}
 				at += p.Numel()
 				if grads {
-					out = append(out, named{name: p.Name + " gradient", shape: p.Shape, data: x, judged: true})
+					out = append(out, named{name: p.Name + " gradient", shape: p.Shape, data: s.parts.Model.Config.InFileOrder(p, x), judged: true})
 					continue
 				}
 				// AdamW's first update is lr·sign(g) if |g| is large compared with eps. Rounding
 				// may change the sign of a gradient near zero, so these weights are not judged.
-				out = append(out, named{name: p.Name + " updated", shape: p.Shape, data: x, judged: e.Job.Optimizer.Name == "sgd"})
+				out = append(out, named{name: p.Name + " updated", shape: p.Shape, data: s.parts.Model.Config.InFileOrder(p, x), judged: e.Job.Optimizer.Name == "sgd"})
 			}
 		}
 	}

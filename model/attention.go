@@ -41,10 +41,11 @@ type softmaxAttention struct {
 	softcap      float64 // of the scores; 0 = none
 	eps          float64
 	q, qkv, out  linear        // q has the first parameters of qkv
-	qNorm, kNorm *Param        // [D]; only Qwen3 and Qwen3.5 have them
+	qNorm, kNorm *Param        // [D], or of all heads [Hq·D], [Hkv·D]; nil in some families
+	whole        bool          // the norms of q and k are over all heads
 	sinks        *Param        // [Hq]; only gpt-oss has them
 	raw          tensor.Tensor // [T, Hq·dq + Hkv·D], q with its gates and k, before their norms
-	qRStd, kRStd tensor.Tensor // [T·Hq], [T·Hkv] F32
+	qRStd, kRStd tensor.Tensor // [T·Hq], [T·Hkv], or of all heads [T] F32
 	mixed        tensor.Tensor // [T, Hq·D], attention's output
 	saved, lse   tensor.Tensor // U8, what the plan saves, of all groups of heads
 	qHeads       sp.HeadNorm   // of the current pass
@@ -86,6 +87,9 @@ func newAttention(cfg *Config, layer int64) *softmaxAttention {
 	}
 	if cfg.QKNorm() {
 		a.qNorm, a.kNorm = newNorm(cfg, name("q_norm.weight"), "head_dim", a.d), newNorm(cfg, name("k_norm.weight"), "head_dim", a.d)
+	}
+	if a.whole = cfg.family.wholeNorm; a.whole {
+		a.qNorm, a.kNorm = newNorm(cfg, name("q_norm.weight"), q.axes[0], a.hq*a.d), newNorm(cfg, name("k_norm.weight"), k.axes[0], a.hkv*a.d)
 	}
 	if cfg.Sinks() {
 		a.sinks = newParam(name("sinks"), cfg.DType, normal, []string{"num_attention_heads"}, a.hq)
@@ -129,13 +133,56 @@ func (a *softmaxAttention) visitSaved(p *pass) {
 	p.visitBytes(&a.saved, qkv, p.plans.groups*p.sizes.full.saved)
 	if a.qNorm != nil {
 		p.visit(&a.raw, qkv, p.tokens, a.rawColumns())
-		p.visitF32(&a.qRStd, qkv, p.tokens*a.hq)
-		p.visitF32(&a.kRStd, qkv, p.tokens*a.hkv)
+		p.visitF32(&a.qRStd, qkv, p.tokens*a.normed(a.hq))
+		p.visitF32(&a.kRStd, qkv, p.tokens*a.normed(a.hkv))
 	}
 }
 
+// normed returns the number of norms of a token for the heads of q or k.
+func (a *softmaxAttention) normed(heads int64) int64 {
+	if a.whole {
+		return 1
+	}
+	return heads
+}
+
+// allHeads returns views [T, H·D] of q and k in x, without gates.
+func (a *softmaxAttention) allHeads(x tensor.Tensor) (q, k tensor.Tensor) {
+	n := a.hq * a.d
+	return x.Slice(1, 0, n), x.Slice(1, n, n+a.hkv*a.d)
+}
+
+// normQ and normK replace q and k in all by their norms over all heads. raw has q and k, or is nil.
+func (a *softmaxAttention) normQ(p *pass, all, raw tensor.Tensor) {
+	if !a.whole {
+		return
+	}
+	q, _ := a.allHeads(all)
+	from := q
+	if !raw.IsNil() {
+		from, _ = a.allHeads(raw)
+	}
+	p.phase("norm")
+	p.Norm(q, from, a.qNorm, a.qHeads.RStd.Flatten(0, 1), a.eps)
+	p.end()
+}
+
+func (a *softmaxAttention) normK(p *pass, all, raw tensor.Tensor) {
+	if !a.whole {
+		return
+	}
+	_, k := a.allHeads(all)
+	from := k
+	if !raw.IsNil() {
+		_, from = a.allHeads(raw)
+	}
+	p.phase("norm")
+	p.Norm(k, from, a.kNorm, a.kHeads.RStd.Flatten(0, 1), a.eps)
+	p.end()
+}
+
 // project computes all [T, Hq·dq + 2Hkv·D] from x, and copies q, with the gates, and k to raw
-// unless it is nil. The norms of q and k are computed later, by the plan.
+// unless it is nil. The norms of the heads of q and k are computed later, by the plan.
 func (a *softmaxAttention) project(p *pass, all, raw, x tensor.Tensor) {
 	p.phase("projection")
 	a.qkv.forward(p, all, x)
@@ -145,6 +192,8 @@ func (a *softmaxAttention) project(p *pass, all, raw, x tensor.Tensor) {
 		p.Copy(raw, all.Slice(1, 0, a.rawColumns()))
 		p.end()
 	}
+	a.normQ(p, all, raw)
+	a.normK(p, all, raw)
 }
 
 // setNorms sets the plan's arguments for the norms of q and k, with memory for their statistics
@@ -155,12 +204,12 @@ func (a *softmaxAttention) setNorms(p *pass) {
 	}
 	q, k := a.qRStd, a.kRStd
 	if q.IsNil() {
-		q, k = p.tempF32(p.tokens*a.hq), p.tempF32(p.tokens*a.hkv)
+		q, k = p.tempF32(p.tokens*a.normed(a.hq)), p.tempF32(p.tokens*a.normed(a.hkv))
 	}
 	norm := func(w *Param, rstd tensor.Tensor, heads int64) sp.HeadNorm {
 		return sp.HeadNorm{W: w.Value, RStd: rstd.View(p.tokens, heads), Eps: a.eps, Centre: w.centre}
 	}
-	a.qHeads, a.kHeads = norm(a.qNorm, q, a.hq), norm(a.kNorm, k, a.hkv)
+	a.qHeads, a.kHeads = norm(a.qNorm, q, a.normed(a.hq)), norm(a.kNorm, k, a.normed(a.hkv))
 }
 
 // setSinks converts the sinks to F32, and in a backward half allocates memory for their gradient.
@@ -203,7 +252,7 @@ func (a *softmaxAttention) setGroup(p *pass, g int64, all, mixed, saved tensor.T
 		return t.Slice(1, g*h, (g+1)*h)
 	}
 	batched := func(t tensor.Tensor) tensor.Tensor { return withBatch(heads(t)) }
-	if a.qNorm != nil {
+	if a.qNorm != nil && !a.whole {
 		a.args.QNorm, a.args.KNorm = a.qHeads, a.kHeads
 		a.args.QNorm.RStd, a.args.KNorm.RStd = heads(a.qHeads.RStd), heads(a.kHeads.RStd)
 	}
@@ -293,6 +342,12 @@ func (a *softmaxAttention) forwardOverlapped(p *pass, all, x tensor.Tensor) {
 			p.Copy(a.raw.Slice(1, lo, raw), all.Slice(1, lo, raw))
 			p.end()
 		}
+		switch step {
+		case sp.SendQ:
+			a.normQ(p, all, a.raw)
+		case sp.SendK:
+			a.normK(p, all, a.raw)
+		}
 		p.phase("attention")
 		if !p.skip() {
 			p.err = a.overlap.Do(s, step)
@@ -380,6 +435,10 @@ func (a *softmaxAttention) backwardQNorm(p *pass, all, raw tensor.Tensor) {
 	if a.qNorm != nil {
 		q, _, _ := a.splitQK(all)
 		rawQ, _, _ := a.splitQK(raw)
+		if a.whole {
+			q, _ = a.allHeads(all)
+			rawQ, _ = a.allHeads(raw)
+		}
 		p.phase("norm")
 		p.NormBack(q, q, rawQ, a.qNorm, a.qHeads.RStd.Flatten(0, 1), false)
 		p.end()
@@ -390,6 +449,10 @@ func (a *softmaxAttention) backwardKNorm(p *pass, all, raw tensor.Tensor) {
 	if a.kNorm != nil {
 		_, _, k := a.splitQK(all)
 		_, _, rawK := a.splitQK(raw)
+		if a.whole {
+			_, k = a.allHeads(all)
+			_, rawK = a.allHeads(raw)
+		}
 		p.phase("norm")
 		p.NormBack(k, k, rawK, a.kNorm, a.kHeads.RStd.Flatten(0, 1), false)
 		p.end()

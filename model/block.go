@@ -8,10 +8,10 @@ import (
 )
 
 // residual is a sublayer with its norms and residual connection: x + after(inner(norm(x))). Gemma
-// has both norms, other families only the first.
+// has both norms, OLMo only the second, other families only the first.
 type residual struct {
 	name        string // attention | linear attention | mlp
-	norm, after *Param // after may be nil
+	norm, after *Param // one may be nil
 	inner       sublayer
 	eps         float64
 	scale       float64       // of the sublayer's output; 1 with after
@@ -72,7 +72,11 @@ func (r *residual) connect(p *pass, y, x, out tensor.Tensor) {
 // applyNorm computes the norm's output y.
 func (r *residual) applyNorm(p *pass, y, x tensor.Tensor) {
 	p.phase("norm")
-	p.Norm(y, x, r.norm, p.rstd, r.eps)
+	if r.norm != nil {
+		p.Norm(y, x, r.norm, p.rstd, r.eps)
+	} else {
+		p.Copy(y, x)
+	}
 	p.end()
 }
 
@@ -100,7 +104,11 @@ func (r *residual) backward(p *pass, x, d tensor.Tensor) {
 	r.applyNorm(p, p.act, x)
 	r.inner.Backward(p, p.act, dy)
 	p.phase("norm")
-	p.NormBack(d, p.act, x, r.norm, p.rstd, true)
+	if r.norm != nil {
+		p.NormBack(d, p.act, x, r.norm, p.rstd, true)
+	} else {
+		p.Add(d, d, p.act)
+	}
 	p.end()
 	p.reset(mark)
 	p.inspect("gradient before ", r.name, d)
@@ -176,7 +184,11 @@ func (b *block) params() []*Param {
 
 // params returns the parameters of the norms and, between them, of the sublayer.
 func (r *residual) params(inner []*Param) []*Param {
-	ps := append([]*Param{r.norm}, inner...)
+	var ps []*Param
+	if r.norm != nil {
+		ps = append(ps, r.norm)
+	}
+	ps = append(ps, inner...)
 	if r.after != nil {
 		ps = append(ps, r.after)
 	}

@@ -67,7 +67,7 @@ type Config struct {
 func (c *Config) QKVBias() bool { return c.AttentionBias || c.family.biases == qkvBiases }
 
 // OutBias reports whether the output of attention has a bias.
-func (c *Config) OutBias() bool { return c.AttentionBias }
+func (c *Config) OutBias() bool { return c.AttentionBias && c.family.biases == optionalBiases }
 
 // QKNorm reports whether the heads of q and k have norms.
 func (c *Config) QKNorm() bool { return c.family.qkNorm }
@@ -258,7 +258,7 @@ func (c *Config) readBiases(r *reader) {
 	if c.MLPBias && !c.family.mlpBias {
 		r.fault(status.InvalidConfig, "mlp_bias = true: %s has no biases there; remove it", c.ModelType)
 	}
-	if c.AttentionBias && c.family.biases != optionalBiases {
+	if c.AttentionBias && c.family.biases != optionalBiases && c.family.biases != optionalQKVBiases {
 		has := map[biases]string{qkvBiases: "always has biases on q, k, v and none on o", noBiases: "has no biases there"}
 		r.fault(status.InvalidConfig, "attention_bias = true: %s %s; remove it", c.ModelType, has[c.family.biases])
 	}

@@ -42,6 +42,13 @@ const qwen35 = `{"model_type": "qwen3_5_text", "attention_bias": false, "attenti
  "num_hidden_layers": 4, "num_key_value_heads": 2, "rms_norm_eps": 1e-06, "rope_parameters": {"mrope_interleaved": true,
  "mrope_section": [11, 11, 10], "partial_rotary_factor": 0.25, "rope_theta": 10000000, "rope_type": "default"}, "vocab_size": 248320}`
 
+// As Phi-4 is published.
+const phi4 = `{"architectures": ["Phi3ForCausalLM"], "attention_bias": false, "attention_dropout": 0.0, "bos_token_id": 100257, "embd_pdrop": 0.0,
+ "eos_token_id": 100257, "hidden_act": "silu", "hidden_size": 5120, "initializer_range": 0.02, "intermediate_size": 17920,
+ "max_position_embeddings": 16384, "model_type": "phi3", "num_attention_heads": 40, "num_hidden_layers": 2, "num_key_value_heads": 10,
+ "original_max_position_embeddings": 16384, "pad_token_id": 100257, "resid_pdrop": 0.0, "rms_norm_eps": 1e-05, "rope_scaling": null,
+ "rope_theta": 250000, "sliding_window": null, "tie_word_embeddings": false, "torch_dtype": "bfloat16", "vocab_size": 100352}`
+
 const gemma2 = `{"model_type": "gemma2", "hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 64,
  "intermediate_size": 96, "num_hidden_layers": 3, "sliding_window": 4096, "query_pre_attn_scalar": 144, "head_dim": 16}`
 
@@ -89,6 +96,17 @@ func TestModelTypes(t *testing.T) {
 		if why := notbuilt.ModelTypeReasons[name]; why != "" {
 			t.Errorf("notbuilt.ModelTypeReasons lists %s", name)
 		}
+	}
+}
+
+func TestParsePhi(t *testing.T) {
+	c := parse(t, phi4)
+	if c.HeadDim != 128 || c.RotaryDim != 128 || c.Rope.Theta != 250000 || c.SlidingWindow != 0 || c.QKVBias() || c.Sliding(0) {
+		t.Errorf("%+v", c)
+	}
+	c = parse(t, string(with(t, phi4, `"sliding_window": 2047, "rope_scaling": {"type": "su", "long_factor": [2, 2], "short_factor": [1, 1]}, "partial_rotary_factor": 0.03125`)))
+	if c.RotaryDim != 4 || c.SlidingWindow != 2047 || !c.Sliding(1) || c.Rope.Type != "longrope" {
+		t.Errorf("%+v", c)
 	}
 }
 
@@ -279,7 +297,7 @@ func TestConfigFaults(t *testing.T) {
 		{llama31, `"model_type": "qwen2_moe"`, no, []string{"mixture of experts"}},
 		{llama31, `"model_type": "qwen3_5"`, no, []string{"qwen3_5"}},
 		{llama31, `"model_type": "qwen2_vl"`, no, []string{"vision"}},
-		{llama31, `"model_type": "phi"`, no, []string{`"phi" is not built: llama, mistral, ministral, mixtral, gemma2, gemma3_text, qwen2, qwen3, qwen3_moe, qwen3_5_text, qwen3_5_moe_text, qwen3_next, granite, smollm3 and gpt_oss with a dense MLP are`}},
+		{llama31, `"model_type": "phi"`, no, []string{`"phi" is not built: llama, mistral, ministral, mixtral, gemma2, gemma3_text, qwen2, qwen3, qwen3_moe, qwen3_5_text, qwen3_5_moe_text, qwen3_next, granite, smollm3, phi3, olmo2, olmo3, glm4 and gpt_oss with a dense MLP are`}},
 		{llama31, `"model_type": "deepseek_v3"`, no, []string{"mixture of experts"}},
 		{llama31, `"model_type": "deepseek_v2"`, no, []string{"mixture of experts"}},
 		{qwen35, `"linear_num_value_heads": 24`, bad, []string{"linear_num_value_heads = 24 is not a multiple of linear_num_key_heads = 16"}},
@@ -309,6 +327,10 @@ func TestConfigFaults(t *testing.T) {
 		{gemma3, `"rope_parameters": {"sliding_attention": {"rope_type": "yarn"}}`, bad, []string{"rope_parameters.sliding_attention.factor is missing"}},
 		{gemma3, `"rope_local_base_freq": -1`, bad, []string{"rope_local_base_freq = -1"}},
 		{gemma3, `"layer_types": ["linear_attention"]`, no, []string{"full_attention and sliding_attention are"}},
+		{phi4, `"resid_pdrop": 0.1`, no, []string{"resid_pdrop = 0.1 is not built"}},
+		{phi4, `"rope_scaling": {"type": "linear", "factor": 2.0}`, no, []string{`rope_scaling.type = linear is not built for phi3`}},
+		{phi4, `"attention_bias": true`, bad, []string{"attention_bias = true: phi3 has no biases there"}},
+		{phi4, `"partial_rotary_factor": 0.51`, bad, []string{"partial_rotary_factor = 0.51 of head_dim = 128 is 65 features"}},
 		{llama31, `"model_type": null`, bad, []string{"model_type is missing"}},
 		{llama31, `"tie_word_embeddings": "yes"`, bad, []string{"tie_word_embeddings = yes: give true or false"}},
 		{llama31, `"torch_dtype": "float8_e4m3fn"`, no, []string{"float8_e4m3fn"}},

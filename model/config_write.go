@@ -56,7 +56,7 @@ func (c *Config) fields() fields {
 	if c.family.write != nil {
 		c.family.write(c, f)
 	}
-	if c.family.biases == optionalBiases {
+	if c.family.biases == optionalBiases || c.family.biases == optionalQKVBiases {
 		f.put("attention_bias", c.AttentionBias)
 	}
 	if f["dtype"] == nil && f["torch_dtype"] == nil {

@@ -26,6 +26,8 @@ type Decoder struct {
 	logits  tensor.Tensor // [1, V] F32
 	host    []float32     // logits
 	numbers []int32       // ids, then positions, on the host
+	stage   Stage
+	hidden  hidden
 	batch   Batch
 }
 
@@ -49,11 +51,18 @@ type cachedMixer interface {
 // that switches or scales with the length, all positions are rotated as in a sequence of limit
 // tokens.
 func (m *Model) NewDecoder(limit, most int64) (d *Decoder, err error) {
+	return m.NewStage(limit, most, Stage{Last: int64(len(m.blocks))})
+}
+
+// NewStage returns the Decoder of one of several ranks, each of which has some of the layers. The
+// parameters that Uses names are attached. Every rank calls Append with the same tokens; only the
+// last stage has logits.
+func (m *Model) NewStage(limit, most int64, stage Stage) (d *Decoder, err error) {
 	if m.comm.Size() != 1 {
 		return nil, status.Errorf(status.Unsupported, "model.NewDecoder: the model has %d ranks; decode on one", m.comm.Size())
 	}
 	most = min(most, limit)
-	d = &Decoder{m: m, limit: limit, most: most, host: make([]float32, m.Config.VocabSize), numbers: make([]int32, 2*most), caches: make([]cache, len(m.blocks))}
+	d = &Decoder{m: m, stage: stage, limit: limit, most: most, host: make([]float32, m.Config.VocabSize), numbers: make([]int32, 2*most), caches: make([]cache, len(m.blocks))}
 	defer func() {
 		if err != nil {
 			d.Close()
@@ -90,7 +99,13 @@ func (m *Model) NewDecoder(limit, most int64) (d *Decoder, err error) {
 
 // allocate allocates the caches and the inputs.
 func (d *Decoder) allocate() (err error) {
-	for i, b := range d.m.blocks {
+	if err = d.allocateHidden(d.kept); err != nil {
+		return err
+	}
+	for i, b := range d.m.blocks[:d.stage.Last] {
+		if int64(i) < d.stage.First {
+			continue
+		}
 		if d.caches[i], err = b.mixer.(cachedMixer).newCache(d); err != nil {
 			return err
 		}
@@ -165,19 +180,19 @@ func (d *Decoder) append(ids []int32) error {
 		err = d.m.dev.Copy(s, d.at.Slice(0, 0, n), tensor.OfInt32(positions, n))
 	}
 	if err == nil {
+		err = d.receive(n)
+	}
+	if err == nil {
 		err = d.run(n, d.length)
 	}
 	if err == nil {
-		err = d.m.dev.Copy(s, tensor.OfFloat32(d.host, 1, int64(len(d.host))), d.logits)
-	}
-	if err == nil {
-		err = s.Sync()
+		err = d.send(n)
 	}
 	if err != nil {
 		return status.Errorf(status.Of(err), "model.Append: %w", err)
 	}
 	d.length += n
-	if c := d.m.Config.LogitSoftcap; c > 0 {
+	if c := d.m.Config.LogitSoftcap; c > 0 && d.isLast() {
 		for i, x := range d.host {
 			d.host[i] = float32(c * math.Tanh(float64(x)/c))
 		}
@@ -203,9 +218,11 @@ func (d *Decoder) run(n, at int64) error {
 		}
 	}
 	x := p.residualStream
-	p.Embed(x, d.batch.IDs, m.embed)
-	p.Scale(x, m.scale)
-	for i, b := range m.blocks {
+	d.enter(p, x)
+	for i, b := range m.blocks[:d.stage.Last] {
+		if int64(i) < d.stage.First {
+			continue
+		}
 		p.group = 1 + i
 		p.allocateSaved()
 		b.visitSaved(p)
@@ -213,6 +230,10 @@ func (d *Decoder) run(n, at int64) error {
 		b.mixerResidual.apply(p, x, x, func(p *pass, x tensor.Tensor) { b.mixer.(cachedMixer).decode(p, &d.caches[i], at, x) })
 		b.mlpResidual.forward(p, x, x)
 		p.reset(mark)
+	}
+	if !d.isLast() {
+		d.copyHidden(p, d.hidden.device.Slice(0, 0, n), x)
+		return p.err
 	}
 	p.group = len(m.groups) - 1
 	last := x.Slice(0, n-1, n)
@@ -247,8 +268,15 @@ func (a *softmaxAttention) decode(p *pass, c *cache, at int64, x tensor.Tensor) 
 	all, mixed, lse := p.temp(n, a.qkv.out), p.temp(n, a.hq*a.d), p.tempF32(n, a.hq)
 	a.qkv.forward(p, all, x)
 	q, gate, k := a.splitQK(all)
-	a.rotate(p, q, q, a.qNorm)
-	a.rotate(p, c.k.Slice(0, at, at+n), k, a.kNorm)
+	qNorm, kNorm := a.qNorm, a.kNorm
+	if a.whole {
+		allQ, allK := a.allHeads(all)
+		p.Norm(allQ, allQ, qNorm, p.tempF32(n), a.eps)
+		p.Norm(allK, allK, kNorm, p.tempF32(n), a.eps)
+		qNorm, kNorm = nil, nil
+	}
+	a.rotate(p, q, q, qNorm)
+	a.rotate(p, c.k.Slice(0, at, at+n), k, kNorm)
 	p.Copy(c.v.Slice(0, at, at+n), a.values(all))
 	a.setSinks(p, false)
 	scores := device.Attention{Q: q, K: c.k.Slice(0, 0, at+n), V: c.v.Slice(0, 0, at+n), Out: mixed.Split(1, a.hq), LSE: lse, Sinks: a.logits,

@@ -14,6 +14,7 @@ type family struct {
 	norms      norms   // of a layer
 	normCentre float64 // 1 if weights of norms are stored as their distance from 1
 	qkNorm     bool    // the heads of q and k have norms
+	wholeNorm  bool    // q and k have norms over all heads
 	outputGate bool    // the output of attention has a gate
 	sinks      bool    // each query head has a sink
 	biases     biases  // of the projections of attention
@@ -32,14 +33,15 @@ type family struct {
 	eps            float64          // default of rms_norm_eps
 	headDim        int64            // default of head_dim; 0 = hidden_size / num_attention_heads
 	theta          float64          // default of rope_theta
-	localTheta     float64          // default of rope_local_base_freq; 0: sliding layers rotate as all others
+	localTheta     float64          // theta of sliding layers without one; 0: they rotate as all others
+	localField     string           // the field with this theta, besides the table of sliding layers; "" = none
 	rotaryShare    float64          // default of partial_rotary_factor; 0 = all features are rotated
 	rope           map[string]any   // default of rope_parameters; nil = no scaling
 
 	kinds      []string  // the kinds of layers that layer_types may list; nil: it has no meaning
 	window     int64     // default of sliding_window; 0: it is not read
-	noWindow   bool      // without sliding_window there is no window
 	windowFlag bool      // it has an effect only if use_sliding_window is true
+	windowNull bool      // without sliding_window there is no window
 	layers     layerRule // of layers that layer_types does not list; nil = full attention
 
 	// read reads the fields that only this family has, and write puts them into a config.json. nil
@@ -57,6 +59,7 @@ type norms struct{ mixer, mixerOut, mlp, mlpOut string }
 
 var (
 	preNorms      = norms{mixer: "input_layernorm", mlp: "post_attention_layernorm"}
+	postNorms     = norms{mixerOut: "post_attention_layernorm", mlpOut: "post_feedforward_layernorm"}
 	sandwichNorms = norms{"input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"}
 )
 
@@ -86,14 +89,17 @@ type files struct {
 	outer   string      // model_type of the multimodal model, whose text_config is read
 	prefix  [][2]string // prefixes of the names of tensors there, and in the text model
 	dropped []string    // prefixes of tensors that the text model does not have
+	fused   []fused     // matrices that are one in the files
+	pairs   bool        // rotated features that belong together are neighbours in the files
 }
 
 // biases says which projections of attention have biases.
 type biases uint8
 
 const (
-	optionalBiases biases = iota // q, k, v and o, if attention_bias is true
-	qkvBiases                    // always q, k and v, never o
+	optionalBiases    biases = iota // q, k, v and o, if attention_bias is true
+	qkvBiases                       // always q, k and v, never o
+	optionalQKVBiases               // q, k and v, if attention_bias is true, never o
 	noBiases
 )
 
@@ -109,6 +115,11 @@ func allSlide(_ *reader, window int64) func(int64) string {
 // evenSlide is the rule by which the layers 0, 2, … slide if there is a window.
 func evenSlide(_ *reader, window int64) func(int64) string {
 	return func(layer int64) string { return slidingIf(window > 0 && layer%2 == 0) }
+}
+
+// threeOfFourSlide is the rule of OLMo 3: of every four layers, the last has full attention.
+func threeOfFourSlide(_ *reader, window int64) func(int64) string {
+	return func(layer int64) string { return slidingIf(window > 0 && (layer+1)%4 != 0) }
 }
 
 // lastSlide is the rule by which the layers from max_window_layers on slide.
@@ -150,7 +161,7 @@ var families = map[string]*family{
 	"mixtral": {class: "MixtralForCausalLM", norms: preNorms, activation: silu, biases: noBiases, eps: 1e-5, theta: 1e6,
 		sizes: map[string]int64{"vocab_size": 32000, "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 131072,
 			"num_local_experts": 8, "num_experts_per_tok": 2},
-		window: 4096, noWindow: true, layers: allSlide, experts: &mixtralExperts, read: readExperts, write: writeExperts},
+		window: 4096, windowNull: true, layers: allSlide, experts: &mixtralExperts, read: readExperts, write: writeExperts},
 	"qwen3_moe": {class: "Qwen3MoeForCausalLM", norms: preNorms, activation: silu, qkNorm: true, eps: 1e-6, theta: 10000,
 		sizes: map[string]int64{"vocab_size": 151936, "num_attention_heads": 32, "num_key_value_heads": 4, "max_position_embeddings": 32768,
 			"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
@@ -159,6 +170,15 @@ var families = map[string]*family{
 	"smollm3": {class: "SmolLM3ForCausalLM", norms: preNorms, activation: silu, mlpBias: true, tied: true, eps: 1e-6, theta: 2e6,
 		sizes: map[string]int64{"vocab_size": 128256, "num_attention_heads": 16, "num_key_value_heads": 4, "max_position_embeddings": 32768},
 		kinds: softmaxKinds, window: 4096, windowFlag: true, layers: unrotatedSlide, read: readSmolLM3},
+	"olmo2": {class: "Olmo2ForCausalLM", norms: postNorms, wholeNorm: true, activation: silu, eps: 1e-5, theta: 10000},
+	"olmo3": {class: "Olmo3ForCausalLM", norms: postNorms, wholeNorm: true, activation: silu, eps: 1e-5, theta: 5e5, localTheta: 5e5,
+		kinds: softmaxKinds, window: 4096, layers: threeOfFourSlide},
+	"glm4": {class: "Glm4ForCausalLM", norms: norms{"input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"},
+		activation: silu, biases: optionalQKVBiases, biased: true, eps: 1.5625e-7, theta: 10000, headDim: 128, rotaryShare: 0.5,
+		sizes: map[string]int64{"vocab_size": 151552, "num_attention_heads": 32, "num_key_value_heads": 2, "max_position_embeddings": 131072},
+		files: files{fused: []fused{fusedGateUp}, pairs: true}},
+	"phi3": {class: "Phi3ForCausalLM", norms: preNorms, activation: silu, biases: noBiases, eps: 1e-5, theta: 10000, rotaryShare: 1,
+		window: 4096, windowNull: true, layers: allSlide, read: readPhi3, files: files{fused: []fused{fusedQKV, fusedGateUp}}},
 	"gpt_oss": {class: "GptOssForCausalLM", norms: preNorms, activation: silu, sinks: true, biased: true, refusedExperts: 128, eps: 1e-5, theta: 150000, headDim: 64,
 		kinds: softmaxKinds, window: 128, layers: evenSlide, rope: map[string]any{"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
 			"truncate": false, "original_max_position_embeddings": int64(4096)}},
@@ -167,7 +187,7 @@ var families = map[string]*family{
 			"num_key_value_heads": 4, "max_position_embeddings": 8192},
 		kinds: softmaxKinds, window: 4096, layers: evenSlide, read: readGemma2, write: writeGemma},
 	"gemma3_text": {class: "Gemma3ForCausalLM", norms: sandwichNorms, normCentre: 1, qkNorm: true, activation: gelu, softcaps: true,
-		embedScaled: true, tied: true, eps: 1e-6, theta: 1e6, localTheta: 10000, headDim: 256, sizes: map[string]int64{"vocab_size": 262208,
+		embedScaled: true, tied: true, eps: 1e-6, theta: 1e6, localTheta: 10000, localField: "rope_local_base_freq", headDim: 256, sizes: map[string]int64{"vocab_size": 262208,
 			"num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 131072},
 		kinds: softmaxKinds, window: 4096, layers: mostSlide, read: readGemma3, write: writeGemma,
 		files: files{outer: "gemma3", prefix: [][2]string{{"model.language_model.", "model."}, {"language_model.model.", "model."},

@@ -93,6 +93,11 @@ func ParsePatterns(patterns []string) (Patterns, error) {
 	return all, nil
 }
 
+// Match returns the index of the first pattern that matches a name; -1 if none does.
+func (p Patterns) Match(name string) int {
+	return slices.IndexFunc(p, func(r *regexp.Regexp) bool { return r.MatchString(name) })
+}
+
 // freeze adds the adapters and marks the parameters that are not trained: those that match a
 // pattern, and with adapters all others.
 func (m *Model) freeze(o Options) error {
@@ -131,7 +136,7 @@ func (m *Model) freeze(o Options) error {
 		return status.Errorf(status.InvalidConfig, "train.freeze: %q matches no parameter of the model; a pattern matches whole names such as %s, with * for any characters",
 			patterns[i], m.groups[1].Params[1].Name)
 	}
-	return nil
+	return m.Config.family.files.refuseHalfFrozen(m.groups)
 }
 
 // gradOf returns the gradient of a parameter. Some operations always write one: for a frozen

@@ -26,8 +26,8 @@ type fusedLinear struct {
 	keys, values, keyDim, valueDim int64 // heads, and features of a head
 }
 
-// fused returns the heads, nil if the family's projections are not fused.
-func (c *Config) fused() *fusedLinear {
+// linearHeads returns the heads, nil if the family's projections are not fused.
+func (c *Config) linearHeads() *fusedLinear {
 	if !c.family.fusedLinear {
 		return nil
 	}
@@ -81,8 +81,8 @@ func (x *fusedLinear) total(qkvz bool) int64 {
 
 // unfuse returns where the parts are stored in a tensor of a file; nil if it is not a fused
 // projection.
-func (c *Config) unfuse(file *tensor.Safetensors, e tensor.Entry) (map[string]location, error) {
-	x := c.fused()
+func (c *Config) unfuse(file *tensor.Safetensors, e tensor.Entry) ([]location, error) {
+	x := c.linearHeads()
 	layer, qkvz := strings.CutSuffix(e.Name, fusedQKVZ)
 	if !qkvz {
 		var ba bool
@@ -100,31 +100,19 @@ func (c *Config) unfuse(file *tensor.Safetensors, e tensor.Entry) (map[string]lo
 	if !qkvz {
 		parts = []int{2, 3}
 	}
-	all := map[string]location{}
+	var all []location
 	for _, i := range parts {
-		name := layer + fusedParts[i]
-		all[name] = location{file: file, entry: e.Part(name, 0, x.rows(i), c.HiddenSize), whole: e, rows: x.stored(i)}
+		rows := x.stored(i)
+		all = append(all, location{file: file, entry: e.Part(layer+fusedParts[i], 0, x.rows(i), c.HiddenSize), whole: &e,
+			row: func(row int64) int64 { return rows[row] }})
 	}
 	return all, nil
 }
 
-// readRows reads elements of a part from at on, row by row.
-func (x *location) readRows(at int64, dst []float32) error {
-	n := x.whole.Shape[1]
-	for len(dst) > 0 {
-		row, column := at/n, at%n
-		k := min(int64(len(dst)), n-column)
-		if err := x.file.ReadFloat32(x.whole, x.rows[row]*n+column, dst[:k]); err != nil {
-			return err
-		}
-		dst, at = dst[k:], at+k
-	}
-	return nil
-}
-
-// Fuse replaces tensors that a folder of the model has fused. It is called before WriteFolder.
-func (c *Config) Fuse(tensors []Stored) []Stored {
-	x := c.fused()
+// fuseLinear replaces the projections of linear attention by the tensors that a folder of the model
+// has.
+func (c *Config) fuseLinear(tensors []Stored) []Stored {
+	x := c.linearHeads()
 	if x == nil {
 		return tensors
 	}

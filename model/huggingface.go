@@ -37,17 +37,22 @@ type Folder struct {
 type location struct {
 	file  *tensor.Safetensors
 	entry tensor.Entry
-	// if the tensor is a part of another one in the file: that one, and for each row its row there
-	whole tensor.Entry
-	rows  []int64
+	row   func(int64) int64 // the row in the file of a row of the model; nil = the same
+	// the tensor in the file in which row counts, if that is not entry
+	whole *tensor.Entry
 }
 
 // read fills dst with elements from at on.
-func (x *location) read(at int64, dst []float32) error {
-	if x.rows != nil {
-		return x.readRows(at, dst)
+func (l location) read(at int64, dst []float32) error {
+	stored := l.entry
+	if l.whole != nil {
+		stored = *l.whole
 	}
-	return x.file.ReadFloat32(x.entry, at, dst)
+	read := func(at int64, dst []float32) error { return l.file.ReadFloat32(stored, at, dst) }
+	if l.row == nil {
+		return read(at, dst)
+	}
+	return byRows(at, l.entry.Numel()/l.entry.Shape[0], dst, l.row, read)
 }
 
 // OpenFolder reads config.json, with some of its fields replaced, and the headers of the weights'
@@ -147,7 +152,11 @@ func (f *Folder) openWeights() error {
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(index.WeightMap)) {
-		at, ok := f.where[f.Config.nameOf(name)]
+		text := f.Config.nameOf(name)
+		if x, before, after := f.Config.family.files.fusedAs(text); x != nil {
+			text = before + "." + x.parts[0] + "." + after
+		}
+		at, ok := f.where[text]
 		if file := index.WeightMap[name]; !ok || filepath.Base(at.file.Path) != file {
 			return status.Errorf(status.InvalidConfig, "%s/%s: tensor %s is not in %s; the index does not match the files",
 				f.Dir, indexFile, input.Short(name), input.Short(file))
@@ -162,35 +171,47 @@ func (f *Folder) openFile(name string) error {
 		return err
 	}
 	f.files = append(f.files, s)
-	add := func(x location) error {
-		own := f.Config.nameOf(x.entry.Name)
-		if at, twice := f.where[own]; twice {
+	add := func(name string, x location) error {
+		if at, twice := f.where[name]; twice {
 			return status.Errorf(status.InvalidConfig, "%s: tensor %s is in %s and in %s: remove one", f.Dir, input.Short(x.entry.Name),
-				filepath.Base(at.file.Path), name)
+				filepath.Base(at.file.Path), filepath.Base(s.Path))
 		}
-		f.where[own] = x
+		f.where[name] = x
 		return nil
 	}
 	for _, stored := range s.Entries() {
-		parts, err := f.Config.unstack(stored)
-		var fused map[string]location
-		if err == nil {
-			fused, err = f.Config.unfuse(s, stored)
-		}
+		fused, err := f.Config.unfuse(s, stored)
 		if err != nil {
-			return status.Errorf(status.Of(err), "%s: %w", s.Path, err)
+			return status.Errorf(status.Of(err), "%s: %w", f.Dir, err)
 		}
-		if fused != nil {
-			parts = nil
-		}
-		for _, name := range slices.Sorted(maps.Keys(fused)) {
-			if err := add(fused[name]); err != nil {
+		for _, x := range fused {
+			if err := add(x.entry.Name, x); err != nil {
 				return err
 			}
 		}
-		for _, e := range parts {
-			if err := add(location{file: s, entry: e}); err != nil {
-				return err
+		if fused != nil {
+			continue
+		}
+		experts, err := f.Config.unstack(stored)
+		if err != nil {
+			return status.Errorf(status.Of(err), "%s: %w", f.Dir, err)
+		}
+		for _, e := range experts {
+			parts, err := f.Config.split(e, f.Config.nameOf(e.Name))
+			if err != nil {
+				return status.Errorf(status.Of(err), "%s: %w", f.Dir, err)
+			}
+			for i, part := range parts {
+				if len(parts) == 1 {
+					parts[i].Name = e.Name // as in the file, for messages
+				}
+				at := location{file: s, entry: parts[i]}
+				if f.Config.family.files.paired(part.Name) {
+					at.row = f.Config.fileRow
+				}
+				if err := add(part.Name, at); err != nil {
+					return err
+				}
 			}
 		}
 	}

@@ -77,6 +77,9 @@ func (m *Model) addAdapters(l *LoRA) error {
 			if !target {
 				continue
 			}
+			if err := m.Config.family.files.refuseTarget(w.Name); err != nil {
+				return err
+			}
 			axes := func(i int) []string { return []string{"lora.rank", w.axes[i]} }
 			x := &adapter{rank: l.Rank, scale: l.Scale()}
 			x.a = newParam(module(w.Name)+loraA, tensor.F32, kaiming, axes(1), l.Rank, w.Shape[1])

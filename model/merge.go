@@ -104,10 +104,14 @@ func MergeFolder(dir string, f *AdapterFolder, base *Folder) error {
 		known[adapterPrefix+module(t.Name)+loraA], known[adapterPrefix+module(t.Name)+loraB] = true, true
 	}
 	for _, e := range f.file.Entries() {
+		if err := base.Config.family.files.refuseTarget(e.Name); err != nil {
+			return err
+		}
 		if !known[e.Name] {
 			return status.Errorf(status.InvalidConfig, "export: tensor %v of %s is not an adapter of a matrix of %s; name the adapters' own base model", e, f.Dir, base.Dir)
 		}
 	}
+	tensors = base.Config.InFiles(tensors)
 	text, err := base.Config.JSON()
 	if err != nil {
 		return err
@@ -122,7 +126,7 @@ func MergeFolder(dir string, f *AdapterFolder, base *Folder) error {
 		}
 		return copyFiles(to, base.Dir, companions)
 	}
-	return WriteFolder(dir, rest, base.Config.Fuse(tensors))
+	return WriteFolder(dir, rest, tensors)
 }
 
 // ReadAdapterConfig reads the settings of adapters in a folder.

@@ -3,6 +3,7 @@ package model
 import (
 	"math"
 
+	"ulysses/internal/notbuilt"
 	"ulysses/internal/status"
 )
 
@@ -24,6 +25,28 @@ func (r *reader) multiplier(name string) float64 {
 		return 1
 	}
 	return x
+}
+
+// readPhi3 reads the fields of Phi-3 and Phi-4 (Abdin et al. 2024, arXiv:2404.14219 and
+// 2412.08905). embd_pdrop has no effect in transformers either. The name yarn was used for
+// longrope.
+func readPhi3(_ *Config, r *reader) {
+	r.value("embd_pdrop")
+	if x := r.number("resid_pdrop", 0); x != 0 {
+		r.fault(status.Unsupported, "resid_pdrop = %v is not built: %s", x, notbuilt.ResidualDropout.Instead)
+	}
+	for _, name := range []string{"rope_parameters", "rope_scaling"} {
+		table, _ := r.raw[name].(map[string]any)
+		for _, field := range []string{"rope_type", "type"} {
+			switch kind := table[field]; kind {
+			case nil, "default", "longrope", "su":
+			case "yarn":
+				table[field] = "longrope"
+			default:
+				r.fault(status.Unsupported, "%s.%s = %v is not built for phi3: %s", name, field, kind, notbuilt.PhiRoPE.Instead)
+			}
+		}
+	}
 }
 
 // readSmolLM3 reads the layers without RoPE (Hugging Face 2025, SmolLM3; Kazemnejad et al. 2023,

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"hash/fnv"
 	"math"
+	"runtime"
+	"sync"
 
 	"ulysses/device"
 	"ulysses/internal/splitmix"
@@ -202,22 +204,32 @@ func (m *Model) initParam(s device.Stream, p *Param, seed uint64) error {
 	h := fnv.New64a()
 	h.Write([]byte(p.Name))
 	key := splitmix.Mix(splitmix.Mix(seed) ^ h.Sum64())
-	buffer := make([]float32, min(p.Numel(), 1<<16))
-	return m.upload(s, p, buffer, func(at int64, dst []float32) error {
+	fill := func(at uint64, dst []float32) {
 		for i := range dst {
-			switch p.fill {
+			switch at := at + uint64(i); p.fill {
 			case ones:
 				dst[i] = 1
 			case zeros:
 				dst[i] = 0
 			case decays:
-				dst[i] = float32(math.Log(0.01 + 15.99*uniform(key, uint64(at)+uint64(i))))
+				dst[i] = float32(math.Log(0.01 + 15.99*uniform(key, at)))
 			case kaiming:
-				dst[i] = float32((2*uniform(key, uint64(at)+uint64(i)) - 1) / math.Sqrt(float64(p.Shape[1])))
+				dst[i] = float32((2*uniform(key, at) - 1) / math.Sqrt(float64(p.Shape[1])))
 			default:
-				dst[i] = float32(m.Config.InitializerRange * gauss(key, uint64(at)+uint64(i)))
+				dst[i] = float32(m.Config.InitializerRange * gauss(key, at))
 			}
 		}
+	}
+	// A model has billions of normal deviates, so all cores compute them.
+	const piece = 1 << 16
+	workers := int64(runtime.GOMAXPROCS(0))
+	buffer := make([]float32, min(p.Numel(), workers*piece))
+	return m.upload(s, p, buffer, func(at int64, dst []float32) error {
+		var group sync.WaitGroup
+		for lo := 0; lo < len(dst); lo += piece {
+			group.Go(func() { fill(uint64(at)+uint64(lo), dst[lo:min(lo+piece, len(dst))]) })
+		}
+		group.Wait()
 		return nil
 	})
 }

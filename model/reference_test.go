@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 
 	"ulysses/tensor"
@@ -71,6 +72,20 @@ func (r *reference) frequencies(s *sequence, rope *Rope) []float64 {
 	return f
 }
 
+// normsOf returns the names of a layer's norms in the files: before and behind attention, before
+// and behind the MLP. "" = there is none.
+func normsOf(modelType string) [4]string {
+	switch {
+	case strings.HasPrefix(modelType, "gemma"):
+		return [4]string{"input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"}
+	case strings.HasPrefix(modelType, "olmo"):
+		return [4]string{1: "post_attention_layernorm", 3: "post_feedforward_layernorm"}
+	case modelType == "glm4":
+		return [4]string{"input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"}
+	}
+	return [4]string{0: "input_layernorm", 2: "post_attention_layernorm"}
+}
+
 // loss returns ΣNLL over the whole sequence.
 func (r *reference) loss(s *sequence) float64 {
 	c := r.cfg
@@ -81,30 +96,35 @@ func (r *reference) loss(s *sequence) float64 {
 	for i := range c.NumHiddenLayers {
 		name := func(part string) string { return fmt.Sprintf("model.layers.%d.%s", i, part) }
 		gemma := strings.HasPrefix(c.ModelType, "gemma")
-		n := r.norm(x, c.HiddenSize, name("input_layernorm"))
+		norms := normsOf(c.ModelType)
+		norm := func(x []float64, of int) []float64 {
+			if norms[of] == "" {
+				return slices.Clone(x)
+			}
+			return r.norm(x, c.HiddenSize, name(norms[of]))
+		}
+		n := norm(x, 0)
 		var y []float64
 		if c.Linear(i) {
 			y = r.linearAttention(s, n, name("linear_attn"))
 		} else {
 			y = r.attention(s, n, name("self_attn"), c.maskOf(i), c.NoRope == nil || !c.NoRope[i])
 		}
-		between, activate := "post_attention_layernorm", ref.SwiGLU[float64]
-		if gemma { // a norm of this name is behind attention
-			y = r.norm(y, c.HiddenSize, name(between))
-			between, activate = "pre_feedforward_layernorm", ref.GELUGate[float64]
-		}
+		y = norm(y, 1)
 		scale(y, cmp.Or(c.ResidualScale, 1))
 		add(x, y)
-		n = r.norm(x, c.HiddenSize, name(between))
+		n = norm(x, 2)
+		activate := ref.SwiGLU[float64]
+		if gemma {
+			activate = ref.GELUGate[float64]
+		}
 		if c.Sparse(i) {
 			y = r.experts(s, n, name(c.family.experts.block))
 		} else {
 			y = activate(r.linear(n, c.HiddenSize, name("mlp.gate_proj")), r.linear(n, c.HiddenSize, name("mlp.up_proj")))
 			y = r.linear(y, c.IntermediateSize, name("mlp.down_proj"))
 		}
-		if gemma {
-			y = r.norm(y, c.HiddenSize, name("post_feedforward_layernorm"))
-		}
+		y = norm(y, 3)
 		scale(y, cmp.Or(c.ResidualScale, 1))
 		add(x, y)
 	}
@@ -190,6 +210,9 @@ func (r *reference) attention(s *sequence, x []float64, name string, kind mask, 
 	}
 	if c.QKNorm() {
 		q, k = r.norm(q, c.HeadDim, name+".q_norm"), r.norm(k, c.HeadDim, name+".k_norm")
+	}
+	if strings.HasPrefix(c.ModelType, "olmo") { // over all heads
+		q, k = r.norm(q, shape.Hq*shape.D, name+".q_norm"), r.norm(k, shape.Hkv*shape.D, name+".k_norm")
 	}
 	if rotated {
 		q = ref.Rope(tokens, shape.Hq, shape.D, q, cos, sin, false)

@@ -56,7 +56,11 @@ func (c *Config) readRope(r *reader) {
 	if c.family.localTheta > 0 {
 		var local *reader
 		name, t, local = localTables(r)
-		rope := c.readRopeTable(r, "rope_parameters."+slidingAttention, local, r.positive("rope_local_base_freq", c.family.localTheta), &share)
+		own := c.family.localTheta
+		if c.family.localField != "" {
+			own = r.positive(c.family.localField, own)
+		}
+		rope := c.readRopeTable(r, "rope_parameters."+slidingAttention, local, own, &share)
 		c.LocalRope = &rope
 	} else if t != nil && (t.raw[fullAttention] != nil || t.raw[slidingAttention] != nil) {
 		r.fault(status.Unsupported, "%s has a table for each kind of layer, which is not built for %s: %s", name, c.ModelType, notbuilt.LayerRoPE.Instead)
@@ -424,7 +428,7 @@ func (c *Config) ropeFields(f map[string]any) {
 		}
 	}
 	f["rope_parameters"] = table
-	if c.family.rotaryShare > 0 {
+	if c.family.rotaryShare > 0 && (c.family.rotaryShare < 1 || c.RotaryDim < c.HeadDim) {
 		f["partial_rotary_factor"] = table["partial_rotary_factor"]
 	}
 	c.Rope.oldFields(f, table)
@@ -434,9 +438,12 @@ func (c *Config) ropeFields(f map[string]any) {
 func (c *Config) localRopeFields(f map[string]any) {
 	full, local := localParameters(f)
 	c.Rope.complete(full, f["rope_theta"])
-	c.LocalRope.complete(local, f["rope_local_base_freq"])
+	field := c.family.localField
+	c.LocalRope.complete(local, f[field])
 	f["rope_parameters"] = map[string]any{fullAttention: full, slidingAttention: local}
-	f["rope_local_base_freq"] = local["rope_theta"]
+	if field != "" {
+		f[field] = local["rope_theta"]
+	}
 	c.Rope.oldFields(f, full)
 }
 

@@ -19,7 +19,7 @@ func (m *Model) Save(dir, source string, whole func(Half) (tensor.Tensor, error)
 		return err
 	}
 	defer done()
-	return WriteFolder(dir, func(dir string) error { return m.SaveRest(dir, source) }, m.Config.Fuse(tensors))
+	return WriteFolder(dir, func(dir string) error { return m.SaveRest(dir, source) }, tensors)
 }
 
 // stored returns the tensors of the model's folder, or without frozen the trained ones. The caller
@@ -52,7 +52,7 @@ func (m *Model) stored(whole func(Half) (tensor.Tensor, error), frozen bool) (te
 			lo += p.Numel()
 		}
 	}
-	return tensors, func() { s.Close() }, nil
+	return m.Config.InFiles(tensors), func() { s.Close() }, nil
 }
 
 // SaveRest writes the files of a model's folder other than the weights to dir: config.json, with

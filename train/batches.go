@@ -17,8 +17,8 @@ func (t *Trainer) read(s int64) (valid, tokens int64, pairs float64, err error) 
 		err = t.readBalanced(s)
 	} else {
 		for a := range t.microBatches {
-			t.microBatches[a], err = t.Data.Train.MicroBatch(s, int64(a), int64(t.Mesh.Replica), int64(t.Mesh.Replicas),
-				t.Data.Config.Batch, int64(len(t.microBatches)), t.microBatches[a])
+			t.microBatches[a], err = t.Data.Train.Ordered(t.Loop.first(s, t.globalBatch())+(int64(a)*int64(t.Mesh.Replicas)+int64(t.Mesh.Replica))*t.Data.Config.Batch,
+				t.Data.Config.Batch, t.microBatches[a])
 			if err != nil {
 				break
 			}
@@ -75,7 +75,7 @@ func lengthOf(m *data.MicroBatch) int64 {
 // determines the lengths of some of the sequences, which may require reading them. The replicas sum
 // the lengths, and data.Balance assigns the sequences to micro-batches. Collective.
 func (t *Trainer) readBalanced(s int64) (err error) {
-	lengths, first := t.lengths.Int64s(), s*t.globalBatch()
+	lengths, first := t.lengths.Int64s(), t.Loop.first(s, t.globalBatch())
 	clear(lengths)
 	for i := t.Mesh.Replica; i < len(lengths); i += t.Mesh.Replicas {
 		if lengths[i], err = t.Data.Train.Length(first + int64(i)); err != nil {

@@ -91,7 +91,7 @@ func TestBudgetTokens(t *testing.T) {
 			defer m.Close()
 			s := &Setup{Mesh: mesh, Data: Data{Train: set, Config: &d}, Model: m}
 			if c.eval {
-				s.Data.Eval = set
+				s.Data.Evals = []data.NamedSet{{Set: set}}
 			}
 			if got, _ := s.MaxTokens(); got != c.want {
 				t.Errorf("budget %d, eval %v: %d tokens, want %d", c.budget, c.eval, got, c.want)

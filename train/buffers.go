@@ -65,15 +65,6 @@ func allocated(d device.Device, buffers []*device.Arena) (c []model.Component) {
 	return c
 }
 
-// addRange appends a range; it extends the last one if that ends where r begins.
-func addRange(all []device.Range, r device.Range) []device.Range {
-	if last := len(all) - 1; last >= 0 && all[last].Hi == r.Lo {
-		all[last].Hi = r.Hi
-		return all
-	}
-	return append(all, r)
-}
-
 // readiness counts how often GradReady was called for each parameter in a step. A missing, repeated
 // or early call would make the reduction of a shard wrong without an error.
 type readiness struct {

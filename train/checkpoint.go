@@ -12,10 +12,14 @@ import (
 // Checkpoints says where and when a run writes checkpoints.
 type Checkpoints struct {
 	Dir   string
-	Every int64             // optimizer steps; 0 = only when the run is stopped
-	Keep  int64             // number of checkpoints that are kept
-	Run   map[string]string // settings that a resumed run must have in common
-	Base  string            // absolute path of the base model's folder; "" = a new model
+	Every int64 // optimizer steps; 0 = only when the run is stopped
+	Keep  int64 // number of checkpoints that are kept
+	Stage Stage // of this run, without Step and First
+	// Epochs says that the number of steps is that of so many epochs, which needs one stage.
+	Epochs bool
+	Best   bool              // keep also the checkpoint of the best evaluation (Setup.Track)
+	Run    map[string]string // settings that a resumed run must have in common
+	Base   string            // absolute path of the base model's folder; "" = a new model
 	// Model writes the files of a model folder except the weights, for an export. It is called
 	// while steps run.
 	Model func(dir string) error
@@ -78,8 +82,8 @@ func (c *Checkpoints) Steps() ([]int64, error) { return checkpoint.Dir(c.Dir).St
 func (c *Checkpoints) Ready() error { return checkpoint.Dir(c.Dir).Ready() }
 
 // fill reads the elements that this rank owns from a checkpoint: the first kinds of
-// checkpoint.Kinds.
-func fill(from *checkpoint.Checkpoint, d device.Device, w Weights, groups []*model.Group, kinds int) error {
+// checkpoint.Kinds, without the parameters in skip.
+func fill(from *checkpoint.Checkpoint, d device.Device, w Weights, groups []*model.Group, kinds int, skip map[string]bool) error {
 	s, err := d.NewStream()
 	if err != nil {
 		return err
@@ -91,6 +95,9 @@ func fill(from *checkpoint.Checkpoint, d device.Device, w Weights, groups []*mod
 		for _, p := range g.Params {
 			lo, hi := max(state.Lo, first), min(state.Hi, first+p.Numel())
 			for kind := range kinds {
+				if skip[p.Name] {
+					break
+				}
 				for at := lo; at < hi; at += int64(len(buffer)) {
 					values := buffer[:min(int64(len(buffer)), hi-at)]
 					if err := from.Read(p.Name, kind, at-first, values); err != nil {

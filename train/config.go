@@ -18,6 +18,16 @@ type OptimizerConfig struct {
 	// the last steps of schedule wsd, in which the rate falls; below 1: a share of all steps
 	Decay      float64 `toml:"decay" min:"0"`
 	DecayShape string  `toml:"decay_shape" enum:"cosine linear 1-sqrt"`
+	// steps that an earlier schedule had: the schedule is of the steps that follow
+	Begin int64 `toml:"begin" min:"0"`
+	// parameters with a weight decay of their own; the first one that matches decides
+	Group []GroupConfig `toml:"group"`
+}
+
+// GroupConfig is a table [[optimizer.group]].
+type GroupConfig struct {
+	Match       []string `toml:"match"` // patterns of names (model.ParsePatterns)
+	WeightDecay float64  `toml:"weight_decay" min:"0" required:"true"`
 }
 
 // MemoryConfig is [memory]: the policy for each category of saved activations, where the

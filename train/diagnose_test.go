@@ -176,7 +176,7 @@ func (x faultyRun) rank(host comm.Comm, dataset *data.Config, o *result) error {
 		Data: Data{Train: set.Train(), Config: dataset}, Loop: Loop{Steps: 3, OnNaN: x.onNaN},
 		Hooks: Hooks{Step: func(r *Record) error { o.records = append(o.records, *r); return nil }, Skipped: func(why string) { o.why = append(o.why, why) }}}
 	if x.eval {
-		setup.Data.Eval = set.Train()
+		setup.Data.Evals = []data.NamedSet{{Set: set.Train()}}
 	}
 	t, err := New(setup)
 	if err != nil {

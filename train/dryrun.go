@@ -12,7 +12,7 @@ import (
 func (t *Trainer) DryRun(microBatches int64) error {
 	set := t.Data.Train
 	if set == nil {
-		set = t.Data.Eval
+		set = t.Data.Evals[0].Set
 	}
 	tokens, _ := t.MaxTokens()
 	m := &data.MicroBatch{IDs: make([]int32, tokens), Targets: make([]int32, tokens), Positions: make([]int32, tokens), CuSeqlens: []int64{0}, Valid: tokens}

@@ -88,7 +88,7 @@ func export(c *checkpoint.Checkpoint, folder string, merge bool) error {
 	if err != nil {
 		return err
 	}
-	return model.WriteFolder(folder, func(dir string) error { return model.CopyRest(dir, c.ModelPath(), c.ModelFiles()) }, cfg.Fuse(tensors))
+	return model.WriteFolder(folder, func(dir string) error { return model.CopyRest(dir, c.ModelPath(), c.ModelFiles()) }, cfg.InFiles(tensors))
 }
 
 // merged returns the tensors of the base model with the adapters of a checkpoint merged.

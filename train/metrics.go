@@ -78,9 +78,39 @@ func (r *Record) MarshalJSON() ([]byte, error) {
 // EvalRecord is the line of an evaluation in metrics.jsonl.
 type EvalRecord struct {
 	Step       int64 `json:"step"`
-	EvalLoss   Float `json:"eval_loss"`
+	EvalLoss   Float `json:"eval_loss"` // of all sets together: ΣNLL / targets
 	EvalTokens int64 `json:"eval_tokens"`
+	// of the sets of eval.set: the line has eval_NAME_loss and eval_NAME_tokens
+	Sets []SetLoss `json:"-"`
+	Best bool      `json:"best,omitempty"` // the smallest loss so far (Setup.Track)
+	// name of the checkpoint that an evaluation job has read
+	Checkpoint string `json:"checkpoint,omitempty"`
 	Stamp
+}
+
+// SetLoss is the result of an evaluation set.
+type SetLoss struct {
+	Name   string
+	Loss   Float
+	Tokens int64
+}
+
+// MarshalJSON returns one flat object.
+func (r *EvalRecord) MarshalJSON() ([]byte, error) {
+	type plain EvalRecord
+	line, err := json.Marshal((*plain)(r))
+	if err != nil {
+		return nil, err
+	}
+	line = line[:len(line)-1]
+	for _, s := range r.Sets {
+		loss, err := json.Marshal(s.Loss)
+		if err != nil {
+			return nil, err
+		}
+		line = fmt.Appendf(line, ",%q:%s,%q:%d", "eval_"+s.Name+"_loss", loss, "eval_"+s.Name+"_tokens", s.Tokens)
+	}
+	return append(line, '}'), nil
 }
 
 // Float is encoded as null if it is NaN or Inf, which JSON cannot represent.

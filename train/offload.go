@@ -369,7 +369,11 @@ func hand(from device.Stream, e device.Event, to device.Stream) error {
 
 // newOptimizer returns an optimizer without buckets. c is nil for an evaluation.
 func newOptimizer(d device.Device, c *OptimizerConfig, o Offload) optimizer {
-	return optimizer{OptimizerConfig: c, dev: d, offload: offload{Offload: o}}
+	x := optimizer{OptimizerConfig: c, dev: d, offload: offload{Offload: o}}
+	if c != nil {
+		x.decayOf, _ = c.decays() // newWeights has checked the patterns
+	}
+	return x
 }
 
 // allocate allocates the buffers of Weights, after it has checked that they are possible and fit,

@@ -49,18 +49,20 @@ func (t *Trainer) pass(m *data.MicroBatch, valid int64, backward, alone bool) (m
 	forward, back := t.Model.BytesSent(batch)
 	t.sent += forward
 	c := &model.Ctx{Stream: t.stream, Weights: t.Trace.weights(t.Weights), Arena: t.arena, Host: t.host, Clock: t.Clock, Inspect: t.inspect}
-	if !backward {
-		return t.Model.Forward(c, &b)
+	if backward {
+		t.sent += back
+		t.balanceSent += t.Model.BalanceBytesSent()
+		if valid > 0 {
+			b.GradScale = 1 / float64(valid)
+		}
 	}
-	t.sent += back
-	t.balanceSent += t.Model.BalanceBytesSent()
-	if valid > 0 {
-		b.GradScale = 1 / float64(valid)
-	}
-	if t.Hooks.Tokens == nil || c.Inspect != nil {
+	switch {
+	case t.Hooks.Tokens != nil && c.Inspect == nil:
+		return t.passWithTokens(m, batch.Ranges(group.Rank()), c, &b, backward)
+	case backward:
 		return t.Model.ForwardBackward(c, &b)
 	}
-	return t.passWithTokens(m, batch.Ranges(group.Rank()), c, &b)
+	return t.Model.Forward(c, &b)
 }
 
 // update clips the gradient and runs the optimizer.

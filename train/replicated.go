@@ -34,7 +34,7 @@ type Replicated struct {
 // the weights that passes read. opt is nil for an evaluation.
 func NewReplicated(d device.Device, world comm.Comm, groups []*model.Group, compute tensor.DType, opt *OptimizerConfig, o Offload) (*Replicated, error) {
 	w := &Replicated{optimizer: newOptimizer(d, opt, o), world: world, commWorld: comm.OnCommStream(world), compute: compute, groups: groups, squares: newSquares()}
-	decay := []device.Range{}
+	var decay []decays
 	n := int64(0)
 	for _, g := range groups {
 		w.ranges = append(w.ranges, device.Range{Lo: n, Hi: n + g.Numel()})
@@ -62,13 +62,15 @@ func NewReplicated(d device.Device, world comm.Comm, groups []*model.Group, comp
 		g.Own(0, values, masters)
 		for _, p := range g.Params {
 			w.ready.add(p)
-			if p.Decay {
-				decay = addRange(decay, device.Range{Lo: at, Hi: at + p.Numel()})
+			if opt != nil {
+				decay = w.addDecay(decay, p, at, at+p.Numel())
 			}
 			at += p.Numel()
 		}
 	}
-	w.add(bucket{State: w.stateOf(device.Range{Hi: n}), grads: w.grads, decay: decay})
+	if opt != nil {
+		w.add(bucket{State: w.stateOf(device.Range{Hi: n}), grads: w.grads}, decay)
+	}
 	return w, nil
 }
 

@@ -20,6 +20,8 @@ type Resumed struct {
 	Path          string // path of the checkpoint; "" if there is none
 	Step, Updates int64  // steps done, and steps in which the optimizer updated the weights
 	Notes         []string
+	Best          *checkpoint.Best // the comparison of evaluations; nil = there was none
+	Stages        []Stage          // up to that of this run, without a checkpoint this one alone
 }
 
 // settings returns the keys of the job file that affect later steps, with exact values. Keys
@@ -34,8 +36,12 @@ func settings(o *OptimizerConfig, steps int64) map[string]string {
 		all["optimizer.betas"] = fmt.Sprintf("[%s, %s]", number(o.Betas[0]), number(o.Betas[1]))
 		all["optimizer.eps"] = number(o.Eps)
 	}
+	all["optimizer.begin"] = fmt.Sprint(o.Begin)
+	all["optimizer.group"] = fmt.Sprintf("%v", o.Group)
 	if o.Schedule != "constant" {
 		all["optimizer.min_lr"] = number(o.MinLR)
+	}
+	if o.Schedule != "constant" || o.Warmup > 0 && o.Warmup < 1 {
 		all["train.steps"] = fmt.Sprint(steps)
 	}
 	if o.Schedule == "wsd" {
@@ -43,6 +49,9 @@ func settings(o *OptimizerConfig, steps int64) map[string]string {
 	}
 	return all
 }
+
+// laterSettings has the values of settings that older programs did not have.
+var laterSettings = map[string]string{"optimizer.begin": "0", "optimizer.group": "[]"}
 
 // rateOf returns the learning rate at step s, counted from 0, under a checkpoint's settings.
 func rateOf(was map[string]string, s int64) (float64, error) {
@@ -53,6 +62,7 @@ func rateOf(was map[string]string, s int64) (float64, error) {
 		"optimizer.min_lr": func(text string) (err error) { o.MinLR, err = strconv.ParseFloat(text, 64); return err },
 		"optimizer.warmup": func(text string) (err error) { o.Warmup, err = strconv.ParseFloat(text, 64); return err },
 		"optimizer.decay":  func(text string) (err error) { o.Decay, err = strconv.ParseFloat(text, 64); return err },
+		"optimizer.begin":  func(text string) (err error) { o.Begin, err = strconv.ParseInt(text, 10, 64); return err },
 		"train.steps":      func(text string) (err error) { steps, err = strconv.ParseInt(text, 10, 64); return err },
 	} {
 		if text, ok := was[key]; ok {
@@ -71,6 +81,7 @@ func rateOf(was map[string]string, s int64) (float64, error) {
 // the zero value. It does not skip a checkpoint that path names. Collective; called before New.
 func (c *Checkpoints) Resume(path string, d device.Device, world comm.Comm, w Weights, all []*model.Group, o *OptimizerConfig, steps int64) (r Resumed, err error) {
 	groups := model.Halves(all, false)
+	r.Stages = []Stage{c.Stage}
 	paths := []string{path}
 	var known []int64
 	if path == "" {
@@ -86,12 +97,12 @@ func (c *Checkpoints) Resume(path string, d device.Device, world comm.Comm, w We
 	for i, p := range paths {
 		from, notes, err := c.try(p, world, groups, o, steps)
 		if from != nil {
-			err = comm.Agree(world, fill(from, d, w, groups, o.kinds()))
+			err = comm.Agree(world, fill(from, d, w, groups, o.kinds(), nil))
 			from.Close()
 			for i := range damage {
 				damage[i] = "skipped a damaged checkpoint: " + damage[i]
 			}
-			return Resumed{p, from.Step, from.Updates, append(damage, notes...)}, err
+			return Resumed{p, from.Step, from.Updates, append(damage, notes...), from.Best, c.stages(from)}, err
 		}
 		if unusable, ok := err.(*damaged); ok && path == "" {
 			damage = append(damage, unusable.Error())
@@ -129,9 +140,14 @@ func (c *Checkpoints) known(world comm.Comm) (steps []int64, err error) {
 	return steps, world.Broadcast(nil, tensor.OfInt64(steps, n[0]), 0)
 }
 
-// try opens a checkpoint, compares it with the run and checks its files, on all ranks or on none.
-// If from is nil there is an error, which is a *damaged if the checkpoint is at fault. Collective.
+// try opens a checkpoint and compares it with the run, as openWhole does. Collective.
 func (c *Checkpoints) try(path string, world comm.Comm, groups []*model.Group, o *OptimizerConfig, steps int64) (from *checkpoint.Checkpoint, notes []string, err error) {
+	return openWhole(path, world, func(from *checkpoint.Checkpoint) ([]string, error) { return c.compare(from, groups, o, steps) })
+}
+
+// openWhole opens a checkpoint, calls compare and checks the files, on all ranks or on none. If
+// from is nil there is an error, which is a *damaged if the checkpoint is at fault. Collective.
+func openWhole(path string, world comm.Comm, compare func(*checkpoint.Checkpoint) ([]string, error)) (from *checkpoint.Checkpoint, notes []string, err error) {
 	from, err = checkpoint.Open(path)
 	fail := func(err error) (*checkpoint.Checkpoint, []string, error) {
 		if from != nil {
@@ -150,7 +166,7 @@ func (c *Checkpoints) try(path string, world comm.Comm, groups []*model.Group, o
 	if err = comm.SameFiles(world, "checkpoint "+path, []comm.File{{Name: checkpoint.ManifestFile, Path: from.ManifestPath()}}); err != nil {
 		return fail(err)
 	}
-	notes, err = c.compare(from, groups, o, steps)
+	notes, err = compare(from)
 	if err = comm.Agree(world, err); err != nil {
 		return fail(err)
 	}
@@ -168,9 +184,13 @@ func (c *Checkpoints) try(path string, world comm.Comm, groups []*model.Group, o
 // compare refuses a checkpoint of another run, and a checkpoint with other settings unless c.Accept
 // lists their keys. The error names all differences and their effect on the learning rate.
 func (c *Checkpoints) compare(from *checkpoint.Checkpoint, groups []*model.Group, o *OptimizerConfig, steps int64) (notes []string, err error) {
+	if o.Begin > from.Step {
+		return nil, status.Errorf(status.InvalidConfig, "optimizer.begin = %d: checkpoint %s is of step %d, before the schedule begins; set optimizer.begin = %d", o.Begin, from.Path, from.Step, from.Step)
+	}
 	rate := o.Rate(from.Step, steps)
 	next := fmt.Sprintf("the learning rate of step %d is %.6g", from.Step+1, rate)
-	faults := from.Differences(c.Run, groupsOf(groups, 0), o.kinds())
+	stage := c.change(from)
+	faults := from.Differences(stage.run, groupsOf(groups, 0), o.kinds())
 	if from.Settings == nil {
 		if len(faults) == 0 {
 			notes = append(notes, fmt.Sprintf("checkpoint %s is of an older program (format %d): its manifest has no checksum and no settings of [optimizer] and train.steps, so they are not compared; %s",
@@ -192,6 +212,9 @@ func (c *Checkpoints) compare(from *checkpoint.Checkpoint, groups []*model.Group
 	own := settings(o, steps)
 	for _, key := range slices.Sorted(maps.Keys(own)) {
 		before, ok := from.Settings[key]
+		if later, is := laterSettings[key]; !ok && is {
+			before, ok = later, true
+		}
 		if !ok || before == own[key] {
 			continue
 		}
@@ -203,12 +226,28 @@ func (c *Checkpoints) compare(from *checkpoint.Checkpoint, groups []*model.Group
 			keys = append(keys, key)
 		}
 	}
+	if len(faults)+len(stage.keys) > 0 { // all differences, also those that Accept lists
+		all := append(from.Differences(c.Run, groupsOf(groups, 0), o.kinds()), changed...)
+		if len(faults) == 0 {
+			all = append(all, stage.positions...)
+		}
+		err := from.MismatchError(all)
+		if len(faults) == 0 {
+			err = status.Errorf(status.InvalidConfig, "%w; or set checkpoint.accept = [%s] to go on with its weights and moments in a new stage; %s", err, quoted(append(keys, stage.keys...)), next)
+		}
+		return nil, err
+	}
+	changed = append(stage.changed, changed...)
 	switch {
-	case len(faults) > 0:
-		return nil, from.MismatchError(append(faults, changed...))
+	case stage.fault != "":
+		return nil, status.Errorf(status.InvalidConfig, "checkpoint %s: %s", from.Path, stage.fault)
 	case len(keys) > 0:
 		return nil, status.Errorf(status.InvalidConfig, "checkpoint.resume: the settings differ from those in checkpoint %s:\n  %s\n%s\nset checkpoint.accept = [%s] to resume with the new values, or set the old values",
 			from.Path, strings.Join(changed, "\n  "), next, quoted(keys))
+	case stage.accepted:
+		now := c.stages(from)
+		notes = append(notes, fmt.Sprintf("a new stage begins after step %d of checkpoint %s: %s; the weights, the optimizer's moments and the count of steps stay; %s; %s",
+			from.Step, from.Path, strings.Join(changed, "; "), position(&now[len(now)-1], stage.files), next))
 	case len(changed) > 0:
 		notes = append(notes, fmt.Sprintf("resuming with settings that differ from checkpoint %s, which is allowed: %s; %s", from.Path, strings.Join(changed, "; "), next))
 	}

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"ulysses/checkpoint"
 	"ulysses/internal/status"
 )
 
@@ -33,7 +34,10 @@ func (t *Trainer) Run() error {
 }
 
 func (t *Trainer) run() error {
-	for step := t.Loop.Resumed; step < t.Loop.Steps && !t.stopped; step++ {
+	if err := t.catchUp(); err != nil {
+		return err
+	}
+	for step := t.Loop.Resumed; step < t.Loop.Steps && !t.stopped && !t.EndedEarly(); step++ {
 		if err := t.Trace.before(step + 1); err != nil {
 			return err
 		}
@@ -51,11 +55,17 @@ func (t *Trainer) run() error {
 			}
 		}
 		last := step == t.Loop.Steps-1
+		t.improved = false
 		evaluate := func() error { return t.evaluateAfter(step+1, last) }
-		save := func() error { return t.saveAfter(step+1, last) }
+		save := func() error { return t.saveAfter(step+1, last || t.EndedEarly()) }
 		actions := []func() error{evaluate, save}
-		if t.agreed.stop > 0 { // the job may be killed soon, so the checkpoint comes first
+		switch stop := t.agreed.stop > 0; { // the job may be killed soon, so the checkpoint comes first
+		case stop && t.Track == nil:
 			slices.Reverse(actions)
+		case stop && !last && t.saver != nil:
+			// a checkpoint has the results of its evaluation, so the resumed run evaluates
+			t.best.Due = t.evaluationDue(step+1, last)
+			actions = actions[1:]
 		}
 		for _, do := range actions {
 			if err := do(); err != nil {
@@ -68,8 +78,7 @@ func (t *Trainer) run() error {
 
 // evaluateAfter runs an evaluation if one is due after this step. Collective.
 func (t *Trainer) evaluateAfter(step int64, last bool) error {
-	every := t.Loop.EvalEvery
-	if t.Data.Eval == nil || !last && (every == 0 || step%every > 0) {
+	if !t.evaluationDue(step, last) {
 		return nil
 	}
 	began := time.Now()
@@ -78,6 +87,12 @@ func (t *Trainer) evaluateAfter(step int64, last bool) error {
 	}
 	t.Trace.span("evaluation", 0, began)
 	return nil
+}
+
+// evaluationDue reports whether an evaluation is due after a step.
+func (t *Trainer) evaluationDue(step int64, last bool) bool {
+	every := t.Loop.EvalEvery
+	return len(t.Data.Evals) > 0 && (last || every > 0 && step%every == 0)
 }
 
 // Stopped reports whether Run ended before the last step because Hooks.Stop returned true.
@@ -92,7 +107,8 @@ func (t *Trainer) saveAfter(step int64, last bool) error {
 		return nil
 	}
 	t.stopped = t.agreed.stop > 0 && !last
-	due := t.stopped || t.saver.Every > 0 && (last || step%t.saver.Every == 0)
+	best := t.saver.Best && t.improved
+	due := t.stopped || best || t.saver.Every > 0 && (last || step%t.saver.Every == 0)
 	if due || t.agreed.writing == 0 {
 		t.Clock.Push("checkpoint")
 		defer t.Clock.Pop()
@@ -106,7 +122,7 @@ func (t *Trainer) saveAfter(step int64, last bool) error {
 	if err := t.saver.ready(); err != nil {
 		return err
 	}
-	err := t.saver.begin(step, t.updates)
+	err := t.saver.begin(step, t.updates, t.bestFor(step, best))
 	if !last && !t.stopped {
 		return t.warnUnsaved(err)
 	}
@@ -114,6 +130,24 @@ func (t *Trainer) saveAfter(step int64, last bool) error {
 		return err
 	}
 	return t.saver.finish()
+}
+
+// bestFor returns the comparison of evaluations for the manifest of a checkpoint; nil = there is
+// none. isBest says that the checkpoint is the one of the best evaluation.
+func (t *Trainer) bestFor(step int64, isBest bool) *checkpoint.Best {
+	if t.Track == nil {
+		return nil
+	}
+	b := t.best
+	switch {
+	case !t.saver.Best:
+		b.Saved = 0
+	case isBest:
+		b.Saved = step
+	default:
+		b.Saved = t.saver.kept
+	}
+	return &b
 }
 
 // warnUnsaved calls Hooks.Unsaved for a checkpoint that could not be written on all ranks, and

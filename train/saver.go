@@ -24,6 +24,7 @@ type saver struct {
 	kinds    int // of checkpoint.Kinds, which the optimizer has
 	saved    func(took time.Duration)
 	settings map[string]string
+	stages   []Stage
 
 	// arena is the copy, in the host's memory; nil if checkpoints are written only when the run is
 	// stopped, which needs no copy, and if the optimizer's states are offloaded.
@@ -34,6 +35,7 @@ type saver struct {
 	began   time.Time    // when next was begun
 	written chan written // result for the checkpoint that is being written; nil = none
 	done    *written     // received from written
+	kept    int64        // step of the checkpoint of the best evaluation; 0 = none
 }
 
 // written is the result of a rank: its file and, on rank 0, the files of the model folder.
@@ -45,13 +47,13 @@ type written struct {
 
 func newSaver(s *Setup) *saver {
 	return &saver{Checkpoints: s.Checkpoints, dev: s.Device, mesh: s.Mesh, weights: s.Weights, groups: model.Halves(s.Model.Groups(), false), frozen: frozenOf(s.Model.Groups()), kinds: s.Optimizer.kinds(), saved: s.Hooks.Saved,
-		settings: settings(s.Optimizer, s.Loop.Steps)}
+		settings: settings(s.Optimizer, s.Loop.Steps), stages: s.Loop.Stages}
 }
 
 // component lists the memory of the copy, if there is one. States that are offloaded are written
 // from the host memory in which they are: a copy would need as much host memory again.
 func (s *saver) component() (c []model.Component) {
-	if s == nil || s.Every == 0 || s.weights.Offloaded() {
+	if s == nil || s.Every == 0 && !s.Best || s.weights.Offloaded() {
 		return nil
 	}
 	n, name := int64(0), "checkpoint copy"
@@ -154,7 +156,7 @@ func (s *saver) ready() (err error) {
 
 // begin copies the training state and starts a goroutine that writes the copy. Without a copy, it
 // returns after this rank's file is written. Collective.
-func (s *saver) begin(step, updates int64) error {
+func (s *saver) begin(step, updates int64, best *checkpoint.Best) error {
 	dir := checkpoint.Dir(s.Dir)
 	var err error
 	if s.mesh.World.Rank() == 0 {
@@ -163,7 +165,7 @@ func (s *saver) begin(step, updates int64) error {
 	if err = agree(s.mesh.World, err); err != nil {
 		return err
 	}
-	s.next, s.began = checkpoint.Manifest{Step: step, Updates: updates}, time.Now()
+	s.next, s.began = checkpoint.Manifest{Step: step, Updates: updates, Best: best}, time.Now()
 	s.written, s.done = make(chan written, 1), nil
 	if s.copies == nil {
 		s.written <- s.write(step)
@@ -252,7 +254,7 @@ func (s *saver) finish() error {
 	var err error
 	if world.Rank() == 0 {
 		m := s.next
-		m.Base, m.Frozen = s.Base, s.frozen
+		m.Base, m.Frozen, m.Stages = s.Base, s.frozen, s.stages
 		m.Run, m.Settings, m.Kinds, m.Groups, m.Model = s.Run, s.settings, s.kinds, groupsOf(s.groups, world.Size()), w.model
 		ring := ""
 		if s.mesh.Ring > 1 {
@@ -266,6 +268,9 @@ func (s *saver) finish() error {
 	}
 	if err = agree(world, err); err != nil && world.Rank() == 0 {
 		checkpoint.Dir(s.Dir).Clean()
+	}
+	if err == nil && s.next.Best != nil {
+		s.kept = s.next.Best.Saved
 	}
 	if err == nil && s.saved != nil {
 		s.saved(time.Since(s.began))

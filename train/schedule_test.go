@@ -15,6 +15,10 @@ func TestRate(t *testing.T) {
 	}
 	share := base
 	share.Schedule, share.Warmup, share.Decay = "wsd", 0.055, 20 // 6 steps
+	later := with("cosine", "")
+	later.Begin, later.Warmup = 60, 0.25 // 10 of 40 steps
+	again := with("wsd", "linear")
+	again.Begin = 40 // the decay has the last 12 of 60 steps
 	all := base
 	all.Schedule, all.Decay = "wsd", 95 // the decay begins after the warmup
 	for _, x := range []struct {
@@ -39,6 +43,12 @@ func TestRate(t *testing.T) {
 		{"a share of the steps: last of the warmup", share, 5, 1},
 		{"a share of the steps: before it", share, 4, 5.0 / 6},
 		{"a decay in steps", share, 80, 0.1 + 0.9*19/20},
+		{"a later begin: first of the warmup", later, 60, 0.1},
+		{"a later begin: last of the warmup", later, 69, 1},
+		{"a later begin: middle", later, 70 + 29/2, 0.1 + 0.9*0.5*(1+math.Cos(math.Pi*14/29))},
+		{"a later begin: last", later, 99, 0.1},
+		{"a later begin: stable", again, 87, 1},
+		{"a later begin: first of the decay", again, 88, 0.1 + 0.9*11/12},
 		{"a decay longer than the rest", all, 10, 0.1 + 0.9*89/90},
 	} {
 		if got := x.o.Rate(x.step, 100); !(math.Abs(got-x.want) <= 1e-12) {
@@ -52,6 +62,8 @@ func TestLongerRun(t *testing.T) {
 	for _, o := range []OptimizerConfig{
 		{LR: 1, Schedule: "wsd", Warmup: 10, Decay: 0.1, DecayShape: "cosine"},
 		{LR: 1, Schedule: "wsd", Warmup: 0.1, Decay: 20, DecayShape: "linear"},
+		{LR: 1, Schedule: "wsd", Warmup: 10, Decay: 0.1, DecayShape: "cosine", Begin: 30},
+		{LR: 1, Schedule: "constant", Warmup: 0.1},
 		{LR: 1, Schedule: "cosine", Warmup: 10},
 	} {
 		for s := range int64(120) {

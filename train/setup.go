@@ -3,6 +3,7 @@ package train
 import (
 	"time"
 
+	"ulysses/checkpoint"
 	"ulysses/comm"
 	"ulysses/data"
 	"ulysses/device"
@@ -22,15 +23,17 @@ type Setup struct {
 	Loop        Loop
 	Seed        uint64       // of dropout
 	Checkpoints *Checkpoints // nil = the run cannot be stopped and resumed
+	Track       *Track       // nil = evaluations are not compared
 	Clock       *clock.Clock
-	Trace       *Trace // the steps to record; nil = none
+	Trace       *Trace            // the steps to record; nil = none
+	Extra       []model.Component // memory of this rank for other purposes, which the plan includes
 	Hooks       Hooks
 }
 
 // Data is the data of a run.
 type Data struct {
 	Train  *data.Set // nil for an evaluation
-	Eval   *data.Set // nil if nothing is evaluated
+	Evals  []data.NamedSet
 	Config *data.Config
 }
 
@@ -48,6 +51,10 @@ type Loop struct {
 	OnNaN     string // "stop" or "skip"
 	Resumed   int64  // steps that earlier runs have done
 	Updates   int64  // the number of these steps in which the optimizer updated the weights
+	// the stages of the run, of which the last one is current; nil = one, from step 0 on
+	Stages []Stage
+	// the comparison of evaluations by earlier runs; nil = a new one begins
+	Best *checkpoint.Best
 }
 
 // Hooks are functions that a trainer calls on every rank, between steps. Each may be nil.
@@ -66,9 +73,12 @@ type Hooks struct {
 	Unsaved func(err error)
 	// Saved is called when a checkpoint is complete, with the time since it was begun.
 	Saved func(took time.Duration)
-	// Tokens is called after each training pass with the results of this rank's tokens. They are
-	// copied to the host, which takes 4 bytes for each token and id of the vocabulary.
+	// Tokens is called after each pass of a step or an evaluation with the results of this rank's
+	// tokens, which are copied to the host.
 	Tokens func([]TokenResult) error
+	// Logits says that the results have logits, which take 4 bytes for each token and id of the
+	// vocabulary.
+	Logits bool
 	// Probe is called between the passes and the reduction of each step, counted from 1. Tests use
 	// it to let a rank fail.
 	Probe func(step int64) error
@@ -82,8 +92,8 @@ func (s *Setup) MaxTokens() (microBatch, shard int64) {
 			microBatch = min(budget, s.globalBatch()*x.Longest())
 		}
 	}
-	if x := s.Data.Eval; x != nil {
-		microBatch = max(microBatch, s.evalBatch()*x.Longest())
+	for _, x := range s.Data.Evals {
+		microBatch = max(microBatch, s.evalBatch(x.Set)*x.Longest())
 	}
 	return microBatch, s.Model.MostTokens(microBatch)
 }
@@ -93,15 +103,15 @@ func (s *Setup) globalBatch() int64 {
 	return int64(s.Mesh.Replicas) * s.Data.Config.Batch * s.Data.Config.Accumulate
 }
 
-// evalBatch returns the number of sequences that a replica evaluates in one pass: data.batch, or
-// the number of longest sequences that data.budget allows. It is 1 if RoPE depends on the longest
-// document of a batch, so that the result does not depend on the mesh.
-func (s *Setup) evalBatch() int64 {
+// evalBatch returns the number of sequences of a set that a replica evaluates in one pass:
+// data.batch, or the number of longest sequences that data.budget allows. It is 1 if RoPE depends
+// on the longest document of a batch, so that the result does not depend on the mesh.
+func (s *Setup) evalBatch(set *data.Set) int64 {
 	if s.Model.Config.Switches() {
 		return 1
 	}
 	if budget := s.Data.Config.Budget; budget > 0 {
-		return min(max(1, budget/s.Data.Eval.Longest()), s.Data.Eval.Sequences())
+		return min(max(1, budget/set.Longest()), set.Sequences())
 	}
 	return s.Data.Config.Batch
 }

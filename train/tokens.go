@@ -11,13 +11,14 @@ import (
 	"ulysses/tensor"
 )
 
-// TokenResult has the results of a training pass for one token.
+// TokenResult has the results of a pass for one token.
 type TokenResult struct {
-	Sequence   int64 // its number in the training order
+	Set        int   // index of the evaluation set; 0 in training
+	Sequence   int64 // its number in the training order, or in the evaluation set
 	Index      int64 // of the token in the sequence
 	ID, Target int32 // Target is the next id, or data.Ignore
 	Loss       float32
-	Logits     []float32 // [V], capped if the model has a cap
+	Logits     []float32 // [V], capped if the model has a cap; nil without Hooks.Logits
 }
 
 // tokenCollector copies the logits and the losses of a pass to the host.
@@ -26,12 +27,16 @@ type tokenCollector struct {
 	logits, losses []float32
 }
 
-// passWithTokens is ForwardBackward, and calls Hooks.Tokens with the results of this rank's tokens,
-// which are the given ranges of the micro-batch.
-func (t *Trainer) passWithTokens(m *data.MicroBatch, ranges []sp.Range, c *model.Ctx, b *model.Batch) (model.Loss, error) {
+// passWithTokens is ForwardBackward, or Forward without backward, and calls Hooks.Tokens with the
+// results of this rank's tokens, which are the given ranges of the micro-batch.
+func (t *Trainer) passWithTokens(m *data.MicroBatch, ranges []sp.Range, c *model.Ctx, b *model.Batch, backward bool) (model.Loss, error) {
 	x := tokenCollector{Trainer: t}
 	c.Inspect = x.look
-	loss, err := t.Model.ForwardBackward(c, b)
+	run := t.Model.Forward
+	if backward {
+		run = t.Model.ForwardBackward
+	}
+	loss, err := run(c, b)
 	if err != nil {
 		return loss, err
 	}
@@ -43,6 +48,9 @@ func (t *Trainer) passWithTokens(m *data.MicroBatch, ranges []sp.Range, c *model
 func (x *tokenCollector) look(at string, v tensor.Tensor) (err error) {
 	switch at {
 	case model.LogitsName:
+		if !x.Hooks.Logits {
+			return nil
+		}
 		from := len(x.logits)
 		x.logits, err = x.append(x.logits, v)
 		capLogits(x.logits[from:], x.Model.Config.LogitSoftcap)
@@ -87,8 +95,11 @@ func (x *tokenCollector) results(m *data.MicroBatch, ranges []sp.Range) []TokenR
 		for at := r.Lo; at < r.Hi; at++ {
 			s := m.Sequences[sort.Search(len(m.Sequences), func(i int) bool { return m.Sequences[i].At > at })-1]
 			i := len(all)
-			all = append(all, TokenResult{Sequence: s.Number, Index: at - s.At, ID: m.IDs[at], Target: m.Targets[at], Loss: x.losses[i],
-				Logits: x.logits[i*vocabulary : (i+1)*vocabulary]})
+			r := TokenResult{Set: x.evalSet, Sequence: s.Number, Index: at - s.At, ID: m.IDs[at], Target: m.Targets[at], Loss: x.losses[i]}
+			if x.Hooks.Logits {
+				r.Logits = x.logits[i*vocabulary : (i+1)*vocabulary]
+			}
+			all = append(all, r)
 		}
 	}
 	return all

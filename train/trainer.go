@@ -8,6 +8,7 @@
 package train
 
 import (
+	"ulysses/checkpoint"
 	"ulysses/comm"
 	"ulysses/data"
 	"ulysses/device"
@@ -38,11 +39,14 @@ type Trainer struct {
 	sums         tensor.Tensor      // [3] F64 on the host: NLL, loss of balance, targets
 	lengths      tensor.Tensor      // [globalBatch] I64 on the host; with data.budget only
 
-	agreed  agreed // of the last step
-	saver   *saver // nil = no checkpoints
-	stopped bool
+	agreed   agreed // of the last step
+	saver    *saver // nil = no checkpoints
+	stopped  bool
+	best     checkpoint.Best // of Setup.Track
+	improved bool            // the evaluation after the current step is the best so far
 	// the model calls inspect with every tensor of a pass; nil = no calls
 	inspect   func(at string, x tensor.Tensor) error
+	evalSet   int   // index of the evaluation set of the current pass
 	diagnosed bool  // a skipped step was diagnosed
 	updates   int64 // steps in which the optimizer updated the weights
 	maxAlone  int64 // largest sequence, in tokens, that a rank evaluates alone; 0 = none
@@ -60,7 +64,10 @@ func New(s Setup) (*Trainer, error) {
 		t.saver = newSaver(&s)
 	}
 	s.Model.SetSequences(t.mostSequences())
-	t.planner = planner{Setup: &t.Setup, copy: t.saver.component()}
+	if err := t.track(); err != nil {
+		return nil, err
+	}
+	t.planner = planner{Setup: &t.Setup, copy: append(t.saver.component(), s.Extra...)}
 	err := t.planner.run()
 	if err == nil {
 		err = t.allocate()
@@ -124,7 +131,7 @@ func (t *Trainer) allocate() (err error) {
 func (t *Trainer) planAlone() error {
 	var err error
 	n := int64(0)
-	if t.Mesh.Seq.Size() > 1 && t.Data.Eval != nil {
+	if t.Mesh.Seq.Size() > 1 && len(t.Data.Evals) > 0 {
 		var table []model.Component
 		for n = t.ids.Shape[0]; n > 0; n /= 2 {
 			if table, err = t.Model.MemoryAlone(n); err != nil || model.Bytes(table) <= t.arena.Bytes() {
@@ -163,7 +170,7 @@ func (t *Trainer) Choices() []Choice { return t.planner.listed() }
 // PeakBytes returns the largest number of bytes of device memory in use so far.
 func (t *Trainer) PeakBytes() int64 {
 	n := t.arena.Peak() + t.inputs.Peak() + t.saver.peak()
-	return n + model.Bytes(t.Weights.Components())
+	return n + model.Bytes(t.Weights.Components()) + model.Bytes(t.Extra)
 }
 
 // Allocation is an allocation of this rank: its planned size and its largest use so far, in bytes.
@@ -197,6 +204,9 @@ func (t *Trainer) Allocations() []Allocation {
 	add(t.arena, false, own...)
 	add(t.host, true, host...)
 	add(t.inputs, false)
+	for _, c := range t.Extra {
+		all = append(all, Allocation{Name: c.Name, Planned: c.Bytes, Peak: c.Bytes})
+	}
 	if c := t.saver.component(); len(c) > 0 {
 		add(t.saver.arena, c[0].Host)
 	}

@@ -2,6 +2,7 @@ package train
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"maps"
 	"math"
@@ -175,13 +176,13 @@ func (x run) with(d device.Device, c comm.Comm, done func() error, dataset *data
 		return o, err
 	}
 	defer set.Close()
-	eval := set.Train()
+	eval := []data.NamedSet{{Set: set.Train()}}
 	if x.optimizer == "sgd" {
 		eval = nil // so only the last step waits for its update
 	}
 	var t *Trainer
 	setup := Setup{Device: d, Mesh: mesh, Model: m, Weights: w, Optimizer: opt, Clock: clock.New(), Checkpoints: x.keep,
-		Data:   Data{Train: set.Train(), Eval: eval, Config: dataset},
+		Data:   Data{Train: set.Train(), Evals: eval, Config: dataset},
 		Memory: Memory{Config: x.memory, FreeHost: x.free}, Loop: Loop{Steps: x.length(), OnNaN: cmp.Or(x.onNaN, "stop")}}
 	if x.resume {
 		r, err := x.keep.Resume("", d, mesh.World, w, m.Groups(), opt, x.length())
@@ -414,6 +415,46 @@ func TestDecayRanges(t *testing.T) {
 	}
 	if len(w.buckets[0].decay) != 2 {
 		t.Errorf("ranges %v", w.buckets[0].decay)
+	}
+	// groups have values of their own, also for vectors; a bucket has one value
+	grouped := &OptimizerConfig{Name: "sgd", WeightDecay: 0.5, Group: []GroupConfig{{[]string{"c", "e"}, 0.25}, {[]string{"re:[ad]"}, 0}, {[]string{"*"}, 0.5}}}
+	for _, o := range []Offload{{}, {Step: StepStreamed, Bucket: 4}} {
+		dev := device.Device(d)
+		if o.Step == StepStreamed {
+			f, err := fake.Open(fake.Options{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer f.Close()
+			dev = f
+		}
+		x, err := NewReplicated(dev, comm.Local(1)[0], groups, tensor.BF16, grouped, o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, _ := dev.NewStream()
+		if err := errors.Join(device.CopyAnywhere(dev, s, x.masters, tensor.OfFloat32(slices.Repeat([]float32{1}, 20), 20)), s.Sync(), x.Begin(s, 1), x.Update(s, 0.5, 1, 1), s.Sync()); err != nil {
+			t.Fatal(err)
+		}
+		got := make([]float32, 20)
+		if err := errors.Join(device.CopyAnywhere(dev, s, tensor.OfFloat32(got, 20), x.masters), s.Sync()); err != nil {
+			t.Fatal(err)
+		}
+		want := slices.Concat(slices.Repeat([]float32{1}, 6), slices.Repeat([]float32{0.75}, 3), slices.Repeat([]float32{0.875}, 4), slices.Repeat([]float32{1}, 5), slices.Repeat([]float32{0.875}, 2))
+		if !slices.Equal(got, want) {
+			t.Errorf("%+v: %v, want %v", o, got, want)
+		}
+		if n := len(x.buckets); o.Step == StepOnDevice && n != 2 {
+			t.Errorf("%d buckets", n)
+		}
+		x.Free()
+	}
+	if err := grouped.checkGroups(groups); err != nil {
+		t.Error(err)
+	}
+	grouped.Group[1].Match = append(grouped.Group[1].Match, "embed*")
+	if err := grouped.checkGroups(groups); status.Of(err) != status.InvalidConfig || !strings.Contains(err.Error(), `optimizer.group: "embed*" matches no trained parameter`) {
+		t.Error(err)
 	}
 	norms := &model.Group{Params: []*model.Param{{Name: "n", Shape: []int64{3}}}}
 	if w, err = NewReplicated(d, comm.Local(1)[0], []*model.Group{norms}, tensor.F32, &OptimizerConfig{Name: "sgd"}, Offload{}); err != nil || w.buckets[0].decay == nil {

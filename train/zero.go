@@ -25,6 +25,11 @@ func newWeights(d device.Device, world comm.Comm, groups []*model.Group, compute
 	}
 	var w Weights
 	var err error
+	if opt != nil {
+		if err = opt.checkGroups(groups); err != nil {
+			return nil, err
+		}
+	}
 	switch {
 	case o.Gradients && world.Size() == 1:
 		w, err = NewZeRO(d, world, groups, compute, opt, 2, o)
@@ -88,7 +93,7 @@ type zeroGroup struct {
 	lo, hi int64   // this rank owns elements [lo, hi) of the group
 	shard  int64   // index of these elements in flat buffers of this rank's shards
 	counts []int64 // elements that each rank owns
-	decay  []device.Range
+	decay  []decays
 	summed bool // gradients of this step are in host memory
 }
 
@@ -147,7 +152,7 @@ func NewZeRO(d device.Device, world comm.Comm, groups []*model.Group, compute te
 	}
 	for i := range w.groups {
 		g := &w.groups[i]
-		w.add(bucket{State: w.State(i), grads: w.shardGrads(g), decay: g.decay})
+		w.add(bucket{State: w.State(i), grads: w.shardGrads(g)}, g.decay)
 	}
 	return w, nil
 }
@@ -157,7 +162,7 @@ func NewZeRO(d device.Device, world comm.Comm, groups []*model.Group, compute te
 func (w *ZeRO) shard(groups []*model.Group) (numel int64, largest [2]int64) {
 	size, rank := int64(w.world.Size()), int64(w.world.Rank())
 	for _, g := range groups {
-		c := zeroGroup{Group: g, numel: g.Numel(), offset: numel, shard: w.own, counts: make([]int64, size), decay: []device.Range{}}
+		c := zeroGroup{Group: g, numel: g.Numel(), offset: numel, shard: w.own, counts: make([]int64, size)}
 		for r := range size {
 			lo, hi := comm.Shard(c.numel, size, r)
 			c.counts[r] = hi - lo
@@ -165,8 +170,8 @@ func (w *ZeRO) shard(groups []*model.Group) (numel int64, largest [2]int64) {
 		c.lo, c.hi = comm.Shard(c.numel, size, rank)
 		at := int64(0)
 		for _, p := range g.Params {
-			if lo, hi := max(at, c.lo), min(at+p.Numel(), c.hi); p.Decay && lo < hi {
-				c.decay = addRange(c.decay, device.Range{Lo: lo - c.lo, Hi: hi - c.lo})
+			if w.OptimizerConfig != nil {
+				c.decay = w.addDecay(c.decay, p, max(at, c.lo)-c.lo, min(at+p.Numel(), c.hi)-c.lo)
 			}
 			at += p.Numel()
 			w.ready.add(p)

@@ -34,7 +34,7 @@ type Area struct {
 var Areas = []Area{
 	{"Parallelism", []*Feature{ModelParallelism, ExpertParallelism, RouterBias}},
 	{"Attention", []*Feature{SoftCaps}},
-	{"Models", []*Feature{ModelTypes, Experts, RouterNoise, ExpertAdapters, DeviceExperts, Multimodal, LayerTypes, HybridLayerTypes, WindowLayerTypes, Activations, BidirectionalModels, OutputGates, PartialRotary, LayerRoPE, RoPETypes, StorageTypes}},
+	{"Models", []*Feature{ModelTypes, Experts, RouterNoise, ExpertAdapters, DeviceExperts, Multimodal, LayerTypes, HybridLayerTypes, WindowLayerTypes, Activations, BidirectionalModels, OutputGates, PartialRotary, LayerRoPE, RoPETypes, PhiRoPE, ResidualDropout, StorageTypes}},
 	{"Training", []*Feature{Adapters, Preferences, LowPrecision, Float16, Extras}},
 	{"Tokenizers", []*Feature{TokenizerModels, MergeDropout, Normalizers, EmptyReplacements, PreTokenizers, SplitBehaviors, PrependSchemes, LateMetaspace, Patterns, Decoders, ManyAddedTokens}},
 	{"The C library", []*Feature{SaveLess, Timeouts, SharedNCCL}},
@@ -53,7 +53,7 @@ var (
 	SoftCaps = &Feature{Name: "soft caps of scores and logits, except in gemma2 and gemma3_text", Where: "`attn_logit_softcapping` and `final_logit_softcapping` of a config.json", Many: true,
 		Instead: "set it to 0 with model.override if the model was trained without it"}
 
-	ModelTypes          = &Feature{Name: "other model types", Where: "`model_type` of a config.json or of [model.new]", Instead: "llama, mistral, ministral, mixtral, gemma2, gemma3_text, qwen2, qwen3, qwen3_moe, qwen3_5_text, qwen3_5_moe_text, qwen3_next, granite, smollm3 and gpt_oss with a dense MLP are", Many: true}
+	ModelTypes          = &Feature{Name: "other model types", Where: "`model_type` of a config.json or of [model.new]", Instead: "llama, mistral, ministral, mixtral, gemma2, gemma3_text, qwen2, qwen3, qwen3_moe, qwen3_5_text, qwen3_5_moe_text, qwen3_next, granite, smollm3, phi3, olmo2, olmo3, glm4 and gpt_oss with a dense MLP are", Many: true}
 	Experts             = &Feature{Name: "mixture of experts in other families than mixtral, qwen3_moe, qwen3_next and qwen3_5_moe_text", Where: "`num_experts` and `num_local_experts` of a config.json", Instead: "use one of these or a dense model; the attention of gpt_oss is built, with a dense MLP (`num_local_experts = 0`)"}
 	RouterNoise         = &Feature{Name: "noise on the input of experts", Where: "`router_jitter_noise` of a config.json", Instead: "set it to 0 with model.override"}
 	ExpertAdapters      = &Feature{Name: "adapters of experts, of routers, and of the inputs of linear attention in qwen3_next", Where: "`lora.targets`", Instead: "name the projections of attention, or \"all-linear\", which stands for them in layers with experts", Many: true}
@@ -61,12 +61,14 @@ var (
 	Multimodal          = &Feature{Name: "models of images, and quantized models", Where: "`vision_config` and `quantization_config` of a config.json", Instead: "use a text model with F32, BF16 or F16 weights", Many: true}
 	LayerTypes          = &Feature{Name: "other kinds of layers in llama", Where: "`layer_types` of a config.json", Instead: "full_attention is", Many: true}
 	HybridLayerTypes    = &Feature{Name: "other kinds of layers in qwen3_5_text", Where: "`layer_types` of a config.json", Instead: "full_attention and linear_attention are", Many: true}
-	WindowLayerTypes    = &Feature{Name: "other kinds of layers in ministral, gemma2, gemma3_text, qwen2, qwen3 and gpt_oss", Where: "`layer_types` of a config.json", Instead: "full_attention and sliding_attention are", Many: true}
+	WindowLayerTypes    = &Feature{Name: "other kinds of layers in ministral, gemma2, gemma3_text, qwen2, qwen3, smollm3, olmo3 and gpt_oss", Where: "`layer_types` of a config.json", Instead: "full_attention and sliding_attention are", Many: true}
 	Activations         = &Feature{Name: "other activations", Where: "`hidden_act` and `hidden_activation` of a config.json", Instead: "silu is, and in gemma2 and gemma3_text gelu_pytorch_tanh", Many: true}
 	BidirectionalModels = &Feature{Name: "gemma2 and gemma3_text without a causal mask", Where: "`use_bidirectional_attention` of a config.json", Instead: "false is", Many: true}
-	LayerRoPE           = &Feature{Name: "a RoPE for each kind of layer, except in gemma3_text", Where: "`rope_parameters` with a table for each kind", Instead: "one table for all layers is"}
+	LayerRoPE           = &Feature{Name: "a RoPE for each kind of layer, except in gemma3_text and olmo3", Where: "`rope_parameters` with a table for each kind", Instead: "one table for all layers is"}
 	OutputGates         = &Feature{Name: "qwen3_5_text without an output gate", Where: "`attn_output_gate` of a config.json", Instead: "true is"}
-	PartialRotary       = &Feature{Name: "RoPE on a share of a head", Where: "`partial_rotary_factor` of a config.json; qwen3_5_text has it", Instead: "1 is"}
+	PartialRotary       = &Feature{Name: "RoPE on a share of a head", Where: "`partial_rotary_factor` of a config.json; qwen3_5_text, phi3 and glm4 have it", Instead: "1 is"}
+	ResidualDropout     = &Feature{Name: "dropout of residuals in phi3", Where: "`resid_pdrop` of a config.json", Instead: "set it to 0 with model.override"}
+	PhiRoPE             = &Feature{Name: "other kinds of RoPE scaling in phi3", Where: "`rope_type` of a config.json", Instead: "default and longrope are, as in transformers", Many: true}
 	RoPETypes           = &Feature{Name: "other kinds of RoPE scaling", Where: "`rope_type` of a config.json", Instead: "default, linear, dynamic, yarn, longrope, llama3 and proportional are", Many: true}
 	StorageTypes        = &Feature{Name: "other element types of a model's folder", Where: "`dtype` of a config.json", Instead: "float32, bfloat16 and float16 are", Many: true}
 

@@ -5,6 +5,7 @@ import (
 	"math"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -12,6 +13,7 @@ import (
 	"ulysses/data"
 	"ulysses/internal/status"
 	"ulysses/model"
+	"ulysses/train"
 )
 
 // rule is a fault of a key that depends on other keys. holds reports whether the job has the fault;
@@ -22,10 +24,21 @@ type rule struct {
 	text  string // what is wrong; the fix
 }
 
+// setName matches the names of evaluation sets.
+var setName = regexp.MustCompile(`^[A-Za-z0-9._-]+$`)
+
+// Tracks reports whether the run compares its evaluations: for checkpoint.best or eval.patience.
+func (j *Job) Tracks() bool { return j.Checkpoint.Best || j.Eval.Patience > 0 }
+
+// EvaluatesCheckpoint reports whether an evaluation reads its weights from a checkpoint.
+func (j *Job) EvaluatesCheckpoint() bool {
+	return j.Kind == "eval" && j.Checkpoint.Resume != "auto" && j.Checkpoint.Resume != "off"
+}
+
 // IsModelJob reports whether the job trains or evaluates a model.
 func (j *Job) IsModelJob() bool { return j.Kind == "train" || j.Kind == "eval" }
 func hasModel(j *Job) bool      { return j.Model.Path != "" || len(j.Model.New) > 0 }
-func hasEval(j *Job) bool       { return len(j.Eval.Path) > 0 || j.Eval.Split > 0 }
+func hasEval(j *Job) bool       { return len(j.evalFiles()) > 0 || j.Eval.Split > 0 }
 
 // missing has the rules on missing keys. They do not apply to a file with syntax errors, whose keys
 // may be lost.
@@ -34,7 +47,7 @@ var missing = []rule{
 		"missing; name a Hugging Face folder, or write the fields of a config.json in [model.new] for a model from scratch"},
 	{"data.path", func(j *Job) bool { return j.Kind == "train" && len(j.trainFiles()) == 0 },
 		"missing; name .txt, .jsonl, .bin (with .idx) or .safetensors files"},
-	{"data.path", func(j *Job) bool { return j.Kind == "eval" && len(j.trainFiles()) == 0 && len(j.Eval.Path) == 0 },
+	{"data.path", func(j *Job) bool { return j.Kind == "eval" && len(j.trainFiles()) == 0 && len(j.evalFiles()) == 0 },
 		"missing, and eval.path too; name .txt, .jsonl, .bin (with .idx) or .safetensors files"},
 	{"optimizer.lr", func(j *Job) bool { return j.Kind == "train" && j.Model.Path != "" && !j.IsSet("optimizer.lr") },
 		"missing; set it with model.path, for example to 2e-5: the default, 1e-3, would destroy a pretrained model"},
@@ -69,7 +82,29 @@ var conflicts = []rule{
 	{"data.source", func(j *Job) bool { return len(j.Data.Source) > 0 && len(j.Data.Path) > 0 }, "data.path is set as well; name all files in [[data.source]]"},
 	{"eval.split", func(j *Job) bool { return j.Eval.Split > 0 && len(j.Data.Source) > 0 }, "documents cannot be held out of data.source; name files to evaluate on with eval.path"},
 	{"eval.split", func(j *Job) bool { return j.Eval.Split > 0 && len(j.trainFiles()) == 0 && j.IsModelJob() }, "there is no data.path to hold out documents from; set data.path"},
-	{"eval.every", func(j *Job) bool { return j.Kind == "train" && j.Eval.Every > 0 && !hasEval(j) }, "there is nothing to evaluate; set eval.path or eval.split"},
+	{"eval.set", func(j *Job) bool { return len(j.Eval.Set) > 0 && (len(j.Eval.Path) > 0 || j.Eval.Split > 0) },
+		"set together with eval.path or eval.split; name all files in [[eval.set]]"},
+	{"eval.set", func(j *Job) bool {
+		seen := map[string]bool{}
+		return slices.ContainsFunc(j.Eval.Set, func(s data.EvalSetConfig) bool {
+			bad := !setName.MatchString(s.Name) || seen[s.Name]
+			seen[s.Name] = true
+			return bad
+		})
+	}, "each table needs a name of its own, of letters, digits, \".\", \"-\" and \"_\", which the keys of metrics.jsonl have"},
+	{"eval.metric", func(j *Job) bool {
+		return j.Eval.Metric != "" && !slices.ContainsFunc(j.Eval.Set, func(s data.EvalSetConfig) bool { return s.Name == j.Eval.Metric })
+	}, "no table [[eval.set]] has this name; name one, or remove it for the loss of all sets together"},
+	{"eval.patience", func(j *Job) bool {
+		return j.Kind == "train" && j.Eval.Patience > 0 && (j.Eval.Every == 0 || !hasEval(j))
+	},
+		"there are no evaluations during the run; set eval.every, and eval.path, eval.split or [[eval.set]]"},
+	{"checkpoint.best", func(j *Job) bool { return j.Kind == "train" && j.Checkpoint.Best && (j.Eval.Every == 0 || !hasEval(j)) },
+		"there are no evaluations during the run; set eval.every, and eval.path, eval.split or [[eval.set]]"},
+	{"eval.sample", func(j *Job) bool { return slices.Contains(j.Eval.Sample, "") }, "has an empty prompt; give each at least one character"},
+	{"eval.sample", func(j *Job) bool { return j.Kind == "train" && len(j.Eval.Sample) > 0 && !hasEval(j) },
+		"samples are taken after evaluations, and there is nothing to evaluate; set eval.path, eval.split or [[eval.set]]"},
+	{"eval.every", func(j *Job) bool { return j.Kind == "train" && j.Eval.Every > 0 && !hasEval(j) }, "there is nothing to evaluate; set eval.path, eval.split or [[eval.set]]"},
 	{"train.epochs", func(j *Job) bool { return j.Train.Epochs > 0 && j.IsSet("train.steps") && j.Train.Steps > 0 },
 		"set together with train.steps; remove one (--set train.steps=0 or --set train.epochs=0)"},
 	{"train.steps", func(j *Job) bool { return j.Kind == "train" && j.Train.Steps == 0 && j.Train.Epochs == 0 }, "no steps to run; set train.steps or train.epochs above 0"},
@@ -84,14 +119,24 @@ var conflicts = []rule{
 	{"lora.rank", func(j *Job) bool { return j.LoRA.Rank > 0 && j.Model.Path == "" && j.IsModelJob() },
 		"adapters belong to a model folder; set model.path"},
 	{"lora.rank", func(j *Job) bool { return j.LoRA.Rank > 0 && !j.IsModelJob() }, "an operator job has no model; remove it"},
-	{"lora.init", func(j *Job) bool { return j.LoRA.Rank > 0 && j.Kind == "eval" && j.LoRA.Init == "" },
-		"missing; name the folder of trained adapters"},
+	{"lora.init", func(j *Job) bool {
+		return j.LoRA.Rank > 0 && j.Kind == "eval" && j.LoRA.Init == "" && !j.EvaluatesCheckpoint()
+	}, "missing; name the folder of trained adapters, or a checkpoint with checkpoint.resume"},
 	{"lora.targets", func(j *Job) bool { return len(j.LoRA.Targets) == 0 || slices.Contains(j.LoRA.Targets, "") },
 		"names no matrices; name some, such as [\"q_proj\", \"v_proj\"], or \"all-linear\""},
 	{"train.freeze", func(j *Job) bool { return len(j.Train.Freeze) > 0 && j.LoRA.Rank > 0 && j.Kind == "train" },
 		"with [lora] only the adapters are trained; remove it"},
 	{"train.freeze", func(j *Job) bool { _, err := model.ParsePatterns(j.Train.Freeze); return err != nil },
 		"not patterns of names; write names with * and ?, or \"re:\" and a regular expression"},
+	{"optimizer.group", func(j *Job) bool {
+		return slices.ContainsFunc(j.Optimizer.Group, func(g train.GroupConfig) bool {
+			_, err := model.ParsePatterns(g.Match)
+			return err != nil || len(g.Match) == 0
+		})
+	}, "match has no patterns of names; write names with * and ?, or \"re:\" and a regular expression"},
+	{"optimizer.begin", func(j *Job) bool {
+		return j.Kind == "train" && j.Optimizer.Begin > 0 && j.Train.Epochs == 0 && j.Optimizer.Begin >= j.Train.Steps
+	}, "no step of the run is left for the schedule; set it to the steps that the checkpoint has, below train.steps"},
 	{"optimizer.min_lr", func(j *Job) bool { return j.Optimizer.MinLR > j.Optimizer.LR }, "larger than optimizer.lr; set it to optimizer.lr or less"},
 	{"output.trace", func(j *Job) bool {
 		t := j.Output.Trace
@@ -103,9 +148,6 @@ var conflicts = []rule{
 		first, _, _ := strings.Cut(filepath.ToSlash(filepath.Clean(j.Checkpoint.Dir)), "/")
 		return slices.Contains([]string{"metrics.jsonl", "report.html", "trace.json"}, first)
 	}, "the run writes a file of that name; name another folder"},
-	{"checkpoint.resume", func(j *Job) bool {
-		return j.Kind == "eval" && j.Checkpoint.Resume != "auto" && j.Checkpoint.Resume != "off"
-	}, "an evaluation reads only model.path; write the checkpoint as a model folder with ulysses-mpi export"},
 	{"memory.block_input", func(j *Job) bool { return j.Memory.BlockInput == "keep" && j.Memory.Segment > 1 },
 		"memory.segment above 1 keeps only the input of the first layer of each segment; set it to \"recompute\" or \"auto\""},
 	{"memory.block_input", func(j *Job) bool { return j.Memory.BlockInput == "recompute" && j.Memory.Segment == 1 },
@@ -191,7 +233,7 @@ func (l *loader) value(key string) string {
 	switch v := f.get(l.job).(type) {
 	case string, int64, float64, bool:
 		return " = " + show(v)
-	case []string, []data.SourceConfig:
+	case []string, []data.SourceConfig, []data.EvalSetConfig, []train.GroupConfig:
 		return ""
 	default:
 		return " = " + strings.ReplaceAll(fmt.Sprint(v), " ", ", ")

@@ -30,10 +30,12 @@ func onJob(holds func(j *Job) bool) func(j *Job, c *model.Config) bool {
 // idleKeys has all rules on keys without an effect. In check.go such keys are faults, if the job
 // would compute something else than the user expects.
 var idleKeys = []idle{
-	{[]string{"optimizer.", "train.", "checkpoint.", "eval.every", "data.accumulate", "data.global_batch", "data.shuffle", "data.shuffle_documents", "memory.block_input", "memory.attention", "memory.qkv",
+	{[]string{"optimizer.", "train.",
+		"checkpoint.every", "checkpoint.keep", "checkpoint.best", "checkpoint.dir", "checkpoint.accept", "eval.every", "eval.metric", "eval.patience", "eval.threshold",
+		"data.accumulate", "data.global_batch", "data.shuffle", "data.shuffle_documents", "memory.block_input", "memory.attention", "memory.qkv",
 		"memory.mlp", "memory.segment", "memory.head_groups", "memory.optimizer", "memory.gradients", "memory.host", "output.model", "output.trace", "output.tensorboard"},
-		onJob(func(j *Job) bool { return j.Kind == "eval" }), `kind = "eval" does not train`},
-	{[]string{"data.path"}, onJob(func(j *Job) bool { return j.Kind == "eval" && len(j.Eval.Path) > 0 }), "the evaluation reads eval.path"},
+		onJob(func(j *Job) bool { return j.Kind == "eval" && !j.ByVerb }), `kind = "eval" does not train`},
+	{[]string{"data.path"}, onJob(func(j *Job) bool { return j.Kind == "eval" && len(j.evalFiles()) > 0 && !j.ByVerb }), "the evaluation reads eval.path or eval.set"},
 	{[]string{"seed"}, onJob(func(j *Job) bool { return !j.IsModelJob() && (!j.draws() || j.Attention.Seed > 0) }), "an operator job draws only dropout and random blocks of a pattern, with attention.seed if it is set"},
 	{[]string{"attention.seed"}, onJob(func(j *Job) bool { return j.Kind == "attention" && !j.draws() }), "there is no dropout and no pattern with random blocks"},
 	{patternKeys, onJob(func(j *Job) bool { return j.Kind == "attention" && j.Attention.Pattern.Kind == "off" }), `attention.pattern.kind is "off"`},
@@ -60,9 +62,12 @@ var idleKeys = []idle{
 	{[]string{"data.text_field", "data.format", "eval.format", "data.train_on", "data.chat_template", "data.chat_date"},
 		onJob(func(j *Job) bool { return j.IsModelJob() && j.noFiles(".jsonl") }), "no .jsonl file is read"},
 	{[]string{"data.train_on", "data.chat_template", "data.chat_date"}, onJob(func(j *Job) bool {
-		return j.IsModelJob() && j.Data.Format == "text" && (j.Eval.Format == "text" || len(j.Eval.Path) == 0)
+		return j.IsModelJob() && j.Data.Format == "text" && (j.Eval.Format == "text" || len(j.Eval.Path) == 0) && len(j.Eval.Set) == 0
 	}),
 		`data.format is "text"`},
+	{[]string{"eval.metric"}, onJob(func(j *Job) bool { return j.Kind == "train" && !j.Tracks() }), "neither checkpoint.best nor eval.patience is set"},
+	{[]string{"eval.sample_tokens", "eval.sample_temperature"}, onJob(func(j *Job) bool { return j.IsModelJob() && len(j.Eval.Sample) == 0 }), "there is no eval.sample"},
+	{[]string{"eval.threshold"}, onJob(func(j *Job) bool { return j.Kind == "train" && j.Eval.Patience == 0 }), "eval.patience is 0"},
 	{[]string{"eval.format"}, onJob(func(j *Job) bool { return j.IsModelJob() && len(j.Eval.Path) == 0 }), "there is no eval.path"},
 	{[]string{"data.tokenizer", "data.add_eos"}, onJob(func(j *Job) bool { return j.IsModelJob() && j.noFiles(".jsonl", ".txt") }), "the files have tokens, not text"},
 	{[]string{"data.shuffle_documents"}, onJob(func(j *Job) bool { return j.IsModelJob() && !j.Data.Pack }), "data.pack is false, and data.shuffle shuffles whole documents"},
@@ -82,10 +87,19 @@ func (j *Job) draws() bool {
 
 // files returns the patterns of the data that the job reads.
 func (j *Job) files() []string {
-	if j.Kind == "eval" && len(j.Eval.Path) > 0 {
-		return j.Eval.Path
+	if all := j.evalFiles(); j.Kind == "eval" && len(all) > 0 {
+		return all
 	}
-	return append(j.trainFiles(), j.Eval.Path...)
+	return append(j.trainFiles(), j.evalFiles()...)
+}
+
+// evalFiles returns the patterns of eval.path and eval.set.
+func (j *Job) evalFiles() []string {
+	all := slices.Clone(j.Eval.Path)
+	for _, s := range j.Eval.Set {
+		all = append(all, s.Path...)
+	}
+	return all
 }
 
 // trainFiles returns the patterns of the training data.

@@ -42,6 +42,8 @@ type Job struct {
 
 	Path string `toml:"-"` // of the job file, as in the command line
 	Mesh Mesh   `toml:"-"` // set by Resolve
+	// a verb evaluates with the data of a job of any kind, so keys of training are no mistake
+	ByVerb bool `toml:"-"`
 
 	chosen     Mesh              // set by Choose
 	accumulate int64             // data.accumulate as the user set it, if Resolve has changed it; 0 = it has not
@@ -125,10 +127,11 @@ func (t *TileTable) Tiles() model.Tiles {
 type CheckpointTable struct {
 	Every  int64  `toml:"every" min:"0"` // optimizer steps; 0 = only when stopped
 	Keep   int64  `toml:"keep" min:"1"`
+	Best   bool   `toml:"best"`                              // keep the one of the smallest loss of an evaluation
 	Dir    string `toml:"dir" path:"inside"`                 // inside output.dir
 	Resume string `toml:"resume" path:"dir" enum:"auto off"` // or a checkpoint
 	// Accept lists the keys that a resumed run may have changed.
-	Accept []string `toml:"accept" enum:"optimizer.lr optimizer.min_lr optimizer.betas optimizer.eps optimizer.weight_decay optimizer.clip optimizer.schedule optimizer.warmup optimizer.decay optimizer.decay_shape train.steps"`
+	Accept []string `toml:"accept" enum:"optimizer.lr optimizer.min_lr optimizer.betas optimizer.eps optimizer.weight_decay optimizer.clip optimizer.schedule optimizer.warmup optimizer.decay optimizer.decay_shape optimizer.begin optimizer.group train.steps data.sequence data.global_batch data.path"`
 }
 
 // OutputTable is [output].
@@ -190,7 +193,7 @@ func Default() Job {
 		Device:   DeviceTable{Backend: "auto", DType: "auto", Comm: "auto"},
 		Data: data.Config{Format: "auto", TrainOn: "assistant", ChatTemplate: "auto", Tokenizer: "auto", AddEOS: true, TextField: "text", Sequence: 4096, Batch: 1, Accumulate: 1,
 			Pack: true, Shuffle: true},
-		Eval: data.EvalConfig{Format: "auto"},
+		Eval: data.EvalConfig{Format: "auto", SampleTokens: 64},
 		Optimizer: train.OptimizerConfig{Name: "adamw", LR: 1e-3, Betas: [2]float64{0.9, 0.95}, Eps: 1e-8, Clip: 1,
 			Schedule: "cosine", Warmup: 10, Decay: 0.1, DecayShape: "cosine"},
 		Train:      train.TrainConfig{Steps: 100, OnNaN: "stop", TimeLimit: "auto"},

@@ -80,8 +80,15 @@ shuffle_documents = false
 [eval]
 path = []
 format = "auto"
+set = []
 split = 0.0
 every = 0
+metric = ""
+patience = 0
+threshold = 0.0
+sample = []
+sample_tokens = 64
+sample_temperature = 0.0
 [optimizer]
 name = "adamw"
 lr = 1e-3
@@ -94,6 +101,8 @@ schedule = "cosine"
 warmup = 10
 decay = 0.1
 decay_shape = "cosine"
+begin = 0
+group = []
 [train]
 steps = 100
 epochs = 0.0
@@ -122,6 +131,7 @@ host = 0.0
 [checkpoint]
 every = 0
 keep = 2
+best = false
 dir = "checkpoints"
 resume = "auto"
 accept = []
@@ -305,8 +315,6 @@ func TestFaults(t *testing.T) {
 			want: []string{`:6: memory.block_input = "keep": memory.segment above 1`, `:8: memory.attention = "recompute": recomputing attention includes queries, keys and values`, ":10: memory.host = -1"}},
 		{name: "one layer a segment", code: status.InvalidConfig, src: base + "[memory]\nblock_input = \"recompute\"\nsegment = 1\n", want: []string{"with memory.segment = 1 nothing is recomputed"}},
 		{name: "a trace of no steps", code: status.InvalidConfig, src: "kind = \"eval\"\n" + base + "[output]\ntrace = [1, 2]\n", want: []string{":7: output.trace = [1, 2]: only training has steps"}},
-		{name: "an evaluation of a checkpoint", code: status.InvalidConfig, src: "kind = \"eval\"\n" + base + "[checkpoint]\nresume = \"out/checkpoints/step-00000001\"\n",
-			want: []string{":7: checkpoint.resume = \"jobs/out/checkpoints/step-00000001\": an evaluation reads only model.path"}},
 		{name: "gdn", code: status.InvalidConfig, src: "kind = \"gdn\"\n", want: []string{"gdn.input: missing", "gdn.output: missing"}},
 		{name: "gdn over its input", code: status.InvalidConfig, src: "kind = \"gdn\"\n[gdn]\ninput = \"a\"\noutput = \"a\"\n", want: []string{"the same file as gdn.input"}},
 		{name: "gdn chunk", code: status.InvalidConfig, src: "kind = \"gdn\"\n[gdn]\ninput = \"a\"\noutput = \"b\"\nchunk = 8\n", want: []string{":5: gdn.chunk = 8: must be at least 16"}},

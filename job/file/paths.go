@@ -19,6 +19,11 @@ func (l *loader) paths(getenv func(string) (string, bool)) {
 			l.job.Data.Source[i].Path[k] = l.path("data.source", "glob", p, getenv)
 		}
 	}
+	for i := range l.job.Eval.Set {
+		for k, p := range l.job.Eval.Set[i].Path {
+			l.job.Eval.Set[i].Path[k] = l.path("eval.set", "glob", p, getenv)
+		}
+	}
 	for i := range schema {
 		f := &schema[i]
 		kind := f.tag.Get("path")

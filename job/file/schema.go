@@ -140,7 +140,7 @@ func (f *field) table(dst reflect.Value, value any) error {
 			}
 		case tag.Get("default") != "":
 			dst.Field(i).SetString(tag.Get("default"))
-		case dst.Field(i).Kind() == reflect.Float64:
+		case dst.Field(i).Kind() == reflect.Float64 && tag.Get("required") == "":
 			dst.Field(i).SetFloat(1)
 		default:
 			return status.Errorf(status.InvalidConfig, "%s: missing; each table [[%s]] needs it", of.key, f.key)

@@ -94,6 +94,15 @@ func (j *Job) valueShown(f *field) any {
 			}
 		}
 		return list
+	case []data.EvalSetConfig:
+		list := slices.Clone(x)
+		for i := range list {
+			list[i].Path = slices.Clone(list[i].Path)
+			for k, p := range list[i].Path {
+				list[i].Path[k] = j.asWritten(p)
+			}
+		}
+		return list
 	default:
 		return x
 	}

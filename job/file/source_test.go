@@ -43,3 +43,42 @@ func TestSources(t *testing.T) {
 		}
 	}
 }
+
+// [[eval.set]] has paths relative to the job file, and names that are keys of metrics.jsonl.
+func TestEvalSets(t *testing.T) {
+	const train = sourceBase + "[data]\npath = \"t.txt\"\n"
+	job, err := Parse([]byte(train+"[[eval.set]]\nname = \"a.b-1\"\npath = \"a.jsonl\"\n[[eval.set]]\nname = \"c\"\npath = [\"/b/*.txt\", \"${X}.txt\"]\nformat = \"text\"\n[eval]\nevery = 2\nmetric = \"c\"\npatience = 1\n"), "jobs/job.toml", nil,
+		func(string) (string, bool) { return "secret", true })
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []data.EvalSetConfig{{Name: "a.b-1", Path: []string{"jobs/a.jsonl"}, Format: "auto"}, {Name: "c", Path: []string{"/b/*.txt", "jobs/secret.txt"}, Format: "text"}}
+	if !reflect.DeepEqual(job.Eval.Set, want) || !job.Tracks() {
+		t.Errorf("%+v", job.Eval.Set)
+	}
+	for _, kv := range job.Keys() {
+		if kv.Key == "eval.set" && kv.Value != `[{name = "a.b-1", path = ["jobs/a.jsonl"], format = "auto"}, {name = "c", path = ["/b/*.txt", "jobs/${X}.txt"], format = "text"}]` {
+			t.Error(kv.Value)
+		}
+	}
+	const one = "[[eval.set]]\nname = \"a\"\npath = \"a.txt\"\n"
+	for src, want := range map[string]string{
+		"[[eval.set]]\npath = \"a.txt\"\n":                 ":5: eval.set.name: missing; each table [[eval.set]] needs it",
+		"[[eval.set]]\nname = \"a\"\n":                     ":5: eval.set.path: missing",
+		"[[eval.set]]\nname = \"a/b\"\npath = \"a.txt\"\n": ":5: eval.set: each table needs a name of its own, of letters, digits",
+		one + one:                           ":5: eval.set: each table needs a name of its own",
+		one + "[eval]\npath = \"b.txt\"\n":  ":5: eval.set: set together with eval.path or eval.split",
+		one + "[eval]\nsplit = 0.1\n":       ":5: eval.set: set together with eval.path or eval.split",
+		one + "[eval]\nmetric = \"b\"\n":    `:9: eval.metric = "b": no table [[eval.set]] has this name`,
+		one + "[eval]\npatience = 2\n":      ":9: eval.patience = 2: there are no evaluations during the run; set eval.every",
+		"[eval]\nevery = 3\npatience = 2\n": "eval.patience = 2: there are no evaluations during the run",
+		one + "[checkpoint]\nbest = true\n": ":9: checkpoint.best = true: there are no evaluations during the run; set eval.every",
+		one + "[eval]\npatience = -1\n":     "eval.patience = -1: must be at least 0",
+		one + "[eval]\nthreshold = -0.5\n":  "eval.threshold = -0.5: must be at least 0",
+	} {
+		_, err := Parse([]byte(train+src), "jobs/job.toml", nil, nil)
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v; want %s", src, err, want)
+		}
+	}
+}

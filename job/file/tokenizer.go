@@ -16,7 +16,7 @@ func (j *Job) chooseTokenizer() error {
 		return nil
 	}
 	text := ""
-	for _, p := range append(j.trainFiles(), j.Eval.Path...) {
+	for _, p := range append(j.trainFiles(), j.evalFiles()...) {
 		switch strings.ToLower(filepath.Ext(p)) {
 		case ".safetensors", ".bin", ".idx": // tokens
 		default:

@@ -42,6 +42,10 @@ type Model struct {
 	limit     int64    // positions that the configuration allows; 0 = no limit
 	model     *model.Model
 	weights   *device.Arena
+
+	world comm.Comm // the ranks that divide the layers
+	stage model.Stage
+	files []comm.File // of the folder, while it is opened
 }
 
 // defaults are the fields of generation_config.json that Open reads.
@@ -54,19 +58,28 @@ type defaults struct {
 }
 
 // Open reads a Hugging Face folder. A folder without tokenizer.json is that of a model over bytes.
-// compute is the type of weights and activations.
-func Open(folder string, d device.Device, compute tensor.DType) (m *Model, err error) {
-	m = &Model{Tokenizer: bytesTokenizer{}, Sampling: Sampling{TopP: 1}}
-	defer func() {
-		if err != nil {
-			m.Close()
-		}
-	}()
+// compute is the type of weights and activations. The ranks of world divide the layers: each reads
+// and keeps the weights of its layers alone. The caller closes m, also after an error. Collective.
+func Open(folder string, d device.Device, compute tensor.DType, world comm.Comm) (m *Model, err error) {
+	if m, err = open(folder, d, compute, world); err == nil && world.Size() > 1 {
+		err = comm.SameFiles(world, "model-folder", m.files)
+	}
+	m.files = nil
+	return m, err
+}
+
+func open(folder string, d device.Device, compute tensor.DType, world comm.Comm) (m *Model, err error) {
+	m = &Model{Tokenizer: bytesTokenizer{}, Sampling: Sampling{TopP: 1}, world: world}
+	defer func() { err = comm.Agree(world, err) }()
 	f, err := model.OpenFolder(folder, nil)
 	if err != nil {
 		return m, err
 	}
 	defer f.Close()
+	m.files = f.Files()
+	if n := f.Config.NumHiddenLayers; int64(world.Size()) > n {
+		return m, status.Errorf(status.InvalidArgument, "generate: %d ranks, and the model has %d layers to divide; start at most %d ranks", world.Size(), n, n)
+	}
 	if err = m.openTokenizer(folder, f.Config.VocabSize); err != nil {
 		return m, err
 	}
@@ -77,14 +90,21 @@ func Open(folder string, d device.Device, compute tensor.DType) (m *Model, err e
 	if m.model, err = model.New(d, comm.Local(1)[0], f.Config, model.Options{Compute: compute}); err != nil {
 		return m, err
 	}
+	m.stage = m.model.Stages(int64(world.Size()), int64(world.Rank()))
 	bytes := int64(0)
-	for _, g := range m.model.Groups() {
-		bytes += device.Padded(d, g.Numel()*compute.Size())
+	for i, g := range m.model.Groups() {
+		if m.model.Uses(m.stage, i) {
+			bytes += device.Padded(d, g.Numel()*compute.Size())
+		}
 	}
 	if m.weights, err = device.NewArena(d, "weights", bytes); err != nil {
 		return m, err
 	}
-	for _, g := range m.model.Groups() {
+	for i, g := range m.model.Groups() {
+		if !m.model.Uses(m.stage, i) {
+			g.Own(0, tensor.Of(nil, compute, 0), tensor.Tensor{})
+			continue
+		}
 		values, err := m.weights.Tensor(compute, g.Numel())
 		if err != nil {
 			return m, err
@@ -160,12 +180,13 @@ func (m *Model) readDefaults(folder string) error {
 type Result struct {
 	Prompt, Tokens int64 // tokens of the prompt, and after it, without the one that ended the text
 	Ended          bool  // by a token that ends a text
+	Began          bool  // an error from before is of all ranks
 	Read, Write    time.Duration
 }
 
-// Text continues a prompt by at most `most` tokens, until a token that ends a text, and passes the
-// text to emit, as soon as its characters are complete. most = 0: 128, or as many as the model has
-// positions for.
+// Text continues a prompt, the same on all ranks, by at most `most` tokens, until a token that ends
+// a text, and passes the text to emit, as soon as its characters are complete. most = 0: 128, or as
+// many as the model has positions for. Collective.
 func (m *Model) Text(prompt []byte, most int64, s Sampling, emit func(text string) error) (r Result, err error) {
 	ids, err := m.Tokenizer.Encode(nil, prompt)
 	if err != nil {
@@ -183,11 +204,46 @@ func (m *Model) Text(prompt []byte, most int64, s Sampling, emit func(text strin
 	if total := r.Prompt + most; m.limit > 0 && total > m.limit {
 		return r, status.Errorf(status.InvalidArgument, "generate: %d tokens of the prompt and --max-tokens %d exceed max_position_embeddings = %d; lower --max-tokens", r.Prompt, most, m.limit)
 	}
-	d, err := m.model.NewDecoder(r.Prompt+most, chunk)
-	if err != nil {
+	stage := m.stage
+	stage.Receive = func(x []float32) error {
+		return m.world.SendRecv(nil, tensor.OfFloat32(x, int64(len(x))), m.world.Rank()-1, tensor.Tensor{}, -1)
+	}
+	stage.Send = func(x []float32) error {
+		return m.world.SendRecv(nil, tensor.Tensor{}, -1, tensor.OfFloat32(x, int64(len(x))), m.world.Rank()+1)
+	}
+	d, err := m.model.NewStage(r.Prompt+most, chunk, stage)
+	if err = comm.Agree(m.world, err); err != nil {
 		return r, err
 	}
 	defer d.Close()
+	return m.Continue(d, ids, most, s, emit)
+}
+
+// Of returns a Model for a model whose parameters the caller attaches, such as one in training. t
+// is nil for bytes. A text ends with the end mark of the tokenizer, or with a token that the
+// generation_config.json of a folder names; "" = no folder.
+func Of(of *model.Model, t Tokenizer, folder string) (*Model, error) {
+	m := &Model{Tokenizer: bytesTokenizer{}, Sampling: Sampling{TopP: 1}, limit: of.Config.MaxPositionEmbeddings, model: of, world: comm.Local(1)[0]}
+	if t != nil {
+		m.Tokenizer = t
+	}
+	if x, ok := t.(interface{ EOS() (int32, bool) }); ok {
+		if id, has := x.EOS(); has {
+			m.ends = append(m.ends, id)
+		}
+	}
+	if folder == "" {
+		return m, nil
+	}
+	err := m.readDefaults(folder)
+	m.Sampling = Sampling{TopP: 1}
+	return m, err
+}
+
+// Continue is Text for the ids of a prompt, with a decoder of the model that has memory for them
+// and for `most` tokens more, and has no tokens yet.
+func (m *Model) Continue(d *model.Decoder, ids []int32, most int64, s Sampling, emit func(text string) error) (r Result, err error) {
+	r.Prompt, r.Began = int64(len(ids)), true
 	begin := time.Now()
 	logits, err := d.Append(ids)
 	r.Read = time.Since(begin)
@@ -196,7 +252,10 @@ func (m *Model) Text(prompt []byte, most int64, s Sampling, emit func(text strin
 	var said []int32
 	shown := 0
 	for r.Tokens < most && err == nil {
-		id := s.Next(logits, d.Length())
+		var id int32
+		if id, err = m.next(&s, logits, d.Length()); err != nil {
+			break
+		}
 		if slices.Contains(m.ends, id) {
 			r.Ended = true
 			break
@@ -220,6 +279,21 @@ func (m *Model) Text(prompt []byte, most int64, s Sampling, emit func(text strin
 		return r, emit(text[shown:])
 	}
 	return r, nil
+}
+
+// next returns the next token. The last rank, which has the logits, draws it for all.
+func (m *Model) next(s *Sampling, logits []float32, position int64) (int32, error) {
+	last := m.world.Size() - 1
+	id := []int64{0}
+	if m.world.Rank() == last {
+		id[0] = int64(s.Next(logits, position))
+	}
+	if last > 0 {
+		if err := m.world.Broadcast(nil, tensor.OfInt64(id, 1), last); err != nil {
+			return 0, err
+		}
+	}
+	return int32(id[0]), nil
 }
 
 // whole reports whether a text does not end within a character: tokens may be parts of one.

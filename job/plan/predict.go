@@ -203,9 +203,12 @@ func (f *Forecast) prepare() (err error) {
 	sequences := data.Placeholder(j.Data.Sequence, j.Documents())
 	if j.Kind == "train" {
 		setup.Data.Train, setup.Loop.Steps = sequences, j.Train.Steps
-		setup.Checkpoints = &train.Checkpoints{Every: j.Checkpoint.Every}
+		setup.Checkpoints = &train.Checkpoints{Every: j.Checkpoint.Every, Best: j.Checkpoint.Best}
 	} else {
-		setup.Data.Eval = sequences
+		setup.Data.Evals = []data.NamedSet{{Set: sequences}}
+	}
+	if setup.Extra, err = f.PlanSample(); err != nil {
+		return err
 	}
 	if f.trainer, err = train.New(*setup); err != nil {
 		return err

@@ -134,6 +134,9 @@ func (h *history) charts() []chart {
 	}
 	if len(h.eval.X) > 0 {
 		losses = append(losses, newCurve("held out", "dots", h.eval))
+		for _, name := range h.Sets {
+			losses = append(losses, newCurve("held out: "+name, "dots", *h.ofSet[name]))
+		}
 	}
 	norm := newChart("Gradient norm", "norm before clipping", "", newCurve("gradient norm", "line", h.gradNorm))
 	if norm.Log = positive(h.gradNorm.Y); norm.Log {

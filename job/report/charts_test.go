@@ -66,7 +66,7 @@ func TestAxesHaveOneUnit(t *testing.T) {
 	h := &history{}
 	for i := range int64(30) {
 		loss, norm, rate, speed, flops := 5.0, 1.0, 3e-4, 8000+300*float64(i), 0.4
-		h.add(&historyLine{Step: i + 1, Loss: &loss, GradNorm: &norm, LR: &rate, TokensPerSecond: &speed, ModelTFLOPS: &flops})
+		h.add(&historyLine{Step: i + 1, Loss: &loss, GradNorm: &norm, LR: &rate, TokensPerSecond: &speed, ModelTFLOPS: &flops}, nil)
 	}
 	var axes []string
 	for _, c := range h.charts() {

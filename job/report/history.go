@@ -2,10 +2,12 @@ package report
 
 import (
 	"bufio"
+	"encoding/json"
 	"errors"
 	"io"
 	"math"
 	"slices"
+	"strings"
 
 	"ulysses/internal/input"
 	"ulysses/train"
@@ -23,6 +25,27 @@ type historyLine struct {
 	Skipped         bool     `json:"skipped"`
 	EvalLoss        *float64 `json:"eval_loss"`
 	EvalTokens      *int64   `json:"eval_tokens"`
+	Best            bool     `json:"best"`
+}
+
+// setLosses returns the losses of the evaluation sets in a line, by name.
+func setLosses(line []byte) map[string]*float64 {
+	var fields map[string]json.RawMessage
+	if input.JSON(line, &fields) != nil {
+		return nil
+	}
+	sets := map[string]*float64{}
+	for key, value := range fields {
+		name, ok := strings.CutSuffix(key, "_loss") // eval_NAME_loss
+		if ok {
+			name, ok = strings.CutPrefix(name, "eval_")
+		}
+		var loss *float64
+		if ok && json.Unmarshal(value, &loss) == nil {
+			sets[name] = loss
+		}
+	}
+	return sets
 }
 
 // points are the points of a curve. A value that was NaN or Inf is NaN.
@@ -50,17 +73,29 @@ type history struct {
 	loss, gradNorm, rate, speed, flops, eval points
 	Steps, Skipped, NotFinite                int64
 	Evals                                    []evalRow
+	Sets                                     []string // names of evaluation sets, sorted
+	ofSet                                    map[string]*points
 }
 
 type evalRow struct {
 	Step, Tokens     int64
 	Loss, Perplexity float64
+	Best             bool
+	sets             map[string]*float64
+}
+
+// Of returns the loss of an evaluation set; NaN if the line has none.
+func (e evalRow) Of(set string) float64 {
+	if x := e.sets[set]; x != nil {
+		return *x
+	}
+	return math.NaN()
 }
 
 // readHistory reads metrics.jsonl: the lines of evaluation jobs, or all other lines. An incomplete
 // line, which a killed process leaves, is skipped.
 func readHistory(path string, evaluation bool) (*history, error) {
-	h := &history{}
+	h := &history{ofSet: map[string]*points{}}
 	f, _, err := input.Open(path)
 	if err != nil {
 		return h, err
@@ -70,7 +105,11 @@ func readHistory(path string, evaluation bool) (*history, error) {
 		line, err := r.ReadBytes('\n')
 		var m historyLine
 		if len(line) > 0 && input.JSON(line, &m) == nil && evaluation == (m.EvalTokens != nil && m.Step == train.EvaluationStep) {
-			h.add(&m)
+			var sets map[string]*float64
+			if m.EvalTokens != nil {
+				sets = setLosses(line)
+			}
+			h.add(&m, sets)
 		}
 		if errors.Is(err, io.EOF) {
 			return h, nil
@@ -80,10 +119,19 @@ func readHistory(path string, evaluation bool) (*history, error) {
 	}
 }
 
-func (h *history) add(m *historyLine) {
+// add adds a line, with the losses of evaluation sets.
+func (h *history) add(m *historyLine, sets map[string]*float64) {
 	if m.EvalTokens != nil {
 		h.eval.add(m.Step, m.EvalLoss)
-		row := evalRow{Step: m.Step, Tokens: *m.EvalTokens, Loss: math.NaN(), Perplexity: math.NaN()}
+		for name, loss := range sets {
+			if h.ofSet[name] == nil {
+				h.ofSet[name] = &points{}
+				h.Sets = append(h.Sets, name)
+				slices.Sort(h.Sets)
+			}
+			h.ofSet[name].add(m.Step, loss)
+		}
+		row := evalRow{Step: m.Step, Tokens: *m.EvalTokens, Loss: math.NaN(), Perplexity: math.NaN(), Best: m.Best, sets: sets}
 		if m.EvalLoss != nil {
 			row.Loss = *m.EvalLoss
 			if row.Tokens > 0 { // without targets the loss is 0 and has no perplexity

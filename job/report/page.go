@@ -6,6 +6,7 @@ import (
 	"html/template"
 	"io"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"ulysses/comm"
@@ -57,7 +58,8 @@ type page struct {
 	Facts               []factRow // the cards at the top
 	Charts              []chart
 	Metrics             *history
-	Note                string // an error of reading metrics.jsonl
+	Samples             []Sample // the last step first
+	Note                string   // an error of reading metrics.jsonl
 	Phases              []colouredPhase
 	Bars                []bar
 	BarsOf              string // the selection of ranks that have a bar; "" = all
@@ -109,6 +111,9 @@ func (r *Run) page(facts []rankFacts, machine *plan.Machine, t *traceFile) *page
 	}
 	if err != nil {
 		x.Note = j.Shown(fmt.Sprintf("metrics.jsonl was not read to its end: %v", err))
+	}
+	for _, sample := range slices.Backward(r.Totals.Samples) {
+		x.Samples = append(x.Samples, sample)
 	}
 	x.Memory, x.MemoryTotals = memoryRows(facts)
 	x.Bars, x.BarsOf = bars(facts, x.Phases)

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"ulysses/comm"
+	"ulysses/internal/units"
 	"ulysses/job/assembly"
 	"ulysses/job/file"
 	"ulysses/job/plan"
@@ -29,6 +30,7 @@ type Run struct {
 	Ledger  *comm.Ledger
 	Totals  *Totals
 
+	From    string    // checkpoint from which the run resumes, or which is evaluated; "" = none
 	Steps   int64     // of the whole run, including earlier runs that it resumes
 	Began   time.Time // start of the process
 	Waited  float64   // proc.WaitedForCore before the first step
@@ -55,9 +57,16 @@ type Totals struct {
 	First   *train.Record
 	Last    *train.Record // nil = no step was done
 	Evals   []*train.EvalRecord
+	Samples []Sample
 	Tokens  int64
 	Seconds float64 // inside steps
 	FLOPs   float64 // causal model FLOPs of a rank
+}
+
+// Sample is a text that the model has generated after an evaluation.
+type Sample struct {
+	Step         int64
+	Prompt, Text string
 }
 
 // AddStep adds a step.
@@ -108,15 +117,25 @@ func (r *Run) state() string {
 	case r.job().Kind == "eval" && r.Failed != "":
 		return "failed"
 	case r.job().Kind == "eval":
+		if r.From != "" {
+			return "evaluated " + filepath.Base(r.From)
+		}
 		return "evaluated"
 	case r.Failed != "":
 		return fmt.Sprintf("failed after step %d of %d", done, r.Steps)
 	case r.Trainer.Stopped():
 		return fmt.Sprintf("stopped early after step %d of %d, with a checkpoint", done, r.Steps)
+	case r.Trainer.EndedEarly():
+		return fmt.Sprintf("ended early after step %d of %d, because %s", done, r.Steps, WhyEarly(r.job()))
 	case resumed > 0:
 		return fmt.Sprintf("finished %s, resumed after step %d", allSteps(r.Steps), resumed)
 	}
 	return "finished " + allSteps(r.Steps)
+}
+
+// WhyEarly says why a run ended early.
+func WhyEarly(j *file.Job) string {
+	return fmt.Sprintf("the held-out loss has not improved in %s (eval.patience)", units.Count(j.Eval.Patience, "evaluation"))
 }
 
 // allSteps describes the number of steps of a finished run.

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"math"
+	"path/filepath"
 	"time"
 
 	"ulysses/internal/units"
@@ -22,6 +23,16 @@ func (r *Run) summary(h *history, machine *plan.Machine, memory memoryRow) []fac
 	if n := len(h.Evals); n > 0 {
 		e := h.Evals[n-1]
 		rows = append(rows, factRow{"held-out loss", units.Number(e.Loss), fmt.Sprintf("perplexity %s, %s tokens", units.Number(e.Perplexity), units.Grouped(e.Tokens))})
+	}
+	if b := r.Trainer.Best(); b != nil {
+		note := fmt.Sprintf("after step %d", b.Step)
+		if b.Set != "" {
+			note += ", of " + b.Set
+		}
+		if b.Path != "" {
+			note += "; checkpoint " + filepath.Base(b.Path)
+		}
+		rows = append(rows, factRow{"best held-out loss", units.Number(b.Loss), note})
 	}
 	elapsed := factRow{"elapsed", units.Elapsed(time.Since(r.Began)), ""}
 	if t.Last != nil {

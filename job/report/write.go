@@ -135,6 +135,15 @@ func (r *Run) printLosses() {
 			out = r.Details
 		}
 		fmt.Fprintf(out, "held-out loss    %.4f nats a token after step %d (%d tokens)\n", float64(e.EvalLoss), e.Step, e.EvalTokens)
+		for _, set := range e.Sets {
+			fmt.Fprintf(out, "                 %.4f of %s (%d tokens)\n", float64(set.Loss), set.Name, set.Tokens)
+		}
+	}
+	if b := r.Trainer.Best(); b != nil {
+		fmt.Fprintf(r.Stdout, "best             %v\n", b)
+	}
+	if r.Failed == "" && r.Trainer.EndedEarly() {
+		fmt.Fprintf(r.Stdout, "ended early      because %s\n", WhyEarly(r.job()))
 	}
 }
 
@@ -191,6 +200,9 @@ func (r *Run) summaryLine() string {
 	}
 	if n := len(r.Totals.Evals); n > 0 {
 		results = append(results, fmt.Sprintf("held-out loss %.4f", float64(r.Totals.Evals[n-1].EvalLoss)))
+	}
+	if b := r.Trainer.Best(); b != nil {
+		results = append(results, "best "+b.String())
 	}
 	if r.savesModel() {
 		results = append(results, "model "+r.job().ModelDir())

@@ -161,6 +161,67 @@ FAMILIES = {
         "SmolLM3",
         dict(no_rope_layer_interval=2, use_sliding_window=True, sliding_window=6),
     ),
+    "glm4": (
+        "Glm4",
+        dict(
+            eos_token_id=1,  # the default is a list of ids of the published tokenizer
+            rope_parameters=dict(rope_type="default", rope_theta=100.0, partial_rotary_factor=0.6),
+        ),
+    ),
+    "glm4, without biases": (
+        "Glm4",
+        dict(
+            head_dim=12,
+            attention_bias=False,
+            eos_token_id=1,
+            tie_word_embeddings=True,
+            rope_parameters=dict(
+                rope_type="linear", factor=2.0, rope_theta=100.0, partial_rotary_factor=0.5
+            ),
+        ),
+    ),
+    "olmo2": ("Olmo2", dict(attention_bias=True)),
+    "olmo3": ("Olmo3", dict(sliding_window=9, num_hidden_layers=4)),
+    "olmo3, two kinds of RoPE": (
+        "Olmo3",
+        dict(
+            sliding_window=5,
+            layer_types=MIXED,
+            tie_word_embeddings=True,
+            rope_parameters=dict(
+                full_attention=dict(
+                    rope_type="yarn",
+                    rope_theta=5000.0,
+                    factor=4.0,
+                    original_max_position_embeddings=16,
+                ),
+                sliding_attention=dict(rope_type="default", rope_theta=100.0),
+            ),
+        ),
+    ),
+    "phi3": (
+        "Phi3",
+        dict(
+            partial_rotary_factor=0.6,
+            rope_parameters=dict(rope_type="default", rope_theta=100.0),
+        ),
+    ),
+    "phi3, window and longrope": (
+        "Phi3",
+        dict(
+            head_dim=6,
+            sliding_window=7,
+            tie_word_embeddings=True,
+            max_position_embeddings=256,  # the documents are short, so short_factor applies
+            original_max_position_embeddings=64,
+            rope_parameters=dict(
+                rope_type="longrope",
+                rope_theta=100.0,
+                short_factor=[1.0, 1.5, 2.0],
+                long_factor=[1.5, 3.0, 5.0],
+            ),
+        ),
+    ),
     "gpt-oss": (
         "GptOss",
         dict(num_local_experts=0, sliding_window=5, max_position_embeddings=131072),

@@ -130,6 +130,9 @@ func attentionWant(name string, g *ref.Attention, x attentionInput) []want {
 	grad32 := ref.AttentionGradients(&plain, q, k, v, f(rounded(o, ref.Convert[float64](out32))), lse32, d)
 	t := x.gradType()
 	w := []want{both("out", out, out32).as(o), both("lse", lse, lse32), both("dq", grad.DQ, grad32.DQ).as(t), both("dk", grad.DK, grad32.DK).as(t), both("dv", grad.DV, grad32.DV).as(t)}
+	// dP - delta, whose terms cancel for a query with a single key, times a key
+	w[2].terms = g.Scale * rms(x.dout) * rms(x.v) * math.Sqrt(float64(g.Dv)) * rms(x.k)
+	w[3].terms = w[2].terms
 	// score, scale, logsumexp, their difference, exponential, dP - delta, product, sum
 	for i := range w {
 		w[i].chain = 8 * ulp

@@ -72,9 +72,9 @@ func newGemm(d, to tensor.DType, m, n, k int64, mode int) *gemm {
 	return p
 }
 
-// truncated returns the error of a sum of k products on tensor cores: they add 16 products at a time
-// to a sum in F32 that they truncate, by half a unit of the last place on average (Fasi, Higham,
-// Mikaitis and Pranesh 2021, doi:10.7717/peerj-cs.330, section 4).
+// truncated returns the error of a sum of k products on tensor cores: they add 16 products at a
+// time to a sum in F32 that they truncate, by half a unit of the last place on average (Fasi,
+// Higham, Mikaitis and Pranesh 2021, doi:10.7717/peerj-cs.330, section 4).
 func truncated(k int64) float64 { return float64((k+15)/16) * ulp / 2 }
 
 func (s *suite) gemmCase(p *gemm, la, lb layout) {

@@ -67,10 +67,10 @@ struct Scores {
   }
 };
 
-// query_rows writes the table of ROWS rows, of which n exist, of queries from row q on, key_rows that
-// of keys from row k on. The kernels also read the block mask for rows that do not exist, and drop
-// what they compute from it, so these rows have valid offsets. Threads must be synchronized before
-// the table is read.
+// query_rows writes the table of ROWS rows, of which n exist, of queries from row q on, key_rows
+// that of keys from row k on. The kernels also read the block mask for rows that do not exist, and
+// drop what they compute from it, so these rows have valid offsets. Threads must be synchronized
+// before the table is read.
 template <int ROWS> __device__ __forceinline__ void query_rows(AttentionRow *rows, const Scores &s, int64_t q, int n) {
   static_assert(ROWS <= ATTENTION_THREADS, "a thread writes a row");
   if ((int)threadIdx.x >= ROWS) return;

@@ -66,28 +66,28 @@ DeltaGate gate(const uly_tensor &t) {
   return given(t) ? DeltaGate{(float *)t.data, t.stride[0], t.stride[1]} : DeltaGate{};
 }
 
-// start launches a kernel for `work` items. `configured` has a bit for each GPU on which
-// cudaFuncSetAttribute has set the kernel's limit of shared memory.
+// start launches kernel `which` of a table for `work` items. `configured` has a bit for each GPU on
+// which cudaFuncSetAttribute has set the kernel's limit of shared memory.
 struct Kernel {
   const DeltaKernel *of;
-  std::atomic<uint64_t> configured[2];
+  std::atomic<uint64_t> configured[3];
 };
 Kernel norms = {delta_norms, {}}, prepare = {delta_prepare, {}}, scan = {delta_scan, {}}, out = {delta_out, {}},
        scan_back = {delta_scan_back, {}}, gradients = {delta_gradients, {}}, finish = {delta_finish, {}},
        join = {delta_join, {}}, join_back = {delta_join_back, {}};
 
-int32_t start(uly_device *d, uly_stream *s, const char *what, Kernel &kernel, bool bf16, int64_t shared, int64_t work,
+int32_t start(uly_device *d, uly_stream *s, const char *what, Kernel &kernel, int which, int64_t shared, int64_t work,
               const DeltaCall &call) {
   if (work == 0) return ULY_OK;
   const uint64_t gpu = d->ordinal < 64 ? 1ull << d->ordinal : 0;
-  if (shared > 0 && (!(kernel.configured[bf16].load() & gpu) || gpu == 0)) {
+  if (shared > 0 && (!(kernel.configured[which].load() & gpu) || gpu == 0)) {
     TRY(check(d,
-              cudaFuncSetAttribute((const void *)kernel.of[bf16], cudaFuncAttributeMaxDynamicSharedMemorySize,
+              cudaFuncSetAttribute((const void *)kernel.of[which], cudaFuncAttributeMaxDynamicSharedMemorySize,
                                    d->shared_limit),
               what));
-    kernel.configured[bf16].fetch_or(gpu);
+    kernel.configured[which].fetch_or(gpu);
   }
-  LAUNCH(kernel.of[bf16], (unsigned)least(work, GRID_LIMIT), DELTA_THREADS, (size_t)shared, s, call);
+  LAUNCH(kernel.of[which], (unsigned)least(work, GRID_LIMIT), DELTA_THREADS, (size_t)shared, s, call);
   return check_launch(d, what);
 }
 
@@ -150,28 +150,33 @@ constexpr TileBytes tile_bytes = {DeltaTiles<SIZE>::PREPARE, DeltaTiles<SIZE>::O
 
 // run_scan launches a scan. If documents of the panel are divided into segments, it first computes
 // the states at the joints between them.
-int32_t run_scan(uly_device *d, uly_stream *s, const Operands &a, bool bf16, const DeltaCall &call, Kernel &kernel,
+int32_t run_scan(uly_device *d, uly_stream *s, const Operands &a, bool bf16, DeltaCall call, Kernel &kernel,
                  Kernel &joins, int64_t transition_slices) {
-  const int64_t bytes = delta_scan_bytes(call.dim_k, call.chunk), blocks = call.segments * call.value_heads,
-                value_slices = ceil_div(call.dim_v, DELTA_SLICE);
+  const bool back = &kernel == &scan_back;
+  const int which = !bf16 ? 0 : call.dim_k <= 128 ? 1 : 2;
+  const int64_t blocks = call.segments * call.value_heads, value_slices = ceil_div(call.dim_v, DELTA_SLICE);
+  DeltaScanTiles tiles(call.dim_k, call.chunk, back, 2);
+  call.stages = tiles.bytes <= d->shared_limit ? 2 : 1;
+  if (call.stages == 1) tiles = DeltaScanTiles(call.dim_k, call.chunk, back, 1);
+  const int64_t bytes = bf16 ? tiles.bytes : delta_scan_bytes(call.dim_k, call.chunk);
   if (call.segments > call.panel_documents) {
     DeltaCall partial = call;
     partial.partial = true, partial.x = partial.y = partial.states = partial.dstates = nullptr;
-    const int64_t moves = &kernel == &scan ? ceil_div(call.dim_k, DELTA_SLICE) : 0;
-    TRY(start(d, s, a.op, kernel, bf16, bytes, blocks * (value_slices + moves), partial));
+    const int64_t moves = back ? 0 : ceil_div(call.dim_k, DELTA_SLICE);
+    TRY(start(d, s, a.op, kernel, which, bytes, blocks * (value_slices + moves), partial));
     TRY(start(d, s, a.op, joins, bf16, 0,
               call.panel_documents * call.value_heads * ceil_div(call.dim_v, DELTA_JOIN_COLUMNS), call));
   }
-  return start(d, s, a.op, kernel, bf16, bytes, blocks * (value_slices + transition_slices), call);
+  return start(d, s, a.op, kernel, which, bytes, blocks * (value_slices + transition_slices), call);
 }
 
 // run_panel launches the kernels for a panel.
 int32_t run_panel(uly_device *d, uly_stream *s, const Operands &a, bool bf16, const DeltaCall &call) {
   const bool backward = a.pass == DELTA_BACKWARD, has_q = given(a.q), has_v = given(a.v);
   const TileBytes tiles = bf16 ? tile_bytes<2> : tile_bytes<4>;
-  const int64_t warps = DELTA_THREADS / 32, chunks = call.chunks * call.value_heads;
+  const int64_t halves = DELTA_THREADS / 16, chunks = call.chunks * call.value_heads; // rows of a block
   if (a.l2norm)
-    TRY(start(d, s, a.op, norms, bf16, 0, ceil_div((has_q ? 2 : 1) * call.key_heads * call.tokens, warps), call));
+    TRY(start(d, s, a.op, norms, bf16, 0, ceil_div((has_q ? 2 : 1) * call.key_heads * call.tokens, halves), call));
   TRY(start(d, s, a.op, prepare, bf16, tiles.prepare, chunks, call));
   // DeltaStateGrad has no values and needs only the backward scan.
   if (has_v) {
@@ -184,7 +189,7 @@ int32_t run_panel(uly_device *d, uly_stream *s, const Operands &a, bool bf16, co
   if (!backward) return ULY_OK;
   TRY(start(d, s, a.op, gradients, bf16, tiles.gradients, chunks, call));
   const int64_t heads = a.per_head ? call.value_heads : call.key_heads;
-  return start(d, s, a.op, finish, bf16, 0, ceil_div(2 * call.tokens * heads, warps), call);
+  return start(d, s, a.op, finish, bf16, 0, ceil_div(2 * call.tokens * heads, halves), call);
 }
 
 int32_t run(uly_device *d, uly_stream *s, const Operands &a) {

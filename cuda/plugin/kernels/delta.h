@@ -1,5 +1,5 @@
 // The gated delta rule (Gated DeltaNet, arXiv:2412.06464, section 3.3, with the solve kept as a
-// factor of X): formulas, kernel arguments, and tiles of words in shared memory (mma.h).
+// factor of X): formulas, kernel arguments, and tiles in shared memory (tile.h).
 //
 // For a chunk of a value head, let G be the sum of g from the chunk's start, E = exp(G), F =
 // exp(Gend - G), M = exp(Gi - Gj) for j <= i, and S the state before the chunk. k and q are
@@ -80,6 +80,7 @@ struct DeltaCall {
   float scale;
   // partial: the scan computes each segment for zero before it, and its transition matrix
   bool solved, normed, per_head, partial;
+  int stages; // of the tiles of a scan in BF16
 
   __device__ __forceinline__ int64_t row(int64_t head, int64_t token) const { return head * rows + token - token0; }
   // rows_of returns the row of a token in an intermediate result with rows of `width` elements.
@@ -134,111 +135,29 @@ struct DeltaFactors {
   }
 };
 
+// DeltaRows divides rows among half warps: a thread has row first + half, if it exists, and then
+// every `step` rows. A lane of a half has some neighbours of each LANES times as many.
+struct DeltaRows {
+  static constexpr int LANES = 16, OF_BLOCK = DELTA_THREADS / LANES;
+  int64_t first, step;
+  int half, lane;
+  __device__ __forceinline__ DeltaRows()
+      : first((int64_t)blockIdx.x * OF_BLOCK + threadIdx.x / 32 * 2),
+        step((int64_t)gridDim.x * OF_BLOCK),
+        half((int)threadIdx.x % 32 / LANES),
+        lane((int)threadIdx.x % LANES) {}
+};
+
 typedef void (*DeltaKernel)(DeltaCall);
 
 // The kernels, for F32 and for BF16.
-extern const DeltaKernel delta_norms[2], delta_prepare[2], delta_scan[2], delta_out[2], delta_scan_back[2],
-    delta_gradients[2], delta_finish[2];
+extern const DeltaKernel delta_norms[2], delta_prepare[2], delta_out[2], delta_gradients[2], delta_finish[2];
+// The scans, for F32, for BF16, and for BF16 with keys of more than 128 features.
+__global__ void delta_scan_f32(DeltaCall a);
+__global__ void delta_scan_back_f32(DeltaCall a);
+extern const DeltaKernel delta_scan[3], delta_scan_back[3];
 // These add up the states, and their gradients, at joints. They are the same for both types.
 extern const DeltaKernel delta_join[2], delta_join_back[2];
-
-// Fetched has four columns of some rows of a tile in registers, between global memory and a tile of
-// COLUMNS columns. The source has rows [0, rows) of `width` elements; NULL and missing rows read as
-// zeros. All threads of the block take part. Loads that are issued before the first put overlap. A
-// write to shared memory between loads would make each load wait for the one before.
-template <int COLUMNS> struct Fetched {
-  enum { LANES = COLUMNS / 4, STEP = DELTA_THREADS / LANES, BATCH = STEP < DELTA_CHUNK ? DELTA_CHUNK / STEP : 1 };
-  float x[BATCH][4];
-
-  static __device__ __forceinline__ int column() { return (int)threadIdx.x % LANES * 4; }
-  static __device__ __forceinline__ int row(int i) { return (int)threadIdx.x / LANES + i * STEP; }
-
-  template <typename E>
-  __device__ __forceinline__ Fetched(const E *from, int64_t stride, bool wide, int width, int rows) {
-#pragma unroll
-    for (int i = 0; i < BATCH; i++) {
-#pragma unroll
-      for (int e = 0; e < 4; e++) x[i][e] = 0;
-      if (row(i) < rows && column() < width)
-        load_flat<4>(from + row(i) * stride + column(), width - column(), wide, x[i]);
-    }
-  }
-  // put writes rows [0, all) of columns [0, columns).
-  template <typename T> __device__ __forceinline__ void put(Word *to, int step, int all, int columns = COLUMNS) const {
-#pragma unroll
-    for (int i = 0; i < BATCH; i++) {
-      if (row(i) >= all || column() >= columns) continue;
-      uint4 w;
-      w.x = to_word<T>(x[i][0]), w.y = to_word<T>(x[i][1]), w.z = to_word<T>(x[i][2]), w.w = to_word<T>(x[i][3]);
-      *reinterpret_cast<uint4 *>(to + row(i) * step + column()) = w;
-    }
-  }
-};
-
-// fill loads a tile and writes it to shared memory. made(row, column, x) may change four neighbours
-// of a row.
-template <typename T, int COLUMNS, typename E, typename F>
-__device__ __forceinline__ void fill(Word *to, int step, const E *from, int64_t stride, bool wide, int width, int rows,
-                                     int all, F made) {
-  Fetched<COLUMNS> f(from, stride, wide, width, rows);
-#pragma unroll
-  for (int i = 0; i < Fetched<COLUMNS>::BATCH; i++)
-    if (f.row(i) < rows && f.column() < width) made(f.row(i), f.column(), f.x[i]);
-  f.template put<T>(to, step, all);
-}
-struct AsItIs {
-  __device__ __forceinline__ void operator()(int, int, float (&)[4]) const {}
-};
-
-// fill_view is fill for a chunk's rows of a tensor, for columns from c0 on. fill_rows is fill for
-// rows of an intermediate result or of a state.
-template <typename T, int COLUMNS, typename F>
-__device__ __forceinline__ void fill_view(Word *to, int step, const DeltaView &x, int64_t token, int64_t head, int c0,
-                                          int rows, int all, F made) {
-  fill<T, COLUMNS>(to, step, (const T *)x.data + token * x.token + head * x.head + c0, x.token, x.wide, x.width - c0,
-                   rows, all, made);
-}
-template <typename T, int COLUMNS, typename E, typename F>
-__device__ __forceinline__ void fill_rows(Word *to, int step, const E *from, int64_t width, int c0, int rows, int all,
-                                          F made) {
-  fill<T, COLUMNS>(to, step, from + c0, width, width % 4 == 0 && (uintptr_t)from % (4 * sizeof(E)) == 0,
-                   (int)width - c0, rows, all, made);
-}
-
-// fill_chunk fills one tile with all columns of a chunk's keys or queries, multiplied by by(row),
-// and another with the chunk's rows of a square matrix, T or P.
-template <typename T, typename F>
-__device__ __forceinline__ void fill_chunk(Word *keys, int step, Word *square, int square_step, const DeltaCall &a,
-                                           const DeltaView &x, int64_t key, const T *squares, const DeltaChunk &c,
-                                           int all, F by) {
-  const T *data = (const T *)x.data + c.token * x.token + key * x.head;
-  const int columns = up32(a.dim_k);
-  // The keys are loaded in two halves, whose width suits chunks of this size, and the square matrix
-  // in one pass.
-  if (a.chunk == DELTA_CHUNK) {
-    Fetched<64> low(data, x.token, x.wide, x.width, c.rows), high(data + 64, x.token, x.wide, x.width - 64, c.rows),
-        s(squares, DELTA_CHUNK, true, DELTA_CHUNK, c.rows);
-    float f[Fetched<64>::BATCH];
-#pragma unroll
-    for (int i = 0; i < Fetched<64>::BATCH; i++) f[i] = low.row(i) < c.rows ? by(low.row(i)) : 0;
-#pragma unroll
-    for (int i = 0; i < Fetched<64>::BATCH; i++)
-#pragma unroll
-      for (int e = 0; e < 4; e++) low.x[i][e] *= f[i], high.x[i][e] *= f[i];
-    low.template put<T>(keys, step, all, columns);
-    high.template put<T>(keys + 64, step, all, columns - 64);
-    s.template put<T>(square, square_step, all);
-    return;
-  }
-  for (int c0 = 0; c0 < columns; c0 += 32)
-    fill<T, 32>(keys + c0, step, data + c0, x.token, x.wide, x.width - c0, c.rows, all, [&](int r, int, float (&y)[4]) {
-      const float m = by(r);
-#pragma unroll
-      for (int i = 0; i < 4; i++) y[i] *= m;
-    });
-  for (int c0 = 0; c0 < a.chunk; c0 += 16)
-    fill_rows<T, 16>(square + c0, square_step, squares, a.chunk, c0, c.rows, all, AsItIs());
-}
 
 // copy_view copies columns c0 … c0 + COLUMNS - 1 of a chunk's rows of a tensor to a tile
 // (copy_tile). copy_rows does so for rows of `width` elements of an intermediate result, and
@@ -277,14 +196,14 @@ template <typename E> __device__ __forceinline__ bool even(const E *p, int width
 }
 
 // DeltaSlice is a slice of a state [dim_k, 32 columns from c0 of `width`] in a block's registers:
-// warp w has rows 16(w + 8i) … 16(w + 8i) + 15.
-struct DeltaSlice {
-  float c[2][4][4];
+// warp w has rows 16(w + 8i) … 16(w + 8i) + 15, for i < N.
+template <int N> struct DeltaSlice {
+  float c[N][4][4];
   int rows, width, c0;
 
   __device__ __forceinline__ DeltaSlice(int rows, int width, int c0) : rows(rows), width(width), c0(c0) {
-    zero(c[0]);
-    zero(c[1]);
+#pragma unroll
+    for (int i = 0; i < N; i++) zero(c[i]);
   }
   // first returns the first of rows i. These rows exist if it is less than `rows`.
   __device__ __forceinline__ int first(int i) const { return ((int)threadIdx.x / 32 + 8 * i) * 16; }
@@ -293,7 +212,7 @@ struct DeltaSlice {
   template <typename F> __device__ __forceinline__ void each(F f) {
     const Lane lane;
 #pragma unroll
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < N; i++)
 #pragma unroll
       for (int n = 0; n < 4; n++)
 #pragma unroll
@@ -316,34 +235,124 @@ struct DeltaSlice {
       store_two(to + (int64_t)row * width + column, width - column, wide, x, y);
     });
   }
-  // words writes the slice to a tile.
-  template <typename T> __device__ __forceinline__ void words(Word *to, int step) const {
+  // split writes the slice to a split tile.
+  __device__ __forceinline__ void split(bf16 *to, int low, int step) const {
     const Lane lane;
 #pragma unroll
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < N; i++)
       if (first(i) < rows)
 #pragma unroll
         for (int n = 0; n < 4; n++)
 #pragma unroll
-          for (int e = 0; e < 4; e++)
-            to[(first(i) + lane.row + e / 2 * 8) * step + 8 * n + lane.column + e % 2] = to_word<T>(c[i][n][e]);
+          for (int half = 0; half < 2; half++)
+            put_split(to + (first(i) + lane.row + 8 * half) * step + 8 * n + lane.column, low, c[i][n][2 * half],
+                      c[i][n][2 * half + 1]);
   }
-  // add multiplies the slice by `by` and adds keysᵀ·values of two tiles of `depth` rows. KEYS and
-  // VALUES say whether the tiles are EXACT. The products are summed separately, so that the state
-  // is rounded once.
-  template <typename T, bool KEYS, bool VALUES> __device__ __forceinline__ void add(float by, const Word *keys,
-                                                                                    int step, const Word *values,
-                                                                                    int values_step, int depth) {
+  // tile writes the slice to a tile of F32.
+  __device__ __forceinline__ void tile(float *to, int step) const {
+    const Lane lane;
 #pragma unroll
-    for (int i = 0; i < 2; i++)
+    for (int i = 0; i < N; i++)
+      if (first(i) < rows)
+#pragma unroll
+        for (int n = 0; n < 4; n++)
+#pragma unroll
+          for (int half = 0; half < 2; half++)
+            put_pair(to + (first(i) + lane.row + 8 * half) * step + 8 * n + lane.column, c[i][n][2 * half],
+                     c[i][n][2 * half + 1]);
+  }
+  // add_products multiplies the slice by `by` and adds a product, of which product(part, row) adds
+  // 16 rows to a sum. The product is summed separately, so that the state is rounded once. add adds
+  // keysᵀ·values of two tiles of `depth` rows.
+  template <typename F> __device__ __forceinline__ void add_products(float by, F product) {
+#pragma unroll
+    for (int i = 0; i < N; i++)
       if (first(i) < rows) {
         float part[4][4];
         zero(part);
-        product<T, KEYS, VALUES, false, false>(part, keys + first(i), step, values, values_step, depth);
+        product(part, first(i));
 #pragma unroll
         for (int n = 0; n < 4; n++)
 #pragma unroll
           for (int e = 0; e < 4; e++) c[i][n][e] = madd(by, c[i][n][e], part[n][e]);
       }
+  }
+  __device__ __forceinline__ void add(float by, const float *keys, int step, const float *values, int values_step,
+                                      int depth) {
+    add_products(by, [&](float (&part)[4][4], int row) {
+      tile_product<false, false>(part, keys + row, step, values, values_step, depth);
+    });
+  }
+  // the same for keys in BF16 and a split tile of values
+  __device__ __forceinline__ void add_split(float by, const bf16 *keys, int step, const bf16 *values, int low,
+                                            int values_step, int depth) {
+    add_products(by, [&](float (&part)[4][4], int row) {
+      split_product<false>(part, keys + row, step, values, low, values_step, depth);
+    });
+  }
+};
+
+// DeltaScan is the work of a block of a scan: a slice of the columns of a head's state, in a
+// segment. begin loads the state (forward) or the gradient (backward) that the segment begins with,
+// end stores what it ends with.
+struct DeltaScan {
+  int64_t head, key, id; // id: the document in the call's list
+  DeltaSegment range;
+  int width, c0;
+  bool identity; // computes the transition matrix
+
+  // work is the number of the block's work of `slices` slices for each segment and head, of which
+  // the first value_slices have columns of the values.
+  __device__ __forceinline__ DeltaScan(const DeltaCall &a, int64_t work, int slices, int value_slices)
+      : head(work / slices % a.value_heads),
+        key(a.key_head[head]),
+        range(a.find_segment(work / slices / a.value_heads)) {
+    id = a.document[range.document];
+    identity = work % slices >= value_slices;
+    width = identity ? a.dim_k : a.dim_v;
+    c0 = (int)(work % slices - (identity ? value_slices : 0)) * DELTA_SLICE;
+  }
+
+  // The state after the first segment is computed with the state before it, and that after the last
+  // one is not needed.
+  __device__ __forceinline__ bool skipped(const DeltaCall &a) const {
+    return a.partial && !(range.leads && (range.follows || !identity));
+  }
+  __device__ __forceinline__ float *transition(const DeltaCall &a) const {
+    return a.partial ? a.transition_at(head, range.joint) : a.transition + head * a.dim_k * a.dim_k;
+  }
+  template <class S> __device__ __forceinline__ void begin(const DeltaCall &a, S &s) const {
+    if (identity && (a.partial || range.begins))
+      s.each([&](int row, int column, float &x, float &y) { x = row == column, y = row == column + 1; });
+    else if (identity) s.load(transition(a));
+    else if (range.follows) {
+      if (!a.partial) s.load(a.end_at(head, range.joint - 1));
+    } else if (!range.begins) s.load(a.state_of(a.carried_in, 0, head));
+    else if (id < a.states_in && a.state_in) s.load(a.state_of(a.state_in, id, head));
+  }
+  template <class S> __device__ __forceinline__ void end(const DeltaCall &a, S &s) const {
+    const int64_t behind = id - (a.all_documents - a.states_out);
+    if (identity) s.store(transition(a));
+    else if (range.leads) {
+      if (a.partial) s.store(a.end_at(head, range.joint));
+    } else if (!range.ends) {
+      if (a.carried_out) s.store(a.state_of(a.carried_out, 0, head));
+    } else if (behind >= 0 && a.state_out) s.store(a.state_of(a.state_out, behind, head));
+  }
+
+  // No segment needs the gradient before the first.
+  __device__ __forceinline__ bool skipped_back(const DeltaCall &a) const { return a.partial && !range.follows; }
+  template <class S> __device__ __forceinline__ void begin_back(const DeltaCall &a, S &s) const {
+    const int64_t behind = id - (a.all_documents - a.states_out);
+    if (range.leads) {
+      if (!a.partial) s.load(a.end_at(head, range.joint));
+    } else if (!range.ends) s.load(a.state_of(a.dcarried_in, 0, head));
+    else if (behind >= 0 && a.dstate_out) s.load(a.state_of(a.dstate_out, behind, head));
+  }
+  template <class S> __device__ __forceinline__ void end_back(const DeltaCall &a, S &s) const {
+    if (range.follows) {
+      if (a.partial) s.store(a.end_at(head, range.joint - 1));
+    } else if (!range.begins) s.store(a.state_of(a.dcarried_out, 0, head));
+    else if (id < a.states_in && a.dstate_in) s.store(a.state_of(a.dstate_in, id, head));
   }
 };

@@ -13,92 +13,6 @@
 // cumulative sums would be equal, but with cancellation.
 #include "delta.h"
 
-// delta_scan_back: a block has a slice of the columns of the state's gradient, and loops over the
-// chunks of a segment from last to first. It writes the gradients at seams, and Y.
-template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_scan_back_kernel(DeltaCall a) {
-  constexpr int STEP = DELTA_SLICE + 4;
-  const int step = up32(a.dim_k) + 8, square = a.chunk + 4;
-  SHARED(Word, shared);
-  Word *ks = shared, *ss = ks + a.chunk * step, *ts = ss + up16(a.dim_k) * STEP, *ws = ts + a.chunk * (a.chunk + 8),
-       *ys = ws + a.chunk * STEP;
-  float *es = (float *)(ys + a.chunk * STEP), *fk = es + a.chunk, *bek = fk + a.chunk;
-  const Lane lane;
-  const int warp = (int)threadIdx.x / 32, m0 = warp % 4 * 16, n0 = warp / 4 * 16;
-  const int slices = (a.dim_v + DELTA_SLICE - 1) / DELTA_SLICE;
-  for (int64_t w = blockIdx.x; w < a.segments * a.value_heads * slices; w += gridDim.x) {
-    const int64_t head = w / slices % a.value_heads, key = a.key_head[head];
-    const DeltaSegment range = a.find_segment(w / slices / a.value_heads);
-    const int64_t document = range.document, id = a.document[document], behind = id - (a.all_documents - a.states_out);
-    const int c0 = (int)(w % slices) * DELTA_SLICE;
-    if (a.partial && !range.follows) continue; // no segment needs the gradient before the first
-    DeltaSlice s(a.dim_k, a.dim_v, c0);
-    if (range.leads) {
-      if (!a.partial) s.load(a.end_at(head, range.joint));
-    } else if (!range.ends) s.load(a.state_of(a.dcarried_in, 0, head));
-    else if (behind >= 0 && a.dstate_out) s.load(a.state_of(a.dstate_out, behind, head));
-    for (int64_t i = range.hi - 1; i >= range.lo; i--) {
-      const DeltaChunk c = delta_chunk_at(a.start, a.chunks_before, document, i, a.chunk);
-      const int rows = up16(c.rows);
-      const bool active = m0 < rows;
-      if (!c.last && a.dstates) s.store(a.at_seam<T>(a.dstates, head, c.seam));
-      __syncthreads(); // all threads have read the following chunk
-      s.template words<T>(ss, STEP);
-      const int r = (int)threadIdx.x;
-      const DeltaFactors f(a, c, head, key, r);
-      fill_view<T, DELTA_SLICE>(ws, STEP, a.dout, c.token, head, c0, c.rows, rows, AsItIs());
-      fill_chunk<T>(ks, step, ts, square, a, a.q, key, a.rows_of<T>(a.scores, a.chunk, head, c.token), c, rows,
-                    [&](int row) {
-                      return a.scale * a.decay[a.row(head, c.token + row)].z *
-                             (a.unit_q ? a.unit_q[a.row(key, c.token + row)] : 1);
-                    });
-      if (r < a.chunk) es[r] = f.decay.z, fk[r] = f.decay.w * f.unit, bek[r] = f.beta * f.decay.z * f.unit;
-      __syncthreads();
-      float x[2][4], y[2][4];
-      zero(x);
-      if (active)
-        product<T, false, true, false, false>(x, ts + m0 * square + m0, square, ws + m0 * STEP + n0, STEP, rows - m0);
-      s.template add<T, false, true>(es[c.rows - 1], ks, step, ws, STEP, rows);
-      __syncthreads();
-      fill_chunk<T>(ks, step, ts, square, a, a.k, key, a.solve_row<T>(head, c.token), c, rows,
-                    [](int) { return 1.0f; });
-      __syncthreads();
-      if (active) {
-        zero(y);
-        product<T, true, false, true, false>(y, ks + m0 * step, step, ss + n0, STEP, up16(a.dim_k));
-#pragma unroll
-        for (int n = 0; n < 2; n++)
-#pragma unroll
-          for (int e = 0; e < 4; e++) {
-            const int row = m0 + lane.row + e / 2 * 8;
-            ws[row * STEP + n0 + 8 * n + lane.column + e % 2] = to_word<T>(madd(fk[row], y[n][e], x[n][e]));
-          }
-      }
-      __syncthreads();
-      if (active) {
-        zero(y);
-        product<T, false, false, false, false>(y, ts + m0 * square + m0, square, ws + m0 * STEP + n0, STEP, rows - m0);
-#pragma unroll
-        for (int n = 0; n < 2; n++)
-#pragma unroll
-          for (int half = 0; half < 2; half++) {
-            const int row = m0 + lane.row + 8 * half, column = n0 + 8 * n + lane.column;
-            if (a.y && row < c.rows && c0 + column < a.dim_v)
-              store_two(a.rows_of<T>(a.y, a.dim_v, head, c.token + row) + c0 + column, a.dim_v - c0 - column,
-                        a.dim_v % 2 == 0, y[n][2 * half], y[n][2 * half + 1]);
-#pragma unroll
-            for (int e = 0; e < 2; e++) ys[row * STEP + column + e] = to_word<T>(-bek[row] * y[n][2 * half + e]);
-          }
-      }
-      __syncthreads();
-      s.template add<T, true, false>(1, ks, step, ys, STEP, rows);
-    }
-    if (range.follows) {
-      if (a.partial) s.store(a.end_at(head, range.joint - 1));
-    } else if (!range.begins) s.store(a.state_of(a.dcarried_out, 0, head));
-    else if (id < a.states_in && a.dstate_in) s.store(a.state_of(a.dstate_in, id, head));
-  }
-}
-
 // row_sum returns the sum over the four lanes that have a row.
 static __device__ __forceinline__ float row_sum(float x) {
   x += __shfl_xor_sync(0xffffffffu, x, 1);
@@ -446,55 +360,68 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, ON_CORES<
 }
 
 // delta_finish computes the gradients of q and k through the L2 norm, from delta_gradients'
-// results, sums them over a key head's value heads in order, and rounds them. A warp has a row. The
-// gradient of a row of one feature is parallel to the row: the remainder after the subtraction, 1 -
-// x² = DELTA_EPS·unit² of it, is smaller than its rounding error, so it is computed directly.
+// results, sums them over a key head's value heads in order, and rounds them. Half a warp has a
+// row. The gradient of a row of one feature is parallel to the row: the remainder after the
+// subtraction, 1 - x² = DELTA_EPS·unit² of it, is smaller than its rounding error, so it is
+// computed directly.
 template <typename T> __global__ void __launch_bounds__(DELTA_THREADS) delta_finish_kernel(DeltaCall a) {
-  constexpr int PARTS = DELTA_HEAD / 32;
-  const int lane = (int)threadIdx.x % 32;
+  constexpr int N = Wide<T>::LANES, PARTS = DELTA_HEAD / (DeltaRows::LANES * N);
+  const DeltaRows rows;
   const int64_t heads = a.per_head ? a.value_heads : a.key_heads, all = a.tokens * heads;
-  for (int64_t w = (int64_t)blockIdx.x * (DELTA_THREADS / 32) + threadIdx.x / 32; w < 2 * all;
-       w += (int64_t)gridDim.x * (DELTA_THREADS / 32)) {
-    const bool is_q = w < all;
-    const int64_t at = is_q ? w : w - all, token = a.token0 + at / heads, out = at % heads;
+  const bool vectors = a.dim_k % N == 0;                                  // of the results of delta_gradients
+  for (int64_t first = rows.first; first < 2 * all; first += rows.step) { // both halves of a warp take part
+    const int64_t w = first + rows.half;
+    const bool there = w < 2 * all, is_q = w < all;
+    const int64_t at = !there ? 0 : is_q ? w : w - all, token = a.token0 + at / heads, out = at % heads;
     const int64_t key = a.per_head ? a.key_head[out] : out, lo = a.per_head ? out : a.value_first[out],
-                  hi = a.per_head ? out + 1 : a.value_first[out + 1];
+                  own = !there       ? 0
+                        : a.per_head ? 1
+                                     : a.value_first[out + 1] - lo,
+                  both = most(own, __shfl_xor_sync(0xffffffffu, own, DeltaRows::LANES)); // the most of both halves
     const DeltaView &of = is_q ? a.q : a.k, &to = is_q ? a.dq : a.dk;
     const float unit = a.normed ? (is_q ? a.unit_q : a.unit_k)[a.row(key, token)] : 1;
     const bool one = a.normed && a.dim_k == 1;
     const float by = DELTA_EPS * unit * unit;
-    float sum[PARTS], x[PARTS];
+    auto column = [&](int i) { return (rows.lane + DeltaRows::LANES * i) * N; };
+    float sum[PARTS][N], x[PARTS][N];
 #pragma unroll
     for (int i = 0; i < PARTS; i++) {
-      const int c = lane + 32 * i;
-      sum[i] = 0;
-      x[i] = a.normed && !one && c < a.dim_k ? unit * widen(((const T *)of.data)[token * of.token + key * of.head + c])
-                                             : 0;
+      const int c = column(i);
+#pragma unroll
+      for (int e = 0; e < N; e++) sum[i][e] = x[i][e] = 0;
+      if (!there || !a.normed || one || c >= a.dim_k) continue;
+      load_flat<N>(of.row<T>(token, key) + c, a.dim_k - c, of.vectors, x[i]);
+#pragma unroll
+      for (int e = 0; e < N; e++) x[i][e] *= unit;
     }
-    for (int64_t h = lo; h < hi; h++) {
-      const T *from = a.rows_of<T>(is_q ? a.grad_q : a.grad_k, a.dim_k, h, token);
-      float g[PARTS], along = 0;
+    for (int64_t h = 0; h < both; h++) {
+      const bool has = h < own;
+      const T *from = a.rows_of<T>(is_q ? a.grad_q : a.grad_k, a.dim_k, lo + (has ? h : 0), token);
+      float g[PARTS][N], along = 0;
 #pragma unroll
       for (int i = 0; i < PARTS; i++) {
-        const int c = lane + 32 * i;
-        g[i] = c < a.dim_k ? widen(from[c]) : 0;
-        along = madd(x[i], g[i], along);
-      }
-      along = a.normed ? warp_sum(along) : 0;
+        const int c = column(i);
+        load_flat<N>(from + c, has ? a.dim_k - c : 0, vectors, g[i]);
 #pragma unroll
-      for (int i = 0; i < PARTS; i++) {
-        const float y = widen(narrow<T>(one ? by * g[i] : g[i] - x[i] * along));
-        sum[i] = h == lo ? y : sum[i] + y;
+        for (int e = 0; e < N; e++) along = madd(x[i][e], g[i][e], along);
       }
+      along = a.normed ? group_sum<DeltaRows::LANES>(along, nullptr) : 0;
+      if (!has) continue;
+#pragma unroll
+      for (int i = 0; i < PARTS; i++)
+#pragma unroll
+        for (int e = 0; e < N; e++) {
+          const float y = widen(narrow<T>(one ? by * g[i][e] : g[i][e] - x[i][e] * along));
+          sum[i][e] = h == 0 ? y : sum[i][e] + y;
+        }
     }
 #pragma unroll
     for (int i = 0; i < PARTS; i++) {
-      const int c = lane + 32 * i;
-      if (c < a.dim_k) ((T *)to.data)[token * to.token + out * to.head + c] = narrow<T>(sum[i]);
+      const int c = column(i);
+      if (there && c < a.dim_k) store_flat<N>(to.row<T>(token, out) + c, a.dim_k - c, to.vectors, sum[i]);
     }
   }
 }
 
-const DeltaKernel delta_scan_back[2] = {delta_scan_back_kernel<float>, delta_scan_back_kernel<bf16>};
 const DeltaKernel delta_gradients[2] = {delta_gradients_kernel<float>, delta_gradients_kernel<bf16>};
 const DeltaKernel delta_finish[2] = {delta_finish_kernel<float>, delta_finish_kernel<bf16>};

@@ -2,22 +2,26 @@
 // shard of a sequence (DeltaState).
 #include "delta.h"
 
-// delta_norms computes the factors 1 / |row| of keys and queries. A warp has a row.
+// delta_norms computes the factors 1 / |row| of keys and queries. Half a warp has a row.
 template <typename T> __global__ void __launch_bounds__(DELTA_THREADS) delta_norms_kernel(DeltaCall a) {
-  const int lane = (int)threadIdx.x % 32;
+  constexpr int N = Wide<T>::LANES;
+  const DeltaRows at;
   const int64_t rows = a.key_heads * a.tokens, all = a.q.data ? 2 * rows : rows;
-  for (int64_t w = (int64_t)blockIdx.x * (DELTA_THREADS / 32) + threadIdx.x / 32; w < all;
-       w += (int64_t)gridDim.x * (DELTA_THREADS / 32)) {
+  for (int64_t first = at.first; first < all; first += at.step) { // both halves of a warp take part
+    const int64_t w = first + at.half;
+    const bool there = w < all;
     const DeltaView &x = w < rows ? a.k : a.q;
-    const int64_t at = w < rows ? w : w - rows, key = at / a.tokens, token = a.token0 + at % a.tokens;
-    const T *p = (const T *)x.data + token * x.token + key * x.head;
+    const int64_t i = there ? w < rows ? w : w - rows : 0, key = i / a.tokens, token = a.token0 + i % a.tokens;
+    const T *p = x.row<T>(token, key);
     float sum = 0;
-    for (int c = lane; c < x.width; c += 32) {
-      const float v = widen(p[c]);
-      sum = madd(v, v, sum);
+    for (int c = at.lane * N; there && c < x.width; c += DeltaRows::LANES * N) {
+      float v[N];
+      load_flat<N>(p + c, x.width - c, x.vectors, v);
+#pragma unroll
+      for (int e = 0; e < N; e++) sum = madd(v[e], v[e], sum);
     }
-    sum = warp_sum(sum);
-    if (lane == 0) (w < rows ? a.unit_k : a.unit_q)[a.row(key, token)] = 1 / sqrtf(sum + DELTA_EPS);
+    sum = group_sum<DeltaRows::LANES>(sum, nullptr);
+    if (there && at.lane == 0) (w < rows ? a.unit_k : a.unit_q)[a.row(key, token)] = 1 / sqrtf(sum + DELTA_EPS);
   }
 }
 
@@ -162,108 +166,6 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 2) delta_
   }
 }
 
-// delta_scan: a block has a slice of the state's columns and loops over the chunks of a segment. It
-// writes the states at seams, and X. The slices after those for the values compute the transition:
-// their initial state is the identity, and their values are zero.
-template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_scan_kernel(DeltaCall a) {
-  constexpr int STEP = DELTA_SLICE + 4;
-  const int step = up32(a.dim_k) + 8, square = a.chunk + 8;
-  SHARED(Word, shared);
-  Word *ks = shared, *ss = ks + a.chunk * step, *ts = ss + up16(a.dim_k) * STEP, *rs = ts + a.chunk * square,
-       *xs = rs + a.chunk * STEP;
-  // Keys stay unnormalized, because BF16 represents them exactly. Their norms are in the factors
-  // that multiply them.
-  float *es = (float *)(xs + a.chunk * STEP), *ek = es + a.chunk, *fk = ek + a.chunk, *bs = fk + a.chunk;
-  const Lane lane;
-  const int warp = (int)threadIdx.x / 32, m0 = warp % 4 * 16, n0 = warp / 4 * 16;
-  const int value_slices = (a.dim_v + DELTA_SLICE - 1) / DELTA_SLICE,
-            slices = value_slices + (a.transition || a.partial ? (a.dim_k + DELTA_SLICE - 1) / DELTA_SLICE : 0);
-  for (int64_t w = blockIdx.x; w < a.segments * a.value_heads * slices; w += gridDim.x) {
-    const int64_t head = w / slices % a.value_heads, key = a.key_head[head];
-    const DeltaSegment range = a.find_segment(w / slices / a.value_heads);
-    const int64_t document = range.document, id = a.document[document];
-    const bool identity = w % slices >= value_slices;
-    const int width = identity ? a.dim_k : a.dim_v,
-              c0 = (int)(w % slices - (identity ? value_slices : 0)) * DELTA_SLICE;
-    // The state after the first segment is computed with the state before it, and that after the
-    // last one is not needed.
-    if (a.partial && !(range.leads && (range.follows || !identity))) continue;
-    DeltaSlice s(a.dim_k, width, c0);
-    float *transition = nullptr;
-    if (identity) transition = a.partial ? a.transition_at(head, range.joint) : a.transition + head * a.dim_k * a.dim_k;
-    if (identity && (a.partial || range.begins))
-      s.each([&](int row, int column, float &x, float &y) { x = row == column, y = row == column + 1; });
-    else if (identity) s.load(transition);
-    else if (range.follows) {
-      if (!a.partial) s.load(a.end_at(head, range.joint - 1));
-    } else if (!range.begins) s.load(a.state_of(a.carried_in, 0, head));
-    else if (id < a.states_in && a.state_in) s.load(a.state_of(a.state_in, id, head));
-    for (int64_t i = range.lo; i < range.hi; i++) {
-      const DeltaChunk c = delta_chunk_at(a.start, a.chunks_before, document, i, a.chunk);
-      const int rows = up16(c.rows);
-      if (!c.first && a.states) s.store(a.at_seam<T>(a.states, head, c.seam - 1));
-      __syncthreads(); // all threads have read the previous chunk
-      s.template words<T>(ss, STEP);
-      const int r = (int)threadIdx.x;
-      const DeltaFactors f(a, c, head, key, r);
-      fill_chunk<T>(ks, step, ts, square, a, a.k, key, a.solve_row<T>(head, c.token), c, rows,
-                    [](int) { return 1.0f; });
-      if (r < a.chunk) es[r] = f.decay.z, ek[r] = f.decay.z * f.unit, fk[r] = f.decay.w * f.unit, bs[r] = f.beta;
-      __syncthreads();
-      const bool active = m0 < rows;
-      if (active) {
-        float r[2][4], v[2][2][2];
-#pragma unroll
-        for (int n = 0; n < 2; n++)
-#pragma unroll
-          for (int half = 0; half < 2; half++) {
-            const int row = m0 + lane.row + 8 * half, column = c0 + n0 + 8 * n + lane.column;
-            v[n][half][0] = v[n][half][1] = 0;
-            if (!identity && row < c.rows && column < width)
-              load_two((const T *)a.v.data + (c.token + row) * a.v.token + head * a.v.head + column, width - column,
-                       a.v.wide, v[n][half]);
-          }
-        zero(r);
-        product<T, true, false, true, false>(r, ks + m0 * step, step, ss + n0, STEP, up16(a.dim_k));
-#pragma unroll
-        for (int n = 0; n < 2; n++)
-#pragma unroll
-          for (int e = 0; e < 4; e++) {
-            const int row = m0 + lane.row + e / 2 * 8;
-            rs[row * STEP + n0 + 8 * n + lane.column + e % 2] =
-                to_word<T>(bs[row] * (v[n][e / 2][e % 2] - ek[row] * r[n][e]));
-          }
-      }
-      __syncthreads();
-      if (active) {
-        float x[2][4];
-        zero(x);
-        product<T, false, false, true, false>(x, ts + m0 * square, square, rs + n0, STEP, m0 + 16);
-#pragma unroll
-        for (int n = 0; n < 2; n++)
-#pragma unroll
-          for (int half = 0; half < 2; half++) {
-            const int row = m0 + lane.row + 8 * half, column = n0 + 8 * n + lane.column;
-            if (!identity && a.x && row < c.rows && c0 + column < width)
-              store_two(a.rows_of<T>(a.x, a.dim_v, head, c.token + row) + c0 + column, width - c0 - column,
-                        width % 2 == 0, x[n][2 * half], x[n][2 * half + 1]);
-#pragma unroll
-            for (int e = 0; e < 2; e++) xs[row * STEP + column + e] = to_word<T>(fk[row] * x[n][2 * half + e]);
-          }
-      }
-      __syncthreads();
-      s.template add<T, true, false>(es[c.rows - 1], ks, step, xs, STEP, rows);
-    }
-    const int64_t behind = id - (a.all_documents - a.states_out);
-    if (identity) s.store(transition);
-    else if (range.leads) {
-      if (a.partial) s.store(a.end_at(head, range.joint));
-    } else if (!range.ends) {
-      if (a.carried_out) s.store(a.state_of(a.carried_out, 0, head));
-    } else if (behind >= 0 && a.state_out) s.store(a.state_of(a.state_out, behind, head));
-  }
-}
-
 // delta_out computes out for a chunk, a head and 64 columns.
 template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 3) delta_out_kernel(DeltaCall a) {
   constexpr int KEYS = DeltaTiles<sizeof(T)>::KEYS, STEP = KEYS + TILE_GAP;
@@ -317,5 +219,4 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 3) delta_
 
 const DeltaKernel delta_norms[2] = {delta_norms_kernel<float>, delta_norms_kernel<bf16>};
 const DeltaKernel delta_prepare[2] = {delta_prepare_kernel<float>, delta_prepare_kernel<bf16>};
-const DeltaKernel delta_scan[2] = {delta_scan_kernel<float>, delta_scan_kernel<bf16>};
 const DeltaKernel delta_out[2] = {delta_out_kernel<float>, delta_out_kernel<bf16>};

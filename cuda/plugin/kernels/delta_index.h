@@ -35,10 +35,30 @@ template <int SIZE> struct DeltaTiles {
                            OUT = SIZE * (DELTA_CHUNK * (KEYS + 8) + KEYS * DELTA_WIDE + 2 * SQUARE),
                            GRADIENTS = SIZE * (2 * SQUARE + 3 * VALUES + 2 * STATE) + 4 * GRADIENT_FACTORS;
 };
+// delta_scan_bytes returns the shared memory of the scans in F32.
 inline int64_t delta_scan_bytes(int dim_k, int chunk) {
   return 4 * ((int64_t)chunk * (up32(dim_k) + 8) + up16(dim_k) * (DELTA_SLICE + 4) + chunk * (chunk + 8) +
               2 * chunk * (DELTA_SLICE + 4) + 4 * chunk);
 }
+
+// DeltaScanTiles has the extents of the tiles of the scans in BF16, in elements. Forward, a stage
+// has the keys of a chunk, T, and the values, which become R. Backward, it has keys, queries, T, P
+// and dout. Once, there are tiles of the state and of results, which are split (tile.h), and the
+// factors of two chunks. If a GPU has room for two stages, the tiles of the next chunk are copied
+// while a chunk is computed.
+struct DeltaScanTiles {
+  int keys, square, slice, state, stage, once, factors;
+  int64_t bytes;
+  ULY_BOTH DeltaScanTiles(int dim_k, int chunk, bool back, int stages)
+      : keys(chunk * ((dim_k > 128 ? 256 : 128) + 8)),
+        square(chunk * DELTA_WIDE),
+        slice(chunk * (DELTA_SLICE + 8)),
+        state((int)most(up16(dim_k), chunk) * (DELTA_SLICE + 8)), // the backward pass has Y there as well
+        stage((back ? 2 : 1) * (keys + square) + slice),
+        once(2 * state + (back ? 4 : 3) * slice),
+        factors(3 * chunk + 4), // floats
+        bytes(2 * ((int64_t)stages * stage + once) + 2 * 4 * factors) {}
+};
 
 // DeltaShape has the extents that sizes depend on.
 struct DeltaShape {
@@ -267,17 +287,32 @@ struct DeltaChunk {              // document: index among the documents with tok
   bool first, last;
 };
 
+// DeltaDocument is a document's part of the tables: its tokens [start, end), the seam after its
+// first chunk, and the number of its chunks.
+struct DeltaDocument {
+  int64_t document, start, end, seam, chunks;
+  ULY_BOTH DeltaDocument(const int64_t *starts, const int64_t *before, int64_t document)
+      : document(document),
+        start(starts[document]),
+        end(starts[document + 1]),
+        seam(before[document] - document),
+        chunks(before[document + 1] - before[document]) {}
+  ULY_BOTH DeltaChunk at(int64_t i, int chunk) const {
+    DeltaChunk c;
+    c.document = document;
+    c.token = start + i * chunk;
+    c.rows = (int)least(chunk, end - c.token);
+    c.seam = seam + i;
+    c.first = i == 0;
+    c.last = i + 1 == chunks;
+    return c;
+  }
+};
+
 // delta_chunk_at returns chunk i of a document.
 ULY_BOTH DeltaChunk delta_chunk_at(const int64_t *start, const int64_t *chunks, int64_t document, int64_t i,
                                    int chunk) {
-  DeltaChunk c;
-  c.document = document;
-  c.token = start[document] + i * chunk;
-  c.rows = (int)least(chunk, start[document + 1] - c.token);
-  c.seam = chunks[document] - document + i;
-  c.first = i == 0;
-  c.last = chunks[document] + i + 1 == chunks[document + 1];
-  return c;
+  return DeltaDocument(start, chunks, document).at(i, chunk);
 }
 
 // delta_document returns the document that has chunk or segment n of all documents. before

@@ -292,7 +292,14 @@ int main() {
   CHECK(2 * (DeltaTiles<2>::GRADIENTS + 1024) <= 228 << 10, "%d bytes", (int)DeltaTiles<2>::GRADIENTS);
   const int64_t LARGEST = most(tiles<2>(), tiles<4>());
   for (int64_t dk = 1; dk <= DELTA_HEAD; dk++) {
-    const int64_t bytes = most(delta_scan_bytes((int)dk, (int)delta_chunk(0, dk)), LARGEST);
+    const int chunk = (int)delta_chunk(0, dk);
+    int64_t bytes = most(delta_scan_bytes((int)dk, chunk), LARGEST);
+    for (bool back : {false, true}) {
+      bytes = most(bytes, DeltaScanTiles((int)dk, chunk, back, 1).bytes); // with one stage
+      const DeltaScanTiles two((int)dk, chunk, back, 2);
+      CHECK(two.bytes + 1024 <= (dk <= 128 && !back ? 114 : 228) << 10, "keys of %lld need %lld bytes for two stages",
+            (long long)dk, (long long)two.bytes);
+    }
     CHECK(bytes <= 99 << 10, "keys of %lld need %lld bytes of shared memory", (long long)dk, (long long)bytes);
   }
   for (int64_t asked : {0, 16, 17, 31, 32, 63, 64, 1000}) {

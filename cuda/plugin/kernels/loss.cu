@@ -26,8 +26,8 @@ __device__ __forceinline__ Tail joined(Tail a, Tail b) {
 // base) is 0.
 __device__ __forceinline__ float base_of(float top) { return top == -INFINITY ? 0.0f : top; }
 
-// tanh_of is tanh x. Where tanh x is large, tanhf may be wrong by two units of the last place, which
-// a loss that is much smaller than the cap shows; this sum is wrong by less than one.
+// tanh_of is tanh x. Where tanh x is large, tanhf may be wrong by two units of the last place,
+// which a loss that is much smaller than the cap shows; this sum is wrong by less than one.
 __device__ static inline float tanh_of(float x) {
   const float y = fabsf(x);
   return y < 0.55f ? tanhf(x) : copysignf(1 - 2 / (expf(2 * y) + 1), x);

@@ -11,73 +11,25 @@
 uint3 threadIdx, blockIdx;
 dim3 blockDim, gridDim;
 
-// half_of returns the value in the lower (0) or upper (1) 16 bits of a register.
-static float half_of(uint32_t r, int upper) { return upper ? word_lo(r) : word_hi(r); }
-
-// number returns a value for a position that two BF16 numbers represent exactly; positions have
-// different values.
-static float number(int i) { return (float)((i * 7919 + 13) % 30011) / 64 - 200; }
-
-template <bool A_DENSE, bool B_DENSE> static void fragments(int depth) {
-  enum { COLUMNS = 24 };
-  const int a_step = A_DENSE ? depth + 8 : 16 + 4, b_step = B_DENSE ? depth + 8 : COLUMNS + 4;
-  alignas(16) static Word a[4096], b[4096];
-  std::vector<double> ref(16 * COLUMNS), sum(16 * COLUMNS);
-  for (int k = 0; k < depth; k++) {
-    for (int m = 0; m < 16; m++) a[A_DENSE ? m * a_step + k : k * a_step + m] = to_word<bf16>(number(m * depth + k));
-    for (int n = 0; n < COLUMNS; n++)
-      b[B_DENSE ? n * b_step + k : k * b_step + n] = to_word<bf16>(number(5000 + n * depth + k));
-    for (int m = 0; m < 16; m++)
-      for (int n = 0; n < COLUMNS; n++)
-        ref[m * COLUMNS + n] += (double)number(m * depth + k) * number(5000 + n * depth + k);
+// FragmentA and FragmentB are a lane's registers by the documentation, by element: a_i of a lane is
+// row groupID (+ 8 for i in 2, 3, 6, 7) and column threadID_in_group * 2 + (i & 1) (+ 8 for i >=
+// 4); b_i is row threadID_in_group * 2 + (i & 1) (+ 8 for i >= 2) and column groupID. of(row,
+// column) returns the bits of an element.
+struct FragmentA {
+  uint32_t of[4] = {};
+  template <class F> FragmentA(int lane, F bits) {
+    for (int i = 0; i < 8; i++)
+      of[i / 2] |= (uint32_t)bits(lane / 4 + (i / 2 % 2 == 1 ? 8 : 0), lane % 4 * 2 + (i & 1) + (i >= 4 ? 8 : 0))
+                   << 16 * (i & 1);
   }
-  float lanes[32][COLUMNS / 8][4];
-  for (int lane = 0; lane < 32; lane++) { // the product without tensor cores
-    threadIdx.x = (unsigned)(64 + lane);
-    zero(lanes[lane]);
-    product<bf16, false, false, A_DENSE, B_DENSE>(lanes[lane], a, a_step, b, b_step, depth);
+};
+struct FragmentB {
+  uint32_t of[2] = {};
+  template <class F> FragmentB(int lane, F bits) {
+    for (int i = 0; i < 4; i++)
+      of[i / 2] |= (uint32_t)bits(lane % 4 * 2 + (i & 1) + (i >= 2 ? 8 : 0), lane / 4) << 16 * (i & 1);
   }
-  for (int k0 = 0; k0 < depth; k0 += 16)
-    for (int n0 = 0; n0 < COLUMNS; n0 += 8) {
-      FragmentA x[32];
-      FragmentB y[32];
-      for (int lane = 0; lane < 32; lane++) {
-        threadIdx.x = (unsigned)lane;
-        x[lane] = fragment_a<A_DENSE>(a, a_step, k0);
-        y[lane] = fragment_b<B_DENSE>(B_DENSE ? b + n0 * b_step : b + n0, b_step, k0);
-      }
-      // The documentation, by element: a_i of a lane is row groupID (+ 8 for i in 2, 3, 6, 7) and
-      // column threadID_in_group * 2 + (i & 1) (+ 8 for i >= 4); b_i is row threadID_in_group * 2 +
-      // (i & 1) (+ 8 for i >= 2) and column groupID.
-      double full_a[16][16], full_b[16][8];
-      for (int lane = 0; lane < 32; lane++) {
-        const int group = lane >> 2, in_group = lane % 4;
-        for (int i = 0; i < 8; i++) {
-          const int row = group + (i / 2 % 2 == 1 ? 8 : 0), column = in_group * 2 + (i & 1) + (i >= 4 ? 8 : 0);
-          full_a[row][column] = (double)half_of(x[lane].hi[i / 2], i & 1) + half_of(x[lane].lo[i / 2], i & 1);
-        }
-        for (int i = 0; i < 4; i++) {
-          const int row = in_group * 2 + (i & 1) + (i >= 2 ? 8 : 0);
-          full_b[row][group] = (double)half_of(y[lane].hi[i / 2], i & 1) + half_of(y[lane].lo[i / 2], i & 1);
-        }
-      }
-      for (int m = 0; m < 16; m++)
-        for (int n = 0; n < 8; n++)
-          for (int k = 0; k < 16; k++) sum[m * COLUMNS + n0 + n] += full_a[m][k] * full_b[k][n];
-    }
-  for (int m = 0; m < 16; m++)
-    for (int n = 0; n < COLUMNS; n++) {
-      const double want = ref[m * COLUMNS + n];
-      CHECK(sum[m * COLUMNS + n] == want, "dense %d %d, depth %d: mma's [%d, %d] is %g, want %g", A_DENSE, B_DENSE,
-            depth, m, n, sum[m * COLUMNS + n], want);
-      // c_i of a lane is row groupID (+ 8 for i >= 2) and column threadID_in_group * 2 + (i & 1).
-      // lo·lo is omitted: it is less than 1 for each product of up to 60000.
-      const int lane = m % 8 * 4 + n % 8 / 2, i = m / 8 * 2 + n % 2;
-      const double got = lanes[lane][n / 8][i];
-      CHECK(fabs(got - want) <= depth, "dense %d %d, depth %d: the plain [%d, %d] is %g, want %g", A_DENSE, B_DENSE,
-            depth, m, n, got, want);
-    }
-}
+};
 
 // Cute is a layout of CUTLASS: the position of lane l's value v (low to high in its registers),
 // which is m + 16·k in A, n + 8·k in B, and m + 16·n in C.
@@ -92,26 +44,18 @@ struct Cute {
 // MMA_Traits<SM80_16x8x16_F32BF16BF16F32_TN> of cute/atom/mma_traits_sm80.hpp.
 static void layouts() {
   const Cute of_a = {{32, 1}, {16, 8, 128}}, of_b = {{16, 1}, {8, 64, 0}}, of_c = {{32, 1}, {16, 8, 0}};
-  enum { STEP = 24 };
-  alignas(16) static Word a[16 * STEP], b[8 * STEP];
-  for (int k = 0; k < 16; k++) {
-    for (int m = 0; m < 16; m++) a[m * STEP + k] = to_word<bf16>(number(m + 16 * k));
-    for (int n = 0; n < 8; n++) b[n * STEP + k] = to_word<bf16>(number(1000 + n + 8 * k));
-  }
   for (int l = 0; l < 32; l++) {
     threadIdx.x = (unsigned)(32 + l);
-    const FragmentA x = fragment_a<true>(a, STEP, 0);
-    const FragmentB y = fragment_b<true>(b, STEP, 0);
+    const FragmentA x(l, [](int m, int k) { return m + 16 * k; });
+    const FragmentB y(l, [](int k, int n) { return n + 8 * k; });
     const Lane at;
     for (int v = 0; v < 8; v++) {
-      const float got = half_of(x.hi[v / 2], v & 1) + half_of(x.lo[v / 2], v & 1);
-      CHECK(got == number(of_a(l, v)), "A: lane %d has %g as its value %d, want that of position %d", l, got, v,
-            of_a(l, v));
+      const int got = (int)(x.of[v / 2] >> 16 * (v & 1) & 0xffff);
+      CHECK(got == of_a(l, v), "A: lane %d has position %d as its value %d, want %d", l, got, v, of_a(l, v));
     }
     for (int v = 0; v < 4; v++) {
-      const float got = half_of(y.hi[v / 2], v & 1) + half_of(y.lo[v / 2], v & 1);
-      CHECK(got == number(1000 + of_b(l, v)), "B: lane %d has %g as its value %d, want that of position %d", l, got, v,
-            of_b(l, v));
+      const int got = (int)(y.of[v / 2] >> 16 * (v & 1) & 0xffff);
+      CHECK(got == of_b(l, v), "B: lane %d has position %d as its value %d, want %d", l, got, v, of_b(l, v));
       const int position = at.row + v / 2 * 8 + 16 * (at.column + v % 2);
       CHECK(position == of_c(l, v), "C: lane %d has position %d as its value %d, want %d", l, position, v, of_c(l, v));
     }
@@ -139,48 +83,47 @@ static void matrices(const uint16_t *p, int (*quarters)(int), int step, bool tra
     }
 }
 
-// plain compares the registers that ldmatrix makes of plain BF16, and those made of results, with
-// the fragments of words.
+// plain compares the registers that ldmatrix makes, and those made of results, with the
+// documentation.
 static void plain() {
   enum { STEP = 24 };
   static uint16_t p[16 * STEP];
-  alignas(16) static Word rows[16 * STEP];
   uint32_t r[32][4];
   for (int i = 0; i < 16; i++)
-    for (int j = 0; j < 16; j++) {
-      p[i * STEP + j] = (uint16_t)(0x3f80 + 16 * i + j);
-      rows[i * STEP + j] = p[i * STEP + j];
-    }
+    for (int j = 0; j < 16; j++) p[i * STEP + j] = (uint16_t)(0x3f80 + 16 * i + j);
+  auto stored = [&](int row, int column) { return p[row * STEP + column]; };
+  auto turned = [&](int row, int column) { return p[column * STEP + row]; };
   auto want = [&](const char *what, uint32_t got, uint32_t want, int lane, int i) {
     CHECK(got == want, "%s: lane %d has %x in register %d, want %x", what, lane, got, i, want);
   };
   matrices(p, quarters_down, STEP, false, r);
   for (int l = 0; l < 32; l++) {
     threadIdx.x = (unsigned)l;
-    const FragmentA x = fragment_a<true>(rows, STEP, 0);
-    for (int i = 0; i < 4; i++) want("A dense", r[l][i], x.hi[i], l, i);
+    const FragmentA x(l, stored);
+    for (int i = 0; i < 4; i++) want("A dense", r[l][i], x.of[i], l, i);
     float c[2][4]; // the same values as a result
     const Lane at;
     for (int n = 0; n < 2; n++)
-      for (int e = 0; e < 4; e++) c[n][e] = word_hi(p[(at.row + e / 2 * 8) * STEP + at.column + 8 * n + e % 2]);
+      for (int e = 0; e < 4; e++)
+        c[n][e] = __uint_as_float((uint32_t)stored(at.row + e / 2 * 8, at.column + 8 * n + e % 2) << 16);
     uint32_t a[4];
     fragment_of(a, c, 0);
-    for (int i = 0; i < 4; i++) want("A of results", a[i], x.hi[i], l, i);
+    for (int i = 0; i < 4; i++) want("A of results", a[i], x.of[i], l, i);
   }
   matrices(p, quarters_along, STEP, true, r);
   for (int l = 0; l < 32; l++) {
     threadIdx.x = (unsigned)l;
-    const FragmentA x = fragment_a<false>(rows, STEP, 0);
-    for (int i = 0; i < 4; i++) want("A across", r[l][i], x.hi[i], l, i);
+    const FragmentA x(l, turned);
+    for (int i = 0; i < 4; i++) want("A across", r[l][i], x.of[i], l, i);
   }
   for (bool dense : {true, false}) {
     matrices(p, dense ? quarters_along : quarters_down, STEP, !dense, r);
     for (int l = 0; l < 32; l++)
       for (int n = 0; n < 2; n++) {
         threadIdx.x = (unsigned)l;
-        const FragmentB y =
-            dense ? fragment_b<true>(rows + 8 * n * STEP, STEP, 0) : fragment_b<false>(rows + 8 * n, STEP, 0);
-        for (int i = 0; i < 2; i++) want(dense ? "B dense" : "B across", r[l][2 * n + i], y.hi[i], l, 2 * n + i);
+        const FragmentB y(
+            l, [&](int k, int column) { return dense ? turned(k, 8 * n + column) : stored(k, 8 * n + column); });
+        for (int i = 0; i < 2; i++) want(dense ? "B dense" : "B across", r[l][2 * n + i], y.of[i], l, 2 * n + i);
       }
   }
 }
@@ -209,31 +152,11 @@ template <int WIDTH> static void tiles() {
     }
 }
 
-static void words() {
-  for (int i = 0; i < 100000; i++) {
-    const float x = ldexpf((float)(i * 2654435761u % 1000003) / 1000003 - 0.5f, i % 60 - 30),
-                back = of_word<bf16>(to_word<bf16>(x));
-    CHECK(fabsf(back - x) <= ldexpf(fabsf(x), -17), "%.9g becomes %.9g", x, back);
-    const float low = word_hi(to_word<bf16>(x)); // a BF16 value is exact and has no second number
-    CHECK(to_word<bf16>(low) >> 16 == 0 && of_word<bf16>(to_word<bf16>(low)) == low, "%.9g is not kept", low);
-    CHECK(of_word<float>(to_word<float>(x)) == x, "%.9g is not kept", x);
-  }
-  const float nan = of_word<bf16>(to_word<bf16>(NAN));
-  CHECK(nan != nan, "a NaN becomes %g", nan);
-}
-
 int main() {
-  words();
   layouts();
   plain();
   tiles<64>();
   tiles<128>();
   tiles<256>();
-  for (int depth = 16; depth <= 64; depth += 16) {
-    fragments<true, true>(depth);
-    fragments<true, false>(depth);
-    fragments<false, true>(depth);
-    fragments<false, false>(depth);
-  }
   return test_status();
 }

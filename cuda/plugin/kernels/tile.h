@@ -1,6 +1,6 @@
 // Tiles of elements in shared memory: copies from global memory, and products of a warp. Elements
 // are F32 or BF16. Products of BF16 are computed on tensor cores from registers that ldmatrix
-// loads, products of F32 with fused multiply-adds (mma.h); both have F32 sums.
+// loads, products of F32 with fused multiply-adds; both have F32 sums.
 //
 // A tile has rows of `step` elements: a multiple of 8 elements, and an odd number of 16-byte units
 // modulo 128 bytes in BF16 (e.g. 64 + TILE_GAP), so that ldmatrix has no bank conflicts. Tiles
@@ -63,14 +63,44 @@ __device__ __forceinline__ void convert_tile(T *to, int step, const float *from,
   }
 }
 
+// four_elements loads elements k … k + 3 of row or column x.
+template <bool DENSE>
+__device__ __forceinline__ void four_elements(const float *p, int step, int k, int x, float (&y)[4]) {
+  if (DENSE) {
+    load<4>(p + x * step + k, y);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 4; i++) y[i] = p[(k + i) * step + x];
+  }
+}
+
 // tile_product adds A [16 x depth] · B [depth x 8·NT] to c, in the layout of mma.h. depth is a
-// multiple of 16, NT is even. A DENSE tile is contiguous along depth (A[m][k] at a[m·step + k],
-// B[k][n] at b[n·step + k]), another tile across it (a[k·step + m], b[k·step + n]).
+// multiple of 16; in BF16, NT is even. A DENSE tile is contiguous along depth (A[m][k] at a[m·step
+// + k], B[k][n] at b[n·step + k]), another tile across it (a[k·step + m], b[k·step + n]). In F32
+// there are no bank conflicts if step is 8 or 24 modulo 32 for dense tiles, and 4 or 12 modulo 16
+// for others.
 template <bool A_DENSE, bool B_DENSE, int NT>
 __device__ __forceinline__ void tile_product(float (&c)[NT][4], const float *a, int a_step, const float *b, int b_step,
                                              int depth) {
-  product<float, true, true, A_DENSE, B_DENSE>(c, reinterpret_cast<const Word *>(a), a_step,
-                                               reinterpret_cast<const Word *>(b), b_step, depth);
+  const Lane at;
+#pragma unroll 1
+  for (int k = 0; k < depth; k += 4) {
+    float x[2][4];
+#pragma unroll
+    for (int i = 0; i < 2; i++) four_elements<A_DENSE>(a, a_step, k, at.row + 8 * i, x[i]);
+#pragma unroll
+    for (int n = 0; n < NT; n++) {
+      float y[2][4];
+#pragma unroll
+      for (int j = 0; j < 2; j++) four_elements<B_DENSE>(b, b_step, k, 8 * n + at.column + j, y[j]);
+#pragma unroll
+      for (int i = 0; i < 2; i++)
+#pragma unroll
+        for (int j = 0; j < 2; j++)
+#pragma unroll
+          for (int u = 0; u < 4; u++) c[n][2 * i + j] = madd(x[i][u], y[j][u], c[n][2 * i + j]);
+    }
+  }
 }
 template <bool A_DENSE, bool B_DENSE, int NT>
 __device__ __forceinline__ void tile_product(float (&c)[NT][4], const bf16 *a, int a_step, const bf16 *b, int b_step,
@@ -91,6 +121,43 @@ __device__ __forceinline__ void tile_product(float (&c)[NT][4], const bf16 *a, i
       mma_pair(c[n], c[n + 1], x, y);
     }
   }
+}
+
+// A split tile has BF16 numbers with 16 bits of mantissa: their roundings, and, LOW elements
+// behind, the roundings of what is left. put_split writes two neighbours of a row.
+__device__ __forceinline__ void put_split(bf16 *to, int low, float x, float y) {
+  const uint32_t hi = pair(x, y); // BF16 is the upper half of F32
+  *reinterpret_cast<uint32_t *>(to) = hi;
+  put_pair(to + low, x - __uint_as_float(hi << 16), y - __uint_as_float(hi & 0xffff0000u));
+}
+
+// split_product is tile_product for a split tile of b that is not DENSE. The error of a product is
+// 2^-17 of its terms, near that of F32, for twice the work.
+template <bool A_DENSE, int NT> __device__ __forceinline__ void split_product(float (&c)[NT][4], const bf16 *a,
+                                                                              int a_step, const bf16 *b, int low,
+                                                                              int b_step, int depth) {
+  const uint32_t at_a =
+                     (uint32_t)__cvta_generic_to_shared(a + (A_DENSE ? quarters_down(a_step) : quarters_along(a_step))),
+                 at_b = (uint32_t)__cvta_generic_to_shared(b + quarters_down(b_step));
+  float rest[NT][4]; // a sum of its own, so that fewer products wait for the one before
+  zero(rest);
+#pragma unroll 2
+  for (int k = 0; k < depth; k += 16) {
+    uint32_t x[4];
+    ldmatrix<!A_DENSE>(x, at_a + 2 * (A_DENSE ? k : k * a_step));
+#pragma unroll
+    for (int n = 0; n < NT; n += 2) {
+      uint32_t y[4], z[4];
+      ldmatrix<true>(y, at_b + 2 * (k * b_step + 8 * n));
+      ldmatrix<true>(z, at_b + 2 * (low + k * b_step + 8 * n));
+      mma_pair(c[n], c[n + 1], x, y);
+      mma_pair(rest[n], rest[n + 1], x, z);
+    }
+  }
+#pragma unroll
+  for (int n = 0; n < NT; n++)
+#pragma unroll
+    for (int e = 0; e < 4; e++) c[n][e] += rest[n][e];
 }
 
 // quad_transpose exchanges registers between the four lanes that have a row: register i of lane j

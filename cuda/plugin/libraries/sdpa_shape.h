@@ -84,8 +84,8 @@ inline const char *sdpa_describe(const AttentionArgs &a, sdpa_shape *s) {
       if (t.shape[axis] > 1 && (t.stride[axis] % 8 != 0 || t.stride[axis] < t.shape[2]))
         return "a stride is not a multiple of 16 bytes";
   }
-  // The backward pass of cuDNN 9.19 gives wrong dq and dk if a tensor extends over 2^31 elements; out
-  // and dv are right (TestAttentionBeyond2To31 on an H100).
+  // The backward pass of cuDNN 9.19 gives wrong dq and dk if a tensor extends over 2^31 elements;
+  // out and dv are right (TestAttentionBeyond2To31 on an H100).
   auto last = [](const uly_tensor &t) { return (t.shape[0] - 1) * t.stride[0] + (t.shape[1] - 1) * t.stride[1]; };
   for (int i = 0; i < n && a.backward; i++)
     if (last(*tensors[i]) >= ((int64_t)1 << 31) - 256) return "backward of a tensor that extends over 2^31 elements";

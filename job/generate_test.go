@@ -1,0 +1,41 @@
+package job
+
+import (
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"ulysses/internal/status"
+)
+
+// Ranks that divide the layers write the text of one rank, greedy and drawn.
+func TestGenerateOnRanks(t *testing.T) {
+	for _, model := range []string{"qwen3", "qwen3_5", "llama"} {
+		folder := filepath.Join("../testdata/goldens/models", model)
+		for _, more := range [][]string{{}, {"--temperature", "1.5", "--seed", "3"}, {"--temperature", "1", "--top-k", "9", "--dtype", "bf16"}} {
+			args := append([]string{"generate", folder, "the cat sat on", "--max-tokens", "20", "-q"}, more...)
+			code, want, errs := call(args...)
+			if code != status.OK || len(want) < 2 {
+				t.Fatalf("%v: %v %s", args, code, errs)
+			}
+			if code, got, errs := call(append(args, "-n", "2")...); code != status.OK || got != want {
+				t.Errorf("%v: %q on two ranks, %q on one: %v %s", args, got, want, code, errs)
+			}
+		}
+	}
+	folder := filepath.Join("../testdata/goldens/models", "qwen3")
+	for _, x := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"-n", "9"}, "generate: 9 ranks, and the model has "},
+		{[]string{"-n", "2", "--max-tokens", "100000"}, "exceed max_position_embeddings"},
+	} {
+		if code, _, errs := call(append([]string{"generate", folder, "a"}, x.args...)...); code != status.InvalidArgument || strings.Count(errs, x.want) != 1 {
+			t.Errorf("%v: %v %s", x.args, code, errs)
+		}
+	}
+	if code, _, errs := call("generate", t.TempDir(), "a", "-n", "2"); code == status.OK || !strings.Contains(errs, "config.json") {
+		t.Errorf("%v %s", code, errs)
+	}
+}

@@ -1,0 +1,211 @@
+package job
+
+import (
+	"slices"
+	"strings"
+
+	"ulysses/comm"
+	"ulysses/data"
+	"ulysses/device"
+	"ulysses/internal/status"
+	"ulysses/job/assembly"
+	"ulysses/job/generate"
+	"ulysses/job/report"
+	"ulysses/model"
+	"ulysses/tensor"
+	"ulysses/train"
+)
+
+// sampler continues the prompts of eval.sample after each evaluation. Rank 0 generates, with a
+// model of its own on one rank, whose weights of the compute type are gathered from all ranks
+// before. All memory is allocated before the first step.
+type sampler struct {
+	// on rank 0
+	model   *model.Model
+	weights *device.Arena
+	to      map[string]tensor.Tensor // the weights by name, flat
+	text    *generate.Model
+	prompts [][]int32
+	decoder *model.Decoder
+}
+
+// newSampler returns nil if the job has no eval.sample. Collective.
+func newSampler(s *session) (*sampler, error) {
+	if len(s.Job.Eval.Sample) == 0 {
+		return nil, nil
+	}
+	x := &sampler{}
+	var err error
+	if s.Mesh.World.Rank() == 0 {
+		err = x.open(s)
+	}
+	if err = comm.Agree(s.Mesh.World, err); err != nil {
+		x.free()
+		return nil, err
+	}
+	return x, nil
+}
+
+// open prepares rank 0.
+func (x *sampler) open(s *session) error {
+	j := s.Job
+	refuse := func(err error) error {
+		return j.Errorf(status.Of(err), "eval.sample", "rank 0 cannot generate text: %v; remove eval.sample, and use ulysses-mpi generate after the run", err)
+	}
+	var err error
+	var bytes int64
+	if x.model, bytes, err = s.parts.SampleModel(); err != nil {
+		return refuse(err)
+	}
+	if x.weights, err = device.NewArena(s.Device, "weights of eval.sample", bytes); err != nil {
+		return refuse(err)
+	}
+	x.to = map[string]tensor.Tensor{}
+	for _, g := range x.model.Groups() {
+		values, err := x.weights.Tensor(s.Compute, g.Numel())
+		if err != nil {
+			return refuse(err)
+		}
+		g.Bind(values, tensor.Tensor{}, tensor.Tensor{})
+		at := int64(0)
+		for _, p := range g.Params {
+			x.to[p.Name] = values.Slice(0, at, at+p.Numel())
+			at += p.Numel()
+		}
+	}
+	t, err := data.OpenTokenizer(j.Data.Tokenizer)
+	if err != nil {
+		return err
+	}
+	var codec generate.Tokenizer
+	if t != nil {
+		codec = t
+	}
+	if x.text, err = generate.Of(x.model, codec, j.Model.Path); err != nil {
+		return err
+	}
+	longest := 0
+	for _, prompt := range j.Eval.Sample {
+		ids, err := x.text.Tokenizer.Encode(nil, []byte(prompt))
+		if err != nil {
+			return err
+		}
+		if len(ids) == 0 {
+			return j.Errorf(status.InvalidConfig, "eval.sample", "the prompt %q has no tokens; write another one", prompt)
+		}
+		x.prompts = append(x.prompts, ids)
+		longest = max(longest, len(ids))
+	}
+	total := int64(longest) + j.Eval.SampleTokens
+	if most := s.parts.Config.Positions(); total > most {
+		return j.Errorf(status.InvalidConfig, "eval.sample_tokens", "%d tokens after a prompt of %d, and the model has %d positions; set eval.sample_tokens = %d, or shorten the prompt", j.Eval.SampleTokens, longest, most, max(1, most-int64(longest)))
+	}
+	if x.decoder, err = x.model.NewDecoder(total, assembly.SamplePass); err != nil {
+		return refuse(err)
+	}
+	return nil
+}
+
+// components lists the memory of this rank for the memory plan.
+func (x *sampler) components() []model.Component {
+	if x == nil || x.model == nil {
+		return nil
+	}
+	return assembly.SampleComponents(x.weights.Bytes(), x.decoder.Bytes())
+}
+
+func (x *sampler) free() {
+	if x == nil {
+		return
+	}
+	if x.decoder != nil {
+		x.decoder.Close()
+	}
+	if x.weights != nil {
+		x.weights.Free()
+	}
+	if x.model != nil {
+		x.model.Close()
+	}
+}
+
+// sample gathers the weights on rank 0, which continues the prompts and logs the texts. Collective.
+func (s *session) sample(step int64) error {
+	x := s.sampler
+	if x == nil {
+		return nil
+	}
+	s.Clock.Push("sample")
+	defer s.Clock.Pop()
+	stream, err := s.Device.NewStream()
+	if err = comm.Agree(s.Mesh.World, err); err != nil {
+		return err
+	}
+	defer stream.Close()
+	if err = s.gatherSample(stream); err != nil {
+		return err
+	}
+	if s.Mesh.World.Rank() == 0 {
+		err = s.generateSamples(step)
+	}
+	return comm.Agree(s.Mesh.World, err)
+}
+
+// gatherSample copies the weights of all ranks to the model of the sampler. Collective.
+func (s *session) gatherSample(stream device.Stream) error {
+	copyTo := func(w train.Weights, index int, params []*model.Param) error {
+		all, err := s.wholeGroup(w, index, false, stream)
+		if err != nil || s.Mesh.World.Rank() > 0 {
+			return err
+		}
+		at := int64(0)
+		for _, p := range params {
+			if err := s.Device.Copy(stream, s.sampler.to[p.Name], all.Slice(0, at, at+p.Numel())); err != nil {
+				return err
+			}
+			at += p.Numel()
+		}
+		return stream.Sync() // the next group is gathered into the same memory
+	}
+	w := s.parts.Weights
+	if w.Frozen() == nil {
+		for i, g := range s.parts.Model.Groups() {
+			if err := copyTo(w, i, g.Params); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	for _, half := range s.parts.Model.Halves() {
+		from := w
+		if half.Frozen {
+			from = w.Frozen()
+		}
+		if err := copyTo(from, half.Index, half.Params); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// generateSamples continues the prompts, on rank 0.
+func (s *session) generateSamples(step int64) error {
+	x, j := s.sampler, s.Job
+	for i, ids := range x.prompts {
+		if err := x.decoder.Reset(); err != nil {
+			return err
+		}
+		how := generate.Sampling{Temperature: j.Eval.SampleTemperature, TopP: 1, Seed: uint64(j.Seed) + uint64(i)}
+		var text strings.Builder
+		r, err := x.text.Continue(x.decoder, slices.Clone(ids), j.Eval.SampleTokens, how, func(part string) error { text.WriteString(part); return nil })
+		if err != nil {
+			return err
+		}
+		sample := report.Sample{Step: step, Prompt: j.Eval.Sample[i], Text: strings.ToValidUTF8(text.String(), "\uFFFD")}
+		s.Log.Info().Int64("step", step).Str("prompt", sample.Prompt).Str("text", sample.Text).Int64("tokens", r.Tokens).Msg("sample")
+		if s.progress != nil {
+			s.progress.totals.Samples = append(s.progress.totals.Samples, sample)
+		}
+	}
+	return nil
+}

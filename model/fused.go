@@ -1,0 +1,229 @@
+package model
+
+import (
+	"strings"
+
+	"ulysses/internal/input"
+	"ulysses/internal/status"
+	"ulysses/tensor"
+)
+
+// fused is a matrix in the files of a family whose rows are several matrices of the model, one
+// after another.
+type fused struct {
+	name  string   // without the layer, such as self_attn.qkv_proj
+	parts []string // self_attn.q_proj, …
+}
+
+var (
+	fusedQKV    = fused{"self_attn.qkv_proj", []string{"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"}}
+	fusedGateUp = fused{"mlp.gate_up_proj", []string{"mlp.gate_proj", "mlp.up_proj"}}
+)
+
+// rows returns the rows of a part.
+func (c *Config) rows(part string) int64 {
+	switch part {
+	case "self_attn.q_proj":
+		return c.NumAttentionHeads * c.HeadDim
+	case "self_attn.k_proj", "self_attn.v_proj":
+		return c.NumKeyValueHeads * c.HeadDim
+	}
+	return c.IntermediateSize
+}
+
+// fusedAs returns the fused matrix that a tensor of the files is, with what precedes and follows
+// its name; nil if it is none.
+func (f *files) fusedAs(name string) (x *fused, before, after string) {
+	for i := range f.fused {
+		if before, after, ok := strings.Cut(name, "."+f.fused[i].name+"."); ok {
+			return &f.fused[i], before, after
+		}
+	}
+	return nil, "", ""
+}
+
+// split returns the entries of the parts of a fused matrix, or the entry itself.
+func (c *Config) split(e tensor.Entry, name string) ([]tensor.Entry, error) {
+	x, before, after := c.family.files.fusedAs(name)
+	if x == nil {
+		e.Name = name
+		return []tensor.Entry{e}, nil
+	}
+	var parts []tensor.Entry
+	lo := int64(0)
+	for _, part := range x.parts {
+		hi := lo + c.rows(part)
+		if len(e.Shape) > 0 && hi <= e.Shape[0] {
+			parts = append(parts, e.Rows(before+"."+part+"."+after, lo, hi))
+		}
+		lo = hi
+	}
+	if len(e.Shape) == 0 || e.Shape[0] != lo {
+		return nil, status.Errorf(status.InvalidConfig, "tensor %v: config.json says %d rows (%s); correct one of them", e, lo, strings.Join(x.parts, ", "))
+	}
+	return parts, nil
+}
+
+// InFiles returns the tensors of a model as its family has them in files: rows in the order of the
+// files, and the parts of fused matrices as one tensor, at the place of the first. All parts are
+// there.
+func (c *Config) InFiles(tensors []Stored) []Stored {
+	tensors = c.fuseLinear(tensors)
+	if len(c.family.files.fused) == 0 && !c.family.files.pairs {
+		return tensors
+	}
+	of := map[string]Stored{}
+	for i, t := range tensors {
+		tensors[i] = c.pairRows(t)
+		of[t.Name] = tensors[i]
+	}
+	var all []Stored
+	for _, t := range tensors {
+		x, i, before, after := c.family.files.partOf(t.Name)
+		if x == nil {
+			all = append(all, t)
+		} else if i == 0 {
+			parts := make([]Stored, len(x.parts))
+			for j, part := range x.parts {
+				parts[j] = of[before+"."+part+"."+after]
+			}
+			all = append(all, joined(before+"."+x.name+"."+after, parts))
+		}
+	}
+	return all
+}
+
+// partOf returns the fused matrix that has a tensor of the model as part i, with what precedes and
+// follows the part's name; nil if there is none.
+func (f *files) partOf(name string) (x *fused, i int, before, after string) {
+	for k := range f.fused {
+		for i, part := range f.fused[k].parts {
+			if before, after, ok := strings.Cut(name, "."+part+"."); ok {
+				return &f.fused[k], i, before, after
+			}
+		}
+	}
+	return nil, 0, "", ""
+}
+
+// joined is the tensor with the rows of all parts.
+func joined(name string, parts []Stored) Stored {
+	t := Stored{Name: name, DType: parts[0].DType, Shape: append([]int64(nil), parts[0].Shape...)}
+	for _, p := range parts[1:] {
+		t.Shape[0] += p.Shape[0]
+	}
+	t.Read = func(at int64, dst []float32) error {
+		for _, p := range parts {
+			n := tensor.Of(nil, p.DType, p.Shape...).Numel()
+			if at >= n {
+				at -= n
+				continue
+			}
+			m := min(n-at, int64(len(dst)))
+			if err := p.Read(at, dst[:m]); err != nil {
+				return err
+			}
+			if at, dst = 0, dst[m:]; len(dst) == 0 {
+				break
+			}
+		}
+		return nil
+	}
+	return t
+}
+
+// refuseTarget is an error if a target of adapters has another form in files: PEFT has one adapter
+// for all parts of a fused matrix, and the rows of an adapter in the order of the files.
+func (f *files) refuseTarget(name string) error {
+	x, _, _, _ := f.partOf(name)
+	if f.paired(name) {
+		return status.Errorf(status.Unsupported, "lora.targets: the rows of %s have another order in the files of this model; leave out q_proj and k_proj", input.Short(module(name)))
+	}
+	if x == nil {
+		return nil
+	}
+	return status.Errorf(status.Unsupported, "lora.targets: %s is a part of %s in the files of this model, for which PEFT has one adapter; leave it out of lora.targets",
+		input.Short(module(name)), x.name)
+}
+
+// refuseHalfFrozen is an error if some but not all parts of a fused matrix are frozen: their rows
+// could not be written as one tensor.
+func (f *files) refuseHalfFrozen(groups []*Group) error {
+	frozen := map[string]bool{}
+	for _, g := range groups {
+		for _, p := range g.Params {
+			x, _, before, after := f.partOf(p.Name)
+			if x == nil {
+				continue
+			}
+			name := before + "." + x.name + "." + after
+			if was, seen := frozen[name]; seen && was != p.Frozen {
+				return status.Errorf(status.InvalidConfig, "train.freeze: %s are one matrix (%s) in the files of this model; freeze all of them or none", strings.Join(x.parts, ", "), x.name)
+			}
+			frozen[name] = p.Frozen
+		}
+	}
+	return nil
+}
+
+// paired reports whether a tensor has rows of heads whose rotated features are neighbours in the
+// files: features 2i and 2i + 1 of a head are rotated together, where the program rotates i and i +
+// half. Scores are sums over the features of q and k, so their order is free.
+func (f *files) paired(name string) bool {
+	return f.pairs && (strings.Contains(name, ".self_attn.q_proj.") || strings.Contains(name, ".self_attn.k_proj."))
+}
+
+// fileRow returns the row in the files of a row of a paired tensor, and rowOfFile the reverse.
+func (c *Config) fileRow(row int64) int64 {
+	head, i, half := row/c.HeadDim*c.HeadDim, row%c.HeadDim, c.RotaryDim/2
+	switch {
+	case i < half:
+		i = 2 * i
+	case i < 2*half:
+		i = 2*(i-half) + 1
+	}
+	return head + i
+}
+
+func (c *Config) rowOfFile(row int64) int64 {
+	head, i := row/c.HeadDim*c.HeadDim, row%c.HeadDim
+	if i < c.RotaryDim {
+		i = i/2 + i%2*(c.RotaryDim/2)
+	}
+	return head + i
+}
+
+// byRows reads elements from at on of a tensor with rows of `width` elements, whose row n is row
+// of(n) of another one.
+func byRows(at, width int64, dst []float32, of func(int64) int64, read func(at int64, dst []float32) error) error {
+	for len(dst) > 0 {
+		row, column := at/width, at%width
+		n := min(width-column, int64(len(dst)))
+		if err := read(of(row)*width+column, dst[:n]); err != nil {
+			return err
+		}
+		at, dst = at+n, dst[n:]
+	}
+	return nil
+}
+
+// pairRows is a tensor of the model with its rows in the order of the files.
+func (c *Config) pairRows(t Stored) Stored {
+	if !c.family.files.paired(t.Name) {
+		return t
+	}
+	read, width := t.Read, tensor.Of(nil, t.DType, t.Shape...).Numel()/t.Shape[0]
+	t.Read = func(at int64, dst []float32) error { return byRows(at, width, dst, c.rowOfFile, read) }
+	return t
+}
+
+// InFileOrder returns the elements of a parameter, or of its gradient, with the rows in the order
+// of the files.
+func (c *Config) InFileOrder(p *Param, x []float32) []float32 {
+	if !c.family.files.paired(p.Name) {
+		return x
+	}
+	y, width := make([]float32, len(x)), p.Numel()/p.Shape[0]
+	byRows(0, width, y, c.rowOfFile, func(at int64, dst []float32) error { copy(dst, x[at:]); return nil })
+	return y
+}
