@@ -147,9 +147,7 @@ FAMILIES = {
             **EXPERTS,
             shared_expert_intermediate_size=26,
             mlp_only_layers=[1],
-            rope_parameters=dict(
-                rope_type="default", rope_theta=100.0, partial_rotary_factor=0.25
-            ),
+            rope_parameters=dict(rope_type="default", rope_theta=100.0, partial_rotary_factor=0.25),
         ),
     ),
     "qwen3.5-moe, stacked": (

@@ -64,9 +64,7 @@ def gated_delta_net(m: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
     q, k = (y * torch.rsqrt(y.pow(2).sum(-1, keepdim=True) + 1e-6) for y in (q, k))
     v = v.reshape(n, hv, -1)
     beta = torch.sigmoid(b)
-    decay = torch.exp(
-        -torch.exp(m.A_log) * torch.nn.functional.softplus(a + m.dt_bias)
-    )
+    decay = torch.exp(-torch.exp(m.A_log) * torch.nn.functional.softplus(a + m.dt_bias))
     state, out = torch.zeros(hv, m.head_k_dim, m.head_v_dim, dtype=x.dtype), []
     for t in range(n):
         state = decay[t, :, None, None] * state
