@@ -74,6 +74,7 @@ type Device struct {
 	args    unsafe.Pointer // ULY_ARGS_BYTES of C memory: the arguments of the run
 	scratch unsafe.Pointer // workers x ULY_SCRATCH_BYTES
 	work    func(worker int)
+	grouped device.Gemm // a product of GroupedGemm, kept here so that calls allocate nothing
 }
 
 // New opens the CPU. If the CPU does not have the instruction set, the error is Unsupported.
@@ -108,7 +109,7 @@ func (d *Device) scratchBytes() C.int64_t { return C.int64_t(d.workers) * C.ULY_
 // Info describes the device.
 func (d *Device) Info() device.Info {
 	return device.Info{Kind: "cpu", Name: cpuid.CPU.BrandName, Kernels: d.table.name, Workers: d.workers, Align: align,
-		Place: tensor.Host, Compute: compute}
+		Place: tensor.Host, Compute: compute, Experts: true}
 }
 
 // Close ends the workers and frees the scratch. Buffers stay valid until they are freed.

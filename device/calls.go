@@ -15,6 +15,7 @@ const (
 	OpAttentionBackward
 	OpAttentionForward
 	OpColumnSum
+	OpCombineRows
 	OpConv1dBackward
 	OpConv1dForward
 	OpCopy
@@ -32,18 +33,24 @@ const (
 	OpGatedRMSNormBackward
 	OpGatedRMSNormForward
 	OpGemm
+	OpGroupedGemm
+	OpGroupedGemmWeights
 	OpRMSNormBackward
 	OpRMSNormForward
 	OpRope
 	OpRopeTable
+	OpRouteBackward
+	OpRouteForward
 	OpSGD
 	OpScale
 	OpSigmoidGateBackward
 	OpSigmoidGateForward
+	OpSpreadRows
 	OpSum
 	OpSumSquares
 	OpSwiGLUBackward
 	OpSwiGLUForward
+	OpWeightedSwiGLUBackward
 )
 
 // Operations describes the operations by their numbers.
@@ -67,6 +74,10 @@ var Operations = [...]Operation{
 	OpColumnSum: operation("ColumnSum", ColumnSum{}, func(d Ops, s Stream, args unsafe.Pointer) error {
 		a := (*ColumnSum)(args)
 		return d.ColumnSum(s, a.Dst, a.X)
+	}),
+	OpCombineRows: operation("CombineRows", CombineRows{}, func(d Ops, s Stream, args unsafe.Pointer) error {
+		a := (*CombineRows)(args)
+		return d.CombineRows(s, a)
 	}),
 	OpConv1dBackward: operation("Conv1dBackward", Conv1dGrad{}, func(d Ops, s Stream, args unsafe.Pointer) error {
 		a := (*Conv1dGrad)(args)
@@ -136,6 +147,14 @@ var Operations = [...]Operation{
 		a := (*Gemm)(args)
 		return d.Gemm(s, a)
 	}),
+	OpGroupedGemm: operation("GroupedGemm", GroupedGemm{}, func(d Ops, s Stream, args unsafe.Pointer) error {
+		a := (*GroupedGemm)(args)
+		return d.GroupedGemm(s, a)
+	}),
+	OpGroupedGemmWeights: operation("GroupedGemmWeights", GroupedGemmWeights{}, func(d Ops, s Stream, args unsafe.Pointer) error {
+		a := (*GroupedGemmWeights)(args)
+		return d.GroupedGemmWeights(s, a)
+	}),
 	OpRMSNormBackward: operation("RMSNormBackward", RMSNormGrad{}, func(d Ops, s Stream, args unsafe.Pointer) error {
 		a := (*RMSNormGrad)(args)
 		return d.RMSNormBackward(s, a)
@@ -151,6 +170,14 @@ var Operations = [...]Operation{
 	OpRopeTable: operation("RopeTable", RopeTable{}, func(d Ops, s Stream, args unsafe.Pointer) error {
 		a := (*RopeTable)(args)
 		return d.RopeTable(s, a)
+	}),
+	OpRouteBackward: operation("RouteBackward", RouteGrad{}, func(d Ops, s Stream, args unsafe.Pointer) error {
+		a := (*RouteGrad)(args)
+		return d.RouteBackward(s, a)
+	}),
+	OpRouteForward: operation("RouteForward", Route{}, func(d Ops, s Stream, args unsafe.Pointer) error {
+		a := (*Route)(args)
+		return d.RouteForward(s, a)
 	}),
 	OpSGD: operation("SGD", SGD{}, func(d Ops, s Stream, args unsafe.Pointer) error {
 		a := (*SGD)(args)
@@ -168,6 +195,10 @@ var Operations = [...]Operation{
 		a := (*SigmoidGate)(args)
 		return d.SigmoidGateForward(s, a)
 	}),
+	OpSpreadRows: operation("SpreadRows", SpreadRows{}, func(d Ops, s Stream, args unsafe.Pointer) error {
+		a := (*SpreadRows)(args)
+		return d.SpreadRows(s, a)
+	}),
 	OpSum: operation("Sum", Sum{}, func(d Ops, s Stream, args unsafe.Pointer) error {
 		a := (*Sum)(args)
 		return d.Sum(s, a.Out, a.X)
@@ -183,6 +214,10 @@ var Operations = [...]Operation{
 	OpSwiGLUForward: operation("SwiGLUForward", SwiGLU{}, func(d Ops, s Stream, args unsafe.Pointer) error {
 		a := (*SwiGLU)(args)
 		return d.SwiGLUForward(s, a)
+	}),
+	OpWeightedSwiGLUBackward: operation("WeightedSwiGLUBackward", WeightedSwiGLUGrad{}, func(d Ops, s Stream, args unsafe.Pointer) error {
+		a := (*WeightedSwiGLUGrad)(args)
+		return d.WeightedSwiGLUBackward(s, a)
 	}),
 }
 
@@ -228,6 +263,10 @@ func (c *Calls) ColumnSum(s Stream, dst tensor.Tensor, x tensor.Tensor) error {
 	err := c.enqueue(s, OpColumnSum, unsafe.Pointer(&c.columnSum))
 	c.columnSum = ColumnSum{}
 	return err
+}
+
+func (c *Calls) CombineRows(s Stream, a *CombineRows) error {
+	return c.enqueue(s, OpCombineRows, unsafe.Pointer(a))
 }
 
 func (c *Calls) Conv1dBackward(s Stream, a *Conv1dGrad) error {
@@ -302,6 +341,14 @@ func (c *Calls) GatedRMSNormForward(s Stream, a *GatedRMSNorm) error {
 
 func (c *Calls) Gemm(s Stream, a *Gemm) error { return c.enqueue(s, OpGemm, unsafe.Pointer(a)) }
 
+func (c *Calls) GroupedGemm(s Stream, a *GroupedGemm) error {
+	return c.enqueue(s, OpGroupedGemm, unsafe.Pointer(a))
+}
+
+func (c *Calls) GroupedGemmWeights(s Stream, a *GroupedGemmWeights) error {
+	return c.enqueue(s, OpGroupedGemmWeights, unsafe.Pointer(a))
+}
+
 func (c *Calls) RMSNormBackward(s Stream, a *RMSNormGrad) error {
 	return c.enqueue(s, OpRMSNormBackward, unsafe.Pointer(a))
 }
@@ -314,6 +361,14 @@ func (c *Calls) Rope(s Stream, a *Rope) error { return c.enqueue(s, OpRope, unsa
 
 func (c *Calls) RopeTable(s Stream, a *RopeTable) error {
 	return c.enqueue(s, OpRopeTable, unsafe.Pointer(a))
+}
+
+func (c *Calls) RouteBackward(s Stream, a *RouteGrad) error {
+	return c.enqueue(s, OpRouteBackward, unsafe.Pointer(a))
+}
+
+func (c *Calls) RouteForward(s Stream, a *Route) error {
+	return c.enqueue(s, OpRouteForward, unsafe.Pointer(a))
 }
 
 func (c *Calls) SGD(s Stream, a *SGD) error { return c.enqueue(s, OpSGD, unsafe.Pointer(a)) }
@@ -331,6 +386,10 @@ func (c *Calls) SigmoidGateBackward(s Stream, a *SigmoidGateGrad) error {
 
 func (c *Calls) SigmoidGateForward(s Stream, a *SigmoidGate) error {
 	return c.enqueue(s, OpSigmoidGateForward, unsafe.Pointer(a))
+}
+
+func (c *Calls) SpreadRows(s Stream, a *SpreadRows) error {
+	return c.enqueue(s, OpSpreadRows, unsafe.Pointer(a))
 }
 
 func (c *Calls) Sum(s Stream, out tensor.Tensor, x tensor.Tensor) error {
@@ -353,4 +412,8 @@ func (c *Calls) SwiGLUBackward(s Stream, a *SwiGLUGrad) error {
 
 func (c *Calls) SwiGLUForward(s Stream, a *SwiGLU) error {
 	return c.enqueue(s, OpSwiGLUForward, unsafe.Pointer(a))
+}
+
+func (c *Calls) WeightedSwiGLUBackward(s Stream, a *WeightedSwiGLUGrad) error {
+	return c.enqueue(s, OpWeightedSwiGLUBackward, unsafe.Pointer(a))
 }

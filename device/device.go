@@ -1,5 +1,6 @@
 // Package device is the contract of a device: memory, streams, and the operations of training
-// (ops.go, delta.go). Package cpu, package cuda, the dry run and the test device implement it.
+// (ops.go, delta.go, experts.go). Package cpu, package cuda, the dry run and the test device
+// implement it.
 //
 // An operation is enqueued on a Stream and returns. On the CPU it is complete when it returns. The
 // operations of a stream run in order; Events are the only order between streams. When a call
@@ -51,6 +52,8 @@ type Info struct {
 	// AttentionHead and DeltaHead are the widest heads that attention and the gated delta rule
 	// support; 0 = any width. Plans refuse wider heads.
 	AttentionHead, DeltaHead int64
+
+	Experts bool // the device has ExpertOps; plans refuse mixtures of experts otherwise
 }
 
 // Usable returns the bytes that this rank can allocate: Memory, or Free if that is less. 0 =

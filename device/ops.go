@@ -57,6 +57,7 @@ type Ops interface {
 	SGD(s Stream, a *SGD) error
 
 	DeltaOps
+	ExpertOps
 }
 
 // The arguments of the methods of Ops that take them one by one.

@@ -62,6 +62,15 @@ var costs = [len(device.Operations)]func(c *cost, r *Rates, args unsafe.Pointer)
 		a := (*device.Gemm)(args)
 		c.flops, c.rate = 2*float64(a.C.Numel())*float64(a.A.Dim(1)), r.Products
 	},
+	// The rows of all experts together, and all matrices: most experts have rows.
+	device.OpGroupedGemm: func(c *cost, r *Rates, args unsafe.Pointer) {
+		a := (*device.GroupedGemm)(args)
+		c.flops, c.rate = 2*float64(a.C.Numel())*float64(a.A.Dim(1)), r.Products
+	},
+	device.OpGroupedGemmWeights: func(c *cost, r *Rates, args unsafe.Pointer) {
+		a := (*device.GroupedGemmWeights)(args)
+		c.flops, c.rate = 2*float64(a.A.Numel())*float64(a.B.Dim(1)), r.Products
+	},
 	device.OpAttentionForward: func(c *cost, r *Rates, args unsafe.Pointer) {
 		c.flops, c.rate = attentionFlops((*device.Attention)(args)), r.Attention
 	},

@@ -50,6 +50,9 @@ func (s *session) curve(r *train.Record) error {
 	}
 	values := map[string]float64{"train/loss": float64(r.Loss), "train/grad_norm": float64(r.GradNorm), "train/lr": r.LR, "train/total_tokens": float64(r.TotalTokens),
 		"speed/seconds": r.Seconds, "speed/tokens_per_second": r.TokensPerSecond, "speed/model_tflops": r.ModelTFLOPS}
+	if r.AuxLoss != nil {
+		values["train/aux_loss"] = float64(*r.AuxLoss)
+	}
 	for phase, seconds := range r.PhaseSeconds {
 		values["phase_seconds/"+phase] = seconds
 	}

@@ -120,6 +120,7 @@ type metricsLine struct {
 	Loss         float64
 	EvalLoss     *float64 `json:"eval_loss"`
 	GradNorm     float64  `json:"grad_norm"`
+	AuxLoss      *float64 `json:"aux_loss"`
 	LR           float64
 	Tokens       int64
 	TargetTokens int64 `json:"target_tokens"`

@@ -163,6 +163,9 @@ func trainTensors(e *Env, tokens bool) (out []named, err error) {
 		return nil, err
 	}
 	out = []named{scalar("loss", float64(r.Loss)), scalar("gradient norm", float64(r.GradNorm))}
+	if r.AuxLoss != nil {
+		out = append(out, scalar("aux_loss", float64(*r.AuxLoss)))
+	}
 	if tokens {
 		all, err := tokenTensors(e.Mesh.World, own, s.parts.Config.VocabSize)
 		if err != nil {

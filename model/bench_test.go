@@ -56,6 +56,23 @@ func (s *sequence) length() int64 {
 	return int64(slices.Max(s.positions)) + 1
 }
 
+// sequences returns the document of each token, -1 without a target, and the targets of each
+// document.
+func (s *sequence) sequences() (of []int32, targets []int64) {
+	for d := range s.cu[1:] {
+		n := int64(0)
+		for i := s.cu[d]; i < s.cu[d+1]; i++ {
+			if of = append(of, int32(d)); s.targets[i] < 0 {
+				of[i] = -1
+			} else {
+				n++
+			}
+		}
+		targets = append(targets, n)
+	}
+	return of, targets
+}
+
 func (s *sequence) valid() (n int64) {
 	for _, id := range s.targets {
 		if id >= 0 {
@@ -70,6 +87,16 @@ func configs(t testing.TB) map[string]*Config {
 	base := map[string]any{"vocab_size": 23, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 6,
 		"num_key_value_heads": 2, "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "initializer_range": 0.3}
 	make := func(more map[string]any) *Config {
+		if more["shared_expert_intermediate_size"] != nil { // all layers have experts
+			base := maps.Clone(base)
+			delete(base, "intermediate_size")
+			maps.Copy(base, more)
+			c, err := ConfigFromMap(base)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return c
+		}
 		fields := map[string]any{}
 		for _, m := range []map[string]any{base, more} {
 			for k, v := range m {
@@ -109,6 +136,12 @@ func configs(t testing.TB) map[string]*Config {
 		"olmo2":   make(map[string]any{"model_type": "olmo2", "attention_bias": true}),
 		"olmo3":   make(map[string]any{"model_type": "olmo3", "num_hidden_layers": 4, "sliding_window": 4, "rope_theta": 300.0}),
 		"glm4":    make(map[string]any{"model_type": "glm4", "head_dim": 8, "attention_bias": true}),
+		"mixtral": make(map[string]any{"model_type": "mixtral", "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 9}),
+		"qwen3_moe": make(map[string]any{"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 3, "moe_intermediate_size": 14, "num_hidden_layers": 3,
+			"head_dim": 10, "mlp_only_layers": []any{1}, "output_router_logits": true, "router_aux_loss_coef": 0.7}),
+		"qwen3_5_moe": make(map[string]any{"model_type": "qwen3_5_moe_text", "head_dim": 8, "full_attention_interval": 2,
+			"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 12, "linear_value_head_dim": 9, "linear_conv_kernel_dim": 3,
+			"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 14, "shared_expert_intermediate_size": 24}),
 		"gpt_oss": make(map[string]any{"model_type": "gpt_oss", "num_local_experts": 0, "head_dim": 10, "sliding_window": 5}),
 	}
 }
@@ -163,6 +196,7 @@ func newRank(c comm.Comm, cfg *Config, tokens int64, backward bool) *rank {
 	must(err)
 	m, err := New(dev, c, cfg, Options{})
 	must(err)
+	m.SetSequences(mostDocuments)
 	r := &rank{Model: m}
 	r.bind()
 	s, err := dev.NewStream()
@@ -202,6 +236,10 @@ func (r *rank) set(w map[string][]float32) {
 	}
 }
 
+// mostDocuments is the largest number of documents in a test. Each counts as a sequence of a
+// micro-batch.
+const mostDocuments = 8
+
 // shard returns this rank's shard of a sequence.
 func shard(c comm.Comm, s *sequence) *Batch {
 	b, err := sp.NewBatch(c, sp.BatchSpec{Batch: 1, Seq: int64(len(s.ids)), CuSeqlens: s.cu})
@@ -210,7 +248,9 @@ func shard(c comm.Comm, s *sequence) *Batch {
 		mine := append([]int32(nil), x[b.Lo():b.Hi()]...)
 		return tensor.OfInt32(mine, int64(len(mine)))
 	}
-	return &Batch{SP: b, IDs: part(s.ids), Targets: part(s.targets), Positions: part(s.positions), Length: s.length(), GradScale: 1}
+	of, targets := s.sequences()
+	return &Batch{SP: b, IDs: part(s.ids), Targets: part(s.targets), Positions: part(s.positions), Length: s.length(), GradScale: 1,
+		Sequences: part(of), SequenceTargets: targets}
 }
 
 // outcome has the loss and the gradients, summed over ranks.
@@ -251,7 +291,7 @@ func train(t testing.TB, n int, cfg *Config, s *sequence, prepare func(r *rank))
 		if err != nil {
 			return err
 		}
-		all := []float64{loss.Sum, float64(loss.Tokens)}
+		all := []float64{loss.Sum, float64(loss.Tokens), loss.Balance}
 		for _, g := range r.grads {
 			all = append(all, ref.Convert[float64](g)...)
 		}
@@ -260,8 +300,8 @@ func train(t testing.TB, n int, cfg *Config, s *sequence, prepare func(r *rank))
 		}
 		mu.Lock()
 		defer mu.Unlock()
-		o = outcome{Loss{all[0], int64(all[1])}, map[string][]float64{}} // the same from every rank
-		all = all[2:]
+		o = outcome{Loss{all[0], int64(all[1]), all[2]}, map[string][]float64{}} // the same from every rank
+		all = all[3:]
 		for _, g := range r.Groups() {
 			for _, p := range g.Params {
 				o.grads[p.Name], all = all[:p.Numel()], all[p.Numel():]
@@ -272,7 +312,8 @@ func train(t testing.TB, n int, cfg *Config, s *sequence, prepare func(r *rank))
 	return o
 }
 
-// far returns max|a-b| / max|b|, +Inf with NaN.
+// far returns max|a-b| / max|b|, +Inf with NaN. It is 0 if a and b are 0, as the gradients of an
+// expert without tokens are.
 func far(a, b []float64) float64 {
 	var d, size float64
 	for i := range b {
@@ -281,6 +322,9 @@ func far(a, b []float64) float64 {
 			return math.Inf(1)
 		}
 		d, size = max(d, e), max(size, math.Abs(b[i]))
+	}
+	if d == 0 {
+		return 0
 	}
 	return d / size
 }

@@ -136,8 +136,24 @@ func (r *residual) backwardAfter(p *pass, dy, x, d tensor.Tensor) {
 type block struct {
 	mixerResidual, mlpResidual residual
 	mixer                      Mixer
-	mlp                        *mlp
+	mlp                        feedForward
+	hidden                     int64
 	mid                        tensor.Tensor // [T, hidden], the residual stream before the MLP
+}
+
+// feedForward is a layer's MLP: dense, or experts.
+type feedForward interface {
+	sublayer
+	Params() []*Param
+	// visitSaved visits the tensors that may be saved between the halves.
+	visitSaved(p *pass)
+}
+
+func newFeedForward(cfg *Config, layer int64) feedForward {
+	if cfg.Sparse(layer) {
+		return newExperts(cfg, layer)
+	}
+	return newMLP(cfg, layer)
 }
 
 func newBlock(cfg *Config, layer int64) *block {
@@ -155,8 +171,8 @@ func newBlock(cfg *Config, layer int64) *block {
 	} else {
 		mixer = newAttention(cfg, layer)
 	}
-	mlp, names, scale := newMLP(cfg, layer), cfg.family.norms, cmp.Or(cfg.ResidualScale, 1)
-	return &block{mixer: mixer, mlp: mlp,
+	mlp, names, scale := newFeedForward(cfg, layer), cfg.family.norms, cmp.Or(cfg.ResidualScale, 1)
+	return &block{mixer: mixer, mlp: mlp, hidden: cfg.HiddenSize,
 		mixerResidual: residual{name: name, norm: norm(names.mixer), after: norm(names.mixerOut), inner: mixer, eps: cfg.RMSNormEps, scale: scale, category: attention},
 		mlpResidual:   residual{name: "mlp", norm: norm(names.mlp), after: norm(names.mlpOut), inner: mlp, eps: cfg.RMSNormEps, scale: scale, category: mlpSaved},
 	}
@@ -181,15 +197,15 @@ func (r *residual) params(inner []*Param) []*Param {
 
 // visitSaved visits the tensors that may be saved between the forward and the backward half.
 func (b *block) visitSaved(p *pass) {
-	p.visit(&b.mid, mlpSaved, p.tokens, b.mlp.down.out)
+	p.visit(&b.mid, mlpSaved, p.tokens, b.hidden)
 	b.visitMixer(p)
 	b.mlp.visitSaved(p)
-	b.mlpResidual.visitSaved(p, b.mlp.down.out)
+	b.mlpResidual.visitSaved(p, b.hidden)
 }
 
 func (b *block) visitMixer(p *pass) {
 	b.mixer.visitSaved(p)
-	b.mixerResidual.visitSaved(p, b.mlp.down.out)
+	b.mixerResidual.visitSaved(p, b.hidden)
 }
 
 // forward writes the layer's output to y [T, hidden], which may be x.
@@ -221,7 +237,7 @@ func (b *block) backward(p *pass, x, d tensor.Tensor) {
 	mark := p.mark()
 	mid, recompute := b.mid, p.policy[attention] == Recompute
 	if mid.IsNil() {
-		mid = p.temp(p.tokens, b.mlp.down.out)
+		mid = p.temp(p.tokens, b.hidden)
 		if recompute {
 			b.recomputeMixer(p, mid, x)
 		} else {

@@ -50,7 +50,8 @@ type Config struct {
 	ScoreScale       float64 // of the product of a query and a key; 0 = 1/sqrt(HeadDim)
 	// c > 0: a scaled score, or a logit, x becomes c·tanh(x/c); 0 = off
 	ScoreSoftcap, LogitSoftcap float64
-	Hybrid                     // Qwen3.5 only
+	Hybrid                             // Qwen3.5 only
+	Experts                    Experts // Mixtral and Qwen3-MoE only
 
 	family *family
 	// factors of embeddings, of the outputs of sublayers and of logits; 0 = 1 (Granite)
@@ -222,7 +223,9 @@ func readFields(r *reader) *Config {
 	c.family.setRope(r.raw)
 	c.VocabSize = r.extent("vocab_size", c.family.size("vocab_size", r), maxExtent)
 	c.HiddenSize = r.extent("hidden_size", 0, 1<<24)
-	c.IntermediateSize = r.extent("intermediate_size", 0, 1<<26)
+	if c.family.experts == nil || !c.family.experts.everywhere {
+		c.IntermediateSize = r.extent("intermediate_size", 0, 1<<26)
+	}
 	c.NumHiddenLayers = r.extent("num_hidden_layers", 0, maxLayers)
 	c.NumAttentionHeads = r.extent("num_attention_heads", c.family.size("num_attention_heads", r), 1<<16)
 	keys := c.family.size("num_key_value_heads", r)
@@ -302,18 +305,6 @@ func (c *Config) readRefused(r *reader) {
 		if r.has(name) {
 			r.fault(status.Unsupported, "%s is not built: %s", name, notbuilt.Multimodal.Instead)
 		}
-	}
-}
-
-// refuseExperts refuses a model whose MLP has experts, by the field or by the family's default.
-func (c *Config) refuseExperts(r *reader) {
-	n, local := r.number("num_experts", 0), r.number("num_local_experts", c.family.experts)
-	name := "num_experts"
-	if local > 0 {
-		n, name = local, "num_local_experts"
-	}
-	if n > 0 {
-		r.fault(status.Unsupported, "%s = %v: %s", name, n, notbuilt.Experts.Text(notbuilt.Experts.Instead))
 	}
 }
 

@@ -267,8 +267,8 @@ func TestConfigFaults(t *testing.T) {
 		want         []string
 	}{
 		{qwen2, `"hidden_size": null`, bad, []string{"hidden_size is missing"}},
-		{gptOss, `"num_local_experts": null`, no, []string{"num_local_experts = 128: mixture of experts is not built; use a dense model"}},
-		{gptOss, `"num_local_experts": 32`, no, []string{"num_local_experts = 32: mixture of experts is not built"}},
+		{gptOss, `"num_local_experts": null`, no, []string{"num_local_experts = 128: mixture of experts in other families than mixtral, qwen3_moe and qwen3_5_moe_text is not built; use one of these or a dense model"}},
+		{gptOss, `"num_local_experts": 32`, no, []string{"num_local_experts = 32: mixture of experts in other families than mixtral, qwen3_moe and qwen3_5_moe_text is not built"}},
 		{gptOss, `"mlp_bias": true`, bad, []string{"mlp_bias = true: gpt_oss has no biases there"}},
 		{qwen2, `"hidden_size": "896"`, bad, []string{"hidden_size = 896: give a whole number"}},
 		{qwen2, `"hidden_size": 896.5`, bad, []string{"hidden_size = 896.5"}},
@@ -294,12 +294,11 @@ func TestConfigFaults(t *testing.T) {
 		{llama31, `"attention_dropout": 1`, bad, []string{"attention_dropout = 1; set a probability"}},
 		{llama31, `"quantization_config": {"bits": 4}`, no, []string{"quantization_config"}},
 		{llama31, `"model_type": "gpt2"`, no, []string{`"gpt2" (learned positions) is not built`}},
-		{llama31, `"model_type": "qwen3_moe"`, no, []string{"mixture of experts"}},
+		{llama31, `"model_type": "qwen2_moe"`, no, []string{"mixture of experts"}},
 		{llama31, `"model_type": "qwen3_5"`, no, []string{"qwen3_5"}},
 		{llama31, `"model_type": "qwen2_vl"`, no, []string{"vision"}},
-		{llama31, `"model_type": "phi"`, no, []string{`"phi" is not built: llama, mistral, ministral, gemma2, gemma3_text, qwen2, qwen3, qwen3_5_text, granite, smollm3, phi3, olmo2, olmo3, glm4 and gpt_oss with a dense MLP are`}},
+		{llama31, `"model_type": "phi"`, no, []string{`"phi" is not built: llama, mistral, ministral, mixtral, gemma2, gemma3_text, qwen2, qwen3, qwen3_moe, qwen3_5_text, qwen3_5_moe_text, granite, smollm3, phi3, olmo2, olmo3, glm4 and gpt_oss with a dense MLP are`}},
 		{llama31, `"model_type": "qwen3_next"`, no, []string{"mixture of experts"}},
-		{llama31, `"model_type": "qwen3_5_moe_text"`, no, []string{"mixture of experts"}},
 		{qwen35, `"linear_num_value_heads": 24`, bad, []string{"linear_num_value_heads = 24 is not a multiple of linear_num_key_heads = 16"}},
 		{qwen35, `"linear_conv_kernel_dim": 0, "linear_key_head_dim": -1`, bad, []string{"linear_conv_kernel_dim = 0", "linear_key_head_dim = -1"}},
 		{qwen35, `"attn_output_gate": false`, no, []string{"attn_output_gate = false"}},
@@ -399,8 +398,8 @@ func TestOwnWindow(t *testing.T) {
 // A [model.new] of a model type that is not built has exactly one fault, because its other fields
 // may have another meaning.
 func TestUnbuiltModelFromScratch(t *testing.T) {
-	_, err := ConfigFromMap(map[string]any{"model_type": "mixtral", "num_local_experts": int64(8), "hidden_size": int64(64), "router_aux_loss_coef": 0.1, "sliding_window": int64(8)})
-	if status.Of(err) != status.Unsupported || strings.Contains(err.Error(), "\n") || !strings.Contains(err.Error(), `"mixtral" (mixture of experts) is not built`) {
+	_, err := ConfigFromMap(map[string]any{"model_type": "deepseek_v3", "num_local_experts": int64(8), "hidden_size": int64(64), "router_aux_loss_coef": 0.1, "sliding_window": int64(8)})
+	if status.Of(err) != status.Unsupported || strings.Contains(err.Error(), "\n") || !strings.Contains(err.Error(), `"deepseek_v3" (mixture of experts) is not built`) {
 		t.Error(err)
 	}
 }
@@ -411,7 +410,7 @@ func TestWindows(t *testing.T) {
 		"ministral": string(with(t, llama31, `"model_type": "ministral", "num_hidden_layers": 3, "head_dim": null`)),
 		"gemma2":    gemma2, "gemma3_text": string(with(t, gemma3, `"num_hidden_layers": 3`)),
 		"qwen2": string(with(t, qwen2, `"num_hidden_layers": 3`)), "qwen3": string(with(t, qwen3, `"num_hidden_layers": 3, "layer_types": null`)),
-		"gpt_oss": gptOss}
+		"gpt_oss": gptOss, "mixtral": string(with(t, mixtral, `"num_hidden_layers": 3`)), "qwen3_moe": string(with(t, qwen3moe, `"num_hidden_layers": 3`))}
 	for _, c := range []struct {
 		model, fields string
 		window        int64
@@ -439,6 +438,11 @@ func TestWindows(t *testing.T) {
 		{"qwen3", `"sliding_window": null, "use_sliding_window": true, "max_window_layers": 0`, 0, "fff"},
 		{"qwen3", `"use_sliding_window": true, "max_window_layers": 2, "sliding_window": 4096`, 4096, "ffs"},
 		{"qwen3", `"use_sliding_window": true, "sliding_window": 6, "layer_types": ["sliding_attention", "full_attention", "full_attention"]`, 6, "sff"},
+		{"mixtral", ``, 0, "fff"},
+		{"mixtral", `"sliding_window": null`, 0, "fff"},
+		{"mixtral", `"sliding_window": 8`, 8, "sss"},
+		{"qwen3_moe", `"sliding_window": 8`, 0, "fff"},
+		{"qwen3_moe", `"use_sliding_window": true, "sliding_window": 8, "max_window_layers": 2`, 8, "sss"},
 		{"gpt_oss", ``, 128, "sfs"},
 		{"gpt_oss", `"sliding_window": 9`, 9, "sfs"},
 		{"gpt_oss", `"sliding_window": null`, 0, "fff"},

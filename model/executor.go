@@ -32,6 +32,13 @@ type executor struct {
 	gateGrad      device.SigmoidGateGrad
 	gatedNorm     device.GatedRMSNorm
 	gatedNormGrad device.GatedRMSNormGrad
+	route         device.Route
+	routeGrad     device.RouteGrad
+	spread        device.SpreadRows
+	combine       device.CombineRows
+	grouped       device.GroupedGemm
+	groupedGrad   device.GroupedGemmWeights
+	weightedGrad  device.WeightedSwiGLUGrad
 }
 
 // begin prepares a pass, and keeps the memory of the arguments.
@@ -136,6 +143,12 @@ func (e *executor) GemmAdd(c, a, b tensor.Tensor) {
 func (e *executor) Copy(dst, src tensor.Tensor) {
 	if !e.skip() {
 		e.err = e.dev.Copy(e.ctx.Stream, dst, src)
+	}
+}
+
+func (e *executor) fill(dst tensor.Tensor, value float64) {
+	if !e.skip() {
+		e.err = e.dev.Fill(e.ctx.Stream, dst, value)
 	}
 }
 

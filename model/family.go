@@ -24,22 +24,24 @@ type family struct {
 	softcaps    bool // of scores and logits
 	embedScaled bool // embeddings are multiplied by sqrt(hidden_size)
 
-	biased      bool             // default of attention_bias
-	experts     float64          // default of num_local_experts
-	sizes       map[string]int64 // defaults of fields that other families require in a config.json
-	tied        bool             // default of tie_word_embeddings
-	eps         float64          // default of rms_norm_eps
-	headDim     int64            // default of head_dim; 0 = hidden_size / num_attention_heads
-	theta       float64          // default of rope_theta
-	localTheta  float64          // theta of sliding layers without one; 0: they rotate as all others
-	localField  string           // the field with this theta, besides the table of sliding layers; "" = none
-	rotaryShare float64          // default of partial_rotary_factor; 0 = all features are rotated
-	rope        map[string]any   // default of rope_parameters; nil = no scaling
+	biased bool // default of attention_bias
+	// default of num_local_experts in a family whose experts are not built
+	refusedExperts float64
+	experts        *expertFields    // nil = the MLPs have no experts
+	sizes          map[string]int64 // defaults of fields that other families require in a config.json
+	tied           bool             // default of tie_word_embeddings
+	eps            float64          // default of rms_norm_eps
+	headDim        int64            // default of head_dim; 0 = hidden_size / num_attention_heads
+	theta          float64          // default of rope_theta
+	localTheta     float64          // theta of sliding layers without one; 0: they rotate as all others
+	localField     string           // the field with this theta, besides the table of sliding layers; "" = none
+	rotaryShare    float64          // default of partial_rotary_factor; 0 = all features are rotated
+	rope           map[string]any   // default of rope_parameters; nil = no scaling
 
 	kinds      []string  // the kinds of layers that layer_types may list; nil: it has no meaning
 	window     int64     // default of sliding_window; 0: it is not read
+	noWindow   bool      // without sliding_window there is no window
 	windowFlag bool      // it has an effect only if use_sliding_window is true
-	windowNull bool      // without sliding_window there is no window
 	layers     layerRule // of layers that layer_types does not list; nil = full attention
 
 	// read reads the fields that only this family has, and write puts them into a config.json. nil
@@ -155,6 +157,14 @@ var families = map[string]*family{
 		kinds: softmaxKinds, window: 4096, windowFlag: true, layers: lastSlide},
 	"qwen3": {class: "Qwen3ForCausalLM", norms: preNorms, activation: silu, qkNorm: true, eps: 1e-6, theta: 10000, headDim: 128,
 		kinds: softmaxKinds, window: 4096, windowFlag: true, layers: lastSlide},
+	"mixtral": {class: "MixtralForCausalLM", norms: preNorms, activation: silu, biases: noBiases, eps: 1e-5, theta: 1e6,
+		sizes: map[string]int64{"vocab_size": 32000, "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 131072,
+			"num_local_experts": 8, "num_experts_per_tok": 2},
+		window: 4096, noWindow: true, layers: allSlide, experts: &mixtralExperts, read: readExperts, write: writeExperts},
+	"qwen3_moe": {class: "Qwen3MoeForCausalLM", norms: preNorms, activation: silu, qkNorm: true, eps: 1e-6, theta: 10000,
+		sizes: map[string]int64{"vocab_size": 151936, "num_attention_heads": 32, "num_key_value_heads": 4, "max_position_embeddings": 32768,
+			"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
+		window: 4096, windowFlag: true, layers: allSlide, experts: &qwenExperts, read: readExperts, write: writeExperts},
 	"granite": {class: "GraniteForCausalLM", norms: preNorms, activation: silu, mlpBias: true, eps: 1e-6, theta: 10000, read: readGranite},
 	"smollm3": {class: "SmolLM3ForCausalLM", norms: preNorms, activation: silu, mlpBias: true, tied: true, eps: 1e-6, theta: 2e6,
 		sizes: map[string]int64{"vocab_size": 128256, "num_attention_heads": 16, "num_key_value_heads": 4, "max_position_embeddings": 32768},
@@ -167,8 +177,8 @@ var families = map[string]*family{
 		sizes: map[string]int64{"vocab_size": 151552, "num_attention_heads": 32, "num_key_value_heads": 2, "max_position_embeddings": 131072},
 		files: files{fused: []fused{fusedGateUp}, pairs: true}},
 	"phi3": {class: "Phi3ForCausalLM", norms: preNorms, activation: silu, biases: noBiases, eps: 1e-5, theta: 10000, rotaryShare: 1,
-		window: 4096, windowNull: true, layers: allSlide, read: readPhi3, files: files{fused: []fused{fusedQKV, fusedGateUp}}},
-	"gpt_oss": {class: "GptOssForCausalLM", norms: preNorms, activation: silu, sinks: true, biased: true, experts: 128, eps: 1e-5, theta: 150000, headDim: 64,
+		window: 4096, noWindow: true, layers: allSlide, read: readPhi3, files: files{fused: []fused{fusedQKV, fusedGateUp}}},
+	"gpt_oss": {class: "GptOssForCausalLM", norms: preNorms, activation: silu, sinks: true, biased: true, refusedExperts: 128, eps: 1e-5, theta: 150000, headDim: 64,
 		kinds: softmaxKinds, window: 128, layers: evenSlide, rope: map[string]any{"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
 			"truncate": false, "original_max_position_embeddings": int64(4096)}},
 	"gemma2": {class: "Gemma2ForCausalLM", norms: sandwichNorms, normCentre: 1, activation: gelu, softcaps: true, embedScaled: true,
@@ -186,6 +196,16 @@ var families = map[string]*family{
 		eps: 1e-6, theta: 10000, headDim: 256, rotaryShare: 0.25,
 		kinds: []string{fullAttention, linearAttention}, layers: mostAreLinear, read: readHybrid, write: writeHybrid,
 		files: files{outer: "qwen3_5", prefix: [][2]string{{"model.language_model.", "model."}}, dropped: []string{"model.visual.", "mtp."}}},
+}
+
+// the hybrid with experts differs from the dense one in its MLPs and in the folder around it
+func init() {
+	f := *families["qwen3_5_text"]
+	f.class, f.experts, f.read, f.write = "Qwen3_5MoeForCausalLM", &hybridExperts, readHybridExperts, writeHybridExperts
+	f.sizes = map[string]int64{"vocab_size": 248320, "num_attention_heads": 16, "num_key_value_heads": 2, "max_position_embeddings": 32768,
+		"num_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512}
+	f.files.outer = "qwen3_5_moe"
+	families["qwen3_5_moe_text"] = &f
 }
 
 var softmaxKinds = []string{fullAttention, slidingAttention}

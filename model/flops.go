@@ -7,7 +7,7 @@ const deltaChunk = 64
 // Flops returns the floating-point operations of the model in one training step, forward and
 // backward, without recomputation: 6 per token and weight of a matrix or convolution, and 12 per
 // feature of a query head and pair of a query with a key. pairs is the sum of Pairs over the
-// documents. Backward is twice forward.
+// documents. Backward is twice forward. Of a layer's experts, the experts of a token count.
 func (c *Config) Flops(tokens int64, pairs float64) float64 {
 	h, queries, keys := float64(c.HiddenSize), float64(c.NumAttentionHeads*c.HeadDim), float64(c.NumKeyValueHeads*c.HeadDim)
 	full := h * (2*queries + 2*keys)
@@ -16,8 +16,26 @@ func (c *Config) Flops(tokens int64, pairs float64) float64 {
 	}
 	linears := float64(c.LinearLayers())
 	fulls := float64(c.NumHiddenLayers) - linears
-	weights := fulls*full + linears*c.linearWeights() + float64(c.NumHiddenLayers)*3*h*float64(c.IntermediateSize) + h*float64(c.VocabSize)
+	weights := fulls*full + linears*c.linearWeights() + c.mlpWeights() + h*float64(c.VocabSize)
 	return (6*weights+3*linears*c.deltaFlops())*float64(tokens) + 12*fulls*queries*pairs
+}
+
+// mlpWeights returns the number of weights of all MLPs and routers that a token uses.
+func (c *Config) mlpWeights() float64 {
+	gateUp, down, routers := c.mlpMatrices()
+	return gateUp + down + routers
+}
+
+// mlpMatrices returns the number of weights of all MLPs that a token uses: of gate and up, of down,
+// and of routers.
+func (c *Config) mlpMatrices() (gateUp, down, routers float64) {
+	sparse, h, e := float64(c.SparseLayers()), float64(c.HiddenSize), &c.Experts
+	down = (float64(c.NumHiddenLayers)-sparse)*h*float64(c.IntermediateSize) + sparse*h*float64(e.Size*e.PerToken+e.Shared)
+	routers = sparse * h * float64(e.Count)
+	if e.Shared > 0 {
+		routers += sparse * h // the gate of the shared expert
+	}
+	return 2 * down, down, routers
 }
 
 // Flops returns Config.Flops without the products for gradients of frozen matrices, and with those
@@ -29,7 +47,10 @@ func (m *Model) Flops(tokens int64, pairs float64) float64 {
 			switch {
 			case p.isAdapter():
 				work += 6 * float64(p.Numel()) * float64(tokens)
-			case p.matrix && p.Frozen:
+			case p.expert && p.Frozen:
+				share := float64(m.Config.Experts.PerToken) / float64(m.Config.Experts.Count)
+				work -= 2 * share * float64(p.Numel()) * float64(tokens)
+			case (p.matrix || p.router) && p.Frozen:
 				work -= 2 * float64(p.Numel()) * float64(tokens)
 			}
 		}
@@ -54,7 +75,7 @@ func (c *Config) deltaFlops() float64 {
 // and tiles: matrix products and attention, counted as in Flops.
 func (m *Model) RecomputeFlops(tokens int64, pairs float64) float64 {
 	c, a, n := m.Config, m.activations, float64(tokens)
-	h, queries, keys, f := float64(c.HiddenSize), float64(c.NumAttentionHeads*c.HeadDim), float64(c.NumKeyValueHeads*c.HeadDim), float64(c.IntermediateSize)
+	h, queries, keys := float64(c.HiddenSize), float64(c.NumAttentionHeads*c.HeadDim), float64(c.NumKeyValueHeads*c.HeadDim)
 	gate := 0.0 // operations of the projection to softmax attention's gate
 	if c.OutputGate() {
 		gate = 2 * n * h * queries
@@ -63,7 +84,9 @@ func (m *Model) RecomputeFlops(tokens int64, pairs float64) float64 {
 	full := mixerFlops{in: 2*n*h*(queries+2*keys) + gate, core: 4 * queries * pairs, out: 2 * n * h * queries, gate: gate}
 	linear := mixerFlops{core: n * c.deltaFlops(), out: 2 * n * h * values, gate: 2 * n * h * values}
 	linear.in = 2*n*c.linearWeights() - linear.out
-	mlpUp, mlp := 4*n*h*f, 6*n*h*f
+	gateUp, down, routers := c.mlpMatrices()
+	layers := float64(len(m.blocks))
+	mlpUp, mlp := 2*n*(gateUp+routers)/layers, 2*n*(gateUp+down+routers)/layers // of a layer on average
 
 	replays := int64(len(m.visits) - len(m.blocks)) // forward halves that segments run again
 	after := c.family.norms.mlpOut != ""            // outputs of sublayers are saved with them, for the norms

@@ -126,6 +126,9 @@ func (m *Model) freeze(o Options) error {
 			}
 		}
 	}
+	if err := m.checkFrozenExperts(); err != nil {
+		return err
+	}
 	if i := slices.Index(used, false); i >= 0 {
 		return status.Errorf(status.InvalidConfig, "train.freeze: %q matches no parameter of the model; a pattern matches whole names such as %s, with * for any characters",
 			patterns[i], m.groups[1].Params[1].Name)

@@ -146,7 +146,7 @@ func (f *Folder) openWeights() error {
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(index.WeightMap)) {
-		text := f.Config.family.files.textName(name)
+		text := f.Config.nameOf(name)
 		if x, before, after := f.Config.family.files.fusedAs(text); x != nil {
 			text = before + "." + x.parts[0] + "." + after
 		}
@@ -165,24 +165,18 @@ func (f *Folder) openFile(name string) error {
 		return err
 	}
 	f.files = append(f.files, s)
-	for _, e := range s.Entries() {
-		parts, err := f.Config.split(e, f.Config.family.files.textName(e.Name))
+	for _, stored := range s.Entries() {
+		parts, err := f.Config.partsOf(stored)
 		if err != nil {
-			return status.Errorf(status.Of(err), "%s: %w", f.Dir, err)
+			return status.Errorf(status.Of(err), "%s: %w", s.Path, err)
 		}
-		for i, part := range parts {
-			if at, twice := f.where[part.Name]; twice {
-				return status.Errorf(status.InvalidConfig, "%s: tensor %s is in %s and in %s: remove one", f.Dir, input.Short(e.Name),
-					filepath.Base(at.file.Path), name)
+		for own, at := range parts {
+			if first, twice := f.where[own]; twice {
+				return status.Errorf(status.InvalidConfig, "%s: tensor %s is in %s and in %s: remove one", f.Dir, input.Short(at.entry.Name),
+					filepath.Base(first.file.Path), name)
 			}
-			if len(parts) == 1 {
-				parts[i].Name = e.Name // as in the file, for messages
-			}
-			at := location{file: s, entry: parts[i]}
-			if f.Config.family.files.paired(part.Name) {
-				at.row = f.Config.fileRow
-			}
-			f.where[part.Name] = at
+			at.file = s
+			f.where[own] = at
 		}
 	}
 	return nil

@@ -110,10 +110,13 @@ func (l *linear) gradReady(p *pass) {
 }
 
 // backwardInput computes dx [T, in] from dy [T, out].
-func (l *linear) backwardInput(p *pass, dx, dy tensor.Tensor) {
+func (l *linear) backwardInput(p *pass, dx, dy tensor.Tensor) { l.inputGrad(p, dx, dy, false) }
+
+// inputGrad is backwardInput, and with add it adds to dx.
+func (l *linear) inputGrad(p *pass, dx, dy tensor.Tensor, add bool) {
 	for i := 0; i < len(l.w); {
 		run, j, lo, hi := l.run(i)
-		if d, w := dy.Slice(1, lo, hi), run.matrix(run.w[0].Value); i == 0 {
+		if d, w := dy.Slice(1, lo, hi), run.matrix(run.w[0].Value); i == 0 && !add {
 			p.Gemm(dx, d, w, tensor.Tensor{})
 		} else {
 			p.GemmAdd(dx, d, w)

@@ -61,6 +61,9 @@ func (p *Param) isAdapter() bool {
 
 // addAdapters adds adapters to the matrices of the layers that are targets.
 func (m *Model) addAdapters(l *LoRA) error {
+	if err := m.refuseExpertTargets(l.Targets); err != nil {
+		return err
+	}
 	used := make([]bool, len(l.Targets))
 	for _, g := range m.groups[1 : len(m.groups)-1] {
 		var added []*Param

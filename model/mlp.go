@@ -14,6 +14,8 @@ type mlp struct {
 	width        int64         // F, features of gate and of up
 	hidden       tensor.Tensor // [T, 2F], gate and up, then their gradients
 	tiles        *mlpTiles
+
+	tileHidden, tileAct tensor.Tensor // [tile, 2F] and [tile, F], of the current tile
 }
 
 func newMLP(cfg *Config, layer int64) *mlp {
@@ -47,9 +49,9 @@ func (m *mlp) split(hidden tensor.Tensor) (gate, up tensor.Tensor) {
 	return hidden.Slice(1, 0, m.width), hidden.Slice(1, m.width, 2*m.width)
 }
 
-// tile returns the tokens of a tile, 0 = all, and whether the MLP runs in tiles. Then gate and up
-// are not saved.
-func (m *mlp) tile(p *pass) (tokens int64, tiled bool) {
+// mlpTile returns the tokens of a tile, 0 = all, and whether the MLP runs in tiles. Then gate and
+// up are not saved.
+func (p *pass) mlpTile() (tokens int64, tiled bool) {
 	if p.tiles.MLP > 0 {
 		return p.tiles.MLP, true
 	}
@@ -57,13 +59,13 @@ func (m *mlp) tile(p *pass) (tokens int64, tiled bool) {
 }
 
 func (m *mlp) visitSaved(p *pass) {
-	if _, tiled := m.tile(p); !tiled {
+	if _, tiled := p.mlpTile(); !tiled {
 		p.visit(&m.hidden, mlpSaved, p.tokens, 2*m.width)
 	}
 }
 
 func (m *mlp) Forward(p *pass, x tensor.Tensor) {
-	if tokens, tiled := m.tile(p); tiled {
+	if tokens, tiled := p.mlpTile(); tiled {
 		m.tiles.run(p, tokens, x, tensor.Tensor{})
 		return
 	}
@@ -83,7 +85,7 @@ func (m *mlp) Forward(p *pass, x tensor.Tensor) {
 // Backward recomputes the input of down in the memory of its gradient. Saving it would add half to
 // the memory of gate and up.
 func (m *mlp) Backward(p *pass, x, dy tensor.Tensor) {
-	if tokens, tiled := m.tile(p); tiled {
+	if tokens, tiled := p.mlpTile(); tiled {
 		m.tiles.run(p, tokens, x, dy)
 		return
 	}

@@ -5,19 +5,32 @@ import (
 	"ulysses/tile"
 )
 
+// tokenwise is a computation that is local to a token, an MLP or experts, which mlpTiles runs one
+// tile of tokens at a time.
+type tokenwise interface {
+	// begin allocates working memory for tiles of at most so many tokens. In a dry run it also
+	// allocates what the calls for a tile allocate, because these are not made.
+	begin(p *pass, tokens int64, backward bool)
+	// forwardTile writes the output of x [tile, hidden] to out, which may be x. lo is the number of
+	// the first token.
+	forwardTile(p *pass, out, x tensor.Tensor, lo int64)
+	// backwardTile adds to the gradients of the weights and writes that of x to dx, which may be x.
+	backwardTile(p *pass, dx, x, dy tensor.Tensor, lo int64)
+	// gradReady reports the gradients of the weights.
+	gradReady(p *pass)
+}
+
 // mlpTiles computes an MLP one tile of tokens at a time. Its intermediate tensors have the size of
 // a tile, and nothing is saved: the backward half gets the MLP's input from the block.
 type mlpTiles struct {
-	m       *mlp
+	m       tokenwise
 	p       *pass
-	hidden  tensor.Tensor // [tile, 2F], gate and up
-	y       tensor.Tensor // [tile, F]
 	compute tile.Compute
 	dout    []tensor.Tensor
 	din     []tensor.Tensor
 }
 
-func newMLPTiles(m *mlp) *mlpTiles {
+func newMLPTiles(m tokenwise) *mlpTiles {
 	t := &mlpTiles{m: m, dout: make([]tensor.Tensor, 1), din: make([]tensor.Tensor, 1)}
 	t.compute = tile.Compute{In: make([]tile.Operand, 1), Out: make([]tile.Operand, 1), Body: t}
 	return t
@@ -26,13 +39,10 @@ func newMLPTiles(m *mlp) *mlpTiles {
 // run computes the forward half, or if dy is given the backward half, of x [T, hidden] in place,
 // see Mixer. A tile has the given number of tokens, 0 = all.
 func (t *mlpTiles) run(p *pass, tokens int64, x, dy tensor.Tensor) {
-	mark, m := p.mark(), t.m
-	room := tile.MaxTileRows(p.tokens, tokens)
-	t.hidden, t.y = p.temp(room, 2*m.width), p.temp(room, m.width)
+	mark := p.mark()
+	t.m.begin(p, tile.MaxTileRows(p.tokens, tokens), !dy.IsNil())
 	t.p, t.compute.Plan = p, p.tilePlan(tokens)
 	t.compute.In[0], t.compute.Out[0] = tile.Tiled(x, 0), tile.Tiled(x, 0)
-	m.gateUp.sketch(p, room)
-	m.down.sketch(p, room)
 	p.phase("mlp")
 	if dy.IsNil() {
 		p.tiled(&t.compute, nil, nil)
@@ -44,20 +54,10 @@ func (t *mlpTiles) run(p *pass, tokens int64, x, dy tensor.Tensor) {
 	p.reset(mark)
 }
 
-// project computes gate and up of a tile. y is memory for the input of down.
-func (t *mlpTiles) project(x tensor.Tensor) (hidden, gate, up, y tensor.Tensor) {
-	hidden, y = t.hidden.Slice(0, 0, x.Shape[0]), t.y.Slice(0, 0, x.Shape[0])
-	gate, up = t.m.split(hidden)
-	t.m.gateUp.forward(t.p, hidden, x)
-	return hidden, gate, up, y
-}
-
 // Forward overwrites the x of a tile with its output.
 func (t *mlpTiles) Forward(at *tile.Tile) error {
 	if at.Rows() > 0 {
-		_, gate, up, y := t.project(at.In[0])
-		t.p.SwiGLU(y, gate, up, t.m.gelu)
-		t.m.down.forward(t.p, at.Out[0], y)
+		t.m.forwardTile(t.p, at.Out[0], at.In[0], at.Lo)
 	}
 	return t.p.err
 }
@@ -65,20 +65,48 @@ func (t *mlpTiles) Forward(at *tile.Tile) error {
 // Backward adds to the gradients of the weights and overwrites the x of a tile with its gradient.
 func (t *mlpTiles) Backward(at *tile.Tile) error {
 	if at.Rows() > 0 {
-		m, p, x, dy := t.m, t.p, at.In[0], at.DOut[0]
-		hidden, gate, up, y := t.project(x)
-		m.down.backwardInput(p, y, dy)
-		p.SwiGLUBack(y, gate, up, m.gelu)
-		m.down.addWeights(p, dy, y)
-		m.gateUp.addWeights(p, hidden, x)
-		m.gateUp.backwardInput(p, at.DIn[0], hidden)
+		t.m.backwardTile(t.p, at.DIn[0], at.In[0], at.DOut[0], at.Lo)
 	}
 	return t.p.err
 }
 
 // Complete reports the gradients of the weights.
 func (t *mlpTiles) Complete() error {
-	t.m.down.gradReady(t.p)
-	t.m.gateUp.gradReady(t.p)
+	t.m.gradReady(t.p)
 	return t.p.err
+}
+
+// begin allocates gate and up, and the input of down.
+func (m *mlp) begin(p *pass, tokens int64, _ bool) {
+	m.tileHidden, m.tileAct = p.temp(tokens, 2*m.width), p.temp(tokens, m.width)
+	m.gateUp.sketch(p, tokens)
+	m.down.sketch(p, tokens)
+}
+
+// project computes gate and up of a tile. y is memory for the input of down.
+func (m *mlp) project(p *pass, x tensor.Tensor) (hidden, gate, up, y tensor.Tensor) {
+	hidden, y = m.tileHidden.Slice(0, 0, x.Shape[0]), m.tileAct.Slice(0, 0, x.Shape[0])
+	gate, up = m.split(hidden)
+	m.gateUp.forward(p, hidden, x)
+	return hidden, gate, up, y
+}
+
+func (m *mlp) forwardTile(p *pass, out, x tensor.Tensor, _ int64) {
+	_, gate, up, y := m.project(p, x)
+	p.SwiGLU(y, gate, up, m.gelu)
+	m.down.forward(p, out, y)
+}
+
+func (m *mlp) backwardTile(p *pass, dx, x, dy tensor.Tensor, _ int64) {
+	hidden, gate, up, y := m.project(p, x)
+	m.down.backwardInput(p, y, dy)
+	p.SwiGLUBack(y, gate, up, m.gelu)
+	m.down.addWeights(p, dy, y)
+	m.gateUp.addWeights(p, hidden, x)
+	m.gateUp.backwardInput(p, dx, hidden)
+}
+
+func (m *mlp) gradReady(p *pass) {
+	m.down.gradReady(p)
+	m.gateUp.gradReady(p)
 }

@@ -6,6 +6,7 @@ import (
 	"ulysses/comm"
 	"ulysses/device"
 	"ulysses/gdn"
+	"ulysses/internal/notbuilt"
 	"ulysses/internal/status"
 	"ulysses/sp"
 	"ulysses/tensor"
@@ -43,6 +44,7 @@ type Model struct {
 	hostSum   []float64
 	targets   []int32 // of the current batch, in host memory
 	pass      pass
+	balancing balancing
 }
 
 // Options are settings that are not in a configuration.
@@ -69,6 +71,10 @@ func New(d device.Device, c comm.Comm, cfg *Config, o Options) (*Model, error) {
 	}
 	m := &Model{Config: cfg, dev: d, comm: c, compute: o.Compute, ring: max(1, o.Ring), hostSum: make([]float64, 1),
 		scale: cfg.embeddingScale(o.Compute), lora: o.LoRA}
+	if cfg.SparseLayers() > 0 && !d.Info().Experts {
+		return nil, status.Errorf(status.Unsupported, "%s", notbuilt.DeviceExperts.Text(notbuilt.DeviceExperts.Instead))
+	}
+	m.SetSequences(1)
 	if err := m.plans.make(d, c, cfg, o); err != nil {
 		return nil, err
 	}
@@ -214,6 +220,7 @@ func (m *Model) run(op string, c *Ctx, b *Batch, backward bool) (loss Loss, err 
 	}
 	m.execute(p)
 	p.Copy(tensor.OfFloat64(m.hostSum, 1), m.sum)
+	p.balance.read(p, m)
 	targets := m.hostTargets(p, b.Targets)
 	if p.err == nil {
 		p.wait(p.comm)
@@ -221,7 +228,7 @@ func (m *Model) run(op string, c *Ctx, b *Batch, backward bool) (loss Loss, err 
 	if p.err != nil {
 		return Loss{}, status.Errorf(status.Of(p.err), "model.%s: %s: %w", op, m.groups[p.group].Name, p.err)
 	}
-	loss.Sum = m.hostSum[0]
+	loss.Sum, loss.Balance = m.hostSum[0], p.balance.loss(m)
 	for _, id := range targets {
 		if id >= 0 {
 			loss.Tokens++
@@ -240,6 +247,7 @@ func (m *Model) execute(p *pass) {
 	b := p.batch
 	p.passBuffers.allocate(&p.executor, p.tokens, m.Config.HiddenSize, m.Config.RotaryDim, m.Config.LocalRope != nil)
 	m.allocateStores(p)
+	p.balance.begin(p, m)
 	p.phase("rope")
 	for k := range m.rotations {
 		if r := &m.rotations[k]; r.rope != nil {
@@ -257,6 +265,7 @@ func (m *Model) execute(p *pass) {
 	p.end()
 	p.release(0)
 	x = m.forward(p, x)
+	p.balance.share(p)
 	last := len(m.groups) - 1
 	if m.head.tied {
 		p.gather(0)
@@ -358,6 +367,11 @@ func (m *Model) check(op string, b *Batch, backward, gathered bool) error {
 	}
 	if m.Config.Switches() && b.Length < 1 {
 		return bad("the length is %d; RoPE chooses its frequencies by the longest document of the batch, so set Length", b.Length)
+	}
+	if backward && m.Config.Balances() {
+		if err := m.checkSequences(op, b, tokens); err != nil {
+			return err
+		}
 	}
 	if gathered {
 		return nil

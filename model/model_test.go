@@ -38,6 +38,9 @@ func TestGradients(t *testing.T) {
 		if want := r.loss(s); !(math.Abs(o.Sum-want) <= 2e-6*want) || o.Tokens != s.valid() {
 			t.Errorf("loss %v of %d tokens, want %v of %d", o.Sum, o.Tokens, want, s.valid())
 		}
+		if want := r.balance; !(math.Abs(o.Balance-want) <= 2e-6*want) || (want > 0) != cfg.Balances() {
+			t.Errorf("loss of balance %v, want %v", o.Balance, want)
+		}
 		random := rand.New(rand.NewPCG(3, 4))
 		for name, g := range o.grads {
 			size := norm2(g)
@@ -69,7 +72,7 @@ func TestRanks(t *testing.T) {
 			one := train(t, 1, cfg, s, nil)
 			for _, n := range mpitest.Sizes() {
 				o := train(t, n, cfg, s, nil)
-				if !(math.Abs(o.Sum-one.Sum) <= 1e-6*math.Abs(one.Sum)) || o.Tokens != one.Tokens {
+				if !(math.Abs(o.Sum-one.Sum) <= 1e-6*math.Abs(one.Sum)) || o.Tokens != one.Tokens || !(math.Abs(o.Balance-one.Balance) <= 1e-6*one.Balance) {
 					t.Errorf("%d ranks, %d tokens: %v, one rank has %v", n, len(s.ids), o.Loss, one.Loss)
 				}
 				for name, g := range o.grads {
@@ -87,11 +90,11 @@ func TestDocumentsAreAlone(t *testing.T) {
 	each(t, func(t *testing.T, cfg *Config) {
 		s := documents(cfg.VocabSize, 6, 11, 2)
 		all := train(t, several(), cfg, s, nil)
-		sum, tokens, grads := 0.0, int64(0), map[string][]float64{}
+		sum, tokens, balance, grads := 0.0, int64(0), 0.0, map[string][]float64{}
 		for d, lo := range s.cu[:3] {
 			hi := s.cu[d+1]
 			o := train(t, 1, cfg, &sequence{s.ids[lo:hi], s.targets[lo:hi], s.positions[lo:hi], []int64{0, hi - lo}, s.length()}, nil)
-			sum, tokens = sum+o.Sum, tokens+o.Tokens
+			sum, tokens, balance = sum+o.Sum, tokens+o.Tokens, balance+o.Balance
 			for name, g := range o.grads {
 				if grads[name] == nil {
 					grads[name] = make([]float64, len(g))
@@ -99,7 +102,7 @@ func TestDocumentsAreAlone(t *testing.T) {
 				add(grads[name], g)
 			}
 		}
-		if !(math.Abs(all.Sum-sum) <= 1e-6*sum) || all.Tokens != tokens {
+		if !(math.Abs(all.Sum-sum) <= 1e-6*sum) || all.Tokens != tokens || !(math.Abs(all.Balance-balance) <= 1e-6*balance) {
 			t.Errorf("%v, documents alone have %v of %d", all.Loss, sum, tokens)
 		}
 		for name, g := range all.grads {
@@ -168,6 +171,7 @@ func TestForwardAndAccumulation(t *testing.T) {
 			r.set(weights(r.Model))
 			b := shard(c, s)
 			loss, err := r.Forward(r.c, b)
+			loss.Balance = one.Balance // only training computes it
 			if err != nil || loss != one.Loss {
 				t.Errorf("evaluation: %v (%v), training: %v", loss, err, one.Loss)
 			}

@@ -24,6 +24,8 @@ type Param struct {
 	Owned  Part          // the elements that this rank owns
 
 	matrix  bool     // it is a matrix of a linear layer
+	expert  bool     // it is a matrix of an expert
+	router  bool     // it is the matrix of a router
 	adapter *adapter // beside the matrix; nil = none
 
 	axes   []string     // the fields of config.json that determine Shape

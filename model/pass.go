@@ -44,12 +44,20 @@ type Batch struct {
 	// The dropout of attention is a function of the run's seed, of the sequence's number in the
 	// run, and of layer, head, query and key: the same on every mesh.
 	Seed, Number int64
+
+	// If Config.Balances: the sequence of each token, from 0 on, -1 for tokens without a target,
+	// and the targets of each sequence on all ranks together.
+	Sequences       tensor.Tensor // [T] I32
+	SequenceTargets []int64
 }
 
 // Loss is the loss of this rank's shard as a sum and a count, which can be added over ranks.
 type Loss struct {
 	Sum    float64 // of negative log likelihoods, nats
 	Tokens int64   // targets
+	// Balance is this rank's share of the loss that balances experts, times the targets and without
+	// its coefficient (Config.Balances). It is not part of Sum.
+	Balance float64
 }
 
 // pass is a pass in progress: its inputs, the executor of its operations, its buffers, and the
@@ -66,6 +74,7 @@ type pass struct {
 	plans    *plans
 	sizes    sizes // of the plans' calls
 	tiles    Tiles
+	balance  balance
 }
 
 // passBuffers are the tensors that all layers of a pass share.

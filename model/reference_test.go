@@ -16,6 +16,8 @@ import (
 type reference struct {
 	cfg *Config
 	w   map[string][]float64
+
+	balance float64 // of the last call of loss: the loss that balances experts, times the targets
 }
 
 // linear returns x·Wᵀ + b for lines of in elements.
@@ -87,6 +89,7 @@ func normsOf(modelType string) [4]string {
 // loss returns ΣNLL over the whole sequence.
 func (r *reference) loss(s *sequence) float64 {
 	c := r.cfg
+	r.balance = 0
 	table := r.w["model.embed_tokens.weight"]
 	x := ref.Embedding(c.HiddenSize, table, wide(s.ids))
 	scale(x, c.embeddingScale(tensor.F32))
@@ -115,8 +118,13 @@ func (r *reference) loss(s *sequence) float64 {
 		if gemma {
 			activate = ref.GELUGate[float64]
 		}
-		y = activate(r.linear(n, c.HiddenSize, name("mlp.gate_proj")), r.linear(n, c.HiddenSize, name("mlp.up_proj")))
-		y = norm(r.linear(y, c.IntermediateSize, name("mlp.down_proj")), 3)
+		if c.Sparse(i) {
+			y = r.experts(s, n, name(c.family.experts.block))
+		} else {
+			y = activate(r.linear(n, c.HiddenSize, name("mlp.gate_proj")), r.linear(n, c.HiddenSize, name("mlp.up_proj")))
+			y = r.linear(y, c.IntermediateSize, name("mlp.down_proj"))
+		}
+		y = norm(y, 3)
 		scale(y, cmp.Or(c.ResidualScale, 1))
 		add(x, y)
 	}
@@ -133,6 +141,52 @@ func (r *reference) loss(s *sequence) float64 {
 	}
 	nll, _ := ref.CrossEntropy(c.VocabSize, logits, wide(s.targets), 1)
 	return ref.Sum(nll)
+}
+
+// experts computes each token by itself, with the MLPs of its experts one after the other.
+func (r *reference) experts(s *sequence, x []float64, name string) (all []float64) {
+	e, names, h := &r.cfg.Experts, r.cfg.family.experts, r.cfg.HiddenSize
+	chosen := ref.Route(e.Count, e.PerToken, r.linear(x, h, name+".gate"), e.Normalize)
+	for t := range int64(len(s.ids)) {
+		in, y := x[t*h:(t+1)*h], make([]float64, h)
+		for j := t * e.PerToken; j < (t+1)*e.PerToken; j++ {
+			expert := fmt.Sprintf("%s.experts.%d.", name, chosen.Experts[j])
+			out := r.linear(ref.SwiGLU(r.linear(in, h, expert+names.gate), r.linear(in, h, expert+names.up)), e.Size, expert+names.down)
+			scale(out, chosen.Weights[chosen.Rows[j]])
+			add(y, out)
+		}
+		if e.Shared > 0 {
+			out := r.linear(ref.SwiGLU(r.linear(in, h, name+".shared_expert.gate_proj"), r.linear(in, h, name+".shared_expert.up_proj")), e.Shared, name+".shared_expert.down_proj")
+			scale(out, 1/(1+math.Exp(-r.linear(in, h, name+".shared_expert_gate")[0])))
+			add(y, out)
+		}
+		all = append(all, y...)
+	}
+	if !r.cfg.Balances() {
+		return all
+	}
+	of, targets := s.sequences()
+	for seq, n := range targets {
+		for expert := range e.Count {
+			count, sum := 0.0, 0.0
+			for t, q := range of {
+				if int(q) != seq {
+					continue
+				}
+				sum += chosen.Probs[int64(t)*e.Count+expert]
+				for _, c := range chosen.Experts[int64(t)*e.PerToken : int64(t+1)*e.PerToken] {
+					if c == expert {
+						count++
+					}
+				}
+			}
+			if n > 0 {
+				targets := float64(n)
+				r.balance += targets * float64(e.Count) * (count / targets) * (sum / targets) / float64(r.cfg.SparseLayers())
+			}
+		}
+	}
+	return all
 }
 
 func (r *reference) attention(s *sequence, x []float64, name string, kind mask, rotated bool) []float64 {
@@ -196,7 +250,8 @@ func (r *reference) slope(s *sequence, name string, direction []float64) float64
 			moved[i] += step * d
 		}
 		r.w[name] = moved
-		return r.loss(s)
+		loss := r.loss(s)
+		return loss + r.cfg.Experts.Balance*r.balance
 	}
 	return (at(step) - at(-step)) / (2 * step)
 }

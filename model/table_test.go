@@ -68,8 +68,8 @@ func (f *family) attention() string {
 		has  bool
 		text string
 	}{
-		{f.window > 0 && !f.windowNull && !f.windowFlag, fmt.Sprintf("windows of `sliding_window` (%d)", f.window)},
-		{f.windowNull, "windows of `sliding_window`, if it is set"},
+		{f.window > 0 && !f.noWindow && !f.windowFlag, fmt.Sprintf("windows of `sliding_window` (%d)", f.window)},
+		{f.noWindow, "windows of `sliding_window`, if it is set"},
 		{f.windowFlag, "windows if `use_sliding_window`"},
 		{strings.HasPrefix(f.class, "Qwen3_5"), "gated delta rule in most layers"},
 		{f.outputGate, "output gate"}, {f.sinks, "sinks"}, {f.softcaps, "soft caps"},
@@ -89,7 +89,12 @@ func (f *family) mlp() string {
 	if f.mlpBias {
 		text += "; biases if `mlp_bias`"
 	}
-	if f.experts > 0 {
+	switch {
+	case f.experts != nil && f.experts.shared:
+		text = "experts, and one of all tokens with a gate"
+	case f.experts != nil:
+		text = "experts"
+	case f.refusedExperts > 0:
 		text += "; only dense"
 	}
 	return text

@@ -47,7 +47,12 @@ func (m *Model) Tiles() Tiles { return m.tiles }
 
 // MLPTile returns the number of tokens of a tile for which the MLP is efficient.
 func (m *Model) MLPTile() int64 {
-	return max(256, min(4096, tileBytes(m.dev)/(3*m.compute.Size()*m.Config.IntermediateSize)))
+	// an MLP has gate, up and the input of down; experts have them and their input for each choice
+	each := 3 * m.Config.IntermediateSize
+	if e := &m.Config.Experts; m.Config.SparseLayers() > 0 {
+		each = max(each, e.PerToken*(3*e.Size+m.Config.HiddenSize)+3*e.Shared)
+	}
+	return max(256, min(4096, tileBytes(m.dev)/(m.compute.Size()*each)))
 }
 
 // tilePlan returns the tiles of this rank's tokens, the same number on all ranks. With tileTokens

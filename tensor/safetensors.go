@@ -43,17 +43,22 @@ func (e Entry) Numel() int64 {
 	return n
 }
 
-// Rows returns rows [lo, hi) of a tensor under another name.
-func (e Entry) Rows(name string, lo, hi int64) Entry {
-	row := e.Bytes() / max(1, e.Shape[0])
-	part := e
-	part.Name, part.Shape = name, append([]int64{hi - lo}, e.Shape[1:]...)
-	part.lo, part.hi = e.lo+lo*row, e.lo+hi*row
-	return part
-}
-
 // Bytes returns the size of the elements in the file.
 func (e Entry) Bytes() int64 { return e.hi - e.lo }
+
+// Part returns the elements from `from` on as an entry of a name and shape. They must be elements
+// of e.
+func (e Entry) Part(name string, from int64, shape ...int64) Entry {
+	part := e
+	part.Name, part.Shape = name, shape
+	size := e.Bytes() / max(1, e.Numel())
+	part.lo = e.lo + from*size
+	part.hi = part.lo + part.Numel()*size
+	if from < 0 || part.hi > e.hi {
+		panic(fmt.Sprintf("tensor.Part: %v from %d on is outside of %v", part, from, e))
+	}
+	return part
+}
 
 func (e Entry) String() string {
 	return fmt.Sprintf("%s %s%s", input.Short(e.Name), input.Short(e.TypeName), list(e.Shape))

@@ -19,6 +19,7 @@ func (t *Trainer) DryRun(microBatches int64) error {
 	documents := max(1, set.Documents()/set.Sequences()) // of a sequence
 	for first := int64(0); first < tokens; first += set.Longest() {
 		n := min(set.Longest(), tokens-first)
+		m.Sequences = append(m.Sequences, data.Sequence{Number: int64(len(m.Sequences)), At: first})
 		for d := range min(n, documents) {
 			_, end := comm.Shard(n, min(n, documents), d)
 			m.CuSeqlens = append(m.CuSeqlens, first+end)

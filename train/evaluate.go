@@ -84,7 +84,8 @@ func (t *Trainer) evaluate(set *data.Set) (nll float64, targets int64, err error
 			targets += l.Tokens
 		}
 	}
-	return t.sumLoss(nll, targets)
+	sum, err := t.sumLoss(model.Loss{Sum: nll, Tokens: targets})
+	return sum.Sum, sum.Tokens, err
 }
 
 // evalNumbers returns the numbers of the sequences that a rank can evaluate alone (short), and of

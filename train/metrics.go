@@ -32,8 +32,10 @@ type Stamp struct {
 // Record is the line of a step in metrics.jsonl. Times are measured on rank 0, PeakBytes is the
 // maximum over the ranks, and all other values are of the whole job.
 type Record struct {
-	Step            int64   `json:"step"` // from 1
-	Loss            Float   `json:"loss"` // nats per target token
+	Step int64 `json:"step"` // from 1
+	Loss Float `json:"loss"` // nats per target token
+	// AuxLoss is the loss that balances experts, without its coefficient; it is not part of Loss
+	AuxLoss         *Float  `json:"aux_loss,omitempty"`
 	GradNorm        Float   `json:"grad_norm"`
 	LR              float64 `json:"lr"`
 	Tokens          int64   `json:"tokens"`        // input tokens of the global batch

@@ -41,11 +41,17 @@ func (t *Trainer) pass(m *data.MicroBatch, valid int64, backward, alone bool) (m
 			at += rows
 		}
 	}
+	if backward && t.Model.Config.Balances() {
+		if err := t.copySequences(m, batch.Ranges(group.Rank()), &b); err != nil {
+			return model.Loss{}, err
+		}
+	}
 	forward, back := t.Model.BytesSent(batch)
 	t.sent += forward
 	c := &model.Ctx{Stream: t.stream, Weights: t.Trace.weights(t.Weights), Arena: t.arena, Host: t.host, Clock: t.Clock, Inspect: t.inspect}
 	if backward {
 		t.sent += back
+		t.balanceSent += t.Model.BalanceBytesSent()
 		if valid > 0 {
 			b.GradScale = 1 / float64(valid)
 		}
@@ -75,10 +81,10 @@ func (t *Trainer) update(lr, norm float64) error {
 	return t.stream.Sync()
 }
 
-// sumLoss returns the sums of NLL and of the number of targets over all ranks. Collective.
-func (t *Trainer) sumLoss(nll float64, targets int64) (float64, int64, error) {
+// sumLoss returns the sum of the losses of all ranks. Collective.
+func (t *Trainer) sumLoss(l model.Loss) (model.Loss, error) {
 	s := t.sums.Float64s()
-	s[0], s[1] = nll, float64(targets)
+	s[0], s[1], s[2] = l.Sum, l.Balance, float64(l.Tokens)
 	err := t.Mesh.World.AllReduce(nil, t.sums, comm.Sum)
-	return s[0], int64(s[1]), err
+	return model.Loss{Sum: s[0], Balance: s[1], Tokens: int64(s[2])}, err
 }

@@ -116,8 +116,17 @@ func (s *Setup) evalBatch(set *data.Set) int64 {
 	return s.Data.Config.Batch
 }
 
-// inputBytes returns the bytes for token ids, targets and positions on this rank.
+// inputs returns how many numbers a token has in a batch: its id, target, position and, if the
+// model's experts are balanced, its sequence.
+func (s *Setup) inputs() int64 {
+	if s.Model.Config.Balances() {
+		return 4
+	}
+	return 3
+}
+
+// inputBytes returns the bytes for the inputs of this rank's tokens.
 func (s *Setup) inputBytes() int64 {
 	_, shard := s.MaxTokens()
-	return 2*device.Padded(s.Device, shard*4) + shard*4
+	return (s.inputs()-1)*device.Padded(s.Device, shard*4) + shard*4
 }

@@ -7,6 +7,7 @@ import (
 
 	"ulysses/internal/clock"
 	"ulysses/internal/status"
+	"ulysses/model"
 )
 
 // Step runs optimizer step s, counted from 0. The loss is Σ NLL / (valid targets of the global
@@ -20,14 +21,15 @@ func (t *Trainer) Step(s int64) (*Record, error) {
 	if err := t.Weights.Begin(t.stream, int64(len(t.microBatches))); err != nil {
 		return nil, err
 	}
-	nll := 0.0
+	var loss model.Loss
 	for i, m := range t.microBatches {
 		began := time.Now()
 		l, err := t.pass(m, valid, true, false)
 		if err != nil {
 			return nil, err
 		}
-		nll += l.Sum
+		loss.Sum += l.Sum
+		loss.Balance += l.Balance
 		t.Trace.span("pass", int64(i)+1, began)
 	}
 	if t.Hooks.Probe != nil {
@@ -39,10 +41,14 @@ func (t *Trainer) Step(s int64) (*Record, error) {
 		}
 	}
 	r := &Record{Step: s + 1, LR: t.Optimizer.Rate(s, t.Loop.Steps), Tokens: tokens, TargetTokens: valid}
-	if nll, _, err = t.sumLoss(nll, 0); err != nil {
+	if loss, err = t.sumLoss(loss); err != nil {
 		return nil, err
 	}
-	r.Loss = Float(nll / float64(max(1, valid)))
+	r.Loss = Float(loss.Sum / float64(max(1, valid)))
+	if t.Model.Config.Balances() {
+		balance := Float(loss.Balance / float64(max(1, valid)))
+		r.AuxLoss = &balance
+	}
 	norm, err := t.Weights.Reduce(t.stream)
 	if err != nil {
 		return nil, err

@@ -23,16 +23,20 @@ type Trainer struct {
 	stream    device.Stream
 	arena     *device.Arena // activations
 	host      *device.Arena // offloaded activations; nil = none
-	inputs    *device.Arena // ids, targets and positions
+	inputs    *device.Arena // ids, targets, positions and sequences
 	ids       tensor.Tensor // [shard] I32; targets and positions as well
 	targets   tensor.Tensor
 	positions tensor.Tensor
+	sequences tensor.Tensor // nil unless the model's experts are balanced
+
+	sequenceOf      []int32 // of each token of a micro-batch, see model.Batch.Sequences
+	sequenceTargets []int64
 
 	microBatches []*data.MicroBatch // of the current step
 	length       int64              // of the global batch of the current step, for model.Batch.Length
 	lengthMax    tensor.Tensor      // [1] I64 on the host
 	counts       tensor.Tensor      // [2] I64 on the host: valid targets, tokens
-	sums         tensor.Tensor      // [2] F64 on the host: NLL, targets
+	sums         tensor.Tensor      // [3] F64 on the host: NLL, loss of balance, targets
 	lengths      tensor.Tensor      // [globalBatch] I64 on the host; with data.budget only
 
 	agreed   agreed // of the last step
@@ -47,16 +51,19 @@ type Trainer struct {
 	updates   int64 // steps in which the optimizer updated the weights
 	maxAlone  int64 // largest sequence, in tokens, that a rank evaluates alone; 0 = none
 	sent      int64 // bytes that the token mixers of this rank have sent, by formula
+	// the same for counts of experts
+	balanceSent int64
 }
 
 // New chooses which activations are kept and allocates the memory for the longest micro-batch. The
 // weights must have their values. Collective.
 func New(s Setup) (*Trainer, error) {
-	t := &Trainer{Setup: s, counts: tensor.OfInt64(make([]int64, 2), 2), sums: tensor.OfFloat64(make([]float64, 2), 2),
+	t := &Trainer{Setup: s, counts: tensor.OfInt64(make([]int64, 2), 2), sums: tensor.OfFloat64(make([]float64, 3), 3),
 		lengthMax: tensor.OfInt64(make([]int64, 1), 1), updates: s.Loop.Updates}
 	if s.Checkpoints != nil {
 		t.saver = newSaver(&s)
 	}
+	s.Model.SetSequences(t.mostSequences())
 	if err := t.track(); err != nil {
 		return nil, err
 	}
@@ -108,7 +115,7 @@ func (t *Trainer) allocate() (err error) {
 	if t.inputs, err = device.NewArena(t.Device, "tokens", t.inputBytes()); err != nil {
 		return err
 	}
-	for _, x := range []*tensor.Tensor{&t.ids, &t.targets, &t.positions} {
+	for _, x := range []*tensor.Tensor{&t.ids, &t.targets, &t.positions, &t.sequences}[:t.Setup.inputs()] {
 		if *x, err = t.inputs.Tensor(tensor.I32, shard); err != nil {
 			return err
 		}
@@ -209,5 +216,9 @@ func (t *Trainer) Allocations() []Allocation {
 // Traffic returns the bytes that this rank must have sent so far, by formula. It leaves out control
 // messages: counts, sums of losses, errors, and the values that ranks agree on after a step.
 func (t *Trainer) Traffic() []Traffic {
-	return append([]Traffic{{"sequence", comm.OpAllToAll, "queries, keys, values, outputs and states, and their gradients", t.sent}}, t.Weights.Traffic()...)
+	all := append([]Traffic{{"sequence", comm.OpAllToAll, "queries, keys, values, outputs and states, and their gradients", t.sent}}, t.Weights.Traffic()...)
+	if t.Model.Config.Balances() {
+		all = append(all, Traffic{"sequence", comm.OpAllReduce, "counts of experts", t.balanceSent})
+	}
+	return all
 }

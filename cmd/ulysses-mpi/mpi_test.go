@@ -111,7 +111,7 @@ func TestProcessesMatchGoroutines(t *testing.T) {
 // Four processes have PyTorch's losses for one golden of each family, including a data-parallel
 // one.
 func TestGoldensUnderMPI(t *testing.T) {
-	for _, name := range []string{"llama-sgd-packed", "qwen2-adamw-ignored", "qwen3-adamw-dp2"} {
+	for _, name := range []string{"llama-sgd-packed", "qwen2-adamw-ignored", "qwen3-adamw-dp2", "mixtral-sgd-dp2"} {
 		dir, out := filepath.Join("../../testdata/goldens", name), t.TempDir()
 		var golden struct{ Losses []float64 }
 		b, err := os.ReadFile(filepath.Join(dir, "case.json"))

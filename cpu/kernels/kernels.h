@@ -48,6 +48,7 @@ typedef void (*uly_kernel)(const void *args, int64_t task, int64_t worker, void 
 #include "conv1d.h"
 #include "deltagates.h"
 #include "embedding.h"
+#include "route.h"
 #include "crossentropy.h"
 #include "optimizer.h"
 
@@ -78,6 +79,7 @@ typedef void (*uly_kernel)(const void *args, int64_t task, int64_t worker, void 
   X(rope)                  \
   X(swiglu_forward)        \
   X(swiglu_backward)       \
+  X(swiglu_weighted)       \
   X(sigmoid_gate_forward)  \
   X(sigmoid_gate_backward) \
   X(gated_norm_forward)    \
@@ -89,6 +91,12 @@ typedef void (*uly_kernel)(const void *args, int64_t task, int64_t worker, void 
   X(delta_gates_fold)      \
   X(embed_forward)         \
   X(embed_backward)        \
+  X(route_tokens)          \
+  X(route_sort)            \
+  X(route_sums)            \
+  X(route_backward)        \
+  X(spread_rows)           \
+  X(combine_rows)          \
   X(cross_entropy)         \
   X(adamw)                 \
   X(sgd)

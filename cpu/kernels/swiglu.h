@@ -16,3 +16,13 @@ typedef struct {
   void *dy, *dgate, *dup;
   int64_t bf16, restore, gelu;
 } swiglu_grad_args;
+
+// The gradient of weights[t]·y[t], with weights and their gradients dweights [rows]. *_row are
+// strides of a row in elements. With restore, weights[t]·y[t] is written to dy.
+typedef struct {
+  const void *gate, *up;
+  void *dy, *dgate, *dup;
+  const float *weights;
+  float *dweights;
+  int64_t rows, n, per_task, gate_row, up_row, dy_row, dgate_row, dup_row, bf16, restore, gelu;
+} swiglu_weighted_args;

@@ -145,7 +145,7 @@ func header() []byte {
 	p := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
 	all := methods()
 	p("// %s\n//\n// The operations and their arguments, the structs of package device, byte for byte.\n"+
-		"// device/ops.go and device/delta.go document them. kernels.h includes this file.\n// clang-format off\n", notice)
+		"// device/ops.go, delta.go and experts.go document them. kernels.h includes this file.\n// clang-format off\n", notice)
 	done := map[reflect.Type]bool{}
 	var emit func(t reflect.Type)
 	emit = func(t reflect.Type) {

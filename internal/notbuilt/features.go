@@ -32,9 +32,9 @@ type Area struct {
 
 // Areas are all features, in the order of the page.
 var Areas = []Area{
-	{"Parallelism", []*Feature{ModelParallelism}},
+	{"Parallelism", []*Feature{ModelParallelism, ExpertParallelism, RouterBias}},
 	{"Attention", []*Feature{SoftCaps}},
-	{"Models", []*Feature{ModelTypes, Experts, Multimodal, LayerTypes, HybridLayerTypes, WindowLayerTypes, Activations, BidirectionalModels, OutputGates, PartialRotary, LayerRoPE, RoPETypes, PhiRoPE, ResidualDropout, StorageTypes}},
+	{"Models", []*Feature{ModelTypes, Experts, RouterNoise, ExpertAdapters, DeviceExperts, Multimodal, LayerTypes, HybridLayerTypes, WindowLayerTypes, Activations, BidirectionalModels, OutputGates, PartialRotary, LayerRoPE, RoPETypes, PhiRoPE, ResidualDropout, StorageTypes}},
 	{"Training", []*Feature{Adapters, Preferences, LowPrecision, Float16, Extras}},
 	{"Tokenizers", []*Feature{TokenizerModels, MergeDropout, Normalizers, EmptyReplacements, PreTokenizers, SplitBehaviors, PrependSchemes, LateMetaspace, Patterns, Decoders, ManyAddedTokens}},
 	{"The C library", []*Feature{SaveLess, Timeouts, SharedNCCL}},
@@ -44,11 +44,20 @@ var (
 	ModelParallelism = &Feature{Name: "tensor and pipeline parallelism", Where: "keys of other trainers such as `tensor_parallel` and `pp_size`", Many: true,
 		Instead: "set parallel.ulysses for long sequences and parallel.zero = 3 to shard weights"}
 
+	ExpertParallelism = &Feature{Name: "expert parallelism, and limits of an expert's tokens", Where: "keys of other trainers such as `moe`, `ep_size` and `expert_capacity`", Many: true,
+		Instead: "leave it out: every rank has all experts, parallel.zero = 3 shards them, and no token is dropped"}
+
+	RouterBias = &Feature{Name: "balancing of experts by a bias of the router", Where: "keys of other trainers such as `router_bias_update_rate`",
+		Instead: "set output_router_logits = true and router_aux_loss_coef in model.override: the models that are built have no such bias in their files"}
+
 	SoftCaps = &Feature{Name: "soft caps of scores and logits, except in gemma2 and gemma3_text", Where: "`attn_logit_softcapping` and `final_logit_softcapping` of a config.json", Many: true,
 		Instead: "set it to 0 with model.override if the model was trained without it"}
 
-	ModelTypes          = &Feature{Name: "other model types", Where: "`model_type` of a config.json or of [model.new]", Instead: "llama, mistral, ministral, gemma2, gemma3_text, qwen2, qwen3, qwen3_5_text, granite, smollm3, phi3, olmo2, olmo3, glm4 and gpt_oss with a dense MLP are", Many: true}
-	Experts             = &Feature{Name: "mixture of experts", Where: "`num_experts` and `num_local_experts` of a config.json; keys of other trainers such as `moe`", Instead: "use a dense model; the attention of gpt_oss is built, with a dense MLP (`num_local_experts = 0`)"}
+	ModelTypes          = &Feature{Name: "other model types", Where: "`model_type` of a config.json or of [model.new]", Instead: "llama, mistral, ministral, mixtral, gemma2, gemma3_text, qwen2, qwen3, qwen3_moe, qwen3_5_text, qwen3_5_moe_text, granite, smollm3, phi3, olmo2, olmo3, glm4 and gpt_oss with a dense MLP are", Many: true}
+	Experts             = &Feature{Name: "mixture of experts in other families than mixtral, qwen3_moe and qwen3_5_moe_text", Where: "`num_experts` and `num_local_experts` of a config.json", Instead: "use one of these or a dense model; the attention of gpt_oss is built, with a dense MLP (`num_local_experts = 0`)"}
+	RouterNoise         = &Feature{Name: "noise on the input of experts", Where: "`router_jitter_noise` of a config.json", Instead: "set it to 0 with model.override"}
+	ExpertAdapters      = &Feature{Name: "adapters of experts and routers", Where: "`lora.targets`", Instead: "name the projections of attention, or \"all-linear\", which stands for them in layers with experts", Many: true}
+	DeviceExperts       = &Feature{Name: "mixture of experts on a GPU", Where: "`device.backend = \"cuda\"` with a model of type mixtral, qwen3_moe or qwen3_5_moe_text", Instead: "set device.backend = \"cpu\""}
 	Multimodal          = &Feature{Name: "models of images, and quantized models", Where: "`vision_config` and `quantization_config` of a config.json", Instead: "use a text model with F32, BF16 or F16 weights", Many: true}
 	LayerTypes          = &Feature{Name: "other kinds of layers in llama", Where: "`layer_types` of a config.json", Instead: "full_attention is", Many: true}
 	HybridLayerTypes    = &Feature{Name: "other kinds of layers in qwen3_5_text", Where: "`layer_types` of a config.json", Instead: "full_attention and linear_attention are", Many: true}
@@ -90,10 +99,10 @@ var (
 // ModelTypeReasons are the model types that are known and not built, with the reason.
 var ModelTypeReasons = map[string]string{
 	"gpt2": "learned positions", "gpt_neo": "learned positions", "opt": "learned positions", "gptj": "parallel blocks",
-	"qwen2_moe": "mixture of experts", "qwen3_moe": "mixture of experts", "mixtral": "mixture of experts", "llama4": "mixture of experts",
+	"qwen2_moe": "mixture of experts", "llama4": "mixture of experts",
 	"deepseek_v2": "mixture of experts", "deepseek_v3": "mixture of experts",
 	"qwen2_vl": "vision", "qwen2_5_vl": "vision", "qwen3_vl": "vision", "llava": "vision", "mllama": "vision", "gemma3": "vision; a config.json with a text_config is read as that",
-	"qwen3_5": "vision; a config.json with a text_config is read as that", "qwen3_5_moe": "mixture of experts",
-	"qwen3_5_moe_text": "mixture of experts", "qwen3_next": "mixture of experts", "t5": "encoder-decoder", "bart": "encoder-decoder",
+	"qwen3_5": "vision; a config.json with a text_config is read as that", "qwen3_5_moe": "vision; a config.json with a text_config is read as that",
+	"qwen3_next": "mixture of experts", "t5": "encoder-decoder", "bart": "encoder-decoder",
 	"mamba": "state space layers", "mamba2": "state space layers",
 }

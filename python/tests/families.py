@@ -125,12 +125,13 @@ def float64():
 
     Norms, softmax, gates and rotary embeddings do so.
     """
-    kept = torch.float32, torch.Tensor.float
-    torch.float32, torch.Tensor.float = torch.float64, torch.Tensor.double
+    kept = torch.float32, torch.float, torch.Tensor.float
+    torch.float32, torch.float = torch.float64, torch.float64
+    torch.Tensor.float = torch.Tensor.double
     try:
         yield
     finally:
-        torch.float32, torch.Tensor.float = kept
+        torch.float32, torch.float, torch.Tensor.float = kept
 
 
 def recurrence(

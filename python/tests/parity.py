@@ -9,6 +9,7 @@ import torch
 import transformers
 from families import float64, own_recurrence
 from transformers.models.gpt_oss import modeling_gpt_oss
+from transformers.models.mixtral import modeling_mixtral
 
 transformers.utils.logging.disable_progress_bar()
 
@@ -47,6 +48,8 @@ DELTA = dict(
         rope_type="default", rope_theta=100.0, partial_rotary_factor=0.25, mrope_section=[1, 1, 0]
     ),
 )
+
+EXPERTS = dict(num_experts=6, num_experts_per_tok=2, moe_intermediate_size=22)
 
 # Name: (prefix of the classes, fields of the config that differ). Documents have up to 37 tokens
 # and a rank of 4 has 9 or 10, so there are windows below and above both.
@@ -103,6 +106,43 @@ FAMILIES = {
             attention_multiplier=0.2,
             logits_scaling=2.5,
         ),
+    ),
+    "mixtral": (
+        "Mixtral",
+        dict(num_local_experts=5, num_experts_per_tok=2, sliding_window=None),
+    ),
+    "mixtral, balanced": (
+        "Mixtral",
+        dict(
+            num_local_experts=4,
+            num_experts_per_tok=3,
+            sliding_window=12,
+            output_router_logits=True,
+            router_aux_loss_coef=0.3,
+        ),
+    ),
+    "qwen3-moe": (
+        "Qwen3Moe",
+        dict(EXPERTS, norm_topk_prob=True, mlp_only_layers=[1], attention_bias=True),
+    ),
+    "qwen3-moe, balanced": (
+        "Qwen3Moe",
+        dict(
+            EXPERTS,
+            norm_topk_prob=False,
+            use_sliding_window=True,
+            sliding_window=7,
+            output_router_logits=True,
+            router_aux_loss_coef=0.2,
+        ),
+    ),
+    "qwen3-moe, all experts, stacked": (
+        "Qwen3Moe",
+        dict(EXPERTS, num_experts=4, num_experts_per_tok=4, decoder_sparse_step=2),
+    ),
+    "qwen3.5-moe, stacked": (
+        "Qwen3_5Moe",
+        dict(DELTA, **EXPERTS, shared_expert_intermediate_size=26, attention_bias=True),
     ),
     "smollm3": ("SmolLM3", dict(no_rope_layers=[1, 0, 1], tie_word_embeddings=True)),
     "smollm3, window": (
@@ -216,19 +256,27 @@ def dense():
 def classes(family: str) -> tuple[type, type]:
     """Returns the classes of a family's config and model."""
     prefix = FAMILIES[family][0]
-    config = prefix + ("TextConfig" if prefix in ("Qwen3_5", "Gemma3") else "Config")
+    text = prefix in ("Qwen3_5", "Qwen3_5Moe", "Gemma3")
+    config = prefix + ("TextConfig" if text else "Config")
     return getattr(transformers, config), getattr(transformers, prefix + "ForCausalLM")
 
 
 def randomize(model: torch.nn.Module) -> None:
     """Sets random weights, so large that attention is far from uniform and every weight matters."""
     g = torch.Generator().manual_seed(3)
-    centred = model.config.model_type in ("qwen3_5_text", "gemma2", "gemma3_text")
+    centred = model.config.model_type in (
+        "qwen3_5_text",
+        "qwen3_5_moe_text",
+        "gemma2",
+        "gemma3_text",
+    )
     with torch.no_grad():
         for name, p in model.named_parameters():
             r = torch.randn(p.shape, generator=g)
             if "embed_tokens" in name:
                 p.copy_((0.2 if model.config.tie_word_embeddings else 0.6) * r)
+            elif p.dim() == 3 and "experts" in name:  # [experts, out, in]
+                p.copy_(1.3 * r / math.sqrt(p.shape[2]))
             elif p.dim() >= 2:
                 p.copy_(1.3 * r / math.sqrt(p[0].numel()))
             elif name.endswith("bias"):
@@ -245,8 +293,11 @@ def randomize(model: torch.nn.Module) -> None:
 def build(family: str):
     """Returns a model of transformers in float32, with the same weights at every call."""
     config, model = classes(family)
+    fields = SHAPE | FAMILIES[family][1]
+    if config is transformers.Qwen3_5MoeTextConfig:  # all layers have experts
+        del fields["intermediate_size"]
     with dense():
-        made = model(config(**SHAPE | FAMILIES[family][1], attn_implementation="eager"))
+        made = model(config(**fields, attn_implementation="eager"))
     randomize(made)
     return made
 
@@ -289,41 +340,87 @@ def documents(positions: torch.Tensor) -> list[tuple[int, int]]:
     return list(zip(starts, [*starts[1:], len(positions)]))
 
 
+def on_disk(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Returns tensors of a model by their names on disk, where each expert has its own."""
+    mixtral = model.config.model_type == "mixtral"
+    gate, up, down = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
+    found = {}
+    for name, x in tensors.items():
+        if mixtral:
+            name = name.replace(".mlp.", ".block_sparse_moe.")
+        prefix, _, kind = name.rpartition(".experts.")
+        for e in range(len(x) if prefix else 0):
+            if kind == "gate_up_proj":
+                found[f"{prefix}.experts.{e}.{gate}.weight"] = x[e, : x.shape[1] // 2]
+                found[f"{prefix}.experts.{e}.{up}.weight"] = x[e, x.shape[1] // 2 :]
+            else:
+                found[f"{prefix}.experts.{e}.{down}.weight"] = x[e]
+        if not prefix:
+            found[name] = x
+    return found
+
+
 class Reference:
     """A model of transformers in float64, which computes each document in a call of its own."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.model = model.double().train()
+        self.model.config._experts_implementation = "eager"  # the others have no float64
+        self.coefficient = 0.0  # of the loss that balances experts
+        if getattr(model.config, "output_router_logits", False):
+            self.coefficient = model.config.router_aux_loss_coef
         self.data = data()
 
     def forward(self, step: int):
-        """Returns (logits [tokens, V], mean loss) of a global batch."""
+        """Returns (logits [tokens, V], mean loss, loss that balances experts) of a global batch."""
         logits, total, count = [], torch.zeros((), dtype=torch.float64), 0
+        balance = torch.zeros((), dtype=torch.float64)
         for s in range(step * BATCH, (step + 1) * BATCH):
+            routers, masks = [], []  # of the documents
             for lo, hi in documents(self.data["position_ids"][s]):
                 ids = self.data["input_ids"][s, lo:hi]
-                y = self.model(
+                out = self.model(
                     input_ids=ids[None], position_ids=torch.arange(hi - lo)[None], use_cache=False
-                ).logits[0]
+                )
+                y = out.logits[0]
                 targets = self.data["labels"][s, lo + 1 : hi]
                 total = total + torch.nn.functional.cross_entropy(
                     y[: hi - lo - 1], targets, ignore_index=IGNORED, reduction="sum"
                 )
                 count += int((targets != IGNORED).sum())
                 logits.append(y)
-        return torch.cat(logits), total / count
+                masks.append(torch.cat([targets != IGNORED, torch.tensor([False])]))
+                if self.coefficient:
+                    routers.append(out.router_logits)
+            balance = balance + torch.cat(masks).sum() * self.balance(routers, torch.cat(masks))
+        return torch.cat(logits), total / count, balance / count
+
+    def balance(self, routers, mask):
+        """Returns the mean over the layers of transformers' loss for one sequence.
+
+        transformers itself computes it for all layers as if they were one layer with more tokens.
+        """
+        if not routers:
+            return 0.0
+        config = self.model.config
+        return sum(
+            modeling_mixtral.load_balancing_loss_func(
+                (torch.cat(layer),), config.num_experts, config.num_experts_per_tok, mask[None]
+            )
+            for layer in zip(*routers)
+        ) / len(routers[0])
 
     def step(self, step: int, lr: float):
         """Runs a step of SGD. Returns (logits, loss, gradients by name) before it."""
         self.model.zero_grad()
         with float64(), own_recurrence():
-            logits, loss = self.forward(step)
-            loss.backward()
+            logits, loss, self.aux_loss = self.forward(step)
+            (loss + self.coefficient * self.aux_loss).backward()
         gradients = {name: p.grad.clone() for name, p in self.model.named_parameters()}
         with torch.no_grad():
             for p in self.model.parameters():
                 p -= lr * p.grad
-        return logits.detach(), float(loss.detach()), gradients
+        return logits.detach(), float(loss.detach()), on_disk(self.model, gradients)
 
     def logits(self, step: int) -> torch.Tensor:
         """Returns the logits of a global batch."""

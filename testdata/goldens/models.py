@@ -168,7 +168,94 @@ MODELS = {
         rope_local_base_freq=100.0,
         rope_scaling=dict(rope_type="linear", factor=4.0),
     ),
+    # Experts of which some get no token in a step; a window; 6 heads on 2 key heads.
+    "mixtral": dict(
+        seed=1012,
+        config=transformers.MixtralConfig,
+        fields=dict(
+            hidden_size=48,
+            intermediate_size=28,
+            num_attention_heads=6,
+            num_key_value_heads=2,
+            num_local_experts=7,
+            num_experts_per_tok=2,
+            sliding_window=11,
+            rope_theta=1e4,
+            rms_norm_eps=1e-3,
+        ),
+    ),
+    # A hybrid whose layers have experts, and one that all tokens have.
+    "qwen3_5_moe": dict(
+        seed=1014,
+        config=transformers.Qwen3_5MoeTextConfig,
+        fields=dict(
+            hidden_size=40,
+            moe_intermediate_size=20,
+            shared_expert_intermediate_size=28,
+            num_experts=6,
+            num_experts_per_tok=2,
+            num_hidden_layers=3,
+            num_attention_heads=6,
+            num_key_value_heads=2,
+            head_dim=16,
+            linear_num_key_heads=2,
+            linear_num_value_heads=4,
+            linear_key_head_dim=12,
+            linear_value_head_dim=8,
+            layer_types=["linear_attention", "full_attention", "linear_attention"],
+            rope_parameters=dict(
+                rope_type="default",
+                rope_theta=1000.0,
+                partial_rotary_factor=0.25,
+                mrope_section=[1, 1, 0],
+            ),
+            tie_word_embeddings=False,
+            rms_norm_eps=1e-3,
+        ),
+    ),
+    # A dense layer between layers with experts; weights of experts that are not divided by their
+    # sum; 5 heads on one key head.
+    "qwen3_moe": dict(
+        seed=1013,
+        config=transformers.Qwen3MoeConfig,
+        fields=dict(
+            hidden_size=40,
+            intermediate_size=64,
+            moe_intermediate_size=20,
+            num_hidden_layers=3,
+            num_attention_heads=5,
+            num_key_value_heads=1,
+            head_dim=12,
+            num_experts=6,
+            num_experts_per_tok=3,
+            norm_topk_prob=False,
+            mlp_only_layers=[1],
+            tie_word_embeddings=True,
+            rope_theta=1e4,
+            rms_norm_eps=1e-3,
+        ),
+    ),
 }
+
+
+def on_disk(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Returns the weights by their names on disk, where each expert has its own."""
+    mixtral = model.config.model_type == "mixtral"
+    gate, up, down = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
+    found = {}
+    for name, p in model.named_parameters():
+        if mixtral:
+            name = name.replace(".mlp.", ".block_sparse_moe.")
+        prefix, _, kind = name.rpartition(".experts.")
+        if not prefix:
+            found[name] = p
+        for e in range(len(p) if prefix else 0):
+            part = f"{prefix}.experts.{e}."
+            if kind == "gate_up_proj":
+                found[f"{part}{gate}.weight"], found[f"{part}{up}.weight"] = p[e].chunk(2)
+            else:
+                found[f"{part}{down}.weight"] = p[e]
+    return found
 
 
 # The keys of RoPE's parameters in transformers 4.
@@ -187,6 +274,8 @@ def randomize(model: torch.nn.Module, seed: int) -> None:
             r = torch.randn(p.shape, generator=g, dtype=torch.float64)
             if "embed_tokens" in name:
                 p.copy_((0.15 if model.config.tie_word_embeddings else 0.5) * r)
+            elif p.dim() == 3 and ".experts." in name:  # [experts, out, in]
+                p.copy_(1.5 * r / math.sqrt(p.shape[2]))
             elif p.dim() >= 2:
                 p.copy_(1.5 * r / math.sqrt(p[0].numel()))
             elif name.endswith("bias"):
@@ -196,6 +285,7 @@ def randomize(model: torch.nn.Module, seed: int) -> None:
             else:
                 zero_centred = model.config.model_type in (
                     "qwen3_5_text",
+                    "qwen3_5_moe_text",
                     "gemma2",
                     "gemma3_text",
                 ) and not name.endswith("linear_attn.norm.weight")

@@ -86,13 +86,24 @@ def capped_attention(m, q, k, v, mask, scaling, dropout=0.0, softcap=None, **_):
 transformers.AttentionInterface.register("capped", capped_attention)
 
 
+def route(m, x):
+    """Chooses the experts of x [n, hidden] in the type of x. transformers has float32 here."""
+    logits = torch.nn.functional.linear(x.reshape(-1, x.shape[-1]), m.weight)
+    weights, chosen = logits.softmax(-1).topk(m.top_k, -1)
+    if getattr(m, "norm_topk_prob", True):  # Mixtral always divides them by their sum
+        weights = weights / weights.sum(-1, keepdim=True)
+    return logits, weights, chosen
+
+
 def exact(model: torch.nn.Module) -> torch.nn.Module:
     """Converts all arithmetic of the model to float64."""
     model = model.double()
+    model.config._experts_implementation = "eager"  # the others have no float64
     for m in model.modules():
         name = type(m).__name__
         if name in (
             "Qwen3_5RMSNorm",
+            "Qwen3_5MoeRMSNorm",
             "Gemma2RMSNorm",
             "Gemma3RMSNorm",
         ):  # weights are stored as their difference from 1
@@ -103,6 +114,8 @@ def exact(model: torch.nn.Module) -> torch.nn.Module:
             m.forward = lambda x, gate, m=m: (
                 m.weight * rms(x, m.variance_epsilon) * torch.nn.functional.silu(gate)
             )
+        elif name.endswith("TopKRouter"):
+            m.forward = lambda x, m=m: route(m, x)
         elif name.endswith("GatedDeltaNet"):
             m.forward = lambda hidden_states, m=m, **_: gated_delta_net(m, hidden_states)
     rotary = model.model.rotary_emb

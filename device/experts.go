@@ -1,0 +1,103 @@
+package device
+
+import "ulysses/tensor"
+
+// ExpertOps has the operations of mixtures of experts (Shazeer et al. 2017, arXiv:1701.06538; Fedus
+// et al. 2022, arXiv:2101.03961). Each token chooses K of E experts; a choice is a slot of the
+// token. RouteForward sorts the T·K choices by expert and gives each a row. SpreadRows copies
+// tokens to their rows, GroupedGemm multiplies the rows of each expert by its matrix, and
+// CombineRows adds the rows of a token. No choice is dropped: an expert has between 0 and T rows.
+//
+// A device without them has Info.Experts false, and refuses each call (status Unsupported).
+type ExpertOps interface {
+	RouteForward(s Stream, a *Route) error
+	RouteBackward(s Stream, a *RouteGrad) error
+	SpreadRows(s Stream, a *SpreadRows) error
+	CombineRows(s Stream, a *CombineRows) error
+	GroupedGemm(s Stream, a *GroupedGemm) error
+	GroupedGemmWeights(s Stream, a *GroupedGemmWeights) error
+	WeightedSwiGLUBackward(s Stream, a *WeightedSwiGLUGrad) error
+}
+
+// Route chooses the K experts of each token with the largest logits; of equal logits, the expert
+// with the lower number. The weight of a choice is the softmax over all E at its logit, with
+// Normalize divided by the sum over the K of the token, which is the softmax over the K.
+type Route struct {
+	// [T, E], last axis dense; replaced by the softmax over E
+	Logits tensor.Tensor `op:"in,out"`
+	// [T, K] I32: the experts of each token, in the order of falling logits
+	Experts tensor.Tensor `op:"out"`
+	// [T, K] I32: the row of each choice. Rows are sorted by expert, then by token.
+	Rows    tensor.Tensor `op:"out"`
+	Weights tensor.Tensor `op:"out"` // [T·K] F32, by row
+	// [E+1] I32: the rows of expert e are [Offsets[e], Offsets[e+1])
+	Offsets   tensor.Tensor `op:"out"`
+	Normalize bool
+
+	// For a loss that balances the experts: the sequence of each token, [T] I32, a negative number
+	// for tokens that do not count. Counts and Sums [sequences, E] F64 get the number of choices of
+	// each expert, and the sum of its probabilities.
+	Sequence     tensor.Tensor `op:"in,optional"`
+	Counts, Sums tensor.Tensor `op:"add,optional"`
+}
+
+// RouteGrad is the derivative of Route with respect to the logits. Probs are the probabilities that
+// Route wrote to Logits. With Sequence, the gradient of Σ Scale[s]·Counts[s, e]·p over the tokens
+// and experts is added, in which Counts are constants.
+type RouteGrad struct {
+	Probs, Experts, Rows, Weights tensor.Tensor `op:"in"`
+	DWeights                      tensor.Tensor `op:"in"`  // [T·K] F32, by row
+	DLogits                       tensor.Tensor `op:"out"` // [T, E] of the compute type
+	Sequence, Counts              tensor.Tensor `op:"in,optional"`
+	Scale                         tensor.Tensor `op:"in,optional"` // [sequences] F32
+	Normalize                     bool
+}
+
+// SpreadRows is y[rows[t, j]] = x[t] for each slot j of each token t.
+type SpreadRows struct {
+	X    tensor.Tensor `op:"in"`  // [T, N]
+	Rows tensor.Tensor `op:"in"`  // [T, K] I32, a permutation of [0, T·K)
+	Y    tensor.Tensor `op:"out"` // [T·K, N]
+}
+
+// CombineRows is y[t] = Σ weights[r]·x[r] + ownWeights[t]·own[t] over the rows r of token t. The
+// sum is in F32, in the order of the token's slots and then its own row, and rounded once.
+type CombineRows struct {
+	X       tensor.Tensor `op:"in"`          // [T·K, N]
+	Rows    tensor.Tensor `op:"in"`          // [T, K] I32
+	Weights tensor.Tensor `op:"in,optional"` // [T·K] F32, by row; nil = 1
+	Y       tensor.Tensor `op:"out"`         // [T, N]
+	// the output of an expert that all tokens have
+	Own        tensor.Tensor `op:"in,optional"` // [T, N]; nil = 0
+	OwnWeights tensor.Tensor `op:"in,optional"` // [T] F32; nil = 1
+}
+
+// GroupedGemm is C[r] = A[r]·B[e] for the rows r of each expert e. The result of a row does not
+// depend on the other rows.
+type GroupedGemm struct {
+	A       tensor.Tensor `op:"in"`  // [R, K], last axis dense
+	B       tensor.Tensor `op:"in"`  // [E, K, N]; the stride of K or of N is 1
+	C       tensor.Tensor `op:"out"` // [R, N] of the type of A, last axis dense
+	Offsets tensor.Tensor `op:"in"`  // [E+1] I32, from 0 to R
+}
+
+// GroupedGemmWeights is C[e] += Aᵀ·B over the rows of each expert e, the gradient of the matrices.
+// It does not change the matrices of experts without rows.
+type GroupedGemmWeights struct {
+	A, B    tensor.Tensor `op:"in"`  // [R, M] and [R, N], last axes dense
+	C       tensor.Tensor `op:"add"` // [E, M, N] F32, last axis dense
+	Offsets tensor.Tensor `op:"in"`  // [E+1] I32, from 0 to R
+}
+
+// WeightedSwiGLUGrad is the derivative of weights[r]·y[r] for y = SwiGLU: DWeights[r] = dy[r]·y[r],
+// and DGate and DUp are the gradients for the gradient weights[r]·dy[r] of y[r]. DGate may be Gate,
+// and DUp may be Up. With Restore, DY is overwritten with weights[r]·y[r].
+type WeightedSwiGLUGrad struct {
+	Gate, Up   tensor.Tensor `op:"in"` // [R, F]
+	Weights    tensor.Tensor `op:"in"` // [R] F32
+	DY         tensor.Tensor `op:"in,out=Restore"`
+	DGate, DUp tensor.Tensor `op:"out"`
+	DWeights   tensor.Tensor `op:"out"` // [R] F32
+	Restore    bool
+	GELU       bool // as SwiGLU's
+}

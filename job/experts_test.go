@@ -1,0 +1,107 @@
+package job
+
+import (
+	"bytes"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"ulysses/internal/status"
+	"ulysses/testkit/near"
+)
+
+// Models with experts have the same losses, gradient norms and balancing losses on every mesh, with
+// every ZeRO stage, and for every division of the global batch into micro-batches. The first loss,
+// and the first loss of the experts' balance, do not even differ in rounding: the forward pass of a
+// token is bitwise equal, except in a ring, and sums over tokens are in float64.
+func TestExpertsOnMeshes(t *testing.T) {
+	for _, x := range []struct {
+		golden, coefficient string
+	}{{"qwen3_moe-adamw-packed", "0.5"}, {"mixtral-sgd-plain", "2.0"}} {
+		path := filepath.Join(goldens, x.golden, "job.toml")
+		run := func(t *testing.T, ranks int, sets string) ([]metricsLine, string) {
+			out := t.TempDir()
+			var stdout, stderr bytes.Buffer
+			sets += " train.steps=3 model.override.output_router_logits=true model.override.router_aux_loss_coef=" + x.coefficient
+			err := Run(Options{Path: path, Sets: append(strings.Fields(sets), "output.dir="+out), Ranks: ranks, Verbose: true, Stdout: &stdout, Stderr: &stderr})
+			if err != nil {
+				t.Fatal(err, stderr.String())
+			}
+			return readMetrics(t, filepath.Join(out, "metrics.jsonl")), stdout.String()
+		}
+		want, _ := run(t, 1, "parallel.ulysses=1 data.batch=4")
+		for _, r := range want {
+			if r.AuxLoss == nil || !(*r.AuxLoss > 2) { // at least the experts of a token, up to rounding
+				t.Fatalf("%+v has no loss of balance", r)
+			}
+		}
+		for _, m := range []struct {
+			ranks int
+			sets  string
+		}{
+			{1, "parallel.ulysses=1 data.batch=1 data.accumulate=4"},
+			{1, "parallel.ulysses=1 data.batch=2 data.accumulate=2 tile.mlp=7"},
+			{2, "parallel.ulysses=2 data.batch=4 parallel.zero=1"},
+			{2, "parallel.ulysses=1 parallel.ring=2 data.batch=4 parallel.zero=2"},
+			{2, "parallel.ulysses=1 data.batch=2 parallel.zero=3"},
+			{4, "parallel.ulysses=4 data.batch=4 parallel.zero=3 memory.mlp=recompute memory.segment=2"},
+			{4, "parallel.ulysses=2 parallel.ring=2 data.batch=2 data.accumulate=2 parallel.zero=2"},
+			{4, "parallel.ulysses=2 data.batch=2 parallel.zero=3 parallel.overlap=on"},
+			{4, "parallel.ulysses=1 data.batch=1 parallel.zero=1 memory.attention=recompute memory.qkv=recompute"},
+			{4, "parallel.ulysses=1 parallel.ring=2 data.batch=1 data.accumulate=2"},
+		} {
+			t.Run(fmt.Sprint(x.golden, " ", m.ranks, " ", m.sets), func(t *testing.T) {
+				got, report := run(t, m.ranks, m.sets)
+				for i, r := range got {
+					tolerance := 3e-6
+					if i == 0 && !strings.Contains(m.sets, "ring") {
+						tolerance = 1e-13
+					}
+					near.Value(t, fmt.Sprintf("loss of step %d", i+1), r.Loss, want[i].Loss, tolerance*want[i].Loss)
+					near.Value(t, fmt.Sprintf("loss of balance of step %d", i+1), *r.AuxLoss, *want[i].AuxLoss, max(tolerance, 1e-12)**want[i].AuxLoss)
+					near.Value(t, fmt.Sprintf("gradient norm of step %d", i+1), r.GradNorm, want[i].GradNorm, 2e-5*want[i].GradNorm)
+				}
+				if m.ranks > 1 && !strings.Contains(report, ": equal") || strings.Contains(report, "NOT EQUAL") {
+					t.Errorf("bytes sent are not the formula's: %s", report)
+				}
+			})
+		}
+	}
+}
+
+// The golden of Mixtral and of Qwen3-MoE in a ring and with sharded weights.
+func TestGoldenExpertsSharded(t *testing.T) {
+	cases := readGoldens(t, "train")
+	for dir, c := range cases {
+		for _, name := range []string{"mixtral-adamw-packed", "qwen3_moe-sgd-packed"} {
+			if c.Name != name {
+				continue
+			}
+			for _, sets := range [][]string{{"parallel.ulysses=2", "parallel.ring=2", "parallel.zero=3"}, {"parallel.ulysses=1", "parallel.ring=4", "parallel.zero=2"},
+				{"parallel.zero=1", "tile.mlp=5"}, {"parallel.zero=3", "memory.mlp=offload"}} {
+				trainGolden(t, dir, c, 4, sets...)
+			}
+		}
+	}
+}
+
+// Fields of experts in the wrong place, features that are not built, and adapters of experts are
+// refused by name.
+func TestExpertsRefused(t *testing.T) {
+	path := filepath.Join(goldens, "qwen3_moe-sgd-packed", "job.toml")
+	for sets, want := range map[string]string{
+		"model.num_experts_per_tok=2":              "num_experts_per_tok: a field of config.json; set it in model.override",
+		"train.moe_router_bias_update_rate=0.001":  "balancing of experts by a bias of the router is not built; set output_router_logits = true",
+		"parallel.ep_size=2":                       "expert parallelism, and limits of an expert's tokens are not built",
+		"model.override.num_experts_per_tok=9":     "num_experts_per_tok = 9, num_local_experts = 6",
+		"lora.rank=2 lora.targets=[\"gate_proj\"]": "adapters of experts and routers are not built",
+		"train.freeze=[\"*.experts.3.*\"]":         "freeze the matrices of all experts of a layer or of none",
+	} {
+		var stderr bytes.Buffer
+		err := Run(Options{Path: path, Sets: append(strings.Fields(sets), "output.dir="+t.TempDir()), Ranks: 4, Stdout: &bytes.Buffer{}, Stderr: &stderr})
+		if code := status.Of(err); err == nil || code != status.Unsupported && code != status.InvalidConfig || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %q", sets, err, want)
+		}
+	}
+}

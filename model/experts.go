@@ -1,0 +1,330 @@
+package model
+
+import (
+	"fmt"
+
+	"ulysses/device"
+	"ulysses/tensor"
+)
+
+// experts is an MLP with a router (Shazeer et al. 2017, arXiv:1701.06538): the k experts with the
+// largest router logits compute a token, and the output is the sum of their outputs, weighted by
+// the router's probabilities. Every rank has all experts and computes its own tokens. No choice of
+// an expert is dropped: memory is for k rows of each token, however they are distributed.
+//
+// The sums over the rows of an expert, and over the experts of a token, have an order that depends
+// on the tokens alone, so the output of a token is bitwise equal on every mesh and for every tile.
+type experts struct {
+	router         *Param   // [E, hidden]
+	gateUp, down   []*Param // gate, up of each expert; down of each expert
+	count, k       int64    // E, and the experts of a token
+	width, hiddens int64    // F of an expert, and hidden
+	normalize      bool
+	sparse         int64         // the number of this layer among the layers with experts
+	shared         *sharedExpert // of all tokens; nil = none
+
+	// saved between the halves, or of the current tile
+	routing routing
+	hidden  tensor.Tensor // [T·k, 2F], gate and up, then their gradients
+	rows    tensor.Tensor // [T·k, hidden], the inputs, outputs and gradients of the experts
+	act     tensor.Tensor // [T·k, F], the input of down, then its gradient
+	dlogits tensor.Tensor // [T, E] of the compute type
+	dweight tensor.Tensor // [T·k] F32
+	tiles   *mlpTiles
+}
+
+// routing is the choice of experts, see device.Route.
+type routing struct {
+	probs   tensor.Tensor // [T, E] F32
+	chosen  tensor.Tensor // [T, k] I32
+	rows    tensor.Tensor // [T, k] I32
+	weights tensor.Tensor // [T·k] F32
+	offsets tensor.Tensor // [E+1] I32
+}
+
+func newExperts(cfg *Config, layer int64) *experts {
+	e, names := cfg.Experts, cfg.family.experts
+	name := func(suffix string) string {
+		return fmt.Sprintf("model.layers.%d.%s.%s", layer, names.block, suffix)
+	}
+	m := &experts{count: e.Count, k: e.PerToken, width: e.Size, hiddens: cfg.HiddenSize, normalize: e.Normalize}
+	for i := range layer {
+		if cfg.Sparse(i) {
+			m.sparse++
+		}
+	}
+	m.router = newParam(name("gate.weight"), cfg.DType, normal, []string{names.number, "hidden_size"}, e.Count, cfg.HiddenSize)
+	m.router.router = true
+	matrix := func(expert int64, part string, axes []string, shape ...int64) *Param {
+		p := newParam(name(fmt.Sprintf("experts.%d.%s.weight", expert, part)), cfg.DType, normal, axes, shape...)
+		p.expert = true
+		return p
+	}
+	for i := range e.Count {
+		for _, part := range []string{names.gate, names.up} {
+			m.gateUp = append(m.gateUp, matrix(i, part, []string{names.size, "hidden_size"}, e.Size, cfg.HiddenSize))
+		}
+	}
+	for i := range e.Count {
+		m.down = append(m.down, matrix(i, names.down, []string{"hidden_size", names.size}, cfg.HiddenSize, e.Size))
+	}
+	if e.Shared > 0 {
+		m.shared = newSharedExpert(cfg, name)
+	}
+	m.tiles = newMLPTiles(m)
+	return m
+}
+
+func (m *experts) Params() []*Param {
+	all := append(append([]*Param{m.router}, m.gateUp...), m.down...)
+	if m.shared != nil {
+		all = append(all, m.shared.params()...)
+	}
+	return all
+}
+
+// allGateUp and allDown return views [E, 2F, hidden] and [E, hidden, F] of the matrices of all
+// experts, or of their gradients, given the first.
+func (m *experts) allGateUp(first tensor.Tensor) tensor.Tensor {
+	return span(first, m.count, 2*m.width, m.hiddens)
+}
+func (m *experts) allDown(first tensor.Tensor) tensor.Tensor {
+	return span(first, m.count, m.hiddens, m.width)
+}
+
+// visitSaved visits the choice of experts, and gate and up. Each has the category of the MLP.
+func (m *experts) visitSaved(p *pass) {
+	if _, tiled := p.mlpTile(); tiled {
+		return
+	}
+	r := &m.routing
+	p.visitF32(&r.probs, mlpSaved, p.tokens, m.count)
+	p.visitAs(&r.chosen, mlpSaved, tensor.I32, p.tokens, m.k)
+	p.visitAs(&r.rows, mlpSaved, tensor.I32, p.tokens, m.k)
+	p.visitF32(&r.weights, mlpSaved, p.tokens*m.k)
+	p.visitAs(&r.offsets, mlpSaved, tensor.I32, m.count+1)
+	p.visit(&m.hidden, mlpSaved, p.tokens*m.k, 2*m.width)
+	if s := m.shared; s != nil {
+		p.visit(&s.hidden, mlpSaved, p.tokens, 2*s.width)
+		p.visitF32(&s.logit, mlpSaved, p.tokens, 1)
+	}
+}
+
+// allocate returns the routing of some tokens in temporary memory.
+func (m *experts) allocate(p *pass, tokens int64) routing {
+	return routing{probs: p.tempF32(tokens, m.count), chosen: p.alloc(tensor.I32, tokens, m.k), rows: p.alloc(tensor.I32, tokens, m.k),
+		weights: p.tempF32(tokens * m.k), offsets: p.alloc(tensor.I32, m.count+1)}
+}
+
+// first returns the routing memory for the first tokens.
+func (r *routing) first(tokens int64) routing {
+	k := r.chosen.Shape[1]
+	return routing{probs: r.probs.Slice(0, 0, tokens), chosen: r.chosen.Slice(0, 0, tokens), rows: r.rows.Slice(0, 0, tokens),
+		weights: r.weights.Slice(0, 0, tokens*k), offsets: r.offsets}
+}
+
+// begin allocates the working memory of tiles.
+func (m *experts) begin(p *pass, tokens int64, backward bool) {
+	m.routing, m.hidden = m.allocate(p, tokens), p.temp(tokens*m.k, 2*m.width)
+	if m.shared != nil {
+		m.shared.allocate(p, tokens)
+	}
+	m.working(p, tokens, backward)
+	if m.shared != nil {
+		m.shared.sketch(p, tokens)
+	}
+}
+
+// working allocates the memory that a half needs beyond what is saved.
+func (m *experts) working(p *pass, tokens int64, backward bool) {
+	m.rows, m.act = p.temp(tokens*m.k, m.hiddens), p.temp(tokens*m.k, m.width)
+	if backward {
+		m.dlogits, m.dweight = p.temp(tokens, m.count), p.tempF32(tokens*m.k)
+	}
+	if m.shared != nil {
+		m.shared.working(p, tokens, backward)
+	}
+}
+
+func (m *experts) Forward(p *pass, x tensor.Tensor) {
+	if tokens, tiled := p.mlpTile(); tiled {
+		m.tiles.run(p, tokens, x, tensor.Tensor{})
+		return
+	}
+	mark, saved, hidden := p.mark(), m.routing, m.hidden
+	if hidden.IsNil() {
+		m.routing, m.hidden = m.allocate(p, p.tokens), p.temp(p.tokens*m.k, 2*m.width)
+		if m.shared != nil {
+			m.shared.allocate(p, p.tokens)
+			defer func() { m.shared.hidden, m.shared.logit = tensor.Tensor{}, tensor.Tensor{} }()
+		}
+	}
+	m.working(p, p.tokens, false)
+	p.phase("mlp")
+	m.forwardRows(p, x, x, p.sequencesAt(0, p.tokens))
+	p.end()
+	m.routing, m.hidden = saved, hidden
+	p.reset(mark)
+}
+
+func (m *experts) Backward(p *pass, x, dy tensor.Tensor) {
+	if tokens, tiled := p.mlpTile(); tiled {
+		m.tiles.run(p, tokens, x, dy)
+		return
+	}
+	mark := p.mark()
+	m.working(p, p.tokens, true)
+	p.phase("mlp")
+	m.backwardRows(p, m.routing, m.hidden, x, dy, x, p.sequencesAt(0, p.tokens))
+	m.gradReady(p)
+	p.end()
+	p.reset(mark)
+}
+
+// forwardRows writes the output of tokens x [T, hidden] to out, which may be x. sequence [T] has
+// the sequences of the tokens, whose choices are counted in the forward half of a pass.
+func (m *experts) forwardRows(p *pass, out, x, sequence tensor.Tensor) {
+	r, hidden := m.project(p, x, sequence)
+	var own, weights tensor.Tensor
+	if m.shared != nil {
+		own, weights = m.shared.forward(p, x)
+	}
+	n := x.Shape[0] * m.k
+	rows, act := m.rows.Slice(0, 0, n), m.act.Slice(0, 0, n)
+	p.SwiGLU(act, hidden.Slice(1, 0, m.width), hidden.Slice(1, m.width, 2*m.width), false)
+	p.GroupedGemm(rows, act, m.allDown(m.down[0].Value).Permute(0, 2, 1), r.offsets)
+	p.CombineRows(out, rows, r.rows, r.weights, own, weights)
+}
+
+// project chooses the experts of tokens x, and computes gate and up.
+func (m *experts) project(p *pass, x, sequence tensor.Tensor) (r routing, hidden tensor.Tensor) {
+	tokens := x.Shape[0]
+	r, hidden = m.routing.first(tokens), m.hidden.Slice(0, 0, tokens*m.k)
+	p.Gemm(r.probs, x, m.router.Value.Permute(1, 0), tensor.Tensor{})
+	p.Route(&r, m.normalize, sequence, m.sparse)
+	rows := m.rows.Slice(0, 0, tokens*m.k)
+	p.SpreadRows(rows, x, r.rows)
+	p.GroupedGemm(hidden, rows, m.allGateUp(m.gateUp[0].Value).Permute(0, 2, 1), r.offsets)
+	return r, hidden
+}
+
+// backwardRows adds to the gradients of the weights, and writes the gradient of tokens x to dx,
+// which may be x. It overwrites hidden.
+//
+// The gradient of a weight of the router is dy·y, where y is the expert's output. It is computed as
+// (Wᵀdy)·a from the input a of down, because y is not saved. For the gradient of down, the weight
+// multiplies a instead of dy.
+func (m *experts) backwardRows(p *pass, r routing, hidden, x, dy, dx, sequence tensor.Tensor) {
+	n := x.Shape[0] * m.k
+	rows, act, dweight, dlogits := m.rows.Slice(0, 0, n), m.act.Slice(0, 0, n), m.dweight.Slice(0, 0, n), m.dlogits.Slice(0, 0, x.Shape[0])
+	p.SpreadRows(rows, dy, r.rows)
+	p.GroupedGemm(act, rows, m.allDown(m.down[0].Value), r.offsets)
+	p.WeightedSwiGLUBack(act, hidden.Slice(1, 0, m.width), hidden.Slice(1, m.width, 2*m.width), r.weights, dweight)
+	if !m.down[0].Frozen {
+		p.GroupedGemmWeights(m.allDown(m.down[0].Grad), rows, act, r.offsets)
+	}
+	if !m.gateUp[0].Frozen {
+		p.SpreadRows(rows, x, r.rows)
+		p.GroupedGemmWeights(m.allGateUp(m.gateUp[0].Grad), hidden, rows, r.offsets)
+	}
+	p.GroupedGemm(rows, hidden, m.allGateUp(m.gateUp[0].Value), r.offsets)
+	p.RouteBack(dlogits, dweight, &r, m.normalize, sequence, m.sparse)
+	if !m.router.Frozen {
+		p.GemmAdd(m.router.Grad, dlogits.Permute(1, 0), x)
+	}
+	var own tensor.Tensor
+	if m.shared != nil {
+		own = m.shared.backward(p, x, dy)
+	}
+	p.CombineRows(dx, rows, r.rows, tensor.Tensor{}, own, tensor.Tensor{})
+	p.GemmAdd(dx, dlogits, m.router.Value)
+}
+
+// forwardTile and backwardTile compute tokens [lo, lo + T) of the pass, see tokenwise.
+func (m *experts) forwardTile(p *pass, out, x tensor.Tensor, lo int64) {
+	m.forwardRows(p, out, x, p.sequencesAt(lo, x.Shape[0]))
+}
+
+func (m *experts) backwardTile(p *pass, dx, x, dy tensor.Tensor, lo int64) {
+	r, hidden := m.project(p, x, tensor.Tensor{})
+	if m.shared != nil {
+		m.shared.project(p, x)
+	}
+	m.backwardRows(p, r, hidden, x, dy, dx, p.sequencesAt(lo, x.Shape[0]))
+}
+
+func (m *experts) gradReady(p *pass) {
+	p.gradReady(m.down...)
+	p.gradReady(m.gateUp...)
+	p.gradReady(m.router)
+	if m.shared != nil {
+		m.shared.gradReady(p)
+	}
+}
+
+// Route chooses the experts of a layer from the logits in r.probs, and counts the choices of
+// sequences in the forward half of a pass.
+func (p *pass) Route(r *routing, normalize bool, sequence tensor.Tensor, layer int64) {
+	if p.skip() {
+		return
+	}
+	p.route = device.Route{Logits: r.probs, Experts: r.chosen, Rows: r.rows, Weights: r.weights, Offsets: r.offsets, Normalize: normalize}
+	if p.balance.counting && !sequence.IsNil() {
+		p.route.Sequence, p.route.Counts, p.route.Sums = sequence, p.balance.counts.Select(0, layer), p.balance.sums.Select(0, layer)
+	}
+	p.err = p.dev.RouteForward(p.ctx.Stream, &p.route)
+}
+
+// RouteBack writes the gradient dlogits of the router's logits, with that of the balancing loss.
+func (p *pass) RouteBack(dlogits, dweights tensor.Tensor, r *routing, normalize bool, sequence tensor.Tensor, layer int64) {
+	if p.skip() {
+		return
+	}
+	p.routeGrad = device.RouteGrad{Probs: r.probs, Experts: r.chosen, Rows: r.rows, Weights: r.weights, DWeights: dweights, DLogits: dlogits, Normalize: normalize}
+	if !sequence.IsNil() {
+		p.routeGrad.Sequence, p.routeGrad.Counts, p.routeGrad.Scale = sequence, p.balance.counts.Select(0, layer), p.balance.scale
+	}
+	p.err = p.dev.RouteBackward(p.ctx.Stream, &p.routeGrad)
+}
+
+// SpreadRows copies each token of x to its rows of y.
+func (e *executor) SpreadRows(y, x, rows tensor.Tensor) {
+	if !e.skip() {
+		e.spread = device.SpreadRows{X: x, Rows: rows, Y: y}
+		e.err = e.dev.SpreadRows(e.ctx.Stream, &e.spread)
+	}
+}
+
+// CombineRows adds the rows of each token in x and its own row, times their weights unless these
+// are nil.
+func (e *executor) CombineRows(y, x, rows, weights, own, ownWeights tensor.Tensor) {
+	if !e.skip() {
+		e.combine = device.CombineRows{X: x, Rows: rows, Weights: weights, Y: y, Own: own, OwnWeights: ownWeights}
+		e.err = e.dev.CombineRows(e.ctx.Stream, &e.combine)
+	}
+}
+
+// GroupedGemm computes c = a·b[e] for the rows of each expert e.
+func (e *executor) GroupedGemm(c, a, b, offsets tensor.Tensor) {
+	if !e.skip() {
+		e.grouped = device.GroupedGemm{A: a, B: b, C: c, Offsets: offsets}
+		e.err = e.dev.GroupedGemm(e.ctx.Stream, &e.grouped)
+	}
+}
+
+// GroupedGemmWeights adds aᵀ·b over the rows of each expert e to c[e].
+func (e *executor) GroupedGemmWeights(c, a, b, offsets tensor.Tensor) {
+	if !e.skip() {
+		e.groupedGrad = device.GroupedGemmWeights{A: a, B: b, C: c, Offsets: offsets}
+		e.err = e.dev.GroupedGemmWeights(e.ctx.Stream, &e.groupedGrad)
+	}
+}
+
+// WeightedSwiGLUBack overwrites gate and up with the gradients of weights·y, and dy, which is that
+// gradient without the weights, with weights·y.
+func (e *executor) WeightedSwiGLUBack(dy, gate, up, weights, dweights tensor.Tensor) {
+	if !e.skip() {
+		e.weightedGrad = device.WeightedSwiGLUGrad{Gate: gate, Up: up, Weights: weights, DY: dy, DGate: gate, DUp: up, DWeights: dweights, Restore: true}
+		e.err = e.dev.WeightedSwiGLUBackward(e.ctx.Stream, &e.weightedGrad)
+	}
+}

@@ -1,0 +1,270 @@
+package model
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"ulysses/internal/notbuilt"
+	"ulysses/internal/status"
+	"ulysses/tensor"
+)
+
+// Experts has the fields of a decoder whose MLPs have experts: a router chooses PerToken of Count
+// MLPs for each token.
+type Experts struct {
+	Count    int64 // 0 = no layer has experts
+	PerToken int64
+	Size     int64 // features of gate and of up in an expert
+	Shared   int64 // the same of an expert that all tokens have, which has a gate; 0 = there is none
+	// Normalize divides the weights of a token's experts by their sum.
+	Normalize bool
+	// Balance is the coefficient of the loss that balances the experts (router_aux_loss_coef); 0 =
+	// there is none. As in transformers, it has an effect only with output_router_logits.
+	Balance float64
+
+	dense map[int64]bool // layers without experts (mlp_only_layers)
+	step  int64          // of every so many layers, the last has experts (decoder_sparse_step)
+}
+
+// expertFields are the fields and the names of weights of a family whose MLPs have experts.
+type expertFields struct {
+	number, size string // the fields with the number of experts and with their width
+	aliases      []string
+	normalize    bool     // the weights are always divided by their sum; otherwise by norm_topk_prob
+	layers       bool     // mlp_only_layers and decoder_sparse_step are read
+	shared       bool     // shared_expert_intermediate_size is read
+	everywhere   bool     // all layers have experts, and there is no intermediate_size
+	zero         []string // fields that must be 0
+	block        string   // the module in a layer
+	gate, up     string   // the matrices of an expert
+	down         string
+}
+
+var (
+	mixtralExperts = expertFields{number: "num_local_experts", size: "intermediate_size", normalize: true, zero: []string{"router_jitter_noise"},
+		block: "block_sparse_moe", gate: "w1", up: "w3", down: "w2"}
+	qwenExperts = expertFields{number: "num_experts", size: "moe_intermediate_size", aliases: []string{"num_local_experts"}, layers: true,
+		block: "mlp", gate: "gate_proj", up: "up_proj", down: "down_proj"}
+	hybridExperts = expertFields{number: "num_experts", size: "moe_intermediate_size", aliases: []string{"num_local_experts"}, normalize: true, shared: true, everywhere: true,
+		block: "mlp", gate: "gate_proj", up: "up_proj", down: "down_proj"}
+)
+
+// Sparse reports whether the MLP of a layer has experts.
+func (c *Config) Sparse(layer int64) bool {
+	e := &c.Experts
+	return e.Count > 0 && !e.dense[layer] && (layer+1)%e.step == 0
+}
+
+// SparseLayers returns the number of layers whose MLP has experts.
+func (c *Config) SparseLayers() (n int64) {
+	for i := range c.NumHiddenLayers {
+		if c.Sparse(i) {
+			n++
+		}
+	}
+	return n
+}
+
+// Balances reports whether training has a loss that balances the experts.
+func (c *Config) Balances() bool { return c.Experts.Balance > 0 && c.SparseLayers() > 0 }
+
+// readHybridExperts reads the fields of Qwen3.5-MoE.
+func readHybridExperts(c *Config, r *reader) {
+	readHybrid(c, r)
+	readExperts(c, r)
+}
+
+func writeHybridExperts(c *Config, f fields) {
+	writeHybrid(c, f)
+	writeExperts(c, f)
+}
+
+// readExperts reads the fields of Mixtral (Jiang et al. 2024, arXiv:2401.04088) or of Qwen3-MoE.
+func readExperts(c *Config, r *reader) {
+	names, e := c.family.experts, &c.Experts
+	number := names.number
+	for _, alias := range names.aliases { // transformers 5 may write another name
+		if !r.has(alias) {
+			continue
+		}
+		if n, _ := asInt(r.raw[names.number]); r.raw[names.number] == nil {
+			number = alias
+		} else if m, _ := asInt(r.raw[alias]); n != m {
+			r.fault(status.InvalidConfig, "%s = %v and %s = %v: they are names of the same number, give one of them", names.number, r.raw[names.number], alias, r.raw[alias])
+		}
+	}
+	e.Count = r.extent(number, c.family.size(names.number, r), 1<<16)
+	e.PerToken = r.extent("num_experts_per_tok", c.family.size("num_experts_per_tok", r), 1<<10)
+	if e.PerToken > e.Count && e.Count > 0 {
+		r.fault(status.InvalidConfig, "num_experts_per_tok = %d, %s = %d: a token cannot have more experts than there are", e.PerToken, number, e.Count)
+	}
+	if e.Size = c.IntermediateSize; names.size != "intermediate_size" {
+		e.Size = r.extent(names.size, c.family.size(names.size, r), 1<<26)
+	}
+	if names.shared {
+		e.Shared = r.extent("shared_expert_intermediate_size", c.family.size("shared_expert_intermediate_size", r), 1<<26)
+	}
+	e.Normalize, e.step = true, 1
+	if !names.normalize {
+		e.Normalize = r.flag("norm_topk_prob", false)
+	}
+	if names.layers {
+		e.step = r.extent("decoder_sparse_step", 1, maxLayers)
+		c.readDenseLayers(r)
+	}
+	for _, name := range names.zero {
+		if x := r.number(name, 0); x != 0 {
+			r.fault(status.Unsupported, "%s = %v is not built: %s", name, x, notbuilt.RouterNoise.Instead)
+		}
+	}
+	coefficient := r.number("router_aux_loss_coef", 0.001)
+	if !(coefficient >= 0 && coefficient < 1e30) {
+		r.fault(status.InvalidConfig, "router_aux_loss_coef = %v: give a number of at least 0", coefficient)
+	}
+	if r.flag("output_router_logits", false) {
+		e.Balance = coefficient
+	}
+}
+
+// readDenseLayers reads mlp_only_layers, the layers without experts.
+func (c *Config) readDenseLayers(r *reader) {
+	list, given := r.value("mlp_only_layers").([]any)
+	if !given && r.has("mlp_only_layers") {
+		r.fault(status.InvalidConfig, "mlp_only_layers = %v: give a list of the layers without experts, counted from 0", r.raw["mlp_only_layers"])
+	}
+	c.Experts.dense = map[int64]bool{}
+	for i, x := range list {
+		n, ok := asInt(x)
+		if !ok || n < 0 || c.NumHiddenLayers > 0 && n >= c.NumHiddenLayers {
+			r.fault(status.InvalidConfig, "mlp_only_layers[%d] = %v: give the number of a layer, from 0 to %d", i, x, c.NumHiddenLayers-1)
+			return
+		}
+		c.Experts.dense[n] = true
+	}
+}
+
+func writeExperts(c *Config, f fields) {
+	names, e := c.family.experts, &c.Experts
+	if !slices.ContainsFunc(names.aliases, func(alias string) bool { return f[alias] != nil }) {
+		f.put(names.number, e.Count)
+	}
+	f.put("num_experts_per_tok", e.PerToken)
+	f.put(names.size, e.Size)
+	if names.shared {
+		f.put("shared_expert_intermediate_size", e.Shared)
+	}
+	if !names.normalize {
+		f.put("norm_topk_prob", e.Normalize)
+	}
+}
+
+// refuseExperts refuses experts in families in which they are not built, by the field or by the
+// family's default.
+func (c *Config) refuseExperts(r *reader) {
+	if c.family.experts != nil {
+		return
+	}
+	n, local := r.number("num_experts", 0), r.number("num_local_experts", c.family.refusedExperts)
+	name := "num_experts"
+	if local > 0 {
+		n, name = local, "num_local_experts"
+	}
+	if n > 0 {
+		r.fault(status.Unsupported, "%s = %v: %s", name, n, notbuilt.Experts.Text(notbuilt.Experts.Instead))
+	}
+}
+
+// refuseExpertTargets refuses targets of adapters that name experts or routers.
+func (m *Model) refuseExpertTargets(targets []string) error {
+	for _, g := range m.groups {
+		for _, p := range g.Params {
+			for _, t := range targets {
+				if (p.expert || p.router) && t != AllLinear && adapts(t, module(p.Name)) {
+					return status.Errorf(status.Unsupported, "lora.targets: %q names %s: %s", t, module(p.Name), notbuilt.ExpertAdapters.Text(notbuilt.ExpertAdapters.Instead))
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// checkFrozenExperts returns an error if some of the experts of a layer are frozen: the matrices of
+// all experts are one tensor of the grouped products, which is trained or frozen.
+func (m *Model) checkFrozenExperts() error {
+	for _, b := range m.blocks {
+		x, ok := b.mlp.(*experts)
+		if !ok {
+			continue
+		}
+		for _, matrices := range [][]*Param{x.gateUp, x.down} {
+			for _, p := range matrices {
+				if first := matrices[0]; p.Frozen != first.Frozen {
+					if p.Frozen {
+						p, first = first, p
+					}
+					return status.Errorf(status.InvalidConfig, "train.freeze: %s is frozen and %s is not; freeze the matrices of all experts of a layer or of none, for example with \"*.experts.*\"",
+						first.Name, p.Name)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// Newer versions of transformers have the matrices of all experts of a layer in two tensors, and
+// can save them: gate_up_proj [E, 2F, hidden], gate and then up of each expert, and down_proj
+// [E, hidden, F]. Their module is mlp in all families.
+const (
+	stackedGateUp = ".mlp.experts.gate_up_proj"
+	stackedDown   = ".mlp.experts.down_proj"
+	stackedRouter = ".mlp.gate.weight"
+)
+
+// unstack returns the tensors of single experts in a tensor of a file, or the tensor itself.
+func (c *Config) unstack(e tensor.Entry) ([]tensor.Entry, error) {
+	names, x := c.family.experts, &c.Experts
+	if names == nil {
+		return []tensor.Entry{e}, nil
+	}
+	layer, gateUp := strings.CutSuffix(e.Name, stackedGateUp)
+	want := []int64{x.Count, 2 * x.Size, c.HiddenSize}
+	if !gateUp {
+		var down bool
+		if layer, down = strings.CutSuffix(e.Name, stackedDown); !down {
+			return []tensor.Entry{e}, nil
+		}
+		want = []int64{x.Count, c.HiddenSize, x.Size}
+	}
+	if !slices.Equal(e.Shape, want) {
+		return nil, status.Errorf(status.InvalidConfig, "tensor %v: config.json says %v (%s, %s, hidden_size): correct one of them", e, want, names.number, names.size)
+	}
+	var parts []tensor.Entry
+	name := func(expert int64, matrix string) string {
+		return fmt.Sprintf("%s.%s.experts.%d.%s.weight", layer, names.block, expert, matrix)
+	}
+	n := x.Size * c.HiddenSize
+	for i := range x.Count {
+		if gateUp {
+			parts = append(parts, e.Part(name(i, names.gate), 2*i*n, x.Size, c.HiddenSize), e.Part(name(i, names.up), (2*i+1)*n, x.Size, c.HiddenSize))
+		} else {
+			parts = append(parts, e.Part(name(i, names.down), i*n, c.HiddenSize, x.Size))
+		}
+	}
+	return parts, nil
+}
+
+// nameOf returns the name in this package of a tensor of a file; of experts in one tensor, that of
+// the first.
+func (c *Config) nameOf(stored string) string {
+	name, names := c.family.files.textName(stored), c.family.experts
+	if names == nil {
+		return name
+	}
+	for _, x := range [][2]string{{stackedGateUp, ".experts.0." + names.gate + ".weight"}, {stackedDown, ".experts.0." + names.down + ".weight"}, {stackedRouter, ".gate.weight"}} {
+		if layer, ok := strings.CutSuffix(name, x[0]); ok {
+			return layer + "." + names.block + x[1]
+		}
+	}
+	return name
+}

@@ -1,0 +1,396 @@
+package conformance
+
+import (
+	"fmt"
+
+	"ulysses/device"
+	"ulysses/internal/status"
+	"ulysses/tensor"
+	"ulysses/testkit/ref"
+)
+
+// testExperts runs the cases of mixtures of experts. A device without these operations refuses each
+// of them.
+func testExperts(s *suite) {
+	if !s.one.Info().Experts {
+		s.expertsRefused()
+		return
+	}
+	for _, c := range []struct{ tokens, experts, k int64 }{{1, 1, 1}, {7, 4, 2}, {100, 8, 3}, {65, 17, 17}, {33, 128, 8}, {0, 4, 2}, {3, 64, 1}, {900, 40, 4}} {
+		for _, normalize := range []bool{true, false} {
+			s.routeCase(c.tokens, c.experts, c.k, normalize)
+		}
+		for _, l := range []layout{dense, padded} {
+			s.typed(func(d tensor.DType, suffix string) { s.rowsCase(d, suffix, c.tokens, c.experts, c.k, l) })
+		}
+	}
+	s.routeEqualLogits()
+	s.expertRefusals()
+}
+
+// route returns the reference's choices for random logits. Some experts get no tokens, and with
+// many experts one gets all.
+func route(tokens, experts, k int64, normalize bool) (logits []float64, r ref.Routing[float64]) {
+	logits = normal(seeded(31, tokens, experts, k), tokens*experts)
+	for i := range logits {
+		switch e := int64(i) % experts; {
+		case experts > 16 && e == 5:
+			logits[i] += 20
+		case experts > k+1 && e == 1:
+			logits[i] -= 30
+		}
+		logits[i] = float64(float32(logits[i]))
+	}
+	return logits, ref.Route(experts, k, logits, normalize)
+}
+
+func (s *suite) routeCase(tokens, experts, k int64, normalize bool) {
+	const sequences = 3
+	f := ref.Convert[float32, float64]
+	logits, r := route(tokens, experts, k, normalize)
+	r32 := ref.Route(experts, k, f(logits), normalize)
+	sequence, random := make([]float64, tokens), seeded(32, tokens)
+	counts, sums := make([]float64, sequences*experts), make([]float64, sequences*experts)
+	counts[0], sums[0] = 4, 0.5 // added to
+	before := append([]float64(nil), counts...)
+	sumsBefore := append([]float64(nil), sums...)
+	for t := range sequence {
+		sequence[t] = float64(random.IntN(sequences+1) - 1)
+		if sequence[t] < 0 {
+			continue
+		}
+		at := int64(sequence[t]) * experts
+		for e := range experts {
+			sums[at+e] += r.Probs[int64(t)*experts+e]
+		}
+		for _, e := range r.Experts[int64(t)*k : int64(t+1)*k] {
+			counts[at+e]++
+		}
+	}
+	name := fmt.Sprintf("route %d tokens to %d of %d, normalize %v", tokens, k, experts, normalize)
+	wants := []want{both("probs", r.Probs, r32.Probs), {name: "experts", ref: floats(r.Experts), exact: true}, {name: "rows", ref: floats(r.Rows), exact: true},
+		both("weights", r.Weights, r32.Weights), {name: "offsets", ref: floats(r.Offsets), exact: true}}
+	run := func(b *bench, counted bool) ([]*array, *device.Route) {
+		probs, chosen, rows := b.inout("logits", tensor.F32, padded, logits, tokens, experts), b.out("experts", tensor.I32, shifted, tokens, k), b.out("rows", tensor.I32, dense, tokens, k)
+		weights, offsets := b.out("weights", tensor.F32, dense, tokens*k), b.out("offsets", tensor.I32, dense, experts+1)
+		all := []*array{probs, chosen, rows, weights, offsets}
+		a := &device.Route{Logits: probs.Tensor, Experts: chosen.Tensor, Rows: rows.Tensor, Weights: weights.Tensor, Offsets: offsets.Tensor, Normalize: normalize}
+		if counted {
+			n, p := b.inout("counts", tensor.F64, dense, before, sequences, experts), b.inout("sums", tensor.F64, dense, sumsBefore, sequences, experts)
+			a.Sequence, a.Counts, a.Sums = b.in("sequence", tensor.I32, dense, sequence, tokens).Tensor, n.Tensor, p.Tensor
+			all = append(all, n, p)
+		}
+		return all, a
+	}
+	s.check(name, wants, func(b *bench) ([]*array, error) {
+		all, a := run(b, false)
+		return all, b.dev.RouteForward(b.stream, a)
+	})
+	s.check(name+", counted", append(wants, want{name: "counts", ref: counts, exact: true}, want{name: "sums", ref: sums, bound: resolution}), func(b *bench) ([]*array, error) {
+		all, a := run(b, true)
+		return all, b.dev.RouteForward(b.stream, a)
+	})
+
+	// The reference gets the probabilities as the device has them: where one of them is nearly 1,
+	// the gradient is proportional to its distance from 1.
+	r.Probs, r.Weights = rounded32(r.Probs), rounded32(r.Weights)
+	r32.Probs, r32.Weights = f(r.Probs), f(r.Weights)
+	dweights, scale := normal(random, tokens*k), normal(random, sequences)
+	scaled := make([]float64, tokens*experts)
+	for t := range sequence {
+		for e := range experts {
+			if q := int64(sequence[t]); q >= 0 {
+				scaled[int64(t)*experts+e] = scale[q] * counts[q*experts+e]
+			}
+		}
+	}
+	for _, balanced := range []bool{false, true} {
+		g := scaled
+		if !balanced {
+			g = nil
+		}
+		plain := ref.RouteGrad(&r32, experts, k, f(dweights), f(g), normalize)
+		s.typed(func(d tensor.DType, suffix string) {
+			w := both("dlogits", ref.RouteGrad(&r, experts, k, dweights, g, normalize), plain).as(d)
+			s.check(fmt.Sprint(name, " backward, balanced ", balanced, suffix), []want{w}, func(b *bench) ([]*array, error) {
+				out := b.out("dlogits", d, padded, tokens, experts)
+				a := &device.RouteGrad{Probs: b.in("probs", tensor.F32, padded, r.Probs, tokens, experts).Tensor, Experts: b.in("experts", tensor.I32, dense, floats(r.Experts), tokens, k).Tensor,
+					Rows: b.in("rows", tensor.I32, shifted, floats(r.Rows), tokens, k).Tensor, Weights: b.in("weights", tensor.F32, dense, r.Weights, tokens*k).Tensor,
+					DWeights: b.in("dweights", tensor.F32, dense, dweights, tokens*k).Tensor, DLogits: out.Tensor, Normalize: normalize}
+				if balanced {
+					a.Sequence, a.Counts = b.in("sequence", tensor.I32, dense, sequence, tokens).Tensor, b.in("counts", tensor.F64, dense, counts, sequences, experts).Tensor
+					a.Scale = b.in("scale", tensor.F32, dense, scale, sequences).Tensor
+				}
+				return []*array{out}, b.dev.RouteBackward(b.stream, a)
+			})
+		})
+	}
+}
+
+// Of equal logits, the lower expert is chosen first.
+func (s *suite) routeEqualLogits() {
+	logits := []float64{1, 3, 3, 3, 0, 0, 0, 0, -1, 2, -1, 2}
+	s.check("route equal logits", []want{{name: "experts", ref: []float64{1, 2, 3, 0, 1, 2, 1, 3, 0}, exact: true},
+		{name: "offsets", ref: []float64{0, 2, 5, 7, 9}, exact: true}}, func(b *bench) ([]*array, error) {
+		chosen, offsets := b.out("experts", tensor.I32, dense, 3, 3), b.out("offsets", tensor.I32, dense, 5)
+		return []*array{chosen, offsets}, b.dev.RouteForward(b.stream, &device.Route{Logits: b.inout("logits", tensor.F32, dense, logits, 3, 4).Tensor,
+			Experts: chosen.Tensor, Rows: b.out("rows", tensor.I32, dense, 3, 3).Tensor, Weights: b.out("weights", tensor.F32, dense, 9).Tensor, Offsets: offsets.Tensor})
+	})
+}
+
+// rowsCase tests the operations on the rows of a routing, with matrices of odd shapes.
+func (s *suite) rowsCase(d tensor.DType, suffix string, tokens, experts, k int64, l layout) {
+	const n, m = 21, 13
+	f := ref.Convert[float32, float64]
+	_, r := route(tokens, experts, k, true)
+	random, rows := seeded(33, tokens, experts, k), tokens*k
+	x, sorted, matrices := normalAs(d, random, tokens*n), normalAs(d, random, rows*n), normalAs(d, random, experts*n*m)
+	grads, was := normalAs(d, random, rows*m), normal(random, experts*m*n)
+	index := func(b *bench) tensor.Tensor { return b.in("rows", tensor.I32, dense, floats(r.Rows), tokens, k).Tensor }
+	offsets := func(b *bench) tensor.Tensor {
+		return b.in("offsets", tensor.I32, dense, floats(r.Offsets), experts+1).Tensor
+	}
+	name := fmt.Sprintf("%d tokens to %d of %d %v%s", tokens, k, experts, l, suffix)
+
+	spread := make([]float64, rows*n)
+	for i, row := range r.Rows {
+		copy(spread[row*n:(row+1)*n], x[int64(i)/k*n:])
+	}
+	s.check("spread "+name, []want{{name: "y", ref: spread, exact: true}}, func(b *bench) ([]*array, error) {
+		y := b.out("y", d, l, rows, n)
+		return []*array{y}, b.dev.SpreadRows(b.stream, &device.SpreadRows{X: b.in("x", d, l, x, tokens, n).Tensor, Rows: index(b), Y: y.Tensor})
+	})
+	ownWeights := normal(random, tokens)
+	for _, c := range []struct {
+		name                     string
+		weights, own, ownWeights []float64
+	}{{"weighted", r.Weights, nil, nil}, {"not weighted", nil, nil, nil}, {"with own rows", nil, x, nil}, {"with weighted own rows", r.Weights, x, ownWeights}} {
+		w := both("y", ref.CombineRows(n, k, sorted, r.Rows, rounded32(c.weights), c.own, rounded32(c.ownWeights)),
+			ref.CombineRows(n, k, f(sorted), r.Rows, narrow(c.weights), narrow(c.own), narrow(c.ownWeights))).as(d)
+		w.chain = float64(k+1) * ulp
+		s.check(fmt.Sprint("combine ", name, ", ", c.name), []want{w}, func(b *bench) ([]*array, error) {
+			y := b.out("y", d, l, tokens, n)
+			a := &device.CombineRows{X: b.in("x", d, l, sorted, rows, n).Tensor, Rows: index(b), Y: y.Tensor}
+			if c.weights != nil {
+				a.Weights = b.in("weights", tensor.F32, dense, c.weights, rows).Tensor
+			}
+			if c.own != nil {
+				a.Own = b.in("own", d, l, c.own, tokens, n).Tensor
+			}
+			if c.ownWeights != nil {
+				a.OwnWeights = b.in("own weights", tensor.F32, dense, c.ownWeights, tokens).Tensor
+			}
+			return []*array{y}, b.dev.CombineRows(b.stream, a)
+		})
+	}
+
+	product, product32 := make([]float64, rows*m), make([]float32, rows*m)
+	sums, sums32 := append([]float64(nil), was...), f(was)
+	for e := range experts {
+		for row := r.Offsets[e]; row < r.Offsets[e+1]; row++ {
+			for j := range m {
+				for i := range int64(n) {
+					at := row*m + int64(j)
+					product[at] += sorted[row*n+i] * matrices[(e*m+int64(j))*n+i]
+					product32[at] += float32(sorted[row*n+i]) * float32(matrices[(e*m+int64(j))*n+i])
+					sums[(e*m+int64(j))*n+i] += grads[at] * sorted[row*n+i]
+					sums32[(e*m+int64(j))*n+i] += float32(grads[at]) * float32(sorted[row*n+i])
+				}
+			}
+		}
+	}
+	w := both("c", product, product32).as(d)
+	w.chain = n * ulp
+	for _, transposed := range []bool{true, false} { // B as [E, M, N], and as [E, N, M]
+		b0, shape := matrices, []int64{experts, m, n}
+		if !transposed {
+			b0, shape = make([]float64, len(matrices)), []int64{experts, n, m}
+			for i := range b0 {
+				e, row, column := int64(i)/(n*m), int64(i)/m%n, int64(i)%m
+				b0[i] = matrices[(e*m+column)*n+row]
+			}
+		}
+		s.check(fmt.Sprint("grouped gemm ", name, ", transposed ", transposed), []want{w}, func(b *bench) ([]*array, error) {
+			c, matrix := b.out("c", d, l, rows, m), b.in("b", d, l, b0, shape...).Tensor
+			if transposed {
+				matrix = matrix.Permute(0, 2, 1)
+			}
+			return []*array{c}, b.dev.GroupedGemm(b.stream, &device.GroupedGemm{A: b.in("a", d, l, sorted, rows, n).Tensor, B: matrix, C: c.Tensor, Offsets: offsets(b)})
+		})
+	}
+	w = both("c", sums, sums32)
+	w.chain = float64(rows+8) * ulp
+	s.check("grouped gemm of weights "+name, []want{w}, func(b *bench) ([]*array, error) {
+		c := b.inout("c", tensor.F32, l, was, experts, m, n)
+		return []*array{c}, b.dev.GroupedGemmWeights(b.stream, &device.GroupedGemmWeights{A: b.in("a", d, l, grads, rows, m).Tensor, B: b.in("b", d, l, sorted, rows, n).Tensor,
+			C: c.Tensor, Offsets: offsets(b)})
+	})
+	for _, gelu := range []bool{false, true} {
+		s.weightedSwiGLUCase(d, name, rows, n, l, gelu)
+	}
+}
+
+// narrow returns x in F32; nil for nil.
+func narrow(x []float64) []float32 {
+	if x == nil {
+		return nil
+	}
+	return ref.Convert[float32](x)
+}
+
+// rounded32 returns x as the device has it, in F32; nil for nil.
+func rounded32(x []float64) []float64 {
+	if x == nil {
+		return nil
+	}
+	return ref.Convert[float64](narrow(x))
+}
+
+func (s *suite) weightedSwiGLUCase(d tensor.DType, name string, rows, n int64, l layout, gelu bool) {
+	random := seeded(34, rows, n)
+	gate, up, dy, weights := normalAs(d, random, rows*n), normalAs(d, random, rows*n), normalAs(d, random, rows*n), normal(random, rows)
+	dgate, dup, y, dweights := weightedSwiGLU(gate, up, dy, weights, n, gelu)
+	f := ref.Convert[float32, float64]
+	dgate32, dup32, y32, dweights32 := weightedSwiGLU(f(gate), f(up), f(dy), f(weights), n, gelu)
+	wants := []want{both("dgate", dgate, dgate32).as(d), both("dup", dup, dup32).as(d), both("dweights", dweights, dweights32)}
+	wants[2].chain = float64(n) * ulp
+	for _, restore := range []bool{false, true} {
+		if restore {
+			wants = append(wants, both("dy", y, y32).as(d))
+		}
+		s.check(fmt.Sprint("weighted swiglu ", name, ", gelu ", gelu, ", restore ", restore), wants, func(b *bench) ([]*array, error) {
+			dg, du, out := b.inout("gate", d, l, gate, rows, n), b.inout("up", d, l, up, rows, n), b.out("dweights", tensor.F32, dense, rows)
+			all := []*array{dg, du, out}
+			a := &device.WeightedSwiGLUGrad{Gate: dg.Tensor, Up: du.Tensor, DGate: dg.Tensor, DUp: du.Tensor, DWeights: out.Tensor, Restore: restore, GELU: gelu,
+				Weights: b.in("weights", tensor.F32, dense, weights, rows).Tensor}
+			if restore {
+				x := b.inout("dy", d, l, dy, rows, n)
+				a.DY, all = x.Tensor, append(all, x)
+			} else {
+				a.DY = b.in("dy", d, l, dy, rows, n).Tensor
+			}
+			return all, b.dev.WeightedSwiGLUBackward(b.stream, a)
+		})
+	}
+}
+
+// weightedSwiGLU returns the gradients of weights·SwiGLU for the gradient dy, and weights·y.
+func weightedSwiGLU[T ref.Float](gate, up, dy, weights []T, n int64, gelu bool) (dgate, dup, y, dweights []T) {
+	weighted := make([]T, len(dy))
+	for i := range dy {
+		weighted[i] = weights[int64(i)/n] * dy[i]
+	}
+	y, dweights = ref.SwiGLU(gate, up), make([]T, len(weights))
+	dgate, dup = ref.SwiGLUGrad(gate, up, weighted)
+	if gelu {
+		y = ref.GELUGate(gate, up)
+		dgate, dup = ref.GELUGateGrad(gate, up, weighted)
+	}
+	for i := range y {
+		dweights[int64(i)/n] += dy[i] * y[i]
+		y[i] *= weights[int64(i)/n]
+	}
+	return dgate, dup, y, dweights
+}
+
+// expertCalls are a valid call of each operation, for 3 tokens with 2 of 4 experts.
+func expertCalls(b *bench) map[string]func() error {
+	f := func(shape ...int64) tensor.Tensor {
+		n := int64(1)
+		for _, x := range shape {
+			n *= x
+		}
+		return b.inout("x", tensor.F32, dense, make([]float64, n), shape...).Tensor
+	}
+	chosen, rows := b.inout("experts", tensor.I32, dense, []float64{0, 1, 0, 1, 0, 1}, 3, 2).Tensor, b.inout("rows", tensor.I32, dense, []float64{0, 3, 1, 4, 2, 5}, 3, 2).Tensor
+	offsets := b.inout("offsets", tensor.I32, dense, []float64{0, 3, 6, 6, 6}, 5).Tensor
+	return map[string]func() error{
+		"RouteForward": func() error {
+			return b.dev.RouteForward(b.stream, &device.Route{Logits: f(3, 4), Experts: chosen, Rows: rows, Weights: f(6), Offsets: offsets})
+		},
+		"RouteBackward": func() error {
+			return b.dev.RouteBackward(b.stream, &device.RouteGrad{Probs: f(3, 4), Experts: chosen, Rows: rows, Weights: f(6), DWeights: f(6), DLogits: f(3, 4)})
+		},
+		"SpreadRows": func() error {
+			return b.dev.SpreadRows(b.stream, &device.SpreadRows{X: f(3, 5), Rows: rows, Y: f(6, 5)})
+		},
+		"CombineRows": func() error {
+			return b.dev.CombineRows(b.stream, &device.CombineRows{X: f(6, 5), Rows: rows, Y: f(3, 5)})
+		},
+		"GroupedGemm": func() error {
+			return b.dev.GroupedGemm(b.stream, &device.GroupedGemm{A: f(6, 5), B: f(4, 5, 2), C: f(6, 2), Offsets: offsets})
+		},
+		"GroupedGemmWeights": func() error {
+			return b.dev.GroupedGemmWeights(b.stream, &device.GroupedGemmWeights{A: f(6, 5), B: f(6, 2), C: f(4, 5, 2), Offsets: offsets})
+		},
+		"WeightedSwiGLUBackward": func() error {
+			return b.dev.WeightedSwiGLUBackward(b.stream, &device.WeightedSwiGLUGrad{Gate: f(6, 5), Up: f(6, 5), Weights: f(6), DY: f(6, 5), DGate: f(6, 5), DUp: f(6, 5), DWeights: f(6)})
+		},
+	}
+}
+
+// expertsRefused checks that a device without the operations refuses them.
+func (s *suite) expertsRefused() {
+	b := newBench(s.t, s.one)
+	defer b.close()
+	for name, call := range expertCalls(b) {
+		if err := b.settle(call()); status.Of(err) != status.Unsupported {
+			s.t.Errorf("%s: %v; a device with Info.Experts false refuses it (status Unsupported)", name, err)
+		}
+	}
+}
+
+// expertRefusals checks that arguments that would make the device access memory outside of the
+// tensors are refused. The valid calls are accepted.
+func (s *suite) expertRefusals() {
+	b := newBench(s.t, s.one)
+	defer b.close()
+	for name, call := range expertCalls(b) {
+		if err := b.settle(call()); err != nil {
+			s.t.Errorf("%s: %v", name, err)
+		}
+	}
+	f := func(shape ...int64) tensor.Tensor { return b.inout("x", tensor.F32, dense, nil, shape...).Tensor }
+	i := func(values []float64, shape ...int64) tensor.Tensor {
+		return b.inout("i", tensor.I32, dense, values, shape...).Tensor
+	}
+	for name, try := range map[string]func() error{
+		"more choices than experts": func() error {
+			return b.dev.RouteForward(b.stream, &device.Route{Logits: f(1, 2), Experts: i(nil, 1, 3), Rows: i(nil, 1, 3), Weights: f(3), Offsets: i(nil, 3)})
+		},
+		"few offsets": func() error {
+			return b.dev.RouteForward(b.stream, &device.Route{Logits: f(1, 2), Experts: i(nil, 1, 1), Rows: i(nil, 1, 1), Weights: f(1), Offsets: i(nil, 2)})
+		},
+		"few weights": func() error {
+			return b.dev.RouteForward(b.stream, &device.Route{Logits: f(2, 2), Experts: i(nil, 2, 1), Rows: i(nil, 2, 1), Weights: f(1), Offsets: i(nil, 3)})
+		},
+		"rows of another length": func() error {
+			return b.dev.SpreadRows(b.stream, &device.SpreadRows{X: f(3, 5), Rows: i([]float64{0, 1, 2, 3}, 2, 2), Y: f(6, 5)})
+		},
+		"a short y": func() error {
+			return b.dev.SpreadRows(b.stream, &device.SpreadRows{X: f(2, 5), Rows: i([]float64{0, 1, 2, 3}, 2, 2), Y: f(3, 5)})
+		},
+		"few weights of rows": func() error {
+			return b.dev.CombineRows(b.stream, &device.CombineRows{X: f(4, 5), Rows: i([]float64{0, 1, 2, 3}, 2, 2), Y: f(2, 5), Weights: f(3)})
+		},
+		"matrices of another K": func() error {
+			return b.dev.GroupedGemm(b.stream, &device.GroupedGemm{A: f(2, 5), B: f(1, 4, 2), C: f(2, 2), Offsets: i([]float64{0, 2}, 2)})
+		},
+		"offsets of other matrices": func() error {
+			return b.dev.GroupedGemm(b.stream, &device.GroupedGemm{A: f(2, 5), B: f(1, 5, 2), C: f(2, 2), Offsets: i([]float64{0, 2, 2}, 3)})
+		},
+		"few own rows": func() error {
+			return b.dev.CombineRows(b.stream, &device.CombineRows{X: f(4, 5), Rows: i([]float64{0, 1, 2, 3}, 2, 2), Y: f(2, 5), Own: f(1, 5)})
+		},
+		"few weights of own rows": func() error {
+			return b.dev.CombineRows(b.stream, &device.CombineRows{X: f(4, 5), Rows: i([]float64{0, 1, 2, 3}, 2, 2), Y: f(2, 5), Own: f(2, 5), OwnWeights: f(1)})
+		},
+		"few gradients of weights": func() error {
+			return b.dev.WeightedSwiGLUBackward(b.stream, &device.WeightedSwiGLUGrad{Gate: f(2, 5), Up: f(2, 5), Weights: f(2), DY: f(2, 5), DGate: f(2, 5), DUp: f(2, 5), DWeights: f(1)})
+		},
+	} {
+		if err := try(); status.Of(err) != status.InvalidArgument {
+			s.t.Errorf("%s: %v, want status InvalidArgument", name, err)
+		}
+	}
+}
