@@ -217,3 +217,42 @@ func plainEvals(all []evalLine) (plain []string) {
 	}
 	return plain
 }
+
+// If the checkpoint of a better evaluation cannot be written, the one of the former best stays, and
+// the run continues. With room again, the run resumes from it and ends as if nothing had happened.
+func TestBestOnAFullDisk(t *testing.T) {
+	tracked := []string{"checkpoint.best=true", "eval.metric=far.x", "eval.patience=3", "checkpoint.every=0"}
+	dir, run := newTracked(t, "")
+	if _, err := run(2, tracked...); err != nil {
+		t.Fatal(err)
+	}
+	want, kept := readEvals(t, dir), stepsOn(t, dir)
+	if len(kept) != 2 || kept[0] != 1 || kept[1] < 3 { // the newest one besides the best stays
+		t.Fatalf("checkpoints of steps %v: %v", kept, plainEvals(want))
+	}
+	dir, run = newTracked(t, "")
+	states := filepath.Join(dir, "out", "checkpoints")
+	if err := os.MkdirAll(states, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	mount := func(flags uintptr, options string) error {
+		return syscall.Mount("tmpfs", states, "tmpfs", flags, options)
+	}
+	if err := mount(0, "size=300k"); err != nil { // for one checkpoint
+		t.Skipf("no small disk can be made here (%v)", err)
+	}
+	defer syscall.Unmount(states, syscall.MNT_DETACH)
+	out, err := run(2, tracked...)
+	if err != nil || !slices.Equal(stepsOn(t, dir), []int64{1}) || !strings.Contains(out, fmt.Sprintf("of far.x after step %d\n", kept[1])) {
+		t.Errorf("%v: checkpoints of steps %v: %s", err, stepsOn(t, dir), out)
+	}
+	if got := readEvals(t, dir); fmt.Sprint(plainEvals(got)) != fmt.Sprint(plainEvals(want)) {
+		t.Errorf("the run did not continue: %v, want %v", plainEvals(got), plainEvals(want))
+	}
+	if err := mount(syscall.MS_REMOUNT, "size=8m"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := run(2, tracked...); err != nil || fmt.Sprint(plainEvals(readEvals(t, dir))) != fmt.Sprint(plainEvals(want)) || !slices.Equal(stepsOn(t, dir), kept) {
+		t.Errorf("with room again: %v, %v with checkpoints %v, want %v with %v", err, plainEvals(readEvals(t, dir)), stepsOn(t, dir), plainEvals(want), kept)
+	}
+}

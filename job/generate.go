@@ -75,10 +75,10 @@ func (o *Options) generateOn(r launch.Rank) (alone bool, err error) {
 		return false, err
 	}
 	m, err := generate.Open(o.words[0], d, compute, world)
-	defer m.Close()
 	if err != nil {
 		return false, err
 	}
+	defer m.Close()
 	s := m.Sampling
 	s.Seed = uint64(g.seed)
 	if g.temperature >= 0 {

@@ -132,6 +132,10 @@ func configs(t testing.TB) map[string]*Config {
 		"granite": make(map[string]any{"model_type": "granite", "mlp_bias": true, "embedding_multiplier": 3.0, "residual_multiplier": 0.5,
 			"attention_multiplier": 0.2, "logits_scaling": 2.5}),
 		"smollm3": make(map[string]any{"model_type": "smollm3", "no_rope_layer_interval": 2, "use_sliding_window": true, "sliding_window": 4}),
+		"phi3":    make(map[string]any{"model_type": "phi3", "head_dim": 10, "sliding_window": 7, "partial_rotary_factor": 0.6}),
+		"olmo2":   make(map[string]any{"model_type": "olmo2", "attention_bias": true}),
+		"olmo3":   make(map[string]any{"model_type": "olmo3", "num_hidden_layers": 4, "sliding_window": 4, "rope_theta": 300.0}),
+		"glm4":    make(map[string]any{"model_type": "glm4", "head_dim": 8, "attention_bias": true}),
 		"mixtral": make(map[string]any{"model_type": "mixtral", "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 9}),
 		"qwen3_moe": make(map[string]any{"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 3, "moe_intermediate_size": 14, "num_hidden_layers": 3,
 			"head_dim": 10, "mlp_only_layers": []any{1}, "output_router_logits": true, "router_aux_loss_coef": 0.7}),
@@ -141,10 +145,6 @@ func configs(t testing.TB) map[string]*Config {
 		"qwen3_next": make(map[string]any{"model_type": "qwen3_next", "head_dim": 8, "full_attention_interval": 2,
 			"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 12, "linear_value_head_dim": 9, "linear_conv_kernel_dim": 3, "mlp_only_layers": []any{1},
 			"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 14, "shared_expert_intermediate_size": 10}),
-		"phi3":    make(map[string]any{"model_type": "phi3", "head_dim": 10, "sliding_window": 7, "partial_rotary_factor": 0.6}),
-		"olmo2":   make(map[string]any{"model_type": "olmo2", "attention_bias": true}),
-		"olmo3":   make(map[string]any{"model_type": "olmo3", "num_hidden_layers": 4, "sliding_window": 4, "rope_theta": 300.0}),
-		"glm4":    make(map[string]any{"model_type": "glm4", "head_dim": 8, "attention_bias": true}),
 		"gpt_oss": make(map[string]any{"model_type": "gpt_oss", "num_local_experts": 0, "head_dim": 10, "sliding_window": 5}),
 	}
 }

@@ -40,8 +40,8 @@ type family struct {
 
 	kinds      []string  // the kinds of layers that layer_types may list; nil: it has no meaning
 	window     int64     // default of sliding_window; 0: it is not read
+	noWindow   bool      // without sliding_window there is no window
 	windowFlag bool      // it has an effect only if use_sliding_window is true
-	windowNull bool      // without sliding_window there is no window
 	layers     layerRule // of layers that layer_types does not list; nil = full attention
 
 	// read reads the fields that only this family has, and write puts them into a config.json. nil
@@ -161,7 +161,7 @@ var families = map[string]*family{
 	"mixtral": {class: "MixtralForCausalLM", norms: preNorms, activation: silu, biases: noBiases, eps: 1e-5, theta: 1e6,
 		sizes: map[string]int64{"vocab_size": 32000, "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 131072,
 			"num_local_experts": 8, "num_experts_per_tok": 2},
-		window: 4096, windowNull: true, layers: allSlide, experts: &mixtralExperts, read: readExperts, write: writeExperts},
+		window: 4096, noWindow: true, layers: allSlide, experts: &mixtralExperts, read: readExperts, write: writeExperts},
 	"qwen3_moe": {class: "Qwen3MoeForCausalLM", norms: preNorms, activation: silu, qkNorm: true, eps: 1e-6, theta: 10000,
 		sizes: map[string]int64{"vocab_size": 151936, "num_attention_heads": 32, "num_key_value_heads": 4, "max_position_embeddings": 32768,
 			"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768},
@@ -178,7 +178,7 @@ var families = map[string]*family{
 		sizes: map[string]int64{"vocab_size": 151552, "num_attention_heads": 32, "num_key_value_heads": 2, "max_position_embeddings": 131072},
 		files: files{fused: []fused{fusedGateUp}, pairs: true}},
 	"phi3": {class: "Phi3ForCausalLM", norms: preNorms, activation: silu, biases: noBiases, eps: 1e-5, theta: 10000, rotaryShare: 1,
-		window: 4096, windowNull: true, layers: allSlide, read: readPhi3, files: files{fused: []fused{fusedQKV, fusedGateUp}}},
+		window: 4096, noWindow: true, layers: allSlide, read: readPhi3, files: files{fused: []fused{fusedQKV, fusedGateUp}}},
 	"gpt_oss": {class: "GptOssForCausalLM", norms: preNorms, activation: silu, sinks: true, biased: true, refusedExperts: 128, eps: 1e-5, theta: 150000, headDim: 64,
 		kinds: softmaxKinds, window: 128, layers: evenSlide, rope: map[string]any{"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
 			"truncate": false, "original_max_position_embeddings": int64(4096)}},

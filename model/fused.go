@@ -42,26 +42,50 @@ func (f *files) fusedAs(name string) (x *fused, before, after string) {
 	return nil, "", ""
 }
 
-// split returns the entries of the parts of a fused matrix, or the entry itself.
-func (c *Config) split(e tensor.Entry, name string) ([]tensor.Entry, error) {
-	x, before, after := c.family.files.fusedAs(name)
-	if x == nil {
-		e.Name = name
-		return []tensor.Entry{e}, nil
+// partsOf returns where the tensors of the model are in a tensor of a file, by their names in this
+// package: experts that are stacked, parts of a fused matrix, or the tensor itself.
+func (c *Config) partsOf(stored tensor.Entry) (map[string]location, error) {
+	if parts, err := c.unfuse(stored); parts != nil || err != nil {
+		return parts, err
 	}
-	var parts []tensor.Entry
-	lo := int64(0)
-	for _, part := range x.parts {
-		hi := lo + c.rows(part)
-		if len(e.Shape) > 0 && hi <= e.Shape[0] {
-			parts = append(parts, e.Rows(before+"."+part+"."+after, lo, hi))
+	experts, err := c.unstack(stored)
+	if err != nil {
+		return nil, err
+	}
+	parts := map[string]location{}
+	for _, e := range experts {
+		own := c.nameOf(e.Name)
+		if x, before, after := c.family.files.fusedAs(own); x != nil {
+			if err := c.split(parts, x, before, after, e); err != nil {
+				return nil, err
+			}
+			continue
 		}
-		lo = hi
-	}
-	if len(e.Shape) == 0 || e.Shape[0] != lo {
-		return nil, status.Errorf(status.InvalidConfig, "tensor %v: config.json says %d rows (%s); correct one of them", e, lo, strings.Join(x.parts, ", "))
+		at := location{entry: e}
+		if c.family.files.paired(own) {
+			at.row = c.fileRow
+		}
+		parts[own] = at
 	}
 	return parts, nil
+}
+
+// split adds the parts of a fused matrix.
+func (c *Config) split(parts map[string]location, x *fused, before, after string, e tensor.Entry) error {
+	rows := int64(0)
+	for _, part := range x.parts {
+		rows += c.rows(part)
+	}
+	if len(e.Shape) == 0 || e.Shape[0] != rows {
+		return status.Errorf(status.InvalidConfig, "tensor %v: config.json says %d rows (%s); correct one of them", e, rows, strings.Join(x.parts, ", "))
+	}
+	width, lo := e.Numel()/rows, int64(0)
+	for _, part := range x.parts {
+		name, shape := before+"."+part+"."+after, append([]int64{c.rows(part)}, e.Shape[1:]...)
+		parts[name] = location{entry: e.Part(name, lo*width, shape...)}
+		lo += shape[0]
+	}
+	return nil
 }
 
 // InFiles returns the tensors of a model as its family has them in files: rows in the order of the

@@ -81,7 +81,7 @@ func (x *fusedLinear) total(qkvz bool) int64 {
 
 // unfuse returns where the parts are stored in a tensor of a file; nil if it is not a fused
 // projection.
-func (c *Config) unfuse(file *tensor.Safetensors, e tensor.Entry) ([]location, error) {
+func (c *Config) unfuse(e tensor.Entry) (map[string]location, error) {
 	x := c.linearHeads()
 	layer, qkvz := strings.CutSuffix(e.Name, fusedQKVZ)
 	if !qkvz {
@@ -100,11 +100,10 @@ func (c *Config) unfuse(file *tensor.Safetensors, e tensor.Entry) ([]location, e
 	if !qkvz {
 		parts = []int{2, 3}
 	}
-	var all []location
+	all := map[string]location{}
 	for _, i := range parts {
-		rows := x.stored(i)
-		all = append(all, location{file: file, entry: e.Part(layer+fusedParts[i], 0, x.rows(i), c.HiddenSize), whole: &e,
-			row: func(row int64) int64 { return rows[row] }})
+		name, rows := layer+fusedParts[i], x.stored(i)
+		all[name] = location{entry: e.Part(name, 0, x.rows(i), c.HiddenSize), whole: &e, row: func(row int64) int64 { return rows[row] }}
 	}
 	return all, nil
 }

@@ -171,48 +171,18 @@ func (f *Folder) openFile(name string) error {
 		return err
 	}
 	f.files = append(f.files, s)
-	add := func(name string, x location) error {
-		if at, twice := f.where[name]; twice {
-			return status.Errorf(status.InvalidConfig, "%s: tensor %s is in %s and in %s: remove one", f.Dir, input.Short(x.entry.Name),
-				filepath.Base(at.file.Path), filepath.Base(s.Path))
-		}
-		f.where[name] = x
-		return nil
-	}
 	for _, stored := range s.Entries() {
-		fused, err := f.Config.unfuse(s, stored)
+		parts, err := f.Config.partsOf(stored)
 		if err != nil {
-			return status.Errorf(status.Of(err), "%s: %w", f.Dir, err)
+			return status.Errorf(status.Of(err), "%s: %w", s.Path, err)
 		}
-		for _, x := range fused {
-			if err := add(x.entry.Name, x); err != nil {
-				return err
+		for own, at := range parts {
+			if first, twice := f.where[own]; twice {
+				return status.Errorf(status.InvalidConfig, "%s: tensor %s is in %s and in %s: remove one", f.Dir, input.Short(at.entry.Name),
+					filepath.Base(first.file.Path), name)
 			}
-		}
-		if fused != nil {
-			continue
-		}
-		experts, err := f.Config.unstack(stored)
-		if err != nil {
-			return status.Errorf(status.Of(err), "%s: %w", f.Dir, err)
-		}
-		for _, e := range experts {
-			parts, err := f.Config.split(e, f.Config.nameOf(e.Name))
-			if err != nil {
-				return status.Errorf(status.Of(err), "%s: %w", f.Dir, err)
-			}
-			for i, part := range parts {
-				if len(parts) == 1 {
-					parts[i].Name = e.Name // as in the file, for messages
-				}
-				at := location{file: s, entry: parts[i]}
-				if f.Config.family.files.paired(part.Name) {
-					at.row = f.Config.fileRow
-				}
-				if err := add(part.Name, at); err != nil {
-					return err
-				}
-			}
+			at.file = s
+			f.where[own] = at
 		}
 	}
 	return nil

@@ -115,7 +115,7 @@ func (c *Config) readWindow(r *reader) int64 {
 	}
 	r.value("sliding_window")
 	window := int64(0)
-	if c.family.window > 0 && (!given && !c.family.windowNull || value != nil) {
+	if c.family.window > 0 && (!given && !c.family.noWindow || value != nil) {
 		window = r.extent("sliding_window", c.family.window, maxPositions)
 	}
 	if !c.family.windowFlag {

@@ -43,15 +43,6 @@ func (e Entry) Numel() int64 {
 	return n
 }
 
-// Rows returns rows [lo, hi) of a tensor under another name.
-func (e Entry) Rows(name string, lo, hi int64) Entry {
-	row := e.Bytes() / max(1, e.Shape[0])
-	part := e
-	part.Name, part.Shape = name, append([]int64{hi - lo}, e.Shape[1:]...)
-	part.lo, part.hi = e.lo+lo*row, e.lo+hi*row
-	return part
-}
-
 // Bytes returns the size of the elements in the file.
 func (e Entry) Bytes() int64 { return e.hi - e.lo }
 

@@ -109,7 +109,7 @@ func (t *Trainer) saveAfter(step int64, last bool) error {
 	t.stopped = t.agreed.stop > 0 && !last
 	best := t.saver.Best && t.improved
 	due := t.stopped || best || t.saver.Every > 0 && (last || step%t.saver.Every == 0)
-	if due || t.agreed.writing == 0 {
+	if due || last || t.agreed.writing == 0 { // the last step waits for the one that is under way
 		t.Clock.Push("checkpoint")
 		defer t.Clock.Pop()
 		if err := t.warnUnsaved(t.saver.finish()); err != nil {

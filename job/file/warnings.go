@@ -13,10 +13,14 @@ import (
 // steps is 0 if unknown.
 func (j *Job) Warnings(c *model.Config, folder *model.Folder, steps int64) []string {
 	lines := j.idleWarnings(c)
+	what := "run"
+	if j.Optimizer.Begin > 0 {
+		what = "schedule"
+	}
 	steps -= j.Optimizer.Begin
 	if w := j.Optimizer.WarmupSteps(steps + j.Optimizer.Begin); j.Kind == "train" && steps > 0 && w > steps {
-		lines = append(lines, fmt.Sprintf("%v: optimizer.warmup = %d: the run has %s and ends at a learning rate of %.3g, never at optimizer.lr = %.3g; set optimizer.warmup below %d",
-			j.Origin("optimizer.warmup"), w, units.Count(steps, "step"), j.Optimizer.LR*float64(steps)/float64(w), j.Optimizer.LR, steps))
+		lines = append(lines, fmt.Sprintf("%v: optimizer.warmup = %d: the %s has %s and ends at a learning rate of %.3g, never at optimizer.lr = %.3g; set optimizer.warmup below %d",
+			j.Origin("optimizer.warmup"), w, what, units.Count(steps, "step"), j.Optimizer.LR*float64(steps)/float64(w), j.Optimizer.LR, steps))
 	}
 	if folder != nil {
 		for _, d := range folder.Dropped() {

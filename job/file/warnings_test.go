@@ -73,6 +73,14 @@ func TestWarnings(t *testing.T) {
 		{"kind = \"gdn\"\n[gdn]\ninput = \"a\"\noutput = \"b\"\nstrategy = \"state\"\nchunk = 16\n", "", nil},
 		{train, "train.steps=5", []string{"jobs/job.toml:1: optimizer.warmup = 10: the run has 5 steps and ends at a learning rate of 0.0005, never at optimizer.lr = 0.001; set optimizer.warmup below 5"}},
 		{train, "train.steps=10", nil},
+		{train, "train.steps=25 optimizer.begin=20", []string{"optimizer.warmup = 10: the schedule has 5 steps and ends at a learning rate of 0.0005"}},
+		{train, "train.steps=30 optimizer.begin=20", nil},
+		{train, "eval.path=b.txt eval.every=1 eval.threshold=0.1 eval.sample_tokens=8 eval.sample_temperature=1",
+			[]string{"eval.sample_tokens, eval.sample_temperature: no effect, because there is no eval.sample", "eval.threshold: no effect, because eval.patience is 0"}},
+		{train, "eval.path=b.txt eval.every=1 eval.threshold=0.1 eval.patience=1 eval.sample=x eval.sample_tokens=8 checkpoint.best=true", nil},
+		{train + "[[eval.set]]\nname = \"s\"\npath = \"b.txt\"\n", "eval.metric=s", []string{"eval.metric: no effect, because neither checkpoint.best nor eval.patience is set"}},
+		{train + "[[eval.set]]\nname = \"s\"\npath = \"b.txt\"\n", "kind=eval eval.metric=s checkpoint.best=true checkpoint.resume=out",
+			[]string{`eval.metric, checkpoint.best: no effect, because kind = "eval" does not train`, "data.path: no effect, because the evaluation reads eval.path or eval.set"}},
 	} {
 		j, err := parse(c.src, strings.Fields(c.sets)...)
 		if err == nil {

@@ -59,13 +59,17 @@ type defaults struct {
 
 // Open reads a Hugging Face folder. A folder without tokenizer.json is that of a model over bytes.
 // compute is the type of weights and activations. The ranks of world divide the layers: each reads
-// and keeps the weights of its layers alone. The caller closes m, also after an error. Collective.
+// and keeps the weights of its layers alone. Collective.
 func Open(folder string, d device.Device, compute tensor.DType, world comm.Comm) (m *Model, err error) {
 	if m, err = open(folder, d, compute, world); err == nil && world.Size() > 1 {
 		err = comm.SameFiles(world, "model-folder", m.files)
 	}
 	m.files = nil
-	return m, err
+	if err != nil {
+		m.Close()
+		return nil, err
+	}
+	return m, nil
 }
 
 func open(folder string, d device.Device, compute tensor.DType, world comm.Comm) (m *Model, err error) {
