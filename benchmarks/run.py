@@ -200,6 +200,8 @@ def suites(a) -> dict:
         lambda: step(a, job, "f32", adapters_of(job)),
         torch("train_step.py", job, "--lora", RANK),
     )
+    job = ROOT / "examples" / "moe.toml"
+    made["moe"] = Suite("moe", lambda: step(a, job, "f32"), torch("train_step.py", job))
     return made
 
 
@@ -318,7 +320,7 @@ def main() -> None:
         "suite",
         nargs="+",
         help="attention, attention-bf16, masks, gemm, gemm-bf16, gdn, ulysses, ring, a2a, step, "
-        "step-bf16, lora, or a "
+        "step-bf16, lora, moe, or a "
         "full name such as attention-avx2",
     )
     p.add_argument("--rounds", type=int, default=3)

@@ -1,4 +1,4 @@
-"""One of our training jobs in transformers (LlamaForCausalLM or Qwen3ForCausalLM).
+"""One of our training jobs in transformers (Llama, Qwen3 or Qwen3-MoE).
 
     train_step.py ../../examples/quickstart.toml --threads 2    seconds of a training step
     train_step.py job.toml --train [--set train.steps=300]      the whole run, and its loss on the
@@ -79,7 +79,8 @@ def model_of(job: dict) -> torch.nn.Module:
     """Returns a model of transformers with the sizes of the job and random weights."""
     fields = {k: v for k, v in job["model"]["new"].items() if k != "model_type"}
     ends = dict(bos_token_id=None, eos_token_id=None, pad_token_id=None)
-    name = {"llama": "Llama", "qwen3": "Qwen3"}[job["model"]["new"]["model_type"]]
+    names = {"llama": "Llama", "qwen3": "Qwen3", "qwen3_moe": "Qwen3Moe"}
+    name = names[job["model"]["new"]["model_type"]]
     config = getattr(transformers, name + "Config")(**ends | fields, attn_implementation="sdpa")
     return getattr(transformers, name + "ForCausalLM")(config)
 
