@@ -26,7 +26,7 @@ func TestDecoderStages(t *testing.T) {
 			}
 			return all
 		}
-		ranks(t, 1, func(c comm.Comm) error {
+		local(t, 1, func(c comm.Comm) error {
 			r := newRank(c, cfg, n, false)
 			defer r.close()
 			r.set(weights(r.Model))
@@ -39,7 +39,7 @@ func TestDecoderStages(t *testing.T) {
 			return nil
 		})
 		for size := 2; size <= min(3, int(cfg.NumHiddenLayers)); size++ {
-			ranks(t, size, func(c comm.Comm) error {
+			local(t, size, func(c comm.Comm) error {
 				r := newRank(comm.Local(1)[0], cfg, n, false)
 				defer r.close()
 				r.set(weights(r.Model))
@@ -73,4 +73,12 @@ func TestDecoderStages(t *testing.T) {
 			})
 		}
 	})
+}
+
+// local runs f on ranks of this process, whatever number of ranks a job has.
+func local(t *testing.T, n int, f func(comm.Comm) error) {
+	t.Helper()
+	if err := comm.RunLocal(n, f); err != nil {
+		t.Fatalf("%d ranks: %v", n, err)
+	}
 }
