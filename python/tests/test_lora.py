@@ -37,7 +37,7 @@ if packages("torch", "transformers", "safetensors", "peft"):
         def step(self, step: int, lr: float):
             self.model.zero_grad()
             with float64(), own_recurrence():
-                logits, loss = self.forward(step)
+                logits, loss, _ = self.forward(step)
                 loss.backward()
             gradients = {}
             with torch.no_grad():
