@@ -194,14 +194,13 @@ def suites(a) -> dict:
         made[name] = Suite(
             name, lambda dtype=dtype: [x for job in jobs for x in step(a, job, dtype)], peers
         )
-    job = HERE / "step-qwen3.toml"
+    qwen, experts = HERE / "step-qwen3.toml", ROOT / "examples" / "moe.toml"
     made["lora"] = Suite(
         "lora",
-        lambda: step(a, job, "f32", adapters_of(job)),
-        torch("train_step.py", job, "--lora", RANK),
+        lambda: step(a, qwen, "f32", adapters_of(qwen)),
+        torch("train_step.py", qwen, "--lora", RANK),
     )
-    job = ROOT / "examples" / "moe.toml"
-    made["moe"] = Suite("moe", lambda: step(a, job, "f32"), torch("train_step.py", job))
+    made["moe"] = Suite("moe", lambda: step(a, experts, "f32"), torch("train_step.py", experts))
     return made
 
 
