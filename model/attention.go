@@ -133,52 +133,60 @@ func (a *softmaxAttention) visitSaved(p *pass) {
 	p.visitBytes(&a.saved, qkv, p.plans.groups*p.sizes.full.saved)
 	if a.qNorm != nil {
 		p.visit(&a.raw, qkv, p.tokens, a.rawColumns())
-		p.visitF32(&a.qRStd, qkv, p.tokens*a.normed(a.hq))
-		p.visitF32(&a.kRStd, qkv, p.tokens*a.normed(a.hkv))
+		p.visitF32(&a.qRStd, qkv, p.tokens*a.norms(a.hq))
+		p.visitF32(&a.kRStd, qkv, p.tokens*a.norms(a.hkv))
 	}
 }
 
-// normed returns the number of norms of a token for the heads of q or k.
-func (a *softmaxAttention) normed(heads int64) int64 {
+// norms returns the number of norms of a token for the heads of q or k.
+func (a *softmaxAttention) norms(heads int64) int64 {
 	if a.whole {
 		return 1
 	}
 	return heads
 }
 
-// allHeads returns views [T, H·D] of q and k in x, without gates.
-func (a *softmaxAttention) allHeads(x tensor.Tensor) (q, k tensor.Tensor) {
-	n := a.hq * a.d
-	return x.Slice(1, 0, n), x.Slice(1, n, n+a.hkv*a.d)
+// normed returns views [T, norms, features] of q and k in x, as their norms read them: the heads,
+// or all heads as one.
+func (a *softmaxAttention) normed(x tensor.Tensor) (q, k tensor.Tensor) {
+	if a.whole {
+		n := a.hq * a.d
+		return x.Slice(1, 0, n).Split(1, 1), x.Slice(1, n, a.rawColumns()).Split(1, 1)
+	}
+	q, _, k = a.splitQK(x)
+	return q, k
 }
 
-// normQ and normK replace q and k in all by their norms over all heads. raw has q and k, or is nil.
+// normQ and normK replace q and k in all by their norms over all heads, if the model has such. raw
+// has q and k, or is nil.
 func (a *softmaxAttention) normQ(p *pass, all, raw tensor.Tensor) {
-	if !a.whole {
-		return
+	if a.whole {
+		q, _ := a.normed(all)
+		from, _ := a.normed(either(raw, all))
+		a.norm(p, q, from, a.qNorm, a.qHeads)
 	}
-	q, _ := a.allHeads(all)
-	from := q
-	if !raw.IsNil() {
-		from, _ = a.allHeads(raw)
-	}
-	p.phase("norm")
-	p.Norm(q, from, a.qNorm, a.qHeads.RStd.Flatten(0, 1), a.eps)
-	p.end()
 }
 
 func (a *softmaxAttention) normK(p *pass, all, raw tensor.Tensor) {
-	if !a.whole {
-		return
+	if a.whole {
+		_, k := a.normed(all)
+		_, from := a.normed(either(raw, all))
+		a.norm(p, k, from, a.kNorm, a.kHeads)
 	}
-	_, k := a.allHeads(all)
-	from := k
-	if !raw.IsNil() {
-		_, from = a.allHeads(raw)
-	}
+}
+
+func (a *softmaxAttention) norm(p *pass, y, x tensor.Tensor, w *Param, n sp.HeadNorm) {
 	p.phase("norm")
-	p.Norm(k, from, a.kNorm, a.kHeads.RStd.Flatten(0, 1), a.eps)
+	p.Norm(y, x, w, n.RStd.Flatten(0, 1), a.eps)
 	p.end()
+}
+
+// either returns a tensor, or another one if it is nil.
+func either(t, other tensor.Tensor) tensor.Tensor {
+	if t.IsNil() {
+		return other
+	}
+	return t
 }
 
 // project computes all [T, Hq·dq + 2Hkv·D] from x, and copies q, with the gates, and k to raw
@@ -204,12 +212,12 @@ func (a *softmaxAttention) setNorms(p *pass) {
 	}
 	q, k := a.qRStd, a.kRStd
 	if q.IsNil() {
-		q, k = p.tempF32(p.tokens*a.normed(a.hq)), p.tempF32(p.tokens*a.normed(a.hkv))
+		q, k = p.tempF32(p.tokens*a.norms(a.hq)), p.tempF32(p.tokens*a.norms(a.hkv))
 	}
 	norm := func(w *Param, rstd tensor.Tensor, heads int64) sp.HeadNorm {
 		return sp.HeadNorm{W: w.Value, RStd: rstd.View(p.tokens, heads), Eps: a.eps, Centre: w.centre}
 	}
-	a.qHeads, a.kHeads = norm(a.qNorm, q, a.normed(a.hq)), norm(a.kNorm, k, a.normed(a.hkv))
+	a.qHeads, a.kHeads = norm(a.qNorm, q, a.norms(a.hq)), norm(a.kNorm, k, a.norms(a.hkv))
 }
 
 // setSinks converts the sinks to F32, and in a backward half allocates memory for their gradient.
@@ -433,12 +441,8 @@ func (a *softmaxAttention) Backward(p *pass, x, dy tensor.Tensor) {
 // gradients of the heads in raw.
 func (a *softmaxAttention) backwardQNorm(p *pass, all, raw tensor.Tensor) {
 	if a.qNorm != nil {
-		q, _, _ := a.splitQK(all)
-		rawQ, _, _ := a.splitQK(raw)
-		if a.whole {
-			q, _ = a.allHeads(all)
-			rawQ, _ = a.allHeads(raw)
-		}
+		q, _ := a.normed(all)
+		rawQ, _ := a.normed(raw)
 		p.phase("norm")
 		p.NormBack(q, q, rawQ, a.qNorm, a.qHeads.RStd.Flatten(0, 1), false)
 		p.end()
@@ -447,12 +451,8 @@ func (a *softmaxAttention) backwardQNorm(p *pass, all, raw tensor.Tensor) {
 
 func (a *softmaxAttention) backwardKNorm(p *pass, all, raw tensor.Tensor) {
 	if a.kNorm != nil {
-		_, _, k := a.splitQK(all)
-		_, _, rawK := a.splitQK(raw)
-		if a.whole {
-			_, k = a.allHeads(all)
-			_, rawK = a.allHeads(raw)
-		}
+		_, k := a.normed(all)
+		_, rawK := a.normed(raw)
 		p.phase("norm")
 		p.NormBack(k, k, rawK, a.kNorm, a.kHeads.RStd.Flatten(0, 1), false)
 		p.end()

@@ -270,7 +270,7 @@ func (a *softmaxAttention) decode(p *pass, c *cache, at int64, x tensor.Tensor) 
 	q, gate, k := a.splitQK(all)
 	qNorm, kNorm := a.qNorm, a.kNorm
 	if a.whole {
-		allQ, allK := a.allHeads(all)
+		allQ, allK := a.normed(all)
 		p.Norm(allQ, allQ, qNorm, p.tempF32(n), a.eps)
 		p.Norm(allK, allK, kNorm, p.tempF32(n), a.eps)
 		qNorm, kNorm = nil, nil

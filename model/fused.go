@@ -217,13 +217,13 @@ func (c *Config) rowOfFile(row int64) int64 {
 	return head + i
 }
 
-// byRows reads elements from at on of a tensor with rows of `width` elements, whose row n is row
-// of(n) of another one.
-func byRows(at, width int64, dst []float32, of func(int64) int64, read func(at int64, dst []float32) error) error {
+// byRows reads elements from at on of a tensor with rows of `width` elements. read reads elements
+// of one row, from a column on.
+func byRows(at, width int64, dst []float32, read func(row, column int64, dst []float32) error) error {
 	for len(dst) > 0 {
-		row, column := at/width, at%width
+		column := at % width
 		n := min(width-column, int64(len(dst)))
-		if err := read(of(row)*width+column, dst[:n]); err != nil {
+		if err := read(at/width, column, dst[:n]); err != nil {
 			return err
 		}
 		at, dst = at+n, dst[n:]
@@ -237,7 +237,9 @@ func (c *Config) pairRows(t Stored) Stored {
 		return t
 	}
 	read, width := t.Read, tensor.Of(nil, t.DType, t.Shape...).Numel()/t.Shape[0]
-	t.Read = func(at int64, dst []float32) error { return byRows(at, width, dst, c.rowOfFile, read) }
+	t.Read = func(at int64, dst []float32) error {
+		return byRows(at, width, dst, func(row, column int64, dst []float32) error { return read(c.rowOfFile(row)*width+column, dst) })
+	}
 	return t
 }
 
@@ -248,6 +250,6 @@ func (c *Config) InFileOrder(p *Param, x []float32) []float32 {
 		return x
 	}
 	y, width := make([]float32, len(x)), p.Numel()/p.Shape[0]
-	byRows(0, width, y, c.rowOfFile, func(at int64, dst []float32) error { copy(dst, x[at:]); return nil })
+	byRows(0, width, y, func(row, column int64, dst []float32) error { copy(dst, x[c.rowOfFile(row)*width+column:]); return nil })
 	return y
 }

@@ -143,16 +143,10 @@ func (x *fusedLinear) fuse(layer string, byName map[string]*Stored, qkvz bool) S
 	}
 	n := like.Shape[1]
 	return Stored{Name: name, DType: like.DType, Shape: []int64{x.total(qkvz), n}, Read: func(at int64, dst []float32) error {
-		for len(dst) > 0 {
-			row, column := at/n, at%n
-			k := min(int64(len(dst)), n-column)
+		return byRows(at, n, dst, func(row, column int64, dst []float32) error {
 			part, r := x.part(qkvz, row)
-			if err := parts[part].Read(r*n+column, dst[:k]); err != nil {
-				return err
-			}
-			dst, at = dst[k:], at+k
-		}
-		return nil
+			return parts[part].Read(r*n+column, dst)
+		})
 	}}
 }
 

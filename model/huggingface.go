@@ -52,7 +52,8 @@ func (l location) read(at int64, dst []float32) error {
 	if l.row == nil {
 		return read(at, dst)
 	}
-	return byRows(at, l.entry.Numel()/l.entry.Shape[0], dst, l.row, read)
+	width := l.entry.Numel() / l.entry.Shape[0]
+	return byRows(at, width, dst, func(row, column int64, dst []float32) error { return read(l.row(row)*width+column, dst) })
 }
 
 // OpenFolder reads config.json, with some of its fields replaced, and the headers of the weights'

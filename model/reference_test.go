@@ -143,7 +143,8 @@ func (r *reference) loss(s *sequence) float64 {
 	return ref.Sum(nll)
 }
 
-// experts computes each token by itself, with the MLPs of its experts one after the other.
+// experts computes the output of one token after another, with the MLPs of a token's experts in
+// order.
 func (r *reference) experts(s *sequence, x []float64, name string) (all []float64) {
 	e, names, h := &r.cfg.Experts, r.cfg.family.experts, r.cfg.HiddenSize
 	chosen := ref.Route(e.Count, e.PerToken, r.linear(x, h, name+".gate"), e.Normalize)
