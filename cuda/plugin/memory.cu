@@ -1,4 +1,4 @@
-// Device memory and pinned host memory.
+// Device memory, pinned host memory, and the limits of shared memory.
 #include <string.h>
 
 #include "device.h"
@@ -75,4 +75,13 @@ bool allocation(uly_device *d, const void *p, char **base, int64_t *bytes) {
   if (it == of(d)->memory.begin() || at >= (--it)->first + it->second) return false;
   *base = it->first, *bytes = it->second;
   return true;
+}
+
+int32_t allow_shared(uly_device *d, const void *kernel, int64_t bytes, std::atomic<uint64_t> &allowed,
+                     const char *what) {
+  const uint64_t gpu = d->ordinal < 64 ? 1ull << d->ordinal : 0;
+  if (allowed.load() & gpu) return ULY_OK;
+  TRY(check(d, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes), what));
+  allowed.fetch_or(gpu);
+  return ULY_OK;
 }

@@ -14,6 +14,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
+#include <atomic>
 #include <initializer_list>
 #include <string>
 
@@ -79,6 +80,11 @@ int32_t fail(uly_device *d, int32_t code, const char *format, ...) __attribute__
 // check_launch checks the most recent kernel launch.
 int32_t check(uly_device *d, cudaError_t e, const char *what);
 inline int32_t check_launch(uly_device *d, const char *what) { return check(d, cudaGetLastError(), what); }
+
+// allow_shared lets a kernel have `bytes` of dynamic shared memory. CUDA refuses launches with more
+// than 48 KiB otherwise. `allowed` has a bit for each GPU on which it was done.
+int32_t allow_shared(uly_device *d, const void *kernel, int64_t bytes, std::atomic<uint64_t> &allowed,
+                     const char *what);
 
 // allocation finds the allocation of this device that contains p. It returns false if there is
 // none.

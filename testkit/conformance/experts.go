@@ -21,11 +21,14 @@ func testExperts(s *suite) {
 			s.routeCase(c.tokens, c.experts, c.k, normalize)
 		}
 		for _, l := range []layout{dense, padded} {
-			s.typed(func(d tensor.DType, suffix string) { s.rowsCase(d, suffix, c.tokens, c.experts, c.k, l) })
+			s.typed(func(d tensor.DType, suffix string) { s.rowsCase(d, suffix, c.tokens, c.experts, c.k, 21, 13, l) })
 		}
 	}
+	// several tiles of each axis, and rows that begin at multiples of 16 bytes
+	s.typed(func(d tensor.DType, suffix string) { s.rowsCase(d, suffix, 150, 3, 2, 200, 136, dense) })
 	s.routeEqualLogits()
 	s.expertRefusals()
+	s.expertFaults()
 }
 
 // route returns the reference's choices for random logits. Some experts get no tokens, and with
@@ -138,9 +141,8 @@ func (s *suite) routeEqualLogits() {
 	})
 }
 
-// rowsCase tests the operations on the rows of a routing, with matrices of odd shapes.
-func (s *suite) rowsCase(d tensor.DType, suffix string, tokens, experts, k int64, l layout) {
-	const n, m = 21, 13
+// rowsCase tests the operations on the rows of a routing, with matrices [m, n].
+func (s *suite) rowsCase(d tensor.DType, suffix string, tokens, experts, k, n, m int64, l layout) {
 	f := ref.Convert[float32, float64]
 	_, r := route(tokens, experts, k, true)
 	random, rows := seeded(33, tokens, experts, k), tokens*k
@@ -150,7 +152,7 @@ func (s *suite) rowsCase(d tensor.DType, suffix string, tokens, experts, k int64
 	offsets := func(b *bench) tensor.Tensor {
 		return b.in("offsets", tensor.I32, dense, floats(r.Offsets), experts+1).Tensor
 	}
-	name := fmt.Sprintf("%d tokens to %d of %d %v%s", tokens, k, experts, l, suffix)
+	name := fmt.Sprintf("%d tokens to %d of %d, [%d, %d] %v%s", tokens, k, experts, m, n, l, suffix)
 
 	spread := make([]float64, rows*n)
 	for i, row := range r.Rows {
@@ -189,18 +191,18 @@ func (s *suite) rowsCase(d tensor.DType, suffix string, tokens, experts, k int64
 	for e := range experts {
 		for row := r.Offsets[e]; row < r.Offsets[e+1]; row++ {
 			for j := range m {
-				for i := range int64(n) {
-					at := row*m + int64(j)
-					product[at] += sorted[row*n+i] * matrices[(e*m+int64(j))*n+i]
-					product32[at] += float32(sorted[row*n+i]) * float32(matrices[(e*m+int64(j))*n+i])
-					sums[(e*m+int64(j))*n+i] += grads[at] * sorted[row*n+i]
-					sums32[(e*m+int64(j))*n+i] += float32(grads[at]) * float32(sorted[row*n+i])
+				at := row*m + j
+				for i := range n {
+					product[at] += sorted[row*n+i] * matrices[(e*m+j)*n+i]
+					product32[at] += float32(sorted[row*n+i]) * float32(matrices[(e*m+j)*n+i])
+					sums[(e*m+j)*n+i] += grads[at] * sorted[row*n+i]
+					sums32[(e*m+j)*n+i] += float32(grads[at]) * float32(sorted[row*n+i])
 				}
 			}
 		}
 	}
 	w := both("c", product, product32).as(d)
-	w.chain = n * ulp
+	w.chain = float64(n) * ulp
 	for _, transposed := range []bool{true, false} { // B as [E, M, N], and as [E, N, M]
 		b0, shape := matrices, []int64{experts, m, n}
 		if !transposed {
@@ -391,6 +393,51 @@ func (s *suite) expertRefusals() {
 	} {
 		if err := try(); status.Of(err) != status.InvalidArgument {
 			s.t.Errorf("%s: %v, want status InvalidArgument", name, err)
+		}
+	}
+}
+
+// expertFaults checks that rows, experts, sequences and offsets that do not exist are errors. They
+// are in the device's memory, so a device may find them when it computes.
+func (s *suite) expertFaults() {
+	b := newBench(s.t, s.one)
+	defer b.close()
+	f := func(shape ...int64) tensor.Tensor { return b.inout("x", tensor.F32, dense, nil, shape...).Tensor }
+	doubles := func(shape ...int64) tensor.Tensor {
+		return b.inout("x", tensor.F64, dense, nil, shape...).Tensor
+	}
+	i := func(values []float64, shape ...int64) tensor.Tensor {
+		return b.inout("i", tensor.I32, dense, values, shape...).Tensor
+	}
+	for name, try := range map[string]func() error{
+		"a sequence behind the last": func() error {
+			return b.dev.RouteForward(b.stream, &device.Route{Logits: f(2, 2), Experts: i(nil, 2, 1), Rows: i(nil, 2, 1), Weights: f(2), Offsets: i(nil, 3),
+				Sequence: i([]float64{0, 1}, 2), Counts: doubles(1, 2), Sums: doubles(1, 2)})
+		},
+		"an expert behind the last": func() error {
+			return b.dev.RouteBackward(b.stream, &device.RouteGrad{Probs: f(2, 2), Experts: i([]float64{0, 2}, 2, 1), Rows: i([]float64{0, 1}, 2, 1), Weights: f(2), DWeights: f(2), DLogits: f(2, 2)})
+		},
+		"a gradient of a row behind the last": func() error {
+			return b.dev.RouteBackward(b.stream, &device.RouteGrad{Probs: f(2, 2), Experts: i(nil, 2, 1), Rows: i([]float64{0, 2}, 2, 1), Weights: f(2), DWeights: f(2), DLogits: f(2, 2)})
+		},
+		"a row behind the last": func() error {
+			return b.dev.SpreadRows(b.stream, &device.SpreadRows{X: f(2, 3), Rows: i([]float64{0, 2}, 2, 1), Y: f(2, 3)})
+		},
+		"a negative row": func() error {
+			return b.dev.CombineRows(b.stream, &device.CombineRows{X: f(2, 3), Rows: i([]float64{0, -1}, 2, 1), Y: f(2, 3)})
+		},
+		"offsets that fall": func() error {
+			return b.dev.GroupedGemm(b.stream, &device.GroupedGemm{A: f(4, 5), B: f(3, 5, 2), C: f(4, 2), Offsets: i([]float64{0, 3, 2, 4}, 4)})
+		},
+		"offsets that end early": func() error {
+			return b.dev.GroupedGemmWeights(b.stream, &device.GroupedGemmWeights{A: f(4, 5), B: f(4, 2), C: f(2, 5, 2), Offsets: i([]float64{0, 2, 3}, 3)})
+		},
+		"offsets behind the rows": func() error {
+			return b.dev.GroupedGemm(b.stream, &device.GroupedGemm{A: f(4, 5), B: f(2, 5, 2), C: f(4, 2), Offsets: i([]float64{0, 2, 400}, 3)})
+		},
+	} {
+		if err := b.settle(try()); status.Of(err) != status.Internal {
+			s.t.Errorf("%s: %v, want status Internal", name, err)
 		}
 	}
 }

@@ -7,8 +7,6 @@
 #include <float.h>
 #include <math.h>
 
-#include <atomic>
-
 #include "check.h"
 #include "tables.h"
 #include "values.h"
@@ -182,8 +180,7 @@ static AttentionCall call_of(const AttentionArgs &a, const AttentionLayout &l) {
   return c;
 }
 
-// Kernels are the kernels of a variant by head size. `configured` has a bit for each GPU on which
-// cudaFuncSetAttribute has set the kernel's limit of shared memory.
+// Kernels are the kernels of a variant by head size. `configured` is for allow_shared.
 enum Variant { OWN, SMALL, MMA };
 struct Kernels {
   const AttentionKernel *of_size;
@@ -245,14 +242,7 @@ static int threads_of(Variant variant) { return variant == MMA ? (int)ATTENTION_
 static int32_t launch(uly_device *d, uly_stream *s, const char *what, Kernels &kernels, int64_t index, int threads,
                       int64_t shared, int64_t work, const AttentionCall &call) {
   if (work == 0) return ULY_OK;
-  const uint64_t gpu = d->ordinal < 64 ? 1ull << d->ordinal : 0;
-  if (!(kernels.configured[index].load() & gpu) || gpu == 0) {
-    TRY(check(d,
-              cudaFuncSetAttribute((const void *)kernels.of_size[index], cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                   (int)shared),
-              what));
-    kernels.configured[index].fetch_or(gpu);
-  }
+  TRY(allow_shared(d, (const void *)kernels.of_size[index], shared, kernels.configured[index], what));
   LAUNCH(kernels.of_size[index], (unsigned)least(work, GRID_LIMIT), threads, (size_t)shared, s, call);
   return check_launch(d, what);
 }

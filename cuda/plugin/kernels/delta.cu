@@ -2,8 +2,6 @@
 // delta_forward.cu and delta_backward.cu; delta.h has the formulas.
 #include "delta.h"
 
-#include <atomic>
-
 #include "check.h"
 #include "tables.h"
 
@@ -66,8 +64,7 @@ DeltaGate gate(const uly_tensor &t) {
   return given(t) ? DeltaGate{(float *)t.data, t.stride[0], t.stride[1]} : DeltaGate{};
 }
 
-// start launches kernel `which` of a table for `work` items. `configured` has a bit for each GPU on
-// which cudaFuncSetAttribute has set the kernel's limit of shared memory.
+// start launches kernel `which` of a table for `work` items. `configured` is for allow_shared.
 struct Kernel {
   const DeltaKernel *of;
   std::atomic<uint64_t> configured[3];
@@ -79,14 +76,8 @@ Kernel norms = {delta_norms, {}}, prepare = {delta_prepare, {}}, scan = {delta_s
 int32_t start(uly_device *d, uly_stream *s, const char *what, Kernel &kernel, int which, int64_t shared, int64_t work,
               const DeltaCall &call) {
   if (work == 0) return ULY_OK;
-  const uint64_t gpu = d->ordinal < 64 ? 1ull << d->ordinal : 0;
-  if (shared > 0 && (!(kernel.configured[which].load() & gpu) || gpu == 0)) {
-    TRY(check(d,
-              cudaFuncSetAttribute((const void *)kernel.of[which], cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                   d->shared_limit),
-              what));
-    kernel.configured[which].fetch_or(gpu);
-  }
+  if (shared > 0)
+    TRY(allow_shared(d, (const void *)kernel.of[which], d->shared_limit, kernel.configured[which], what));
   LAUNCH(kernel.of[which], (unsigned)least(work, GRID_LIMIT), DELTA_THREADS, (size_t)shared, s, call);
   return check_launch(d, what);
 }

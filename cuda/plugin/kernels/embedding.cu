@@ -178,6 +178,15 @@ int32_t fault_error(uly_device *d, uly_fault *fault) {
     return fail(d, ULY_INTERNAL,
                 "cuda.CrossEntropy: target %d of row %lld is outside of the logits; check the ids in the data", f.id,
                 (long long)f.at);
+  if (f.op == 1 + ULY_OP_ROUTE_FORWARD || f.op == 1 + ULY_OP_ROUTE_BACKWARD)
+    return fail(d, ULY_INTERNAL, "cuda.%s: %d of token %lld is outside of the sequences, experts or rows",
+                f.op == 1 + ULY_OP_ROUTE_FORWARD ? "RouteForward" : "RouteBackward", f.id, (long long)f.at);
+  if (f.op == 1 + ULY_OP_SPREAD_ROWS || f.op == 1 + ULY_OP_COMBINE_ROWS)
+    return fail(d, ULY_INTERNAL, "cuda.%s: row %d of token %lld does not exist",
+                f.op == 1 + ULY_OP_SPREAD_ROWS ? "SpreadRows" : "CombineRows", f.id, (long long)f.at);
+  if (f.op == 1 + ULY_OP_GROUPED_GEMM || f.op == 1 + ULY_OP_GROUPED_GEMM_WEIGHTS)
+    return fail(d, ULY_INTERNAL, "cuda.%s: offset %lld is %d; offsets must rise from 0 to the number of rows",
+                f.op == 1 + ULY_OP_GROUPED_GEMM ? "GroupedGemm" : "GroupedGemmWeights", (long long)f.at, f.id);
   return fail(d, ULY_INTERNAL, "cuda.%s: id %d of token %lld is outside of the table; check the ids in the data",
               f.op == 1 + ULY_OP_EMBEDDING_FORWARD ? "EmbeddingForward" : "EmbeddingBackward", f.id, (long long)f.at);
 }

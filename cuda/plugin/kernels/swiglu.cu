@@ -33,9 +33,6 @@ template <typename T> struct SwiGLUBackwardRestore {
   }
 };
 
-__device__ __forceinline__ float gelu_z(float g) { return g * fmaf(0.0713548163f, g * g, 1.59576912f); }
-__device__ __forceinline__ float gelu_slope(float g) { return fmaf(0.214064449f, g * g, 1.59576912f); }
-
 template <typename T> struct GELUForward {
   enum { OPERANDS = 3, READ = 0b110, WRITTEN = 0b001 };
   __device__ static void apply(float (&x)[3]) { x[0] = x[1] * sigmoid<T>(gelu_z(x[1])) * x[2]; }

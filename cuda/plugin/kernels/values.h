@@ -61,7 +61,7 @@ template <int K, typename T> __device__ __forceinline__ void store(T *p, const f
   }
 }
 
-// load_raw is load_some without conversion to float. Rows of BF16 that stay in registers then need
+// load_raw and store_raw are load_some and store_some without conversion to float. Rows of BF16 that stay in registers then need
 // half as many.
 template <bool ALIGNED, int K, typename T>
 __device__ __forceinline__ void load_raw(const T *p, int64_t n, Pack<T, K> &x) {
@@ -70,6 +70,19 @@ __device__ __forceinline__ void load_raw(const T *p, int64_t n, Pack<T, K> &x) {
   } else {
 #pragma unroll
     for (int i = 0; i < K; i++) x.v[i] = !ALIGNED && i < n ? p[i] : narrow<T>(0.0f);
+  }
+}
+
+template <bool ALIGNED, int K, typename T>
+__device__ __forceinline__ void store_raw(T *p, int64_t n, const Pack<T, K> &x) {
+  if (ALIGNED && n > 0) {
+    typename Vector<sizeof x>::type w;
+    memcpy(&w, &x, sizeof w);
+    __stwb(reinterpret_cast<decltype(w) *>(p), w);
+  } else {
+#pragma unroll
+    for (int i = 0; i < K; i++)
+      if (!ALIGNED && i < n) p[i] = x.v[i];
   }
 }
 
@@ -154,6 +167,10 @@ template <typename T> __device__ __forceinline__ float sigmoid(float x) {
 }
 // silu_slope returns the derivative of x·sigmoid(x); s is sigmoid(x).
 __device__ __forceinline__ float silu_slope(float x, float s) { return s * fmaf(x, 1.0f - s, 1.0f); }
+
+// GELU's approximation by tanh is g·sigmoid(gelu_z(g)). gelu_slope(g) is the derivative of gelu_z.
+__device__ __forceinline__ float gelu_z(float g) { return g * fmaf(0.0713548163f, g * g, 1.59576912f); }
+__device__ __forceinline__ float gelu_slope(float g) { return fmaf(0.214064449f, g * g, 1.59576912f); }
 
 // aligned16 reports whether every row of memory at p begins at a multiple of 16 bytes. Elements
 // have `size` bytes; rows are stride_a and stride_b elements apart.
