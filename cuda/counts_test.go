@@ -44,7 +44,7 @@ func TestCounts(t *testing.T) {
 	for _, name := range slices.Sorted(maps.Keys(counted)) {
 		at := counted[name]
 		last, before := at[len(at)-1], at[len(at)-2]
-		t.Logf("%-22s %9d multiply-adds a token, %6d bytes read, %6d written", name, (last.multiplyAdds-before.multiplyAdds)/step, (last.bytesIn-before.bytesIn)/step,
+		t.Logf("%-28s %9d multiply-adds a token, %6d bytes read, %6d written", name, (last.multiplyAdds-before.multiplyAdds)/step, (last.bytesIn-before.bytesIn)/step,
 			(last.bytesOut-before.bytesOut)/step)
 		for what, of := range map[string]func(s sums) int64{"multiply-adds": func(s sums) int64 { return s.multiplyAdds }, "bytes read": func(s sums) int64 { return s.bytesIn },
 			"bytes written": func(s sums) int64 { return s.bytesOut }} {
@@ -97,7 +97,7 @@ func TestLaunches(t *testing.T) {
 	}
 	for _, name := range slices.Sorted(maps.Keys(counted)) {
 		n := counted[name]
-		t.Logf("%-22s %3d launches at 16K tokens, %3d at 32K, %3d at 128K", name, n[0], n[1], n[2])
+		t.Logf("%-28s %3d launches at 16K tokens, %3d at 32K, %3d at 128K", name, n[0], n[1], n[2])
 		if panels := strings.HasPrefix(name, "delta rule") || name == "conv1d backward"; panels && (n[1] > 2*n[0] || n[2] > 4*n[1]) || !panels && (n[1] != n[0] || n[2] != n[0]) {
 			t.Errorf("%s: %d launches", name, n)
 		}

@@ -111,7 +111,7 @@ func (p *plugin) open(o Options) (*Device, error) {
 
 func infoOf(name, kernels string, memory int64) device.Info {
 	return device.Info{Kind: "cuda", Name: name, Kernels: kernels, Align: align, Place: tensor.CUDA,
-		Compute: []tensor.DType{tensor.BF16, tensor.F32}, TokenMajor: true, LogitsBF16: true, AttentionHead: C.ULY_ATTENTION_HEAD, DeltaHead: C.ULY_DELTA_HEAD, Experts: true, Memory: memory}
+		Compute: []tensor.DType{tensor.BF16, tensor.F32}, TokenMajor: true, LogitsBF16: true, AttentionHead: C.ULY_ATTENTION_HEAD, DeltaHead: C.ULY_DELTA_HEAD, Memory: memory}
 }
 
 // SharedBy sets the number of ranks that compute on this GPU and divides its memory among them.

@@ -4,8 +4,10 @@ import (
 	"bufio"
 	"debug/elf"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -184,7 +186,62 @@ func (x *shaped) operations(hidden, heads int64, dims ...int64) map[string]func(
 	calls["gated norm backward"] = func() error {
 		return d.GatedRMSNormBackward(s, &device.GatedRMSNormGrad{X: v, Gate: gate, W: head, RStd: stats, DY: y, DX: y, DGate: gate, DW: dhead})
 	}
+	maps.Copy(calls, x.experts(hidden, hidden/2, hidden/32))
 	return calls
+}
+
+// experts returns calls of the operations of experts, two for each token. All experts get the same
+// number of rows.
+func (x *shaped) experts(hidden, width, count int64) map[string]func() error {
+	const k = 2
+	d, s, t := x.d, x.s, x.tokens
+	chosen, rows, offsets := make([]int32, t*k), make([]int32, t*k), make([]int32, count+1)
+	for i := range chosen {
+		chosen[i] = int32(int64(i) % count)
+		offsets[chosen[i]+1]++
+	}
+	for e := range count {
+		offsets[e+1] += offsets[e]
+	}
+	next := slices.Clone(offsets)
+	for i, e := range chosen {
+		rows[i] = next[e]
+		next[e]++
+	}
+	on := func(values []int32, shape ...int64) tensor.Tensor {
+		y := x.alloc(tensor.I32, shape...)
+		if err := d.Copy(s, y, tensor.OfInt32(values, shape...)); err != nil {
+			x.t.Fatal(err)
+		}
+		return y
+	}
+	r := device.Route{Logits: x.alloc(tensor.F32, t, count), Experts: on(chosen, t, k), Rows: on(rows, t, k), Weights: x.alloc(tensor.F32, t*k), Offsets: on(offsets, count+1), Normalize: true,
+		Sequence: on(make([]int32, t), t), Counts: x.alloc(tensor.F64, 1, count), Sums: x.alloc(tensor.F64, 1, count)}
+	own := r // all tokens choose the same experts by its logits, which are 0
+	own.Experts, own.Rows, own.Offsets = x.alloc(tensor.I32, t, k), x.alloc(tensor.I32, t, k), x.alloc(tensor.I32, count+1)
+	b := device.RouteGrad{Probs: r.Logits, Experts: r.Experts, Rows: r.Rows, Weights: r.Weights, DWeights: r.Weights, DLogits: x.alloc(tensor.BF16, t, count), Normalize: true,
+		Sequence: r.Sequence, Counts: r.Counts, Scale: x.alloc(tensor.F32, 1)}
+	token, in, hiddens, act := x.alloc(tensor.BF16, t, hidden), x.alloc(tensor.BF16, t*k, hidden), x.alloc(tensor.BF16, t*k, 2*width), x.alloc(tensor.BF16, t*k, width)
+	up, dup := x.alloc(tensor.BF16, count, 2*width, hidden), x.alloc(tensor.F32, count, 2*width, hidden)
+	grouped := func(a, b, c tensor.Tensor) func() error {
+		return func() error { return d.GroupedGemm(s, &device.GroupedGemm{A: a, B: b, C: c, Offsets: r.Offsets}) }
+	}
+	return map[string]func() error{
+		"route":           func() error { return d.RouteForward(s, &own) },
+		"route backward":  func() error { return d.RouteBackward(s, &b) },
+		"rows of experts": func() error { return d.SpreadRows(s, &device.SpreadRows{X: token, Rows: r.Rows, Y: in}) },
+		"sum of experts": func() error {
+			return d.CombineRows(s, &device.CombineRows{X: in, Rows: r.Rows, Weights: r.Weights, Y: token})
+		},
+		"weighted swiglu backward": func() error {
+			return d.WeightedSwiGLUBackward(s, &device.WeightedSwiGLUGrad{Gate: hiddens.Slice(1, 0, width), Up: hiddens.Slice(1, width, 2*width), Weights: r.Weights, DY: act, DGate: hiddens.Slice(1, 0, width), DUp: hiddens.Slice(1, width, 2*width), DWeights: x.alloc(tensor.F32, t*k), Restore: true})
+		},
+		"products of experts":         grouped(in, up.Permute(0, 2, 1), hiddens),
+		"products of experts, inputs": grouped(hiddens, up, in),
+		"products of experts, weights": func() error {
+			return d.GroupedGemmWeights(s, &device.GroupedGemmWeights{A: hiddens, B: in, C: dup, Offsets: r.Offsets})
+		},
+	}
 }
 
 // needEmulated returns the path of the emulated plug-in.

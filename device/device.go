@@ -52,8 +52,6 @@ type Info struct {
 	// AttentionHead and DeltaHead are the widest heads that attention and the gated delta rule
 	// support; 0 = any width. Plans refuse wider heads.
 	AttentionHead, DeltaHead int64
-
-	Experts bool // the device has ExpertOps; plans refuse mixtures of experts otherwise
 }
 
 // Usable returns the bytes that this rank can allocate: Memory, or Free if that is less. 0 =

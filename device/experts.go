@@ -7,8 +7,6 @@ import "ulysses/tensor"
 // token. RouteForward sorts the T·K choices by expert and gives each a row. SpreadRows copies
 // tokens to their rows, GroupedGemm multiplies the rows of each expert by its matrix, and
 // CombineRows adds the rows of a token. No choice is dropped: an expert has between 0 and T rows.
-//
-// A device without them has Info.Experts false, and refuses each call (status Unsupported).
 type ExpertOps interface {
 	RouteForward(s Stream, a *Route) error
 	RouteBackward(s Stream, a *RouteGrad) error

@@ -32,21 +32,6 @@ func onCUDA(t *testing.T, path string, ranks int, sets ...string) string {
 	return stdout.String()
 }
 
-// hasExperts reports whether the model of a golden has experts.
-func hasExperts(c goldenCase) bool {
-	return strings.HasSuffix(c.Model, "mixtral") || strings.HasSuffix(c.Model, "_moe") || strings.HasSuffix(c.Model, "qwen3_next")
-}
-
-// A model with experts is refused by name.
-func TestCUDARefusesExperts(t *testing.T) {
-	cudatest.Use(t)
-	path := filepath.Join(goldens, "mixtral-sgd-plain", "job.toml")
-	err := Run(Options{Path: path, Sets: []string{"device.backend=cuda", "output.dir=" + t.TempDir()}, Ranks: 4, Stdout: io.Discard, Stderr: io.Discard})
-	if status.Of(err) != status.Unsupported || !strings.Contains(err.Error(), `mixture of experts on a GPU is not built; set device.backend = "cpu"`) {
-		t.Error(err)
-	}
-}
-
 // Five steps in F32 have PyTorch's losses, gradient norms and weights, with CUDA IPC and through
 // host memory. On the emulated plug-in, each model and kind of data runs with one of the two
 // optimizers.
@@ -55,9 +40,6 @@ func TestCUDAGoldenTraining(t *testing.T) {
 	cases, turns, i := readGoldens(t, "train"), map[string]int{}, 0
 	for _, dir := range slices.Sorted(maps.Keys(cases)) {
 		c := cases[dir]
-		if hasExperts(c) {
-			continue // refused, see TestCUDARefusesExperts
-		}
 		if strings.HasPrefix(c.Name, "qwen3_5-") && strings.HasSuffix(c.Name, "plain") {
 			continue // kernels see no more of them than of the packed ones
 		}

@@ -10,7 +10,6 @@ import (
 
 	"ulysses/comm"
 	"ulysses/cpu"
-	"ulysses/device"
 	"ulysses/internal/status"
 	"ulysses/tensor"
 	"ulysses/testkit/mpitest"
@@ -186,30 +185,6 @@ func TestUnevenExperts(t *testing.T) {
 			}
 		})
 	}
-}
-
-// A device without the operations refuses the model on every rank, before communication.
-func TestExpertsNeedTheDevice(t *testing.T) {
-	dev, err := cpu.New(cpu.Options{Workers: 1})
-	must(err)
-	defer dev.Close()
-	_, err = New(without{dev}, nil, configs(t)["mixtral"], Options{})
-	if status.Of(err) != status.Unsupported || !strings.Contains(err.Error(), `set device.backend = "cpu"`) {
-		t.Error(err)
-	}
-	m, err := New(without{dev}, comm.Local(1)[0], configs(t)["llama"], Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	m.Close()
-}
-
-type without struct{ device.Device }
-
-func (d without) Info() device.Info {
-	info := d.Device.Info()
-	info.Experts = false
-	return info
 }
 
 // Adapters of experts and routers are refused; "all-linear" leaves them out. Some experts cannot be

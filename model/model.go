@@ -6,7 +6,6 @@ import (
 	"ulysses/comm"
 	"ulysses/device"
 	"ulysses/gdn"
-	"ulysses/internal/notbuilt"
 	"ulysses/internal/status"
 	"ulysses/sp"
 	"ulysses/tensor"
@@ -71,9 +70,6 @@ func New(d device.Device, c comm.Comm, cfg *Config, o Options) (*Model, error) {
 	}
 	m := &Model{Config: cfg, dev: d, comm: c, compute: o.Compute, ring: max(1, o.Ring), hostSum: make([]float64, 1),
 		scale: cfg.embeddingScale(o.Compute), lora: o.LoRA}
-	if cfg.SparseLayers() > 0 && !d.Info().Experts {
-		return nil, status.Errorf(status.Unsupported, "%s", notbuilt.DeviceExperts.Text(notbuilt.DeviceExperts.Instead))
-	}
 	m.SetSequences(1)
 	if err := m.plans.make(d, c, cfg, o); err != nil {
 		return nil, err

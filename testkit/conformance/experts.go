@@ -9,13 +9,8 @@ import (
 	"ulysses/testkit/ref"
 )
 
-// testExperts runs the cases of mixtures of experts. A device without these operations refuses each
-// of them.
+// testExperts runs the cases of mixtures of experts.
 func testExperts(s *suite) {
-	if !s.one.Info().Experts {
-		s.expertsRefused()
-		return
-	}
 	for _, c := range []struct{ tokens, experts, k int64 }{{1, 1, 1}, {7, 4, 2}, {100, 8, 3}, {65, 17, 17}, {33, 128, 8}, {0, 4, 2}, {3, 64, 1}, {900, 40, 4}} {
 		for _, normalize := range []bool{true, false} {
 			s.routeCase(c.tokens, c.experts, c.k, normalize)
@@ -328,17 +323,6 @@ func expertCalls(b *bench) map[string]func() error {
 		"WeightedSwiGLUBackward": func() error {
 			return b.dev.WeightedSwiGLUBackward(b.stream, &device.WeightedSwiGLUGrad{Gate: f(6, 5), Up: f(6, 5), Weights: f(6), DY: f(6, 5), DGate: f(6, 5), DUp: f(6, 5), DWeights: f(6)})
 		},
-	}
-}
-
-// expertsRefused checks that a device without the operations refuses them.
-func (s *suite) expertsRefused() {
-	b := newBench(s.t, s.one)
-	defer b.close()
-	for name, call := range expertCalls(b) {
-		if err := b.settle(call()); status.Of(err) != status.Unsupported {
-			s.t.Errorf("%s: %v; a device with Info.Experts false refuses it (status Unsupported)", name, err)
-		}
 	}
 }
 

@@ -76,8 +76,7 @@ Kernel norms = {delta_norms, {}}, prepare = {delta_prepare, {}}, scan = {delta_s
 int32_t start(uly_device *d, uly_stream *s, const char *what, Kernel &kernel, int which, int64_t shared, int64_t work,
               const DeltaCall &call) {
   if (work == 0) return ULY_OK;
-  if (shared > 0)
-    TRY(allow_shared(d, (const void *)kernel.of[which], d->shared_limit, kernel.configured[which], what));
+  if (shared > 0) TRY(allow_shared(d, (const void *)kernel.of[which], d->shared_limit, kernel.configured[which], what));
   LAUNCH(kernel.of[which], (unsigned)least(work, GRID_LIMIT), DELTA_THREADS, (size_t)shared, s, call);
   return check_launch(d, what);
 }

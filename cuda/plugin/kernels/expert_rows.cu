@@ -42,7 +42,7 @@ template <typename T, bool ALIGNED> __global__ void __launch_bounds__(THREADS) s
     }
 }
 
-template <typename T, bool ALIGNED> __global__ void __launch_bounds__(THREADS) combine_rows(Moved<T> a) {
+template <typename T, bool ALIGNED> __global__ void __launch_bounds__(THREADS, 6) combine_rows(Moved<T> a) {
   constexpr int K = Wide<T>::LANES;
   for (int64_t t = first_of_warp(); t < a.tokens; t += all_warps())
     for (int64_t i = threadIdx.x % 32 * K; i < a.n; i += 32 * K) {
@@ -94,7 +94,7 @@ template <typename T> void start_rows(uly_stream *s, bool spread, const uly_comb
   else LAUNCH((combine_rows<T, false>), grid, THREADS, 0, s, m);
 }
 
-// move_rows runs an operation between tokens [T, N] and rows [T·k, N]; x has the tokens if `spread`.
+// move_rows runs an operation between tokens [T, N] and rows [T·k, N]; x has tokens if `spread`.
 int32_t move_rows(uly_device *d, uly_stream *s, const char *op, bool spread, const uly_combine_rows &a) {
   Check c(d, op);
   const int type = c.compute("x", a.x);
@@ -134,7 +134,8 @@ template <typename T> struct Weighted {
 };
 
 // dgate and dup may be gate and up: a thread loads its elements before it stores.
-template <typename T, bool GELU, bool ALIGNED> __global__ void __launch_bounds__(THREADS) weighted_swiglu(Weighted<T> a) {
+template <typename T, bool GELU, bool ALIGNED> __global__ void __launch_bounds__(THREADS)
+    weighted_swiglu(Weighted<T> a) {
   constexpr int K = Wide<T>::LANES;
   for (int64_t r = first_of_warp(); r < a.rows; r += all_warps()) {
     const float w = a.weights[r];
@@ -162,21 +163,11 @@ template <typename T, bool GELU, bool ALIGNED> __global__ void __launch_bounds__
 }
 
 template <typename T> void start_weighted(uly_stream *s, const uly_weighted_swiglu_grad &a) {
-  const Weighted<T> w = {(const T *)a.gate.data,
-                         (const T *)a.up.data,
-                         (T *)a.dy.data,
-                         (T *)a.dgate.data,
-                         (T *)a.dup.data,
-                         (const float *)a.weights.data,
-                         (float *)a.dweights.data,
-                         a.gate.shape[0],
-                         a.gate.shape[1],
-                         a.gate.stride[0],
-                         a.up.stride[0],
-                         a.dy.stride[0],
-                         a.dgate.stride[0],
-                         a.dup.stride[0],
-                         a.restore};
+  const Weighted<T> w = {(const T *)a.gate.data,   (const T *)a.up.data, (T *)a.dy.data,
+                         (T *)a.dgate.data,        (T *)a.dup.data,      (const float *)a.weights.data,
+                         (float *)a.dweights.data, a.gate.shape[0],      a.gate.shape[1],
+                         a.gate.stride[0],         a.up.stride[0],       a.dy.stride[0],
+                         a.dgate.stride[0],        a.dup.stride[0],      a.restore};
   const unsigned grid = blocks_for(w.rows, WARPS);
   const bool vectors = aligned({&a.gate, &a.up, &a.dy, &a.dgate, &a.dup});
   if (a.gelu && vectors) LAUNCH((weighted_swiglu<T, true, true>), grid, THREADS, 0, s, w);

@@ -44,8 +44,10 @@ template <typename T, bool DENSE> struct Factor {
   bool vectors; // its rows in memory begin at multiples of 16 bytes
 
   __device__ __forceinline__ Factor(const void *matrix, int64_t step, int64_t first, int64_t all, bool aligned)
-      : p((const T *)matrix + (DENSE ? first * step : first)), stride(step),
-        lines((int)least(Sizes<T>::SIDE, all - first)), vectors(aligned) {}
+      : p((const T *)matrix + (DENSE ? first * step : first)),
+        stride(step),
+        lines((int)least(Sizes<T>::SIDE, all - first)),
+        vectors(aligned) {}
 
   // copy copies a tile that begins at k and has zeros beyond the lines and the depth.
   __device__ __forceinline__ void copy(Copies &copies, T *to, int64_t k, int64_t depth) const {
@@ -57,7 +59,7 @@ template <typename T, bool DENSE> struct Factor {
   }
 };
 
-// Results are those of a warp: 16·MT lines of A by 8·NT lines of B.
+// The results of a warp: 16·MT lines of A by 8·NT lines of B.
 template <typename T> struct Results {
   float c[Sizes<T>::MT][Sizes<T>::NT][4];
   int m, n; // the first lines of the warp within the tile
@@ -123,7 +125,7 @@ __device__ __forceinline__ void multiply(Results<T> &r, T *shared, const Factor<
   for (int64_t i = 0; i < steps; i++) {
     const int stage = (int)(i % Z::STAGES);
     copies.template wait<Z::STAGES - 2>();
-    __syncthreads(); // the tiles have arrived, and all threads have read those of step i - 1
+    __syncthreads(); // the tiles have arrived, and all threads have read the tiles of step i - 1
     load(i + Z::STAGES - 1, (stage + Z::STAGES - 1) % Z::STAGES);
     add_product<A_DENSE, B_DENSE>(r, shared + stage * STAGE, shared + stage * STAGE + A_SIZE);
   }
@@ -149,7 +151,8 @@ struct GroupedCall {
 };
 
 // grouped_rows computes C[r] = A[r]·B[e].
-template <typename T, bool B_DENSE> __global__ void __launch_bounds__(THREADS) grouped_rows(GroupedCall g, int64_t work) {
+template <typename T, bool B_DENSE> __global__ void __launch_bounds__(THREADS)
+    grouped_rows(GroupedCall g, int64_t work) {
   typedef Sizes<T> Z;
   SHARED(T, shared);
   __shared__ int tiles_of[WARPS];
@@ -181,17 +184,15 @@ template <typename T, bool B_DENSE> __global__ void __launch_bounds__(THREADS) g
       for (int64_t e = first; e < end; e++) {
         g.range(e, &lo, &hi);
         const int64_t n = ceil_div(hi - lo, Z::SIDE);
-        if (tile >= before && tile < before + n)
-          found[0] = e, found[1] = lo + (tile - before) * Z::SIDE, found[2] = hi;
+        if (tile >= before && tile < before + n) found[0] = e, found[1] = lo + (tile - before) * Z::SIDE, found[2] = hi;
         before += n;
       }
     __syncthreads();
     const int64_t expert = found[0], row = found[1], last = found[2];
     if (expert >= 0) {
-      multiply<T, true, B_DENSE>(r, shared, Factor<T, true>(g.a, g.a_step, row, last, g.a_vectors),
-                                 Factor<T, B_DENSE>((const T *)g.b + expert * g.b_expert, g.b_step, column, g.lines_b,
-                                                    g.b_vectors),
-                                 g.depth);
+      multiply<T, true, B_DENSE>(
+          r, shared, Factor<T, true>(g.a, g.a_step, row, last, g.a_vectors),
+          Factor<T, B_DENSE>((const T *)g.b + expert * g.b_expert, g.b_step, column, g.lines_b, g.b_vectors), g.depth);
 #pragma unroll
       for (int i = 0; i < Z::MT; i++)
 #pragma unroll
@@ -201,8 +202,8 @@ template <typename T, bool B_DENSE> __global__ void __launch_bounds__(THREADS) g
           for (int j = 0; j < 16; j++) c[j / 4][j % 4] = r.c[i][n + j / 4][j % 4];
           const int64_t at = row + r.m + 16 * i, from = column + r.n + 8 * n;
           T *const to = (T *)g.c + at * g.c_step + from;
-          store_results(c, (int)(last - at), (int)(g.lines_b - from), g.c_vectors,
-                        [&](int k) { return to + k * g.c_step; }, T());
+          store_results(
+              c, (int)(last - at), (int)(g.lines_b - from), g.c_vectors, [&](int k) { return to + k * g.c_step; }, T());
         }
     }
     __syncthreads(); // all threads have read `found`
@@ -247,9 +248,8 @@ template <typename T> __global__ void __launch_bounds__(THREADS) grouped_weights
   }
 }
 
-template <typename F>
-int32_t start(uly_device *d, uly_stream *s, const char *what, F kernel, std::atomic<uint64_t> &allowed, int shared,
-              const GroupedCall &g, int64_t work) {
+template <typename F> int32_t start(uly_device *d, uly_stream *s, const char *what, F kernel,
+                                    std::atomic<uint64_t> &allowed, int shared, const GroupedCall &g, int64_t work) {
   if (shared > 48 << 10) TRY(allow_shared(d, (const void *)kernel, shared, allowed, what));
   LAUNCH(kernel, (unsigned)least(work, GRID_LIMIT), THREADS, (size_t)shared, s, g, work);
   return check_launch(d, what);

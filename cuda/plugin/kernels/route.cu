@@ -46,14 +46,14 @@ __device__ __forceinline__ unsigned long long order_of(float x, int64_t expert) 
 // route_tokens chooses experts and computes the softmax. Until route_rows, `rows` has the weights
 // of the choices.
 __global__ void __launch_bounds__(THREADS) route_tokens(RouteCall a) {
-  const int lane = (int)threadIdx.x % 32;
+  const int lane = (int)threadIdx.x % 32, experts = (int)a.experts, k = (int)a.k;
   for (int64_t t = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32; t < a.tokens; t += (int64_t)gridDim.x * WARPS) {
     float *x = a.logits + t * a.step;
     int32_t *chosen = a.chosen + t * a.k;
     unsigned long long last = ~0ull;
-    for (int64_t j = 0; j < a.k; j++) { // the largest below the last one
+    for (int j = 0; j < k; j++) { // the largest below the last one
       unsigned long long best = 0;
-      for (int64_t e = lane; e < a.experts; e += 32) {
+      for (int e = lane; e < experts; e += 32) {
         const unsigned long long o = order_of(x[e], e);
         if (o < last && o > best) best = o;
       }
@@ -66,19 +66,19 @@ __global__ void __launch_bounds__(THREADS) route_tokens(RouteCall a) {
       if (lane == 0) chosen[j] = (int32_t)(0xffffffffu - (uint32_t)best);
     }
     float top = -INFINITY, sum = 0;
-    for (int64_t e = lane; e < a.experts; e += 32) top = fmaxf(top, x[e]);
+    for (int e = lane; e < experts; e += 32) top = fmaxf(top, x[e]);
     top = warp_max(top);
-    for (int64_t e = lane; e < a.experts; e += 32) {
+    for (int e = lane; e < experts; e += 32) {
       x[e] = expf(x[e] - top);
       sum += x[e];
     }
     const float factor = 1.0f / warp_sum(sum);
-    for (int64_t e = lane; e < a.experts; e += 32) x[e] *= factor;
+    for (int e = lane; e < experts; e += 32) x[e] *= factor;
     __syncwarp();
     float all = 0;
-    for (int64_t j = lane; j < a.k; j += 32) all += x[chosen[j]];
+    for (int j = lane; j < k; j += 32) all += x[chosen[j]];
     all = a.normalize ? warp_sum(all) : 1.0f;
-    for (int64_t j = lane; j < a.k; j += 32) a.rows[t * a.k + j] = __float_as_int(x[chosen[j]] / all);
+    for (int j = lane; j < k; j += 32) a.rows[t * a.k + j] = __float_as_int(x[chosen[j]] / all);
   }
 }
 
@@ -261,7 +261,8 @@ int32_t forward(uly_device *d, uly_stream *s, const void *args) {
     c.dense("counts", a.counts, ULY_F64, {-1, experts});
     c.dense("sums", a.sums, ULY_F64, {a.counts.shape[0], experts});
   }
-  if (experts > s->scratch_bytes / 4) c.refuse("%lld experts are more than a GPU's scratch has room for", (long long)experts);
+  if (experts > s->scratch_bytes / 4)
+    c.refuse("%lld experts are more than a GPU's scratch has room for", (long long)experts);
   if (c.failed()) return c.code;
   RouteCall r = {};
   r.logits = (float *)a.logits.data, r.chosen = (int32_t *)a.experts.data, r.rows = (int32_t *)a.rows.data;

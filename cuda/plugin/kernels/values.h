@@ -61,8 +61,8 @@ template <int K, typename T> __device__ __forceinline__ void store(T *p, const f
   }
 }
 
-// load_raw and store_raw are load_some and store_some without conversion to float. Rows of BF16 that stay in registers then need
-// half as many.
+// load_raw and store_raw are load_some and store_some without conversion to float. Rows of BF16
+// that stay in registers then need half as many.
 template <bool ALIGNED, int K, typename T>
 __device__ __forceinline__ void load_raw(const T *p, int64_t n, Pack<T, K> &x) {
   if (ALIGNED && n > 0) {
