@@ -247,7 +247,7 @@ func (d *Device) attentionArgs(a *device.Attention, l *attentionLayout) *C.atten
 		p.scored = 1
 	}
 	if a.Dropout > 0 {
-		p.drop, p.kept = C.int64_t(math.RoundToEven(a.Dropout*(1<<24))), C.float(1/(1-a.Dropout))
+		p.drop, p.kept = drops(a.Dropout)
 	}
 	if !a.BlockMask.IsNil() {
 		m := &a.BlockMask

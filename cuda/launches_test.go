@@ -186,6 +186,8 @@ func (x *shaped) operations(hidden, heads int64, dims ...int64) map[string]func(
 	calls["gated norm backward"] = func() error {
 		return d.GatedRMSNormBackward(s, &device.GatedRMSNormGrad{X: v, Gate: gate, W: head, RStd: stats, DY: y, DX: y, DGate: gate, DW: dhead})
 	}
+	numbers := x.alloc(tensor.I64, t)
+	calls["dropout"] = func() error { return d.Dropout(s, &device.Dropout{X: a, Y: b, Tokens: numbers, P: 0.1, Add: true}) }
 	maps.Copy(calls, x.experts(hidden, hidden/2, hidden/32))
 	return calls
 }

@@ -184,6 +184,16 @@ typedef struct {
 ULY_SIZE(uly_delta_state_grad, 1056)
 
 typedef struct {
+  uly_tensor x;
+  uly_tensor y;
+  uly_tensor tokens;
+  double p;
+  int64_t seed;
+  bool add;
+} uly_dropout;
+ULY_SIZE(uly_dropout, 456)
+
+typedef struct {
   uly_tensor ids;
   uly_tensor dy;
   uly_tensor dtable;
@@ -456,6 +466,7 @@ ULY_SIZE(uly_weighted_swiglu_grad, 1016)
   X(DELTA_GATES_FORWARD, delta_gates_forward, uly_delta_gates) \
   X(DELTA_STATE, delta_state, uly_delta_state) \
   X(DELTA_STATE_GRAD, delta_state_grad, uly_delta_state_grad) \
+  X(DROPOUT, dropout, uly_dropout) \
   X(EMBEDDING_BACKWARD, embedding_backward, uly_embedding_grad) \
   X(EMBEDDING_FORWARD, embedding_forward, uly_embedding) \
   X(FILL, fill, uly_fill) \
@@ -484,4 +495,4 @@ ULY_SIZE(uly_weighted_swiglu_grad, 1016)
   X(WEIGHTED_SWIGLU_BACKWARD, weighted_swiglu_backward, uly_weighted_swiglu_grad)
 
 // A checksum of the above: program and plug-in must have the same operations.
-#define ULY_OPERATIONS_SUM 0xcb7da773u
+#define ULY_OPERATIONS_SUM 0x863fc645u

@@ -25,6 +25,7 @@ const (
 	OpDeltaGatesForward
 	OpDeltaState
 	OpDeltaStateGrad
+	OpDropout
 	OpEmbeddingBackward
 	OpEmbeddingForward
 	OpFill
@@ -114,6 +115,10 @@ var Operations = [...]Operation{
 	OpDeltaStateGrad: operation("DeltaStateGrad", DeltaStateGrad{}, func(d Ops, s Stream, args unsafe.Pointer) error {
 		a := (*DeltaStateGrad)(args)
 		return d.DeltaStateGrad(s, a)
+	}),
+	OpDropout: operation("Dropout", Dropout{}, func(d Ops, s Stream, args unsafe.Pointer) error {
+		a := (*Dropout)(args)
+		return d.Dropout(s, a)
 	}),
 	OpEmbeddingBackward: operation("EmbeddingBackward", EmbeddingGrad{}, func(d Ops, s Stream, args unsafe.Pointer) error {
 		a := (*EmbeddingGrad)(args)
@@ -306,6 +311,10 @@ func (c *Calls) DeltaState(s Stream, a *DeltaState) error {
 
 func (c *Calls) DeltaStateGrad(s Stream, a *DeltaStateGrad) error {
 	return c.enqueue(s, OpDeltaStateGrad, unsafe.Pointer(a))
+}
+
+func (c *Calls) Dropout(s Stream, a *Dropout) error {
+	return c.enqueue(s, OpDropout, unsafe.Pointer(a))
 }
 
 func (c *Calls) EmbeddingBackward(s Stream, a *EmbeddingGrad) error {

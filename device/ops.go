@@ -42,6 +42,7 @@ type Ops interface {
 	Rope(s Stream, a *Rope) error
 	SwiGLUForward(s Stream, a *SwiGLU) error
 	SwiGLUBackward(s Stream, a *SwiGLUGrad) error
+	Dropout(s Stream, a *Dropout) error
 	EmbeddingForward(s Stream, a *Embedding) error
 	EmbeddingBackward(s Stream, a *EmbeddingGrad) error
 	CrossEntropy(s Stream, a *CrossEntropy) error
@@ -169,6 +170,19 @@ type SwiGLUGrad struct {
 	// Restore overwrites DY with y. A layer that did not keep y needs it for a gradient of weights.
 	Restore bool
 	GELU    bool // as SwiGLU's
+}
+
+// Dropout is y[t, i] = x[t, i] / (1 - P) for the elements that it keeps, and 0 for the others. With
+// Add, the result is added to y. The choice is a function of Seed, the token's number and i alone
+// (ref.Keeps, with head 0), so it is the same on every mesh. The backward pass of y = dropout(x) is
+// the same operation on dy. Y may be X.
+type Dropout struct {
+	X      tensor.Tensor `op:"in"`         // [T, N]
+	Y      tensor.Tensor `op:"out,in=Add"` // [T, N]
+	Tokens tensor.Tensor `op:"in"`         // [T] I64: numbers of the tokens
+	P      float64       // probability that an element becomes 0, in [0, 1)
+	Seed   int64
+	Add    bool
 }
 
 // Embedding is y[t] = table[ids[t]]. The data reader checks the ids. An id out of range is an error

@@ -2,6 +2,8 @@ package job
 
 import (
 	"encoding/json"
+	"fmt"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -99,6 +101,51 @@ func TestLoRA(t *testing.T) {
 	expectFault(t, err, status.InvalidConfig, []string{"lora is rank 3, alpha 8", "it was rank 3, alpha 7"})
 }
 
+// Dropout of adapters drops the same elements on every mesh, for every data.batch, with tiles and
+// with every policy for activations: losses are the losses of one rank within the rounding of F32.
+// It changes with the seed, and an evaluation has none.
+func TestLoRADropout(t *testing.T) {
+	dir, _, run := newLoRA(t, "qwen3_5")
+	n := 0
+	train := func(ranks int, sets ...string) []float64 {
+		t.Helper()
+		n++
+		out := filepath.Join(dir, fmt.Sprint("out", n))
+		sets = append([]string{"output.dir=" + out, "parallel.ulysses=1", "data.global_batch=4", "checkpoint.every=0", "optimizer.lr=0.01", "lora.dropout=0.4"}, sets...)
+		if _, err := run(ranks, sets...); err != nil {
+			t.Fatal(err)
+		}
+		var all []float64
+		for _, r := range readMetrics(t, filepath.Join(out, "metrics.jsonl")) {
+			all = append(all, r.Loss)
+		}
+		return all
+	}
+	want := train(1)
+	for _, sets := range [][]string{{"seed=99"}, {"lora.dropout=0.0"}, {"lora.dropout=0.41"}} {
+		if got := train(1, sets...); slices.Equal(got[1:], want[1:]) {
+			t.Errorf("%v: losses %v, the same as without", sets, got)
+		}
+	}
+	if got := train(1); !slices.Equal(got, want) {
+		t.Errorf("losses %v, and when repeated %v", want, got)
+	}
+	for _, m := range []struct {
+		ranks int
+		sets  []string
+	}{
+		{1, []string{"data.batch=2"}}, {1, []string{"tile.mlp=7", "tile.loss=9"}}, {2, []string{"parallel.ulysses=2"}}, {4, []string{"parallel.ulysses=2", "parallel.ring=2", "parallel.zero=3", "tile.mlp=5"}},
+		{3, []string{"parallel.ring=3"}}, {4, []string{"parallel.zero=2", "memory.block_input=recompute", "memory.mlp=recompute"}}, {2, []string{"parallel.ulysses=2", "parallel.overlap=on"}},
+	} {
+		got := train(m.ranks, m.sets...)
+		for i := range want {
+			if d := math.Abs(got[i] - want[i]); !(d <= 2e-6*want[i]) {
+				t.Errorf("%v: step %d: loss %v, on one rank %v", m.sets, i+1, got[i], want[i])
+			}
+		}
+	}
+}
+
 // Settings of adapters that contradict each other, or that are not built, are refused by name.
 func TestLoRAIsRefused(t *testing.T) {
 	dir, base, run := newLoRA(t, "qwen3")
@@ -121,7 +168,9 @@ func TestLoRAIsRefused(t *testing.T) {
 		{[]string{`lora.targets=["q_proj", "w_proj"]`}, status.InvalidConfig, `lora.targets: "w_proj" matches no module of the model`},
 		{[]string{`lora.targets=["embed_tokens"]`}, status.InvalidConfig, "lora.targets: model.embed_tokens is not a matrix of a layer"},
 		{[]string{`lora.targets=["proj"]`}, status.InvalidConfig, `"proj" matches no module`},
-		{[]string{"lora.dropout=0.1"}, status.Unsupported, "lora.dropout: adapters other than plain LoRA are not built"},
+		{[]string{"lora.dropout=1"}, status.InvalidConfig, "lora.dropout = 1.0: not a probability"},
+		{[]string{"lora.dropout=-0.1"}, status.InvalidConfig, "lora.dropout = -0.1: must be at least 0"},
+		{[]string{"lora.lora_dropout=0.1"}, status.InvalidConfig, "lora.lora_dropout: unknown key; use lora.dropout"},
 		{[]string{"lora.use_dora=true"}, status.Unsupported, "lora.use_dora: adapters other than plain LoRA are not built"},
 		{[]string{`lora.modules_to_save=["lm_head"]`}, status.Unsupported, "lora.modules_to_save: adapters other than plain LoRA are not built"},
 		{[]string{"lora.lora_alpha=3"}, status.InvalidConfig, "lora.lora_alpha: unknown key; use lora.alpha"},

@@ -39,6 +39,7 @@ type executor struct {
 	grouped       device.GroupedGemm
 	groupedGrad   device.GroupedGemmWeights
 	weightedGrad  device.WeightedSwiGLUGrad
+	dropout       device.Dropout
 }
 
 // begin prepares a pass, and keeps the memory of the arguments.

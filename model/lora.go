@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 
+	"ulysses/device"
+	"ulysses/internal/splitmix"
 	"ulysses/internal/status"
 	"ulysses/tensor"
 )
@@ -22,6 +24,9 @@ type LoRA struct {
 	Alpha float64
 	// RSLoRA makes the scale alpha/√rank (Kalajdzievski 2023, arXiv:2312.03732), not alpha/rank.
 	RSLoRA bool
+	// Dropout is the probability that an element of an adapter's x becomes 0 in training: y = W·x +
+	// b + scale·B·(A·dropout(x)). Each adapter chooses for itself.
+	Dropout float64
 	// Targets are names of matrices: AllLinear, or the end of a module's path, from a dot on.
 	Targets []string
 }
@@ -36,9 +41,11 @@ func (l *LoRA) Scale() float64 {
 
 // adapter is the pair of low-rank matrices beside a matrix W [out, in].
 type adapter struct {
-	a, b  *Param // [rank, in], [out, rank]
-	rank  int64
-	scale float64
+	a, b    *Param // [rank, in], [out, rank]
+	rank    int64
+	scale   float64
+	dropout float64
+	number  int64 // among the adapters of the model; each has other random bits
 }
 
 const (
@@ -64,7 +71,7 @@ func (m *Model) addAdapters(l *LoRA) error {
 	if err := m.refuseExpertTargets(l.Targets); err != nil {
 		return err
 	}
-	used := make([]bool, len(l.Targets))
+	used, count := make([]bool, len(l.Targets)), int64(0)
 	for _, g := range m.groups[1 : len(m.groups)-1] {
 		var added []*Param
 		for _, w := range g.Params {
@@ -81,7 +88,8 @@ func (m *Model) addAdapters(l *LoRA) error {
 				return err
 			}
 			axes := func(i int) []string { return []string{"lora.rank", w.axes[i]} }
-			x := &adapter{rank: l.Rank, scale: l.Scale()}
+			x := &adapter{rank: l.Rank, scale: l.Scale(), dropout: l.Dropout, number: count}
+			count++
 			x.a = newParam(module(w.Name)+loraA, tensor.F32, kaiming, axes(1), l.Rank, w.Shape[1])
 			x.b = newParam(module(w.Name)+loraB, tensor.F32, zeros, axes(0), w.Shape[0], l.Rank)
 			w.adapter = x
@@ -108,7 +116,30 @@ func (m *Model) unadapted(target string) string {
 	return fmt.Sprintf("%q matches no module of the model", target)
 }
 
-// hidden computes u [T, rank] = scale·A·x from x [T, in].
+// drop computes y = dropout(x), or with add adds it to y. x and y are [T, in].
+func (x *adapter) drop(p *pass, y, in tensor.Tensor, add bool) {
+	if p.skip() {
+		return
+	}
+	p.dropout = device.Dropout{X: in, Y: y, Tokens: p.batch.Numbers.Slice(0, p.first, p.first+in.Shape[0]), P: x.dropout, Add: add,
+		Seed: int64(splitmix.Mix(splitmix.Mix(uint64(p.batch.Seed)) + uint64(x.number)))}
+	p.err = p.dev.Dropout(p.ctx.Stream, &p.dropout)
+}
+
+// drops reports whether the pass has dropout, which an evaluation has not.
+func (x *adapter) drops(p *pass) bool { return x.dropout > 0 && p.backward }
+
+// input returns dropout(x) in temporary memory, or x if the pass has no dropout.
+func (x *adapter) input(p *pass, in tensor.Tensor) tensor.Tensor {
+	if !x.drops(p) {
+		return in
+	}
+	y := p.temp(in.Dims()...)
+	x.drop(p, y, in, false)
+	return y
+}
+
+// hidden computes u [T, rank] = scale·A·x from x [T, in], after dropout.
 func (x *adapter) hidden(p *pass, u, in tensor.Tensor) {
 	p.Gemm(u, in, x.a.Value.Permute(1, 0), tensor.Tensor{})
 	p.Scale(u, x.scale)
@@ -124,16 +155,17 @@ func (x *adapter) gradOfHidden(p *pass, du, dy tensor.Tensor) {
 func (x *adapter) forward(p *pass, y, in tensor.Tensor) {
 	mark := p.mark()
 	u := p.temp(in.Shape[0], x.rank)
-	x.hidden(p, u, in)
+	x.hidden(p, u, x.input(p, in))
 	p.GemmAdd(y, u, x.b.Value.Permute(1, 0))
 	p.reset(mark)
 }
 
-// addWeights adds to the gradients of A and B. It computes A·x again, which costs less than to save
-// it.
+// addWeights adds to the gradients of A and B. It computes dropout(x) and A·x again, which costs
+// less than to save them.
 func (x *adapter) addWeights(p *pass, dy, in tensor.Tensor) {
 	mark := p.mark()
 	u := p.temp(in.Shape[0], x.rank)
+	in = x.input(p, in)
 	x.hidden(p, u, in)
 	p.GemmAdd(x.b.Grad, dy.Permute(1, 0), u)
 	x.gradOfHidden(p, u, dy)
@@ -146,7 +178,13 @@ func (x *adapter) backwardInput(p *pass, dx, dy tensor.Tensor) {
 	mark := p.mark()
 	u := p.temp(dx.Shape[0], x.rank)
 	x.gradOfHidden(p, u, dy)
-	p.GemmAdd(dx, u, x.a.Value)
+	if x.drops(p) {
+		d := p.temp(dx.Dims()...)
+		p.Gemm(d, u, x.a.Value, tensor.Tensor{})
+		x.drop(p, dx, d, true)
+	} else {
+		p.GemmAdd(dx, u, x.a.Value)
+	}
 	p.reset(mark)
 }
 
@@ -174,6 +212,9 @@ func (l *linear) sketch(p *pass, tokens int64) {
 		a.backwardInput(p, x, y)
 	})
 }
+
+// Drops reports whether training passes have dropout of adapters, and need Batch.Numbers.
+func (m *Model) Drops() bool { return m.lora != nil && m.lora.Dropout > 0 }
 
 // InitAdapters initializes the elements of adapters that this rank owns: A by a uniform
 // distribution on ±1/√in, B as 0. Init includes it.

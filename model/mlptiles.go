@@ -56,17 +56,19 @@ func (t *mlpTiles) run(p *pass, tokens int64, x, dy tensor.Tensor) {
 
 // Forward overwrites the x of a tile with its output.
 func (t *mlpTiles) Forward(at *tile.Tile) error {
-	if at.Rows() > 0 {
+	if t.p.first = at.Lo; at.Rows() > 0 {
 		t.m.forwardTile(t.p, at.Out[0], at.In[0], at.Lo)
 	}
+	t.p.first = 0
 	return t.p.err
 }
 
 // Backward adds to the gradients of the weights and overwrites the x of a tile with its gradient.
 func (t *mlpTiles) Backward(at *tile.Tile) error {
-	if at.Rows() > 0 {
+	if t.p.first = at.Lo; at.Rows() > 0 {
 		t.m.backwardTile(t.p, at.DIn[0], at.In[0], at.DOut[0], at.Lo)
 	}
+	t.p.first = 0
 	return t.p.err
 }
 

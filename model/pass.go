@@ -44,6 +44,9 @@ type Batch struct {
 	// The dropout of attention is a function of the run's seed, of the sequence's number in the
 	// run, and of layer, head, query and key: the same on every mesh.
 	Seed, Number int64
+	// Numbers [T] I64 are the numbers of the tokens in the run, if Model.Drops: the dropout of
+	// adapters is a function of Seed, adapter, token and feature.
+	Numbers tensor.Tensor
 
 	// If Config.Balances: the sequence of each token, from 0 on, -1 for tokens without a target,
 	// and the targets of each sequence on all ranks together.
@@ -69,6 +72,7 @@ type pass struct {
 
 	batch    *Batch
 	tokens   int64     // T, of this rank
+	first    int64     // the number of the first token of the tile that is computed
 	backward bool      // the pass has a backward half
 	comm     comm.Comm // of the ranks that share the sequence
 	plans    *plans
@@ -105,6 +109,6 @@ func (b *passBuffers) allocate(e *executor, tokens, hidden, rotaryDim int64, loc
 func (p *pass) begin(m *Model, c *Ctx, b *Batch, tokens int64, sizes sizes, backward bool) {
 	p.executor.begin(m, c)
 	p.saving.begin(&m.off, m.activations.policies())
-	p.batch, p.tokens, p.backward = b, tokens, backward
+	p.batch, p.tokens, p.first, p.backward = b, tokens, 0, backward
 	p.comm, p.plans, p.sizes, p.tiles = m.comm, &m.plans, sizes, m.tiles
 }

@@ -155,7 +155,7 @@ func (m *Model) adapterConfig(base string) ([]byte, error) {
 	text, err := json.MarshalIndent(map[string]any{
 		"alpha_pattern": map[string]any{}, "auto_mapping": nil, "base_model_name_or_path": base, "bias": "none", "exclude_modules": nil, "fan_in_fan_out": false,
 		"inference_mode": true, "init_lora_weights": true, "layer_replication": nil, "layers_pattern": nil, "layers_to_transform": nil, "lora_alpha": l.Alpha,
-		"lora_bias": false, "lora_dropout": 0.0, "modules_to_save": nil, "peft_type": "LORA", "r": l.Rank, "rank_pattern": map[string]any{}, "revision": nil,
+		"lora_bias": false, "lora_dropout": l.Dropout, "modules_to_save": nil, "peft_type": "LORA", "r": l.Rank, "rank_pattern": map[string]any{}, "revision": nil,
 		"target_modules": targets, "target_parameters": nil, "task_type": "CAUSAL_LM", "use_dora": false, "use_rslora": l.RSLoRA,
 	}, "", "  ")
 	return append(text, '\n'), err

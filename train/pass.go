@@ -28,21 +28,17 @@ func (t *Trainer) pass(m *data.MicroBatch, valid int64, backward, alone bool) (m
 	if !backward { // evaluation, in which a sequence is a batch
 		b.Length = lengthOf(m)
 	}
+	ranges := batch.Ranges(group.Rank())
 	for _, x := range []struct {
 		dst tensor.Tensor
 		src []int32
 	}{{b.IDs, m.IDs}, {b.Targets, m.Targets}, {b.Positions, m.Positions}} {
-		at := int64(0)
-		for _, r := range batch.Ranges(group.Rank()) {
-			rows := r.Hi - r.Lo
-			if err := t.Device.Copy(t.stream, x.dst.Slice(0, at, at+rows), tensor.OfInt32(x.src[r.Lo:r.Hi], rows)); err != nil {
-				return model.Loss{}, err
-			}
-			at += rows
+		if err := t.copyTokens(x.dst, tensor.OfInt32(x.src, total), ranges); err != nil {
+			return model.Loss{}, err
 		}
 	}
-	if backward && t.Model.Config.Balances() {
-		if err := t.copySequences(m, batch.Ranges(group.Rank()), &b); err != nil {
+	if backward {
+		if err := t.copySequences(m, ranges, &b); err != nil {
 			return model.Loss{}, err
 		}
 	}
@@ -58,11 +54,25 @@ func (t *Trainer) pass(m *data.MicroBatch, valid int64, backward, alone bool) (m
 	}
 	switch {
 	case t.Hooks.Tokens != nil && c.Inspect == nil:
-		return t.passWithTokens(m, batch.Ranges(group.Rank()), c, &b, backward)
+		return t.passWithTokens(m, ranges, c, &b, backward)
 	case backward:
 		return t.Model.ForwardBackward(c, &b)
 	}
 	return t.Model.Forward(c, &b)
+}
+
+// copyTokens copies this rank's tokens, which are the given ranges of the micro-batch, from all
+// tokens.
+func (t *Trainer) copyTokens(dst, all tensor.Tensor, ranges []sp.Range) error {
+	at := int64(0)
+	for _, r := range ranges {
+		n := r.Hi - r.Lo
+		if err := t.Device.Copy(t.stream, dst.Slice(0, at, at+n), all.Slice(0, r.Lo, r.Hi)); err != nil {
+			return err
+		}
+		at += n
+	}
+	return nil
 }
 
 // update clips the gradient and runs the optimizer.

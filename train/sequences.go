@@ -15,12 +15,14 @@ func (s *Setup) mostSequences() int64 {
 	return max(1, s.Data.Config.Batch)
 }
 
-// copySequences sets the sequences of a batch, by which experts are balanced, for this rank's
-// tokens, which are the given ranges of the micro-batch.
+// copySequences sets what a batch says about the sequences of this rank's tokens, which are the
+// given ranges of the micro-batch: the sequences by which experts are balanced, and the numbers by
+// which adapters drop.
 func (t *Trainer) copySequences(m *data.MicroBatch, ranges []sp.Range, b *model.Batch) error {
-	t.sequenceOf, t.sequenceTargets = t.sequenceOf[:0], t.sequenceTargets[:0]
+	balances, drops, total := t.Model.Config.Balances(), t.Model.Drops(), int64(len(m.IDs))
+	t.sequenceOf, t.sequenceTargets, t.numberOf = t.sequenceOf[:0], t.sequenceTargets[:0], t.numberOf[:0]
 	for i, s := range m.Sequences {
-		end, targets := int64(len(m.IDs)), int64(0)
+		end, targets := total, int64(0)
 		if i+1 < len(m.Sequences) {
 			end = m.Sequences[i+1].At
 		}
@@ -31,18 +33,27 @@ func (t *Trainer) copySequences(m *data.MicroBatch, ranges []sp.Range, b *model.
 			} else {
 				targets++
 			}
-			t.sequenceOf = append(t.sequenceOf, number)
+			if balances {
+				t.sequenceOf = append(t.sequenceOf, number)
+			}
+			if drops {
+				t.numberOf = append(t.numberOf, tokenNumber(s.Number, at-s.At))
+			}
 		}
 		t.sequenceTargets = append(t.sequenceTargets, targets)
 	}
-	b.Sequences, b.SequenceTargets = t.sequences.Slice(0, 0, b.SP.Rows()), t.sequenceTargets
-	at := int64(0)
-	for _, r := range ranges {
-		n := r.Hi - r.Lo
-		if err := t.Device.Copy(t.stream, b.Sequences.Slice(0, at, at+n), tensor.OfInt32(t.sequenceOf[r.Lo:r.Hi], n)); err != nil {
+	if balances {
+		b.Sequences, b.SequenceTargets = t.sequences.Slice(0, 0, b.SP.Rows()), t.sequenceTargets
+		if err := t.copyTokens(b.Sequences, tensor.OfInt32(t.sequenceOf, total), ranges); err != nil {
 			return err
 		}
-		at += n
+	}
+	if drops {
+		b.Numbers = t.numbers.Slice(0, 0, b.SP.Rows())
+		return t.copyTokens(b.Numbers, tensor.OfInt64(t.numberOf, total), ranges)
 	}
 	return nil
 }
+
+// tokenNumber returns the number in the run of a token of a sequence.
+func tokenNumber(sequence, index int64) int64 { return sequence<<32 + index }

@@ -9,6 +9,7 @@ import (
 	"ulysses/device"
 	"ulysses/internal/clock"
 	"ulysses/model"
+	"ulysses/tensor"
 )
 
 // Setup is the input of New. A trainer does not change it.
@@ -116,17 +117,24 @@ func (s *Setup) evalBatch(set *data.Set) int64 {
 	return s.Data.Config.Batch
 }
 
-// inputs returns how many numbers a token has in a batch: its id, target, position and, if the
-// model's experts are balanced, its sequence.
-func (s *Setup) inputs() int64 {
+// inputs returns the types of the numbers that a token has in a batch: its id, target and position;
+// its sequence, if the model's experts are balanced; its number in the run, if adapters drop.
+func (s *Setup) inputs() []tensor.DType {
+	all := []tensor.DType{tensor.I32, tensor.I32, tensor.I32}
 	if s.Model.Config.Balances() {
-		return 4
+		all = append(all, tensor.I32)
 	}
-	return 3
+	if s.Model.Drops() {
+		all = append(all, tensor.I64)
+	}
+	return all
 }
 
 // inputBytes returns the bytes for the inputs of this rank's tokens.
-func (s *Setup) inputBytes() int64 {
+func (s *Setup) inputBytes() (bytes int64) {
 	_, shard := s.MaxTokens()
-	return (s.inputs()-1)*device.Padded(s.Device, shard*4) + shard*4
+	for _, t := range s.inputs() {
+		bytes = device.Padded(s.Device, bytes) + shard*t.Size()
+	}
+	return bytes
 }

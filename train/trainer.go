@@ -23,14 +23,16 @@ type Trainer struct {
 	stream    device.Stream
 	arena     *device.Arena // activations
 	host      *device.Arena // offloaded activations; nil = none
-	inputs    *device.Arena // ids, targets, positions and sequences
+	inputs    *device.Arena // ids, targets, positions, sequences and numbers
 	ids       tensor.Tensor // [shard] I32; targets and positions as well
 	targets   tensor.Tensor
 	positions tensor.Tensor
 	sequences tensor.Tensor // nil unless the model's experts are balanced
+	numbers   tensor.Tensor // [shard] I64; nil unless adapters drop
 
 	sequenceOf      []int32 // of each token of a micro-batch, see model.Batch.Sequences
 	sequenceTargets []int64
+	numberOf        []int64 // of each token of a micro-batch, see model.Batch.Numbers
 
 	microBatches []*data.MicroBatch // of the current step
 	length       int64              // of the global batch of the current step, for model.Batch.Length
@@ -115,8 +117,15 @@ func (t *Trainer) allocate() (err error) {
 	if t.inputs, err = device.NewArena(t.Device, "tokens", t.inputBytes()); err != nil {
 		return err
 	}
-	for _, x := range []*tensor.Tensor{&t.ids, &t.targets, &t.positions, &t.sequences}[:t.Setup.inputs()] {
-		if *x, err = t.inputs.Tensor(tensor.I32, shard); err != nil {
+	fields := []*tensor.Tensor{&t.ids, &t.targets, &t.positions}
+	if t.Model.Config.Balances() {
+		fields = append(fields, &t.sequences)
+	}
+	if t.Model.Drops() {
+		fields = append(fields, &t.numbers)
+	}
+	for i, kind := range t.Setup.inputs() {
+		if *fields[i], err = t.inputs.Tensor(kind, shard); err != nil {
 			return err
 		}
 	}

@@ -47,6 +47,7 @@ typedef void (*uly_kernel)(const void *args, int64_t task, int64_t worker, void 
 #include "gatednorm.h"
 #include "conv1d.h"
 #include "deltagates.h"
+#include "dropout.h"
 #include "embedding.h"
 #include "route.h"
 #include "crossentropy.h"
@@ -89,6 +90,7 @@ typedef void (*uly_kernel)(const void *args, int64_t task, int64_t worker, void 
   X(delta_gates_forward)   \
   X(delta_gates_backward)  \
   X(delta_gates_fold)      \
+  X(dropout)               \
   X(embed_forward)         \
   X(embed_backward)        \
   X(route_tokens)          \

@@ -71,7 +71,7 @@ var (
 	RoPETypes           = &Feature{Name: "other kinds of RoPE scaling", Where: "`rope_type` of a config.json", Instead: "default, linear, dynamic, yarn, longrope, llama3 and proportional are", Many: true}
 	StorageTypes        = &Feature{Name: "other element types of a model's folder", Where: "`dtype` of a config.json", Instead: "float32, bfloat16 and float16 are", Many: true}
 
-	Adapters     = &Feature{Name: "adapters other than plain LoRA", Where: "keys of other trainers such as `use_dora`, `lora_dropout` and `modules_to_save`; keys of an `adapter_config.json`", Instead: "set lora.rank, lora.alpha, lora.targets and lora.rslora", Many: true}
+	Adapters     = &Feature{Name: "adapters other than plain LoRA", Where: "keys of other trainers such as `use_dora` and `modules_to_save`; keys of an `adapter_config.json`", Instead: "set lora.rank, lora.alpha, lora.targets and lora.rslora", Many: true}
 	Preferences  = &Feature{Name: "training on preferences or rewards", Where: "keys of other trainers such as `dpo_beta`", Instead: "train on text, or on `input_ids` with `labels`"}
 	LowPrecision = &Feature{Name: "quantized weights and FP8", Where: "keys of other trainers such as `load_in_4bit` and `fp8`", Instead: "set `device.dtype = \"bf16\"` or `\"f32\"`", Many: true}
 	Float16      = &Feature{Name: "computing in float16", Where: "keys of other trainers such as `fp16`", Instead: `set device.dtype = "bf16" or "f32"`}

@@ -114,7 +114,7 @@ var conflicts = []rule{
 	{"optimizer.decay", func(j *Job) bool { return badSteps(j.Optimizer.Decay) }, "not a number of steps; set a whole number, or a share of all steps below 1"},
 	{"lora.rank", func(j *Job) bool {
 		t := &j.LoRA
-		return t.Rank == 0 && (t.Alpha != 0 || t.RSLoRA || t.Init != "" || !slices.Equal(t.Targets, defaults.LoRA.Targets))
+		return t.Rank == 0 && (t.Alpha != 0 || t.RSLoRA || t.Dropout != 0 || t.Init != "" || !slices.Equal(t.Targets, defaults.LoRA.Targets))
 	}, "missing, and there are keys of [lora]; set it, for example to 16"},
 	{"lora.rank", func(j *Job) bool { return j.LoRA.Rank > 0 && j.Model.Path == "" && j.IsModelJob() },
 		"adapters belong to a model folder; set model.path"},
@@ -124,6 +124,7 @@ var conflicts = []rule{
 	}, "missing; name the folder of trained adapters, or a checkpoint with checkpoint.resume"},
 	{"lora.targets", func(j *Job) bool { return len(j.LoRA.Targets) == 0 || slices.Contains(j.LoRA.Targets, "") },
 		"names no matrices; name some, such as [\"q_proj\", \"v_proj\"], or \"all-linear\""},
+	{"lora.dropout", func(j *Job) bool { return j.LoRA.Dropout >= 1 }, "not a probability; set a number of at least 0 and below 1"},
 	{"train.freeze", func(j *Job) bool { return len(j.Train.Freeze) > 0 && j.LoRA.Rank > 0 && j.Kind == "train" },
 		"with [lora] only the adapters are trained; remove it"},
 	{"train.freeze", func(j *Job) bool { _, err := model.ParsePatterns(j.Train.Freeze); return err != nil },

@@ -17,7 +17,7 @@ type feature struct {
 
 // features lists features of other trainers. The first entry that matches a key counts.
 var features = []feature{
-	{words(`lora_.*|dropout|qlora|dora|use_dora|peft|peft_.*|adapter|adapters|adapter_.*|modules_to_save|target_parameters|rank_pattern|alpha_pattern|layers_to_transform|exclude_modules|ia3|prefix_tuning|loftq.*`),
+	{words(`lora_.*|qlora|dora|use_dora|peft|peft_.*|adapter|adapters|adapter_.*|modules_to_save|target_parameters|rank_pattern|alpha_pattern|layers_to_transform|exclude_modules|ia3|prefix_tuning|loftq.*`),
 		notbuilt.Adapters.Text(notbuilt.Adapters.Instead), false},
 	{words(`dpo|dpo_.*|ppo|ppo_.*|grpo|grpo_.*|orpo|kto|simpo|rlhf|reward|reward_.*|rl`), notbuilt.Preferences.Text("remove it"), false},
 	{words(`chat|messages|conversation|conversations|sharegpt|alpaca|roles|dataset_type`), `the lines of .jsonl files may be conversations; set data.format, or leave it out`, true},

@@ -92,6 +92,7 @@ type LoRATable struct {
 	Rank    int64    `toml:"rank" min:"0" max:"65536"` // 0 = no adapters
 	Alpha   float64  `toml:"alpha" min:"0"`            // 0 = the rank
 	RSLoRA  bool     `toml:"rslora"`
+	Dropout float64  `toml:"dropout" min:"0"` // below 1
 	Targets []string `toml:"targets"`
 	Init    string   `toml:"init" path:"dir"` // a folder of PEFT to start from; "" = from seed
 }
@@ -102,7 +103,7 @@ func (j *Job) Adapters() *model.LoRA {
 	if t.Rank == 0 {
 		return nil
 	}
-	return &model.LoRA{Rank: t.Rank, Alpha: cmp.Or(t.Alpha, float64(t.Rank)), RSLoRA: t.RSLoRA, Targets: t.Targets}
+	return &model.LoRA{Rank: t.Rank, Alpha: cmp.Or(t.Alpha, float64(t.Rank)), RSLoRA: t.RSLoRA, Dropout: t.Dropout, Targets: t.Targets}
 }
 
 // TileTable is [tile]: tokens of a tile, or a word.

@@ -113,6 +113,7 @@ freeze = []
 rank = 0
 alpha = 0.0
 rslora = false
+dropout = 0.0
 targets = ["all-linear"]
 [tile]
 mlp = "auto"

@@ -30,7 +30,7 @@ var foreign = map[string]struct{ ours, remark string }{
 	"num_train_epochs": {"train.epochs", ""}, "num_epochs": {"train.epochs", ""}, "max_epochs": {"train.epochs", ""},
 	"max_steps": {"train.steps", ""}, "train_iters": {"train.steps", ""}, "num_steps": {"train.steps", ""}, "training_steps": {"train.steps", ""},
 	"lora_r": {"lora.rank", ""}, "lora_rank": {"lora.rank", ""}, "lora_alpha": {"lora.alpha", ""}, "target_modules": {"lora.targets", ""},
-	"lora_target_modules": {"lora.targets", ""}, "use_rslora": {"lora.rslora", ""}, "adapter_name_or_path": {"lora.init", ""}, "lora_model_dir": {"lora.init", ""},
+	"lora_target_modules": {"lora.targets", ""}, "use_rslora": {"lora.rslora", ""}, "lora_dropout": {"lora.dropout", ""}, "adapter_name_or_path": {"lora.init", ""}, "lora_model_dir": {"lora.init", ""},
 	"sequence_parallel_size": {"parallel.ulysses", ""}, "sp_size": {"parallel.ulysses", ""}, "ulysses_size": {"parallel.ulysses", ""},
 	"ulysses_sequence_parallel_size": {"parallel.ulysses", ""}, "ulysses_degree": {"parallel.ulysses", ""}, "context_parallel_size": {"parallel.ulysses", ""},
 	"cp_size": {"parallel.ulysses", ""}, "sequence_parallel_degree": {"parallel.ulysses", ""}, "context_parallel_degree": {"parallel.ulysses", ""},

@@ -412,6 +412,7 @@ class Reference:
             routers, masks = [], []  # of the documents
             for lo, hi in documents(self.data["position_ids"][s]):
                 ids = self.data["input_ids"][s, lo:hi]
+                self.document = s, lo
                 out = self.model(
                     input_ids=ids[None], position_ids=torch.arange(hi - lo)[None], use_cache=False
                 )

@@ -66,6 +66,32 @@ def attention(q, k, v, dout=None, scale=None, see=None):
     return out, lse, dq, fold(dk), fold(dv)
 
 
+def mix(x):
+    """Returns the function of SplitMix64 (Steele et al. 2014) of uint64 numbers."""
+    with np.errstate(over="ignore"):
+        x = np.asarray(x, np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+        x = (x ^ x >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ x >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+        return x ^ x >> np.uint64(31)
+
+
+def keeps(p, seed, tokens, features):
+    """Returns [tokens, features], true where dropout keeps an element.
+
+    seed is 64 random bits, tokens are the numbers of tokens.
+    """
+    with np.errstate(over="ignore"):
+        token = mix(mix(seed) + np.asarray(tokens, np.uint64))[:, None]
+        feature = mix(~np.uint64(seed) + np.arange(features, dtype=np.uint64))[None]
+        x = (token ^ feature).astype(np.uint32) * ((token >> np.uint64(32)).astype(np.uint32) | 1)
+        x ^= x >> np.uint32(16)
+        x *= np.uint32(0x7FEB352D)
+        x ^= x >> np.uint32(15)
+        x *= np.uint32(0x846CA68B)
+        x ^= x >> np.uint32(16)
+    return x >> np.uint32(8) >= np.uint32(np.rint(p * 2**24))
+
+
 def error(found, want):
     """Returns max|found - want| / max|want|. It is infinite if a value is NaN."""
     found, want = np.asarray(found, np.float64), np.asarray(want, np.float64)

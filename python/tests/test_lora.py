@@ -14,8 +14,9 @@ import subprocess
 import tempfile
 import unittest
 
+import numpy as np
 from need import need, packages
-from reference import TOLERANCE, error
+from reference import TOLERANCE, error, keeps, mix
 from test_parity import FIRST_STEPS, LR, PROGRAM, RUNS, job, run, tensors_of
 
 need_peft = need(
@@ -31,14 +32,44 @@ if packages("torch", "transformers", "safetensors", "peft"):
     from parity import STEPS, Reference, build, data, dense
     from safetensors.torch import load_file, save_file
 
+    class Dropout(torch.nn.Module):
+        """The program's dropout of an adapter, in steps of a reference."""
+
+        def __init__(self, reference: AdapterReference, number: int) -> None:
+            super().__init__()
+            self.of = [reference]  # in a list: not a submodule
+            self.seed = mix(mix(np.uint64(SEED)) + np.uint64(number))
+
+        def forward(self, x):
+            if not self.of[0].stepping:
+                return x
+            s, lo = self.of[0].document
+            tokens = (s << 32) + lo + np.arange(x.shape[-2])
+            kept = torch.from_numpy(keeps(DROPOUT, self.seed, tokens, x.shape[-1]))
+            return x * kept / (1 - DROPOUT)
+
     class AdapterReference(Reference):
         """A model of PEFT in float64."""
 
+        stepping = False
+
+        def drop(self) -> None:
+            """Lets the adapters drop."""
+            adapters = [
+                (int(name.split(".layers.")[1].split(".")[0]), ORDER.index(name.split(".")[-1]), x)
+                for name, x in self.model.named_modules()
+                if isinstance(x, peft.tuners.lora.Linear)
+            ]
+            for number, (_, _, x) in enumerate(sorted(adapters, key=lambda a: a[:2])):
+                x.lora_dropout["default"] = Dropout(self, number)
+
         def step(self, step: int, lr: float):
             self.model.zero_grad()
+            self.stepping = True
             with float64(), own_recurrence():
                 logits, loss, _ = self.forward(step)
                 loss.backward()
+            self.stepping = False
             gradients = {}
             with torch.no_grad():
                 for name, p in self.model.named_parameters():
@@ -57,7 +88,12 @@ if packages("torch", "transformers", "safetensors", "peft"):
 
 
 PREFIX = "base_model.model."
-RANK, ALPHA = 3, 7
+RANK, ALPHA, SEED, DROPOUT = 3, 7, 1, 0.25
+# The matrices of a layer in the order in which the program numbers adapters.
+ORDER = [
+    *("in_proj_qkv", "in_proj_b", "in_proj_a", "in_proj_z", "out_proj"),
+    *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+]
 
 # Family: targets and whether the scale is alpha/√rank.
 CASES = {
@@ -107,7 +143,7 @@ class LoRA(unittest.TestCase):
                     p.copy_(0.1 * torch.randn(p.shape, generator=g))
         return made
 
-    def check(self, family: str) -> None:
+    def check(self, family: str, dropout: bool = False) -> None:
         source, init = self.folder / "source", self.folder / "init"
         build(family).save_pretrained(source)
         self.adapted(family).save_pretrained(init)
@@ -122,8 +158,11 @@ class LoRA(unittest.TestCase):
             f.write(
                 f"[lora]\nrank = {RANK}\nalpha = {ALPHA}\ntargets = {json.dumps(listed)}\n"
                 f"rslora = {json.dumps(rslora)}\ninit = {json.dumps(str(init))}\n"
+                f"dropout = {DROPOUT if dropout else 0.0}\n"
             )
         reference = AdapterReference(self.adapted(family))
+        if dropout:
+            reference.drop()
         logits, loss, gradients = reference.step(0, LR)
         for name, (ranks, sets) in FIRST_STEPS.items():
             with self.subTest(name):
@@ -147,12 +186,18 @@ class LoRA(unittest.TestCase):
                     self.near(got, after[plain(p)], f"{p} after {STEPS} steps")
                 with dense():
                     loaded = peft.PeftModel.from_pretrained(build(family), out / "adapter")
-                self.near(Reference(loaded).logits(0), want, "logits of PEFT")
-        loaded = Reference(loaded).logits(0)
-        again = [f'lora.init="{out / "adapter"}"']
+                self.near(evaluated(loaded), want, "logits of PEFT")
+        loaded = evaluated(loaded)
+        again = [f'lora.init="{out / "adapter"}"', "lora.dropout=0.0"]
         own = tensors_of(self.folder / "saved.safetensors", path, sets=again)
         self.near(own["logits"], loaded, "logits of the saved folder")
         self.merges(family, init, out / "adapter")
+
+    def test_dropout(self) -> None:
+        self.check("qwen3", dropout=True)
+
+    def test_dropout_of_linear_attention(self) -> None:
+        self.check("qwen3.5", dropout=True)
 
     def merges(self, family, init, trained) -> None:
         """Merged models equal the models that PEFT merges, in F32 and in BF16.
@@ -189,6 +234,13 @@ class LoRA(unittest.TestCase):
                     unit = unit + spacing(x).double()
                 self.assertTrue(bool((off <= unit).all()), f"{p} of {name}")
                 self.assertEqual(p in terms, p not in same(build(family), own, x.dtype))
+
+
+def evaluated(model) -> torch.Tensor:
+    """Returns the logits of a model of PEFT, without dropout."""
+    reference = Reference(model)
+    reference.model.eval()
+    return reference.logits(0)
 
 
 def bounds(model) -> dict[str, torch.Tensor]:

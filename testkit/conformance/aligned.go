@@ -20,7 +20,7 @@ func testAligned(s *suite) {
 		test func(s *suite)
 	}{
 		{"Add", testAdd}, {"Scale", testScale}, {"ColumnSum", testColumnSum}, {"Sum", testSum}, {"RMSNorm", testRMSNorm}, {"Rope", testRope},
-		{"SwiGLU", testSwiGLU}, {"Embedding", testEmbedding}, {"CrossEntropy", testCrossEntropy}, {"AdamW", testAdamW}, {"SGD", testSGD},
+		{"SwiGLU", testSwiGLU}, {"Dropout", testDropout}, {"Embedding", testEmbedding}, {"CrossEntropy", testCrossEntropy}, {"AdamW", testAdamW}, {"SGD", testSGD},
 		{"GatedRMSNorm", testGatedRMSNorm}, {"SigmoidGate", testSigmoidGate}, {"Conv1d", testConv1d}, {"Experts", testExperts},
 	} {
 		s.t.Run(f.name, func(t *testing.T) {

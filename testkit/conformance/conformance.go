@@ -85,7 +85,7 @@ func run(t *testing.T, open Opener, how suite, names ...string) {
 	}{
 		{"Memory", testMemory}, {"Order", testOrder}, {"Host", testHost}, {"Copy", testCopy}, {"Cast", testCast}, {"Fill", testFill}, {"Add", testAdd}, {"Scale", testScale},
 		{"ColumnSum", testColumnSum}, {"Sum", testSum}, {"Gemm", testGemm}, {"RMSNorm", testRMSNorm}, {"Rope", testRope},
-		{"SwiGLU", testSwiGLU}, {"Embedding", testEmbedding}, {"Experts", testExperts}, {"CrossEntropy", testCrossEntropy}, {"AdamW", testAdamW}, {"SGD", testSGD},
+		{"SwiGLU", testSwiGLU}, {"Dropout", testDropout}, {"Embedding", testEmbedding}, {"Experts", testExperts}, {"CrossEntropy", testCrossEntropy}, {"AdamW", testAdamW}, {"SGD", testSGD},
 		{"Attention", testAttention}, {"AttentionWide", testAttentionWide}, {"AttentionLaws", testAttentionLaws}, {"AttentionOptions", testAttentionOptions},
 		{"GatedRMSNorm", testGatedRMSNorm}, {"SigmoidGate", testSigmoidGate}, {"Conv1d", testConv1d}, {"DeltaGates", testDeltaGates}, {"GatedDelta", testGatedDelta}, {"DeltaStates", testDeltaStates}, {"DeltaLaws", testDeltaLaws},
 		{"Aligned", testAligned}, {"Far", testFar}, {"Refusals", testRefusals}, {"DeltaRefusals", testDeltaRefusals},

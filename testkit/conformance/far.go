@@ -57,6 +57,7 @@ func testFar(s *suite) {
 		s.swigluCase(d, suffix, 3, 65, far, false)
 		s.embeddingCase(d, suffix, 3, 65, 3, far)
 		s.rowsCase(d, suffix, 3, 2, 1, 65, 13, far)
+		s.dropoutCase(d, suffix, 3, 65, 0.25, far)
 		s.crossEntropyCase(d, suffix, 3, 65, 2, 0, false, far)
 		s.gatedNormCase(d, suffix, []int64{3, 65}, far, far, false)
 		s.gatedNormCase(d, suffix, []int64{5, 3, 64}, farHeads, farHeads, false)

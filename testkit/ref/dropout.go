@@ -27,3 +27,16 @@ func mix64(x uint64) uint64 {
 	x = (x ^ x>>27) * 0x94d049bb133111eb
 	return x ^ x>>31
 }
+
+// Dropout returns y + x / (1 - p) for the elements of x [T, n] that are kept, and y for the others.
+// y may be nil.
+func Dropout[F Float](x, y []F, tokens []int64, n int64, p float64, seed int64) []F {
+	out := make([]F, len(x))
+	copy(out, y)
+	for i := range x {
+		if Keeps(p, seed, 0, tokens[int64(i)/n], int64(i)%n) {
+			out[i] += x[i] * F(1/(1-p))
+		}
+	}
+	return out
+}

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "index.h"
+#include "random.h"
 
 // AttentionRange is [lo, hi). It is empty if hi <= lo.
 struct AttentionRange {
@@ -277,33 +278,4 @@ struct AttentionBlocks {
 ULY_BOTH AttentionBlocks attention_blocks(int64_t row, int64_t seq, int64_t size) {
   const int64_t at = row % seq;
   return {at / size, at % size, size};
-}
-
-// attention_mix is the function of SplitMix64 (Steele et al. 2014), a bijection.
-ULY_BOTH uint64_t attention_mix(uint64_t x) {
-  x += 0x9e3779b97f4a7c15;
-  x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9;
-  x = (x ^ x >> 27) * 0x94d049bb133111eb;
-  return x ^ x >> 31;
-}
-
-// Dropout, the function Keeps of testkit/ref: a query of a head has 64 random bits, a key 32.
-// attention_keeps reports whether it keeps their weight; drop is the probability times 2^24.
-ULY_BOTH uint64_t attention_head_bits(uint64_t seed, int64_t head) {
-  return attention_mix(seed ^ (uint64_t)head * 0x9e3779b97f4a7c15);
-}
-ULY_BOTH uint64_t attention_query_bits(uint64_t head_bits, int64_t query) {
-  return attention_mix(head_bits + (uint64_t)query);
-}
-ULY_BOTH uint32_t attention_key_bits(uint64_t seed, int64_t key) {
-  return (uint32_t)attention_mix(~seed + (uint64_t)key);
-}
-ULY_BOTH bool attention_keeps(uint64_t query_bits, uint32_t key_bits, uint32_t drop) {
-  uint32_t x = ((uint32_t)query_bits ^ key_bits) * ((uint32_t)(query_bits >> 32) | 1);
-  x ^= x >> 16;
-  x *= 0x7feb352d;
-  x ^= x >> 15;
-  x *= 0x846ca68b;
-  x ^= x >> 16;
-  return x >> 8 >= drop;
 }

@@ -271,10 +271,9 @@ static void test_dropout() {
   int64_t kept = 0;
   const int64_t n = 300;
   for (int64_t q = 0; q < n; q++)
-    for (int64_t k = 0; k < n; k++)
-      kept += attention_keeps(attention_query_bits(attention_head_bits(7, 3), q), attention_key_bits(7, k), 3 << 22);
+    for (int64_t k = 0; k < n; k++) kept += keeps(query_bits(head_bits(7, 3), q), key_bits(7, k), 3 << 22);
   CHECK(kept > n * n / 4 - 900 && kept < n * n / 4 + 900, "dropout of 3/4 keeps %lld of %lld", (ll)kept, (ll)(n * n));
-  CHECK(attention_mix(0) == 0xe220a8397b1dcdafull, "SplitMix64");
+  CHECK(mix64(0) == 0xe220a8397b1dcdafull, "SplitMix64");
 }
 
 // The shared memory of a block is available: 227 KiB on Hopper, and 99 KiB on the GPUs with the

@@ -23,7 +23,7 @@ struct Scores {
   __device__ __forceinline__ Scores(const AttentionCall &a, int64_t head)
       : o(a.scores),
         blocks(o.blocks ? o.blocks + head * o.blocks_head : nullptr),
-        head_bits(attention_head_bits(o.seed, o.head_at + head)),
+        head_bits(::head_bits(o.seed, o.head_at + head)),
         slope(o.slopes ? o.slopes[head] : 0) {}
 
   // blocks of the mask from a row of the packed tensors on
@@ -63,7 +63,7 @@ struct Scores {
   }
   // factor returns what dropout multiplies a weight by.
   __device__ __forceinline__ float factor(uint64_t query_bits, uint32_t key_bits) const {
-    return !o.drop ? 1 : attention_keeps(query_bits, key_bits, o.drop) ? o.kept : 0;
+    return !o.drop ? 1 : keeps(query_bits, key_bits, o.drop) ? o.kept : 0;
   }
 };
 
@@ -76,7 +76,7 @@ template <int ROWS> __device__ __forceinline__ void query_rows(AttentionRow *row
   if ((int)threadIdx.x >= ROWS) return;
   AttentionRow r = {};
   const bool there = (int)threadIdx.x < n;
-  if (there && s.o.drop) r.bits = attention_query_bits(s.head_bits, s.o.query_at + q + threadIdx.x);
+  if (there && s.o.drop) r.bits = ::query_bits(s.head_bits, s.o.query_at + q + threadIdx.x);
   if (there && s.blocks) r.at = s.queries_from(q + threadIdx.x).first * s.o.blocks_row;
   rows[threadIdx.x] = r;
 }
@@ -86,7 +86,7 @@ __device__ __forceinline__ void key_rows(AttentionRow *rows, const AttentionScor
   if ((int)threadIdx.x >= ROWS) return;
   AttentionRow r = {};
   const bool there = (int)threadIdx.x < n;
-  if (there && o.drop) r.bits = attention_key_bits(o.seed, o.key_at + k + threadIdx.x);
+  if (there && o.drop) r.bits = ::key_bits(o.seed, o.key_at + k + threadIdx.x);
   if (there && o.blocks) r.at = attention_blocks(o.key_at + k + threadIdx.x, o.key_seq, o.block_columns).first;
   rows[threadIdx.x] = r;
 }
@@ -101,7 +101,7 @@ template <int CT> struct KeyColumns {
 #pragma unroll
     for (int j = 0; j < CT; j++) {
       const int c = (int)threadIdx.x % 16 + 16 * j;
-      bits[j] = s.o.drop ? attention_key_bits(s.o.seed, s.o.key_at + k + c) : 0;
+      bits[j] = s.o.drop ? ::key_bits(s.o.seed, s.o.key_at + k + c) : 0;
       at[j] = s.blocks ? b.of(c) : 0;
     }
   }
@@ -111,7 +111,7 @@ struct QueryColumn {
   uint64_t bits = 0;
   int64_t at = 0;
   __device__ __forceinline__ QueryColumn(const Scores &s, int64_t q, int c) {
-    if (s.o.drop) bits = attention_query_bits(s.head_bits, s.o.query_at + q + c);
+    if (s.o.drop) bits = ::query_bits(s.head_bits, s.o.query_at + q + c);
     if (s.blocks) at = s.queries_from(q).of(c) * s.o.blocks_row;
   }
 };

@@ -63,15 +63,6 @@ template <typename T, bool ALIGNED> __global__ void __launch_bounds__(THREADS, 6
     }
 }
 
-// aligned reports whether all rows of tensors begin at multiples of 16 bytes, and have whole units.
-bool aligned(std::initializer_list<const uly_tensor *> all) {
-  bool ok = true;
-  for (const uly_tensor *t : all)
-    if (t->dtype)
-      ok = ok && t->shape[1] % (16 / size_of(t->dtype)) == 0 && aligned16(t->data, size_of(t->dtype), t->stride[0]);
-  return ok;
-}
-
 template <typename T> void start_rows(uly_stream *s, bool spread, const uly_combine_rows &a) {
   const Moved<T> m = {(const T *)a.x.data,
                       (const T *)a.own.data,
@@ -87,7 +78,7 @@ template <typename T> void start_rows(uly_stream *s, bool spread, const uly_comb
                       a.own.stride[0],
                       s->fault};
   const unsigned grid = blocks_for(m.tokens, WARPS);
-  const bool vectors = aligned({&a.x, &a.y, &a.own});
+  const bool vectors = aligned_rows({&a.x, &a.y, &a.own});
   if (spread && vectors) LAUNCH((spread_rows<T, true>), grid, THREADS, 0, s, m);
   else if (spread) LAUNCH((spread_rows<T, false>), grid, THREADS, 0, s, m);
   else if (vectors) LAUNCH((combine_rows<T, true>), grid, THREADS, 0, s, m);
@@ -169,7 +160,7 @@ template <typename T> void start_weighted(uly_stream *s, const uly_weighted_swig
                          a.gate.stride[0],         a.up.stride[0],       a.dy.stride[0],
                          a.dgate.stride[0],        a.dup.stride[0],      a.restore};
   const unsigned grid = blocks_for(w.rows, WARPS);
-  const bool vectors = aligned({&a.gate, &a.up, &a.dy, &a.dgate, &a.dup});
+  const bool vectors = aligned_rows({&a.gate, &a.up, &a.dy, &a.dgate, &a.dup});
   if (a.gelu && vectors) LAUNCH((weighted_swiglu<T, true, true>), grid, THREADS, 0, s, w);
   else if (a.gelu) LAUNCH((weighted_swiglu<T, true, false>), grid, THREADS, 0, s, w);
   else if (vectors) LAUNCH((weighted_swiglu<T, false, true>), grid, THREADS, 0, s, w);

@@ -3,6 +3,8 @@
 // additions.
 #pragma once
 
+#include <initializer_list>
+
 #include "index.h"
 #include "plugin.h"
 
@@ -177,6 +179,16 @@ __device__ __forceinline__ float gelu_slope(float g) { return fmaf(0.214064449f,
 inline bool aligned16(const void *p, int64_t size, int64_t stride_a = 0, int64_t stride_b = 0) {
   const int64_t lanes = 16 / size;
   return (uintptr_t)p % 16 == 0 && stride_a % lanes == 0 && stride_b % lanes == 0;
+}
+
+// aligned_rows reports whether all rows of the tensors [T, N] begin at multiples of 16 bytes, and
+// have whole units of 16 bytes. Absent tensors do not count.
+inline bool aligned_rows(std::initializer_list<const uly_tensor *> all) {
+  bool ok = true;
+  for (const uly_tensor *t : all)
+    if (t->dtype)
+      ok = ok && t->shape[1] % (16 / size_of(t->dtype)) == 0 && aligned16(t->data, size_of(t->dtype), t->stride[0]);
+  return ok;
 }
 
 // blocks_for returns the number of blocks for n items, per_block items for each block. The number
