@@ -21,7 +21,8 @@ template <typename T> struct DropoutCall {
   float kept;
 };
 
-template <typename T, bool ADD, bool ALIGNED> __global__ void __launch_bounds__(THREADS) dropout_rows(DropoutCall<T> a) {
+template <typename T, bool ADD, bool ALIGNED> __global__ void __launch_bounds__(THREADS)
+    dropout_rows(DropoutCall<T> a) {
   constexpr int K = Wide<T>::LANES;
   const int64_t column = blockIdx.x % a.columns, first = blockIdx.x / a.columns, blocks = gridDim.x / a.columns;
   const int64_t i = (column * 32 + threadIdx.x % 32) * K;

@@ -14,15 +14,9 @@ ULY_BOTH uint64_t mix64(uint64_t x) {
 
 // Dropout, the function Keeps of testkit/ref: a query or token of a head has 64 random bits, a key
 // or feature 32. keeps reports whether it keeps their weight; drop is the probability times 2^24.
-ULY_BOTH uint64_t head_bits(uint64_t seed, int64_t head) {
-  return mix64(seed ^ (uint64_t)head * 0x9e3779b97f4a7c15);
-}
-ULY_BOTH uint64_t query_bits(uint64_t head, int64_t query) {
-  return mix64(head + (uint64_t)query);
-}
-ULY_BOTH uint32_t key_bits(uint64_t seed, int64_t key) {
-  return (uint32_t)mix64(~seed + (uint64_t)key);
-}
+ULY_BOTH uint64_t head_bits(uint64_t seed, int64_t head) { return mix64(seed ^ (uint64_t)head * 0x9e3779b97f4a7c15); }
+ULY_BOTH uint64_t query_bits(uint64_t head, int64_t query) { return mix64(head + (uint64_t)query); }
+ULY_BOTH uint32_t key_bits(uint64_t seed, int64_t key) { return (uint32_t)mix64(~seed + (uint64_t)key); }
 ULY_BOTH bool keeps(uint64_t query, uint32_t key, uint32_t drop) {
   uint32_t x = ((uint32_t)query ^ key) * ((uint32_t)(query >> 32) | 1);
   x ^= x >> 16;
