@@ -22,7 +22,7 @@ func TestGuards(t *testing.T) {
 	all := os.Getenv("ULYSSES_TEST_GUARDS") != ""
 	if all {
 		names = append(names, "Copy", "Cast", "Fill", "Add", "Scale", "Gemm", "RMSNorm", "Rope", "AdamW", "SGD", "Attention", "AttentionWide", "GatedRMSNorm", "SigmoidGate",
-			"Conv1d", "GatedDelta", "DeltaStates", "Aligned")
+			"Conv1d", "GatedDelta", "DeltaStates", "Dropout", "Experts", "Aligned")
 	}
 	for _, guard := range []string{"1", "16", "-1"} {
 		t.Run(guard, func(t *testing.T) {
