@@ -402,7 +402,7 @@ func (s *suite) expertFaults() {
 			return b.dev.RouteBackward(b.stream, &device.RouteGrad{Probs: f(2, 2), Experts: i([]float64{0, 2}, 2, 1), Rows: i([]float64{0, 1}, 2, 1), Weights: f(2), DWeights: f(2), DLogits: f(2, 2)})
 		},
 		"a gradient of a row behind the last": func() error {
-			return b.dev.RouteBackward(b.stream, &device.RouteGrad{Probs: f(2, 2), Experts: i(nil, 2, 1), Rows: i([]float64{0, 2}, 2, 1), Weights: f(2), DWeights: f(2), DLogits: f(2, 2)})
+			return b.dev.RouteBackward(b.stream, &device.RouteGrad{Probs: f(2, 2), Experts: i([]float64{0, 1}, 2, 1), Rows: i([]float64{0, 2}, 2, 1), Weights: f(2), DWeights: f(2), DLogits: f(2, 2)})
 		},
 		"a row behind the last": func() error {
 			return b.dev.SpreadRows(b.stream, &device.SpreadRows{X: f(2, 3), Rows: i([]float64{0, 2}, 2, 1), Y: f(2, 3)})

@@ -160,51 +160,54 @@ inline size_t __cvta_generic_to_shared(const void *p) {
   return (size_t)(static_cast<const unsigned char *>(p) - uly_emulated::dynamic_shared());
 }
 
-// Only one thread runs at a time, so atomics need no lock.
-#define ULY_EMULATED_ATOMICS(type)          \
-  inline type atomicAdd(type *p, type v) {  \
-    type old = *p;                          \
-    *p = old + v;                           \
-    return old;                             \
-  }                                         \
-  inline type atomicExch(type *p, type v) { \
-    type old = *p;                          \
-    *p = v;                                 \
-    return old;                             \
+// Only one thread runs at a time, so atomics need no lock. The check for races does not see them:
+// threads may access a word atomically without a barrier between. So it does not find a race between
+// an atomic and an ordinary access either.
+#define ULY_ATOMIC __attribute__((noinline, no_sanitize("thread"))) inline
+#define ULY_EMULATED_ATOMICS(type)              \
+  ULY_ATOMIC type atomicAdd(type *p, type v) {  \
+    type old = *p;                              \
+    *p = old + v;                               \
+    return old;                                 \
+  }                                             \
+  ULY_ATOMIC type atomicExch(type *p, type v) { \
+    type old = *p;                              \
+    *p = v;                                     \
+    return old;                                 \
   }
-#define ULY_EMULATED_INT_ATOMICS(type)                 \
-  ULY_EMULATED_ATOMICS(type)                           \
-  inline type atomicMax(type *p, type v) {             \
-    type old = *p;                                     \
-    if (v > old) *p = v;                               \
-    return old;                                        \
-  }                                                    \
-  inline type atomicMin(type *p, type v) {             \
-    type old = *p;                                     \
-    if (v < old) *p = v;                               \
-    return old;                                        \
-  }                                                    \
-  inline type atomicOr(type *p, type v) {              \
-    type old = *p;                                     \
-    *p = old | v;                                      \
-    return old;                                        \
-  }                                                    \
-  inline type atomicAnd(type *p, type v) {             \
-    type old = *p;                                     \
-    *p = old & v;                                      \
-    return old;                                        \
-  }                                                    \
-  inline type atomicCAS(type *p, type if_is, type v) { \
-    type old = *p;                                     \
-    if (old == if_is) *p = v;                          \
-    return old;                                        \
+#define ULY_EMULATED_INT_ATOMICS(type)                     \
+  ULY_EMULATED_ATOMICS(type)                               \
+  ULY_ATOMIC type atomicMax(type *p, type v) {             \
+    type old = *p;                                         \
+    if (v > old) *p = v;                                   \
+    return old;                                            \
+  }                                                        \
+  ULY_ATOMIC type atomicMin(type *p, type v) {             \
+    type old = *p;                                         \
+    if (v < old) *p = v;                                   \
+    return old;                                            \
+  }                                                        \
+  ULY_ATOMIC type atomicOr(type *p, type v) {              \
+    type old = *p;                                         \
+    *p = old | v;                                          \
+    return old;                                            \
+  }                                                        \
+  ULY_ATOMIC type atomicAnd(type *p, type v) {             \
+    type old = *p;                                         \
+    *p = old & v;                                          \
+    return old;                                            \
+  }                                                        \
+  ULY_ATOMIC type atomicCAS(type *p, type if_is, type v) { \
+    type old = *p;                                         \
+    if (old == if_is) *p = v;                              \
+    return old;                                            \
   }
 ULY_EMULATED_INT_ATOMICS(int)
 ULY_EMULATED_INT_ATOMICS(unsigned)
 ULY_EMULATED_INT_ATOMICS(unsigned long long)
 ULY_EMULATED_ATOMICS(float)
 ULY_EMULATED_ATOMICS(double)
-inline unsigned atomicInc(unsigned *p, unsigned wrap) {
+ULY_ATOMIC unsigned atomicInc(unsigned *p, unsigned wrap) {
   unsigned old = *p;
   *p = old >= wrap ? 0 : old + 1;
   return old;
