@@ -183,14 +183,18 @@ class Calls(unittest.TestCase):
             ("position_ids", {"position_ids": torch.arange(5)[None]}),
             ("attention_mask", {"attention_mask": torch.ones(1, 4)}),
             ("attention_mask", {"attention_mask": torch.ones(1, 1, 6, 6)}),
-            ("hides tokens in the middle of sequence 0", {"attention_mask": hole}),
+            ("attention_mask is .* on rank 0 and", {"attention_mask": None}),
+            (
+                "hides tokens in the middle of sequence 0, before token .*move the padding",
+                {"attention_mask": hole},
+            ),
             ("input_ids", {"input_ids": None}),
             (
                 "tokens of each sequence",
                 {
                     "input_ids": ids[:, :9],
                     "position_ids": torch.arange(9)[None],
-                    "attention_mask": None,
+                    "attention_mask": torch.ones(1, 9),
                 },
             ),
             (
@@ -209,6 +213,52 @@ class Calls(unittest.TestCase):
 
                 with self.subTest(words, rank=bad):
                     self.both(model, calls, words)
+
+    def test_padding(self):
+        """Padding on the right: logits, loss and gradients are those of transformers' own call.
+
+        The reference of `Families` is proven by transformers' attention in float64 on the padded
+        batch. Outputs of padding are finite, and the token of padding has no gradient.
+        """
+        ends, pad = (17, 9, 17, 1), VOCAB - 1
+        ids = torch.randint(0, pad, (4, 17), generator=torch.Generator().manual_seed(2))
+        mask = (torch.arange(17)[None] < torch.tensor(ends)[:, None]).long()
+        ids[mask == 0] = pad
+        labels = ulysses.shift_labels(ids.masked_fill(mask == 0, -100))
+        documents = [(b, 0, n) for b, n in enumerate(ends)]
+        positions = torch.arange(17).expand(4, -1)
+        for family in ("llama", "mistral with a window", "gpt2", "qwen3.5 text"):
+            logits, loss, gradients = reference(family, ids, positions, labels, documents)
+            with float64(), own_recurrence():
+                model = build(family, "sdpa").double()
+                found = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+                mean = loss_of(found, labels)
+                mean.backward()
+            real = mask.bool()
+            self.assertLess(error(found.detach()[real], logits[real]), 1e-12, family)
+            self.assertLess(abs(float(mean) - loss), 1e-12, family)
+            for name, p in model.named_parameters():
+                self.assertLess(error(p.grad, gradients[name]), 1e-10, (family, name))
+            model = build(family)
+
+            def body(ctx):
+                rank_model, y = register(ctx, copy.deepcopy(model)), local(labels, ctx)
+                out = rank_model(input_ids=local(ids, ctx), attention_mask=local(mask, ctx))
+                ulysses.reduce_sequence_parallel_loss(
+                    loss_of(out.logits, y), (y != -100).sum(), gradients="summed", context=ctx
+                ).backward()
+                return out.logits.detach(), dict(rank_model.named_parameters())
+
+            for size in (1, 3, 4):
+                found = contexts(size, body)
+                whole = torch.cat([y for y, _ in found], 1)
+                self.assertTrue(bool(whole.isfinite().all()), (family, size))
+                self.assertLess(error(whole[real], logits[real]), TOLERANCE, (family, size))
+                for name, want in gradients.items():
+                    got = sum(p[name].grad for _, p in found)
+                    self.assertLess(error(got, want), TOLERANCE, (family, size, name))
+                    if name.endswith("embed_tokens.weight"):
+                        self.assertEqual(float(got[pad].abs().max()), 0, (family, size))
 
     def test_positions_that_start_at_0_on_every_rank(self):
         """Positions from 0 on every rank are refused. With Context.use, they are documents."""

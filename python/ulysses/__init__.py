@@ -27,7 +27,7 @@ from ._library import build_info, version
 from .attention import Call, attention, attention_backward, attention_forward
 from .communicator import MPI, Alone, Callbacks, Communicator, TorchGroup, communicator
 from .context import Context, current, use
-from .data import Micro, loader, shard, shift_labels
+from .data import Micro, loader, local_batch, shard, shift_labels
 from .errors import (
     CommError,
     DeviceError,
@@ -61,6 +61,7 @@ from .layer import (
     local_attention_forward,
 )
 from .layout import Layout, shard_rows
+from .parallel_state import ParallelState, sequence_groups
 from .plan import Batch, DeltaPlan, Plan, Sequences
 from .projections import async_ulysses_output_projection, async_ulysses_qkv_projection
 from .reshard import (
@@ -103,6 +104,7 @@ __all__ = [
     "Micro",
     "NumericError",
     "OutOfMemory",
+    "ParallelState",
     "Plan",
     "Preempted",
     "Sequences",
@@ -137,10 +139,12 @@ __all__ = [
     "local_attention",
     "local_attention_backward",
     "local_attention_forward",
+    "local_batch",
     "local_tokens",
     "patterns",
     "reduce_sequence_parallel_loss",
     "register_transformers",
+    "sequence_groups",
     "shard",
     "shard_rows",
     "shift_labels",

@@ -1,24 +1,26 @@
-"""Batches for sequence parallelism: each rank loads its own batch, and all ranks process it.
+"""Batches for sequence parallelism: each rank holds its shard of the tokens of a batch.
 
-With P ranks, the P batches become P micro-batches. In micro-batch j, each rank holds its shard of
-the batch of rank j. A data loader that gives different data to each rank, such as one with a
-DistributedSampler over all ranks, needs no change.
+If each rank loads a batch of its own, the P batches of P ranks become P micro-batches (`shard`,
+`loader`). In micro-batch j, each rank holds its shard of the batch of rank j. A data loader that
+gives different data to each rank, such as one with a DistributedSampler over all ranks, needs no
+change. If all ranks load the same batch, `local_batch` takes this rank's shard.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from .communicator import Communicator, communicator, gather_objects
-from .context import Context
+from .context import Context, current
 from .errors import CommError, InvalidArgument
 from .layout import Layout
 from .plan import Sequences
-from .tensors import is_torch
+from .tensors import dense, is_torch
 
 IGNORED = -100  # the label of a token without loss
 # The value of padding, by key; 0 for other keys.
@@ -122,6 +124,103 @@ def shard(
     return _exchange(comm, c, own, prepared)
 
 
+def local_batch(
+    batch: Mapping[str, Any],
+    *,
+    dims: Mapping[str, int | None] | None = None,
+    pad: bool = False,
+    context: Context | None = None,
+) -> Micro:
+    """Returns this rank's shard of a batch that all ranks have loaded.
+
+    Collective: one allgather of 64 bytes a rank, in which the ranks compare digests of their
+    batches. The tensors are not sent.
+
+    Args:
+        batch, dims, pad: as in `shard`. If S is less than the number of ranks, the batch is padded,
+            because a model needs a token on each rank
+        context (Context, optional): Default: the context that ulysses.use has set
+
+    Returns:
+        This rank's shard. Tensors are on the device of the batch. `Context.use` has been called
+        with the lengths and documents.
+
+    Raises:
+        InvalidArgument: the batch is wrong on a rank, or differs between ranks; the message names
+            the key
+        CommError: the communicator failed
+    """
+    ctx, operation = current(context), "ulysses.local_batch"
+
+    def prepare() -> tuple[dict[str, Any], tuple[int, ...], _Prepared]:
+        lead = batch.get("input_ids")
+        few = lead is not None and lead.ndim >= 2 and lead.shape[1] < ctx.size
+        own = _prepare(batch, ctx.size, dims or {}, pad or few)
+        assert own.arrays is not None
+        return {k: _digest(a) for k, a in own.arrays.items()}, (), own  # all that is sharded
+
+    own, _ = ctx.agree(operation, prepare)
+    shards = {
+        k: dense(ctx.layout.take(a, own.keys[k].dim, ctx.rank))
+        for k, a in (own.arrays or {}).items()
+    }
+    micro_batch = _micro(own, 0, ctx.layout, ctx.rank, shards)
+    for k, x in micro_batch.items():
+        micro_batch[k] = _moved_like(x, batch)
+    ctx.use(own.sequences)
+    return micro_batch
+
+
+def with_shifted_labels(batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a batch of whole sequences with shift_labels, as `shard` makes them. Not collective.
+
+    A batch without labels, or with shift_labels, is returned unchanged.
+    """
+    labels = batch.get("labels")
+    if labels is None or batch.get("shift_labels") is not None:
+        return dict(batch)
+    starts = _starts(_on_host_all(batch), {}, *labels.shape[:2])
+    return {**batch, "shift_labels": shift_labels(labels, starts)}
+
+
+def to_owners(shards: Sequence[Any], counts: Sequence[int], context: Context) -> Any:
+    """Sends the shards of P micro-batches to the ranks that own them. Collective.
+
+    This inverts what `shard` does to a tensor [B, S, ..]: one all-to-all through host memory.
+
+    Args:
+        shards: for micro-batch j of P, this rank's [B, rows, ..]; equal dtypes, and equal axes
+            after the second
+        counts: the tokens of each sequence of micro-batch j
+        context: the ranks
+
+    Returns:
+        [B, S, ..], the whole sequences of this rank's own micro-batch, on the device of the shards.
+    """
+    c, layout, own = context.communicator, context.layout, shards[context.rank]
+    blocks = [_bytes(_on_host(x)) for x in shards]
+    key = _Key(
+        is_torch(own),
+        str(own.dtype).removeprefix("torch."),
+        (own.shape[0], counts[c.rank], *own.shape[2:]),
+        1,
+    )
+    extents = [_extent(key, layout, rank) for rank in range(c.size)]
+    receive = bytearray(sum(n for _, n in extents))
+    c.alltoallv(
+        memoryview(bytearray(b"".join(blocks))),
+        [len(b) for b in blocks],
+        memoryview(receive),
+        [n for _, n in extents],
+    )
+    parts, at = [], 0
+    for shape, n in extents:
+        parts.append(_array(key, shape, receive[at : at + n]))
+        at += n
+    whole = layout.join(parts, 1)
+    return whole.to(own.device) if is_torch(own) else whole
+
+
 class loader:
     """Shards the batches of a data loader. Iterates over `Micro`.
 
@@ -204,6 +303,7 @@ def _prepare(
     batch: Mapping[str, Any], size: int, dims: Mapping[str, int | None], pad: bool
 ) -> _Prepared:
     """Adds positions and shifted labels to a batch, pads it, and finds its documents."""
+    batch = _on_host_all(batch)
     tensors = {
         k: v
         for k, v in batch.items()
@@ -240,7 +340,7 @@ def _prepare(
         for k, v in tensors.items()
     }
     arrays = {
-        k: _on_host(_padded(v, dim, -v.shape[dim] % size if pad else 0, PADDING.get(k, 0)))
+        k: _padded(v, dim, -v.shape[dim] % size if pad else 0, PADDING.get(k, 0))
         for k, v in tensors.items()
         if (dim := axes[k]) is not None
     }
@@ -344,17 +444,26 @@ def _micro_batches(
 ) -> Iterator[Micro]:
     at, layout = 0, _layout(comm, c)
     for owner, p in enumerate(each):
-        micro_batch = Micro(p.whole)
+        shards = {}
         for name, key in p.keys.items():
             shape, n = _extent(key, layout, c.rank)
-            micro_batch[name] = _array(key, shape, receive[at : at + n])
+            shards[name] = _array(key, shape, receive[at : at + n])
             at += n
-        micro_batch.sequences, micro_batch.owner = p.sequences, owner
-        micro_batch.ranges = layout.ranges(p.sequences.seq, c.rank)
-        micro_batch.lo, micro_batch.hi = micro_batch.ranges[0] if micro_batch.ranges else (0, 0)
+        micro_batch = _micro(p, owner, layout, c.rank, shards)
         if isinstance(comm, Context):
             comm.use(p.sequences)
         yield micro_batch
+
+
+def _micro(
+    p: _Prepared, owner: int, layout: Layout, rank: int, shards: Mapping[str, Any]
+) -> Micro:
+    """Returns a micro-batch of the shards of a rank."""
+    micro_batch = Micro({**p.whole, **shards})
+    micro_batch.sequences, micro_batch.owner = p.sequences, owner
+    micro_batch.ranges = layout.ranges(p.sequences.seq, rank)
+    micro_batch.lo, micro_batch.hi = micro_batch.ranges[0] if micro_batch.ranges else (0, 0)
+    return micro_batch
 
 
 def _extent(key: _Key, layout: Layout, rank: int) -> tuple[tuple[int, ...], int]:
@@ -395,6 +504,21 @@ def _bytes(a: Any) -> bytes:
 
 def _on_host(a: Any) -> Any:
     return a.detach().cpu() if is_torch(a) else a
+
+
+def _on_host_all(batch: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: _on_host(v) for k, v in batch.items()}
+
+
+def _moved_like(a: Any, batch: Mapping[str, Any]) -> Any:
+    """Returns a on the device of the tensors of a batch."""
+    devices = [v.device for v in batch.values() if is_torch(v)]
+    return a.to(devices[0]) if devices and is_torch(a) else a
+
+
+def _digest(a: Any) -> str:
+    """Returns a text that is equal for arrays of equal dtype, shape and elements."""
+    return f"{a.dtype} {tuple(a.shape)} {hashlib.blake2b(_bytes(a), digest_size=8).hexdigest()}"
 
 
 def _padded(a: Any, dim: int, more: int, value: int) -> Any:

@@ -135,6 +135,7 @@ def agreed_sequences(
             {
                 "sequences": batch,
                 "position_ids": position_ids is not None,
+                "attention_mask": mask is not None,
                 "Context.use": ctx.sequences,
                 **same,
             },

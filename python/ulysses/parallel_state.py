@@ -53,6 +53,26 @@ class ParallelState:
         return dist.get_rank(self.world_group)
 
 
+def sequence_groups(size: int) -> ParallelState:
+    """Returns the groups of `size` consecutive ranks of torch.distributed.
+
+    Collective over all ranks, in the first call with this size; later calls return the same groups.
+
+    Args:
+        size (int): ranks of a sequence group, a divisor of the number of ranks
+
+    Raises:
+        InvalidArgument: size is wrong, or torch.distributed is not initialized
+
+    Example::
+
+        >>> state = ulysses.sequence_groups(4)
+        >>> ulysses.use(state.context)
+    """
+    check_size("ulysses.sequence_groups", size)
+    return parallel_state(size)
+
+
 _states: dict[int, ParallelState] = {}  # by sequence_parallel_size
 
 
@@ -66,7 +86,7 @@ def check_size(operation: str, size: int) -> None:
             "initialized; call torch.distributed.init_process_group before"
         )
     world = dist.get_world_size()
-    if world % size:
+    if size < 1 or world % size:
         raise InvalidArgument(
             f"{operation}: sequence_parallel_size is {size} and torch.distributed has {world} "
             f"ranks; give a divisor of {world}"

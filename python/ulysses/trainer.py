@@ -1,0 +1,397 @@
+"""Sequence parallelism in the Trainer of transformers, and in training loops with Accelerate.
+
+    torchrun --nproc-per-node 8 train.py
+
+    from ulysses.trainer import Trainer
+
+    trainer = Trainer(model=model, args=args, train_dataset=data, sequence_parallel_size=4)
+    trainer.train()
+
+P = sequence_parallel_size consecutive ranks are a sequence group. They load the same batches, and
+each of them computes on its shard of every sequence. Groups are replicas: they load different
+batches. `per_device_train_batch_size` is the number of sequences of a group, and one step has
+per_device_train_batch_size * gradient_accumulation_steps * groups sequences.
+
+The loss and its gradient are means over all valid tokens of a step: of all ranks, groups and
+micro-batches. This is what the Trainer does with num_items_in_batch. DistributedDataParallel
+reduces the gradients over all ranks.
+
+Another Trainer becomes sequence parallel with the class `SequenceParallel` before it::
+
+    class MyTrainer(SequenceParallel, SFTTrainer): ...
+
+The module imports transformers, so `import ulysses` does not import it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+import transformers
+
+from . import forwards
+from .data import local_batch, shard, to_owners, with_shifted_labels
+from .errors import InvalidArgument, Unsupported
+from .parallel_state import ParallelState, check_size, parallel_state
+from .transformers import _register, _tables
+
+EVALUATION = ("sharded", "whole")
+_names = (f"ulysses_trainer_{i}" for i in itertools.count())
+
+
+class SequenceParallel:
+    """Makes a subclass of transformers.Trainer sequence parallel. See the module.
+
+    Methods of the Trainer that are overridden: train, get_train_dataloader,
+    get_batch_samples, compute_loss, prediction_step, get_total_train_batch_size, floating_point_ops.
+
+    Args:
+        args, kwargs: the arguments of the Trainer
+        sequence_parallel_size (int, optional): consecutive ranks of a sequence group, a divisor of
+            the number of ranks. 1 = the Trainer as it is. Default: None, all ranks
+        evaluation (str): how `evaluate` and `predict` run. In both modes the ranks load different
+            batches, as without sequence parallelism, and metrics have whole sequences. "sharded":
+            the ranks of a group compute the batches of all its ranks, one after the other, each
+            rank on its shard. "whole": each rank computes the whole sequences of its batch with
+            the model's former attention, without communication. Default: "sharded"
+
+    Attributes:
+        sequence_parallel (ParallelState): the groups; None if sequence_parallel_size is 1
+
+    Raises:
+        InvalidArgument: an argument is wrong, or differs between ranks
+        Unsupported: an option of the Trainer does not work on several ranks of a sequence; the
+            message names it
+
+    After training, `model.set_attn_implementation("sdpa")` makes the model independent of the
+    ranks again, for example for generation.
+    """
+
+    # What the class that follows in the method resolution order, the Trainer, has.
+    args: Any
+    model: Any
+    accelerator: Any
+    sequence_parallel: ParallelState | None
+
+    def __init__(
+        self,
+        *args: Any,
+        sequence_parallel_size: int | None = None,
+        evaluation: str = "sharded",
+        **kwargs: Any,
+    ):
+        super().__init__(*args, **kwargs)
+        self.sequence_parallel, self._sharded_evaluation = None, evaluation == "sharded"
+        operation = f"ulysses: {type(self).__name__}"
+        size = self.args.world_size if sequence_parallel_size is None else sequence_parallel_size
+        if evaluation not in EVALUATION:
+            raise InvalidArgument(
+                f"{operation}: evaluation {evaluation!r}; give one of "
+                f"{', '.join(map(repr, EVALUATION))}"
+            )
+        if size < 1:
+            raise InvalidArgument(f"{operation}: sequence_parallel_size is {size}; give 1 or more")
+        if size == 1:
+            return
+        check_size(operation, size)
+        state = parallel_state(size)
+
+        def prepare() -> tuple[dict[str, Any], tuple[int, ...], None]:
+            _check_options(operation, self)
+            return {"sequence_parallel_size": size, "evaluation": evaluation}, (), None
+
+        state.context.agree(operation, prepare)
+        _use_attention(self.model, state, self._sharded_evaluation)
+        if self.accelerator.dataloader_config.dispatch_batches is None:
+            self.accelerator.dataloader_config.dispatch_batches = False  # each rank loads its data
+        self.sequence_parallel = state
+
+    @property
+    def _size(self) -> int:
+        return 1 if self.sequence_parallel is None else self.sequence_parallel.context.size
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Trains as the Trainer does. Collective."""
+        if self.sequence_parallel is not None:
+            # The Trainer marks a model that was evaluated before training as prepared, and then
+            # does not wrap it in DistributedDataParallel: gradients would not be reduced.
+            vars(self.model).pop("_is_accelerate_prepared", None)
+        return super().train(*args, **kwargs)  # type: ignore[misc]
+
+    def get_train_dataloader(self) -> Any:
+        """Returns the data loader of this rank's group: the same on all its ranks."""
+        with same_data(self.accelerator, self.sequence_parallel):
+            return super().get_train_dataloader()  # type: ignore[misc]
+
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
+        """Returns the batches of a step, and the number of their valid tokens on all groups."""
+        if self._size == 1:
+            return super().get_batch_samples(epoch_iterator, num_batches, device)  # type: ignore[misc]
+        shifted = map(with_shifted_labels, epoch_iterator)
+        batches, items = super().get_batch_samples(shifted, num_batches, device)  # type: ignore[misc]
+        # Each rank of a group has counted the tokens of the group. Without
+        # average_tokens_across_devices, only this group's are counted, and the division makes up
+        # for the mean of gradients over all ranks.
+        return batches, None if items is None else items / self._size
+
+    def compute_loss(
+        self,
+        model: Any,
+        inputs: Mapping[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
+    ) -> Any:
+        """Computes this rank's share of the loss in training, from whole sequences. Collective."""
+        if self.sequence_parallel is not None and model.training:
+            context = self.sequence_parallel.context
+            if not isinstance(model, torch.nn.parallel.DistributedDataParallel):
+                raise Unsupported(
+                    f"ulysses: {type(self).__name__}: a {type(model).__name__} in training is not "
+                    "wrapped in DistributedDataParallel, which reduces its gradients; train with "
+                    "Trainer.train"
+                )
+            inputs = _with_labels(local_batch(inputs, context=context))
+            if num_items_in_batch is None or "labels" not in inputs:
+                raise Unsupported(
+                    f"ulysses: {type(self).__name__}: a batch with the keys {sorted(inputs)} has "
+                    "no labels, or the number of its labels is not known; give labels [B, S] for "
+                    "the loss of a causal language model"
+                )
+        return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)  # type: ignore[misc]
+
+    def prediction_step(
+        self,
+        model: Any,
+        inputs: dict[str, Any],
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
+    ) -> tuple[Any, Any, Any]:
+        """Computes loss and logits of this rank's batch. Collective if evaluation is sharded."""
+        if self.sequence_parallel is None or not self._sharded_evaluation:
+            return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)  # type: ignore[misc]
+        labels = inputs.get("labels")
+        loss, logits = self._predict(model, inputs, prediction_loss_only)
+        device = self.args.device
+        labels = None if labels is None else labels.to(device)
+        return loss, *((None, None) if prediction_loss_only else (logits, labels))
+
+    def _predict(self, model: Any, inputs: dict[str, Any], loss_only: bool) -> tuple[Any, Any]:
+        """Returns (loss, logits) of this rank's batch; None for what there is not. Collective."""
+        assert self.sequence_parallel is not None
+        context, device = self.sequence_parallel.context, self.args.device
+        logits, lengths, sums = [], [], torch.zeros(context.size, 2, dtype=torch.float64)
+        labelled = False
+        for micro_batch in shard(inputs, context):
+            lengths.append(micro_batch.sequences.seq)
+            given = {
+                k: x.to(device) if torch.is_tensor(x) else x
+                for k, x in _with_labels(micro_batch).items()
+            }
+            labelled = labelled or "labels" in given
+            with torch.no_grad(), self.compute_loss_context_manager():  # type: ignore[attr-defined]
+                items = {"num_items_in_batch": 1} if "labels" in given else {}
+                found = model(**given, **items)
+            if "labels" in given:
+                sums[micro_batch.owner, 0] = float(found.loss)
+                sums[micro_batch.owner, 1] = int((given["labels"] != -100).sum())
+            if not loss_only:
+                logits.append(found.logits.detach())
+        whole = None if loss_only else to_owners(logits, lengths, context)
+        return self._mean_of(sums) if labelled else None, whole
+
+    def _mean_of(self, sums: Any) -> Any:
+        """Returns the loss of this rank's batch, as the Trainer scales it. Collective.
+
+        Args:
+            sums: [P, 2], this rank's sum of losses and number of labels in each micro-batch
+        """
+        assert self.sequence_parallel is not None
+        context, device = self.sequence_parallel.context, self.args.device
+        whole = torch.empty(context.size, context.size, 2, dtype=torch.float64)
+        context.communicator.allgather(_bytes_of(sums), _bytes_of(whole))
+        loss, items = whole.sum(0)[context.rank]
+        loss, items = loss.float().to(device), items.float().to(device)
+        if self.args.average_tokens_across_devices:
+            items = self.accelerator.gather(items).sum() / self.args.world_size
+        return loss / items.clamp(min=1)
+
+    def get_total_train_batch_size(self, args: Any) -> int:
+        """Returns the number of sequences of a step, over all groups and micro-batches."""
+        return super().get_total_train_batch_size(args) // self._size  # type: ignore[misc]
+
+    def floating_point_ops(self, inputs: Any) -> int:
+        """Returns this rank's share of the floating point operations of a batch."""
+        return super().floating_point_ops(inputs) // self._size  # type: ignore[misc]
+
+
+class Trainer(SequenceParallel, transformers.Trainer):
+    """transformers.Trainer with sequence parallelism. See `SequenceParallel`.
+
+    Example::
+
+        >>> trainer = Trainer(model=model, args=args, train_dataset=data, sequence_parallel_size=4)
+        >>> trainer.train()
+    """
+
+
+@contextlib.contextmanager
+def same_data(accelerator: Any, state: ParallelState | None) -> Iterator[None]:
+    """Data loaders that are prepared inside load the same batches on all ranks of a group.
+
+    Collective over all ranks, the first time.
+
+    Accelerate gives the same batches to all ranks of the axis "cp" of its device mesh. The mesh is
+    set while a loader is prepared, and not for models.
+
+    Args:
+        accelerator: the accelerate.Accelerator
+        state: the groups; None = each rank loads its own batches
+
+    Example, of a training loop with Accelerate::
+
+        >>> state = ulysses.sequence_groups(4)
+        >>> ulysses.register_transformers(context=state.context)
+        >>> with same_data(accelerator, state):
+        ...     loader = accelerator.prepare(loader)
+        >>> for batch in loader:
+        ...     x = ulysses.local_batch(batch, context=state.context)
+        ...     y = x.pop("shift_labels")
+        ...     mean = model(**x, labels=y, shift_labels=y).loss
+        ...     loss = ulysses.reduce_sequence_parallel_loss(
+        ...         mean, (y != -100).sum(), context=state.context
+        ...     )
+        ...     accelerator.backward(loss)
+    """
+    before = accelerator.state.device_mesh
+    if state is not None:
+        accelerator.state.device_mesh = _mesh(state.context.size)
+    try:
+        yield
+    finally:
+        accelerator.state.device_mesh = before
+
+
+_meshes: dict[int, Any] = {}  # by sequence_parallel_size
+
+
+def _mesh(size: int) -> Any:
+    """Returns the device mesh replicas x sequence group. Collective, the first time."""
+    if size not in _meshes:
+        import torch.distributed as dist
+        from torch.distributed.device_mesh import init_device_mesh
+
+        device = "cuda" if "nccl" in str(dist.get_backend()) else "cpu"
+        _meshes[size] = init_device_mesh(
+            device, (dist.get_world_size() // size, size), mesh_dim_names=("dp_replicate", "cp")
+        )
+    return _meshes[size]
+
+
+def _with_labels(micro_batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a micro-batch with labels, without which models compute no loss."""
+    labels = micro_batch.get("shift_labels")
+    return {**micro_batch, **({} if labels is None else {"labels": labels})}
+
+
+def _bytes_of(x: Any) -> memoryview:
+    return memoryview(x.numpy()).cast("B")
+
+
+def _use_attention(model: Any, state: ParallelState, evaluation: bool) -> None:
+    """Makes a model call this package. If not `evaluation`, only in training.
+
+    The name of the attention implementation is new, so other models of the process are not
+    affected.
+    """
+    name, core = next(_names), model.config.get_text_config()._attn_implementation
+    for table in _tables():
+        if core in table and not evaluation:
+            table[name] = table[core]
+    _register(name, forwards.Registration(state.context, disable_in_eval=not evaluation))
+    model.set_attn_implementation(name)
+
+
+def _check_options(operation: str, trainer: Any) -> None:
+    """Raises Unsupported for an option of the Trainer that does not work with shards."""
+    args, config = trainer.args, getattr(trainer.model, "config", None)
+    accelerator, pc = trainer.accelerator, args.parallelism_config
+    core = getattr(config and config.get_text_config(), "_attn_implementation", None)
+    evaluates_whole = not trainer._sharded_evaluation
+    refused = (
+        (
+            config is None or not hasattr(trainer.model, "set_attn_implementation"),
+            f"a {type(trainer.model).__name__}",
+            "give a model of transformers, or its PeftModel",
+        ),
+        (
+            not getattr(trainer, "model_accepts_loss_kwargs", False),
+            f"{type(trainer.model).__name__} takes no num_items_in_batch",
+            "its loss would be a mean over a rank's tokens; give another model",
+        ),
+        (
+            evaluates_whole and core == "eager",
+            "evaluation='whole' of a model with attn_implementation='eager'",
+            "load the model with attn_implementation='sdpa'",
+        ),
+        (args.n_gpu > 1, f"{args.n_gpu} GPUs in one process", "start one rank a GPU with torchrun"),
+        (args.deepspeed, "deepspeed", "leave it out; DistributedDataParallel reduces gradients"),
+        (args.fsdp, f"fsdp={args.fsdp!r}", "leave it out"),
+        (
+            pc is not None and pc.total_size > 1,
+            f"parallelism_config={pc!r}",
+            "leave it out; sequence_parallel_size defines the groups",
+        ),
+        (args.torch_compile, "torch_compile=True", "set torch_compile=False"),
+        (args.use_liger_kernel, "use_liger_kernel=True", "set use_liger_kernel=False"),
+        (
+            trainer.compute_loss_func is not None,
+            "compute_loss_func, which would see the tokens of a rank",
+            "override compute_loss, whose inputs are this rank's shard, instead",
+        ),
+        (
+            args.label_smoothing_factor,
+            f"label_smoothing_factor={args.label_smoothing_factor}",
+            "set label_smoothing_factor=0",
+        ),
+        (
+            getattr(config, "output_router_logits", False),
+            "output_router_logits=True, whose balancing loss would be one of a rank's tokens",
+            "set config.output_router_logits=False",
+        ),
+        (
+            getattr(args, "predict_with_generate", False),
+            "predict_with_generate=True",
+            "set predict_with_generate=False, and generate on one rank",
+        ),
+        (
+            accelerator.dispatch_batches,
+            "accelerator_config dispatch_batches=True",
+            "set dispatch_batches=False; each rank loads its data",
+        ),
+        (
+            accelerator.split_batches,
+            "accelerator_config split_batches=True",
+            "set split_batches=False",
+        ),
+        (
+            args.train_sampling_strategy == "batch_rebalance",
+            "train_sampling_strategy='batch_rebalance', which gives each rank other data",
+            "set train_sampling_strategy='random'",
+        ),
+        (args.auto_find_batch_size, "auto_find_batch_size=True", "set auto_find_batch_size=False"),
+        (
+            args.include_num_input_tokens_seen != "no",
+            f"include_num_input_tokens_seen={args.include_num_input_tokens_seen!r}, which would "
+            "count the tokens of every rank of a group",
+            "set include_num_input_tokens_seen='no'",
+        ),
+    )
+    for found, option, fix in refused:
+        if found:
+            raise Unsupported(
+                f"{operation}: {option} is not implemented with sequence_parallel_size > 1; {fix}"
+            )
