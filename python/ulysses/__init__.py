@@ -28,6 +28,7 @@ from .attention import Call, attention, attention_backward, attention_forward
 from .communicator import MPI, Alone, Callbacks, Communicator, TorchGroup, communicator
 from .context import Context, current, use
 from .data import Micro, loader, local_batch, shard, shift_labels
+from .delta_layer import gated_delta_layer
 from .errors import (
     CommError,
     DeviceError,
@@ -127,6 +128,7 @@ __all__ = [
     "chunk_gated_delta_rule",
     "communicator",
     "current",
+    "gated_delta_layer",
     "gated_delta_rule_backward",
     "gated_delta_rule_forward",
     "gather_heads_scatter_seq",

@@ -14,9 +14,8 @@ import weakref
 from collections.abc import Iterator
 from typing import Any, Callable
 
+from .delta_layer import gated_delta_layer
 from .errors import Unsupported
-from .gdn import chunk_gated_delta_rule
-from .halo import causal_conv1d
 from .model_call import KEY, Forward, inside
 
 # A layer that takes an argument with one of these names mixes tokens.
@@ -216,22 +215,20 @@ def gated_delta_net(layer: Any, x: Any, call: Forward) -> Any:
             layer.in_proj_qkvz(x), layer.in_proj_ba(x)
         )
         mixed = torch.cat([y.reshape(b, rows, -1) for y in (q, k, v)], -1)
-    documents: dict[str, Any] = dict(
-        seq=call.sequences.seq, cu_seqlens=call.sequences.cu_seqlens, context=call.context
-    )
-    mixed = causal_conv1d(
-        mixed, layer.conv1d.weight.squeeze(1), layer.conv1d.bias, layer.activation, **documents
-    )
-    q, k, v = (
-        y.reshape(b, rows, -1, d)
-        for y, d in zip(
-            mixed.split([layer.key_dim, layer.key_dim, layer.value_dim], -1),
-            (layer.head_k_dim, layer.head_k_dim, layer.head_v_dim),
-        )
-    )
-    g = -layer.A_log.float().exp() * torch.nn.functional.softplus(a.float() + layer.dt_bias)
-    out, _ = chunk_gated_delta_rule(
-        q, k, v, g, beta.sigmoid(), use_qk_l2norm_in_kernel=True, **documents
+    out = gated_delta_layer(
+        mixed,
+        a,
+        beta,
+        layer.conv1d.weight.squeeze(1),
+        layer.A_log,
+        layer.dt_bias,
+        key_heads=layer.key_dim // layer.head_k_dim,
+        key_dim=layer.head_k_dim,
+        conv_bias=layer.conv1d.bias,
+        activation=layer.activation,
+        seq=call.sequences.seq,
+        cu_seqlens=call.sequences.cu_seqlens,
+        context=call.context,
     )
     out = layer.norm(out.reshape(-1, layer.head_v_dim), z.reshape(-1, layer.head_v_dim))
     return layer.out_proj(out.reshape(b, rows, -1))
