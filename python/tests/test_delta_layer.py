@@ -119,7 +119,9 @@ class Layer(unittest.TestCase):
             for size in (1, 2, 3, 4):
                 found = contexts(size, body)
                 at = (b, s, strategy, size)
-                self.assertLess(error(torch.cat([y for y, _ in found], 1), want.detach()), TOLERANCE)
+                self.assertLess(
+                    error(torch.cat([y for y, _ in found], 1), want.detach()), TOLERANCE
+                )
                 for name in x:
                     grads = [g[name] for _, g in found]
                     got = torch.cat(grads, 1) if name in ACTIVATIONS else sum(grads)

@@ -115,6 +115,15 @@ class Examples(unittest.TestCase):
         out = torchrun(2, str(EXAMPLES / "train_torch.py"))
         self.assertEqual(out.count("step"), 10, out)
 
+    @need_torch
+    def test_trainer(self):
+        """The Trainer logs the same losses on one and on two ranks."""
+        one = children.run(["python", EXAMPLES / "train_transformers.py"], env=ENV).stdout
+        two = torchrun(2, str(EXAMPLES / "train_transformers.py"))
+        lines = [[x for x in out.splitlines() if x.startswith("losses")] for out in (one, two)]
+        self.assertEqual(len(lines[0]), 1, one)
+        self.assertEqual(lines[0], lines[1], two)
+
 
 if __name__ == "__main__":
     unittest.main()

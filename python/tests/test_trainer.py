@@ -43,7 +43,7 @@ class Train(unittest.TestCase):
 @need_torch
 class Batches(unittest.TestCase):
     def test_local_batch(self):
-        """The shards of a batch are those of `shard`; a batch that differs is refused by name."""
+        """The shards of a batch equal the result of `shard`. A batch that differs is refused."""
         import torch
 
         batch = {

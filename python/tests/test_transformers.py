@@ -215,7 +215,7 @@ class Calls(unittest.TestCase):
                     self.both(model, calls, words)
 
     def test_padding(self):
-        """Padding on the right: logits, loss and gradients are those of transformers' own call.
+        """Padding on the right: logits, loss and gradients of transformers' own call.
 
         The reference of `Families` is proven by transformers' attention in float64 on the padded
         batch. Outputs of padding are finite, and the token of padding has no gradient.

@@ -223,9 +223,7 @@ def refusals(folder, sp):
         batch["input_ids"][0, 0] = dist.get_rank()
         return batch
 
-    refused(
-        "input_ids", cls=ulysses.InvalidArgument, collate=other, call=lambda made: made.train()
-    )
+    refused("input_ids", cls=ulysses.InvalidArgument, collate=other, call=lambda made: made.train())
 
 
 def checkpoints(folder, sp):

@@ -455,9 +455,7 @@ def _micro_batches(
         yield micro_batch
 
 
-def _micro(
-    p: _Prepared, owner: int, layout: Layout, rank: int, shards: Mapping[str, Any]
-) -> Micro:
+def _micro(p: _Prepared, owner: int, layout: Layout, rank: int, shards: Mapping[str, Any]) -> Micro:
     """Returns a micro-batch of the shards of a rank."""
     micro_batch = Micro({**p.whole, **shards})
     micro_batch.sequences, micro_batch.owner = p.sequences, owner

@@ -67,8 +67,8 @@ def gated_delta_layer(
         cu_seqlens, seq, strategy, chunk_size, context: as in `chunk_gated_delta_rule`
 
     Returns:
-        out [B, rows, HV, V], with the dtype of qkv. The gradients of weights are those of this
-        rank's tokens: sum them over the ranks.
+        out [B, rows, HV, V], with the dtype of qkv. The gradients of weights come from
+        this rank's tokens: sum them over the ranks.
 
     Raises:
         InvalidArgument: a shape, dtype or value is wrong, or arguments differ between ranks

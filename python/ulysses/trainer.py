@@ -46,8 +46,8 @@ _names = (f"ulysses_trainer_{i}" for i in itertools.count())
 class SequenceParallel:
     """Makes a subclass of transformers.Trainer sequence parallel. See the module.
 
-    Methods of the Trainer that are overridden: train, get_train_dataloader,
-    get_batch_samples, compute_loss, prediction_step, get_total_train_batch_size, floating_point_ops.
+    Methods of the Trainer that are overridden: train, get_train_dataloader, get_batch_samples,
+    compute_loss, prediction_step, get_total_train_batch_size, floating_point_ops.
 
     Args:
         args, kwargs: the arguments of the Trainer
