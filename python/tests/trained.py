@@ -226,6 +226,39 @@ def refusals(folder, sp):
     refused("input_ids", cls=ulysses.InvalidArgument, collate=other, call=lambda made: made.train())
 
 
+class NoLabels(Data):
+    def __getitem__(self, i):
+        return {**super().__getitem__(i), "labels": torch.full_like(self.rows[i], -100)}
+
+
+def corners(folder, sp):
+    """Adapters; generation, which needs one rank; a step without labels, which changes nothing."""
+    import peft
+
+    def run(model, data):
+        trainer = ulysses.trainer.Trainer(
+            model=model,
+            args=arguments(folder, 2, max_steps=2),
+            train_dataset=data,
+            data_collator=padded,
+        )
+        trainer.train()
+        return trainer.model
+
+    adapters = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"])
+    model = run(peft.get_peft_model(build("llama", "sdpa"), adapters), Data(8))
+    moved = [p for n, p in model.named_parameters() if "lora_B" in n]
+    assert moved and all(float(p.abs().max()) > 0 for p in moved)
+    try:
+        model.eval().generate(torch.ones(1, 4, dtype=torch.long), max_new_tokens=2)
+        raise AssertionError("generation was not refused")
+    except ulysses.Unsupported as e:
+        assert f"a key-value cache on {sp} ranks" in str(e), e
+    model = run(build("qwen3-moe", "sdpa"), NoLabels(8))
+    for a, b in zip(model.parameters(), build("qwen3-moe").parameters()):
+        assert torch.equal(a, b)
+
+
 def checkpoints(folder, sp):
     """A run that is resumed from a checkpoint equals one that was not interrupted."""
 
@@ -350,6 +383,7 @@ def main():
             print(family, collate.__name__, world, sp, evaluation, "ok", flush=True)
         for body, world, sp in (
             (refusals, 2, 2),
+            (corners, 2, 2),
             (checkpoints, 2, 2),
             (accelerate_loop, 4, 2),
         ):

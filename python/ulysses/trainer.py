@@ -136,7 +136,8 @@ class SequenceParallel:
         # Each rank of a group has counted the tokens of the group. Without
         # average_tokens_across_devices, only this group's are counted, and the division makes up
         # for the mean of gradients over all ranks.
-        return batches, None if items is None else items / self._size
+        # With no label at all, the loss is 0 and not 0/0.
+        return batches, None if items is None else (items / self._size).clamp(min=1)
 
     def compute_loss(
         self,
