@@ -161,8 +161,8 @@ inline size_t __cvta_generic_to_shared(const void *p) {
 }
 
 // Only one thread runs at a time, so atomics need no lock. The check for races does not see them:
-// threads may access a word atomically without a barrier between. So it does not find a race between
-// an atomic and an ordinary access either.
+// threads may access a word atomically without a barrier between. So it does not find a race
+// between an atomic and an ordinary access either.
 #define ULY_ATOMIC __attribute__((noinline, no_sanitize("thread"))) inline
 #define ULY_EMULATED_ATOMICS(type)              \
   ULY_ATOMIC type atomicAdd(type *p, type v) {  \
