@@ -37,5 +37,5 @@ func (d *Device) Dropout(_ device.Stream, a *device.Dropout) error {
 	k.x_row, k.y_row = C.int64_t(a.X.Stride[0]), C.int64_t(a.Y.Stride[0])
 	k.seed = C.uint64_t(a.Seed)
 	k.drop, k.kept = drops(a.P)
-	return d.run(C.K_dropout, (tokens+per-1)/per)
+	return d.run(C.K_dropout, ceilDiv(tokens, per))
 }

@@ -50,6 +50,7 @@ func (t *mlpTiles) run(p *pass, tokens int64, x, dy tensor.Tensor) {
 		t.dout[0], t.din[0] = dy, x
 		p.tiled(&t.compute, t.dout, t.din)
 	}
+	p.first = 0
 	p.end()
 	p.reset(mark)
 }
@@ -59,7 +60,6 @@ func (t *mlpTiles) Forward(at *tile.Tile) error {
 	if t.p.first = at.Lo; at.Rows() > 0 {
 		t.m.forwardTile(t.p, at.Out[0], at.In[0], at.Lo)
 	}
-	t.p.first = 0
 	return t.p.err
 }
 
@@ -68,7 +68,6 @@ func (t *mlpTiles) Backward(at *tile.Tile) error {
 	if t.p.first = at.Lo; at.Rows() > 0 {
 		t.m.backwardTile(t.p, at.DIn[0], at.In[0], at.DOut[0], at.Lo)
 	}
-	t.p.first = 0
 	return t.p.err
 }
 

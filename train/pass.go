@@ -37,8 +37,13 @@ func (t *Trainer) pass(m *data.MicroBatch, valid int64, backward, alone bool) (m
 			return model.Loss{}, err
 		}
 	}
-	if backward {
+	if backward && t.Model.Config.Balances() {
 		if err := t.copySequences(m, ranges, &b); err != nil {
+			return model.Loss{}, err
+		}
+	}
+	if backward && t.Model.Drops() {
+		if err := t.copyNumbers(m, ranges, &b); err != nil {
 			return model.Loss{}, err
 		}
 	}

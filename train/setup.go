@@ -9,7 +9,6 @@ import (
 	"ulysses/device"
 	"ulysses/internal/clock"
 	"ulysses/model"
-	"ulysses/tensor"
 )
 
 // Setup is the input of New. A trainer does not change it.
@@ -117,24 +116,11 @@ func (s *Setup) evalBatch(set *data.Set) int64 {
 	return s.Data.Config.Batch
 }
 
-// inputs returns the types of the numbers that a token has in a batch: its id, target and position;
-// its sequence, if the model's experts are balanced; its number in the run, if adapters drop.
-func (s *Setup) inputs() []tensor.DType {
-	all := []tensor.DType{tensor.I32, tensor.I32, tensor.I32}
-	if s.Model.Config.Balances() {
-		all = append(all, tensor.I32)
-	}
-	if s.Model.Drops() {
-		all = append(all, tensor.I64)
-	}
-	return all
-}
-
 // inputBytes returns the bytes for the inputs of this rank's tokens.
 func (s *Setup) inputBytes() (bytes int64) {
 	_, shard := s.MaxTokens()
-	for _, t := range s.inputs() {
-		bytes = device.Padded(s.Device, bytes) + shard*t.Size()
+	for _, x := range new(tokenInputs).of(s.Model) {
+		bytes = device.Padded(s.Device, bytes) + shard*x.dtype.Size()
 	}
 	return bytes
 }

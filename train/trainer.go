@@ -19,16 +19,12 @@ import (
 // Trainer runs the steps of one rank. New allocates everything that it needs.
 type Trainer struct {
 	Setup
-	planner   planner
-	stream    device.Stream
-	arena     *device.Arena // activations
-	host      *device.Arena // offloaded activations; nil = none
-	inputs    *device.Arena // ids, targets, positions, sequences and numbers
-	ids       tensor.Tensor // [shard] I32; targets and positions as well
-	targets   tensor.Tensor
-	positions tensor.Tensor
-	sequences tensor.Tensor // nil unless the model's experts are balanced
-	numbers   tensor.Tensor // [shard] I64; nil unless adapters drop
+	planner planner
+	stream  device.Stream
+	arena   *device.Arena // activations
+	host    *device.Arena // offloaded activations; nil = none
+	inputs  *device.Arena // tokenInputs
+	tokenInputs
 
 	sequenceOf      []int32 // of each token of a micro-batch, see model.Batch.Sequences
 	sequenceTargets []int64
@@ -117,15 +113,8 @@ func (t *Trainer) allocate() (err error) {
 	if t.inputs, err = device.NewArena(t.Device, "tokens", t.inputBytes()); err != nil {
 		return err
 	}
-	fields := []*tensor.Tensor{&t.ids, &t.targets, &t.positions}
-	if t.Model.Config.Balances() {
-		fields = append(fields, &t.sequences)
-	}
-	if t.Model.Drops() {
-		fields = append(fields, &t.numbers)
-	}
-	for i, kind := range t.Setup.inputs() {
-		if *fields[i], err = t.inputs.Tensor(kind, shard); err != nil {
+	for _, x := range t.tokenInputs.of(t.Model) {
+		if *x.tensor, err = t.inputs.Tensor(x.dtype, shard); err != nil {
 			return err
 		}
 	}

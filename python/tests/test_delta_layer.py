@@ -43,7 +43,7 @@ def draw(b, s):
 
 
 def exact(x, cu):
-    """Returns the output in float64 of inputs in float64: each document by itself."""
+    """Returns the output, computed for one document at a time, of float64 inputs."""
     b, s = x["qkv"].shape[:2]
     flat = {n: x[n].reshape(1, b * s, *x[n].shape[2:]) for n in ACTIVATIONS}
     out = []

@@ -394,5 +394,5 @@ def _check_options(operation: str, trainer: Any) -> None:
     for found, option, fix in refused:
         if found:
             raise Unsupported(
-                f"{operation}: {option} is not implemented with sequence_parallel_size > 1; {fix}"
+                f"{operation}: {option} does not work with sequence_parallel_size > 1; {fix}"
             )

@@ -162,7 +162,7 @@ static AttentionCall call_of(const AttentionArgs &a, const AttentionLayout &l) {
   AttentionScores &o = c.scores;
   o.cap = (float)a.softcap, o.per_cap = a.softcap != 0 ? (float)(1 / a.softcap) : 0;
   o.slopes = (const float *)a.slopes.data;
-  o.drop = (uint32_t)nearbyint(a.dropout * (1 << 24)), o.kept = (float)(1 / (1 - a.dropout));
+  o.drop = drop_of(a.dropout), o.kept = kept_of(a.dropout);
   o.seed = (uint64_t)a.seed, o.head_at = a.head_at, o.query_at = a.query_at, o.key_at = a.key_at;
   if (given(a.block_mask)) {
     o.blocks = (const uint8_t *)a.block_mask.data;

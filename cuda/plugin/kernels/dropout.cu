@@ -1,7 +1,5 @@
 // Dropout: y = x / (1 - p) for the elements that it keeps, and 0 for the others. A thread has some
 // features, whose random bits stay in registers, of some tokens.
-#include <math.h>
-
 #include "check.h"
 #include "random.h"
 #include "values.h"
@@ -49,7 +47,7 @@ template <typename T> void start(uly_stream *s, const uly_dropout &a) {
   c.x = (const T *)a.x.data, c.y = (T *)a.y.data, c.numbers = (const int64_t *)a.tokens.data;
   c.tokens = a.x.shape[0], c.n = a.x.shape[1], c.x_step = a.x.stride[0], c.y_step = a.y.stride[0];
   c.columns = ceil_div(c.n, 32 * Wide<T>::LANES);
-  c.seed = (uint64_t)a.seed, c.drop = (uint32_t)nearbyint(a.p * (1 << 24)), c.kept = (float)(1 / (1 - a.p));
+  c.seed = (uint64_t)a.seed, c.drop = drop_of(a.p), c.kept = kept_of(a.p);
   const unsigned grid = (unsigned)(c.columns * least(ceil_div(c.tokens, WARPS), BLOCKS));
   const bool vectors = aligned_rows({&a.x, &a.y});
   if (a.add && vectors) LAUNCH((dropout_rows<T, true, true>), grid, THREADS, 0, s, c);

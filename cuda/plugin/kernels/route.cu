@@ -201,7 +201,7 @@ template <typename T> __global__ void __launch_bounds__(THREADS) route_backward(
     const int32_t *chosen = a.chosen + t * a.k, *row = a.rows + t * a.k;
     T *d = (T *)a.dlogits + t * a.dstep;
     const int32_t q = a.sequence ? a.sequence[t] : -1;
-    if (q >= a.sequences && lane == 0 && a.sequence) report(a.fault, ULY_OP_ROUTE_BACKWARD, q, t);
+    if (q >= a.sequences && lane == 0) report(a.fault, ULY_OP_ROUTE_BACKWARD, q, t);
     const double *counts = q >= 0 && q < a.sequences ? a.counts + q * a.experts : nullptr;
     const double scale = counts ? a.scale[q] : 0;
     double sum = 0, balance = 0;
