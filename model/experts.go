@@ -9,8 +9,9 @@ import (
 
 // experts is an MLP with a router (Shazeer et al. 2017, arXiv:1701.06538): the k experts with the
 // largest router logits compute a token, and the output is the sum of their outputs, weighted by
-// the router's probabilities. Every rank has all experts and computes its own tokens. No choice of
-// an expert is dropped: memory is for k rows of each token, however they are distributed.
+// the router's probabilities. Every rank has all experts and computes its own tokens, unless the
+// experts are divided among ranks (dispatch). No choice of an expert is dropped: memory is for k
+// rows of each token, however they are distributed.
 //
 // The sums over the rows of an expert, and over the experts of a token, have an order that depends
 // on the tokens alone, so the output of a token is bitwise equal on every mesh and for every tile.
@@ -18,6 +19,8 @@ type experts struct {
 	router         *Param   // [E, hidden]
 	gateUp, down   []*Param // gate, up of each expert; down of each expert
 	count, k       int64    // E, and the experts of a token
+	held           int64    // experts whose matrices this rank has, which follow each other
+	first          int64    // the number of the first of them
 	width, hiddens int64    // F of an expert, and hidden
 	normalize      bool
 	sparse         int64         // the number of this layer among the layers with experts
@@ -31,6 +34,8 @@ type experts struct {
 	dlogits tensor.Tensor // [T, E] of the compute type
 	dweight tensor.Tensor // [T·k] F32
 	tiles   *mlpTiles
+
+	remote *dispatch // the experts are divided among ranks; nil = this rank has all
 }
 
 // routing is the choice of experts, see device.Route.
@@ -47,7 +52,7 @@ func newExperts(cfg *Config, layer int64) *experts {
 	name := func(suffix string) string {
 		return fmt.Sprintf("model.layers.%d.%s.%s", layer, names.block, suffix)
 	}
-	m := &experts{count: e.Count, k: e.PerToken, width: e.Size, hiddens: cfg.HiddenSize, normalize: e.Normalize}
+	m := &experts{count: e.Count, held: e.Count, k: e.PerToken, width: e.Size, hiddens: cfg.HiddenSize, normalize: e.Normalize}
 	for i := range layer {
 		if cfg.Sparse(i) {
 			m.sparse++
@@ -57,7 +62,7 @@ func newExperts(cfg *Config, layer int64) *experts {
 	m.router.bare = true
 	matrix := func(expert int64, part string, axes []string, shape ...int64) *Param {
 		p := newParam(name(fmt.Sprintf("experts.%d.%s.weight", expert, part)), cfg.DType, normal, axes, shape...)
-		p.expert = true
+		p.expert, p.number, p.experts = true, expert, e.Count
 		return p
 	}
 	for i := range e.Count {
@@ -83,18 +88,35 @@ func (m *experts) Params() []*Param {
 	return all
 }
 
-// allGateUp and allDown return views [E, 2F, hidden] and [E, hidden, F] of the matrices of all
-// experts, or of their gradients, given the first.
+// heldGateUp and heldDown return the matrices of the experts that this rank has.
+func (m *experts) heldGateUp() []*Param { return m.gateUp[2*m.first : 2*(m.first+m.held)] }
+func (m *experts) heldDown() []*Param   { return m.down[m.first : m.first+m.held] }
+
+// gateUpValues and the others return views [E, 2F, hidden] and [E, hidden, F] of the matrices of
+// the experts that this rank has, or of their gradients.
+func (m *experts) gateUpValues() tensor.Tensor { return m.allGateUp(m.heldGateUp()[0].Value) }
+func (m *experts) gateUpGrads() tensor.Tensor  { return m.allGateUp(m.heldGateUp()[0].Grad) }
+func (m *experts) downValues() tensor.Tensor   { return m.allDown(m.heldDown()[0].Value) }
+func (m *experts) downGrads() tensor.Tensor    { return m.allDown(m.heldDown()[0].Grad) }
+
 func (m *experts) allGateUp(first tensor.Tensor) tensor.Tensor {
-	return span(first, m.count, 2*m.width, m.hiddens)
+	return span(first, m.held, 2*m.width, m.hiddens)
 }
 func (m *experts) allDown(first tensor.Tensor) tensor.Tensor {
-	return span(first, m.count, m.hiddens, m.width)
+	return span(first, m.held, m.hiddens, m.width)
+}
+
+// tile returns the tokens of a tile, 0 = all, and whether the layer runs in tiles.
+func (m *experts) tile(p *pass) (tokens int64, tiled bool) {
+	if m.remote != nil {
+		return m.remote.round(p), true
+	}
+	return p.mlpTile()
 }
 
 // visitSaved visits the choice of experts, and gate and up. Each has the category of the MLP.
 func (m *experts) visitSaved(p *pass) {
-	if _, tiled := p.mlpTile(); tiled {
+	if _, tiled := m.tile(p); tiled {
 		return
 	}
 	r := &m.routing
@@ -147,7 +169,7 @@ func (m *experts) working(p *pass, tokens int64, backward bool) {
 }
 
 func (m *experts) Forward(p *pass, x tensor.Tensor) {
-	if tokens, tiled := p.mlpTile(); tiled {
+	if tokens, tiled := m.tile(p); tiled {
 		m.tiles.run(p, tokens, x, tensor.Tensor{})
 		return
 	}
@@ -168,7 +190,7 @@ func (m *experts) Forward(p *pass, x tensor.Tensor) {
 }
 
 func (m *experts) Backward(p *pass, x, dy tensor.Tensor) {
-	if tokens, tiled := p.mlpTile(); tiled {
+	if tokens, tiled := m.tile(p); tiled {
 		m.tiles.run(p, tokens, x, dy)
 		return
 	}
@@ -185,49 +207,88 @@ func (m *experts) Backward(p *pass, x, dy tensor.Tensor) {
 // the sequences of the tokens, whose choices are counted in the forward half of a pass.
 func (m *experts) forwardRows(p *pass, out, x, sequence tensor.Tensor) {
 	r, hidden := m.project(p, x, sequence)
+	n := x.Shape[0] * m.k
+	rows, act := m.rows.Slice(0, 0, n), m.act.Slice(0, 0, n)
+	m.compute(p, rows, hidden, act, r.offsets)
+	m.combine(p, out, x, rows, &r)
+}
+
+// compute writes the outputs of the experts to rows, from gate and up of the same rows.
+func (m *experts) compute(p *pass, rows, hidden, act, offsets tensor.Tensor) {
+	gate, up := m.split(hidden)
+	p.SwiGLU(act, gate, up, false)
+	p.GroupedGemm(rows, act, m.downValues().Permute(0, 2, 1), offsets)
+}
+
+// split returns views of gate and up of some rows.
+func (m *experts) split(hidden tensor.Tensor) (gate, up tensor.Tensor) {
+	return hidden.Slice(1, 0, m.width), hidden.Slice(1, m.width, 2*m.width)
+}
+
+// combine writes the weighted sums of the outputs in rows, and of the shared expert, to out, which
+// may be the tokens x.
+func (m *experts) combine(p *pass, out, x, rows tensor.Tensor, r *routing) {
 	var own, weights tensor.Tensor
 	if m.shared != nil {
 		own, weights = m.shared.forward(p, x)
 	}
-	n := x.Shape[0] * m.k
-	rows, act := m.rows.Slice(0, 0, n), m.act.Slice(0, 0, n)
-	p.SwiGLU(act, hidden.Slice(1, 0, m.width), hidden.Slice(1, m.width, 2*m.width), false)
-	p.GroupedGemm(rows, act, m.allDown(m.down[0].Value).Permute(0, 2, 1), r.offsets)
 	p.CombineRows(out, rows, r.rows, r.weights, own, weights)
 }
 
 // project chooses the experts of tokens x, and computes gate and up.
 func (m *experts) project(p *pass, x, sequence tensor.Tensor) (r routing, hidden tensor.Tensor) {
-	tokens := x.Shape[0]
-	r, hidden = m.routing.first(tokens), m.hidden.Slice(0, 0, tokens*m.k)
+	n := x.Shape[0] * m.k
+	r, hidden = m.choose(p, x, sequence), m.hidden.Slice(0, 0, n)
+	rows := m.rows.Slice(0, 0, n)
+	p.SpreadRows(rows, x, r.rows)
+	p.GroupedGemm(hidden, rows, m.gateUpValues().Permute(0, 2, 1), r.offsets)
+	return r, hidden
+}
+
+// choose chooses the experts of tokens x.
+func (m *experts) choose(p *pass, x, sequence tensor.Tensor) routing {
+	r := m.routing.first(x.Shape[0])
 	p.Gemm(r.probs, x, m.router.Value.Permute(1, 0), tensor.Tensor{})
 	p.Route(&r, m.normalize, sequence, m.sparse)
-	rows := m.rows.Slice(0, 0, tokens*m.k)
-	p.SpreadRows(rows, x, r.rows)
-	p.GroupedGemm(hidden, rows, m.allGateUp(m.gateUp[0].Value).Permute(0, 2, 1), r.offsets)
-	return r, hidden
+	return r
 }
 
 // backwardRows adds to the gradients of the weights, and writes the gradient of tokens x to dx,
 // which may be x. It overwrites hidden.
-//
-// The gradient of a weight of the router is dy·y, where y is the expert's output. It is computed as
-// (Wᵀdy)·a from the input a of down, because y is not saved. For the gradient of down, the weight
-// multiplies a instead of dy.
 func (m *experts) backwardRows(p *pass, r routing, hidden, x, dy, dx, sequence tensor.Tensor) {
 	n := x.Shape[0] * m.k
-	rows, act, dweight, dlogits := m.rows.Slice(0, 0, n), m.act.Slice(0, 0, n), m.dweight.Slice(0, 0, n), m.dlogits.Slice(0, 0, x.Shape[0])
+	rows, act, dweight := m.rows.Slice(0, 0, n), m.act.Slice(0, 0, n), m.dweight.Slice(0, 0, n)
 	p.SpreadRows(rows, dy, r.rows)
-	p.GroupedGemm(act, rows, m.allDown(m.down[0].Value), r.offsets)
-	p.WeightedSwiGLUBack(act, hidden.Slice(1, 0, m.width), hidden.Slice(1, m.width, 2*m.width), r.weights, dweight)
-	if !m.down[0].Frozen {
-		p.GroupedGemmWeights(m.allDown(m.down[0].Grad), rows, act, r.offsets)
-	}
+	m.backwardDown(p, rows, hidden, act, r.weights, dweight, r.offsets)
 	if !m.gateUp[0].Frozen {
 		p.SpreadRows(rows, x, r.rows)
-		p.GroupedGemmWeights(m.allGateUp(m.gateUp[0].Grad), hidden, rows, r.offsets)
+		p.GroupedGemmWeights(m.gateUpGrads(), hidden, rows, r.offsets)
 	}
-	p.GroupedGemm(rows, hidden, m.allGateUp(m.gateUp[0].Value), r.offsets)
+	p.GroupedGemm(rows, hidden, m.gateUpValues(), r.offsets)
+	m.backwardTokens(p, r, rows, dweight, x, dy, dx, sequence)
+}
+
+// backwardDown overwrites gate and up of some rows with their gradients, given the gradients dy of
+// the weighted outputs, and adds to the gradient of down. dweight becomes the gradients of the
+// weights.
+//
+// The gradient of a weight is dy·y, where y is the expert's output. It is computed as (Wᵀdy)·a from
+// the input a of down, because y is not saved. For the gradient of down, the weight multiplies a
+// instead of dy.
+func (m *experts) backwardDown(p *pass, dy, hidden, act, weights, dweight, offsets tensor.Tensor) {
+	gate, up := m.split(hidden)
+	p.GroupedGemm(act, dy, m.downValues(), offsets)
+	p.WeightedSwiGLUBack(act, gate, up, weights, dweight)
+	if !m.down[0].Frozen {
+		p.GroupedGemmWeights(m.downGrads(), dy, act, offsets)
+	}
+}
+
+// backwardTokens writes the gradient of tokens x to dx, which may be x, given the gradients of the
+// experts' inputs in rows, and of the weights. It adds to the gradients of the router and of the
+// shared expert.
+func (m *experts) backwardTokens(p *pass, r routing, rows, dweight, x, dy, dx, sequence tensor.Tensor) {
+	dlogits := m.dlogits.Slice(0, 0, x.Shape[0])
 	p.RouteBack(dlogits, dweight, &r, m.normalize, sequence, m.sparse)
 	if !m.router.Frozen {
 		p.GemmAdd(m.router.Grad, dlogits.Permute(1, 0), x)
@@ -254,8 +315,8 @@ func (m *experts) backwardTile(p *pass, dx, x, dy tensor.Tensor, lo int64) {
 }
 
 func (m *experts) gradReady(p *pass) {
-	p.gradReady(m.down...)
-	p.gradReady(m.gateUp...)
+	p.gradReady(m.heldDown()...)
+	p.gradReady(m.heldGateUp()...)
 	p.gradReady(m.router)
 	if m.shared != nil {
 		m.shared.gradReady(p)

@@ -1,6 +1,7 @@
 package model
 
 import (
+	"fmt"
 	"math"
 	"path/filepath"
 	"reflect"
@@ -170,14 +171,20 @@ func TestUnevenExperts(t *testing.T) {
 					Tiles
 				}{{}, {Activations{MLP: Recompute, QKV: Recompute, Segment: 2}, Tiles{}}, {Activations{}, Tiles{MLP: 4}}, {Activations{MLP: Offload}, Tiles{}}} {
 					for _, n := range append(mpitest.Sizes(), 1) {
-						change := under(x.Activations, x.Tiles, int64(len(s.ids)))
-						o := train(t, n, cfg, s, func(r *rank) { routers(r); change(r) })
-						if !(math.Abs(o.Sum-one.Sum) <= 1e-6*one.Sum) || !(math.Abs(o.Balance-one.Balance) <= 1e-6*one.Balance) {
-							t.Errorf("%d ranks, %v %v: %v, want %v", n, x.Activations, x.Tiles, o.Loss, one.Loss)
+						changes := []func(*rank){under(x.Activations, x.Tiles, int64(len(s.ids)))}
+						if n > 1 && int64(n) <= c.count { // each rank has some of the experts
+							changes = append(changes, divided(n, x.Activations, x.Tiles, int64(len(s.ids)), nil))
 						}
-						for name, g := range o.grads {
-							if e := far(g, one.grads[name]); !(e < 3e-5) {
-								t.Errorf("%d ranks, %v %v: gradient of %s has error %.2g", n, x.Activations, x.Tiles, name, e)
+						for i, change := range changes {
+							what := fmt.Sprintf("%d ranks, divided %v, %v %v", n, i == 1, x.Activations, x.Tiles)
+							o := train(t, n, cfg, s, func(r *rank) { routers(r); change(r) })
+							if !(math.Abs(o.Sum-one.Sum) <= 1e-6*one.Sum) || !(math.Abs(o.Balance-one.Balance) <= 1e-6*one.Balance) {
+								t.Errorf("%s: %v, want %v", what, o.Loss, one.Loss)
+							}
+							for name, g := range o.grads {
+								if e := far(g, one.grads[name]); !(e < 3e-5) {
+									t.Errorf("%s: gradient of %s has error %.2g", what, name, e)
+								}
 							}
 						}
 					}

@@ -75,7 +75,7 @@ func (h *head) run(p *pass, x, sum tensor.Tensor) tensor.Tensor {
 	if p.backward && p.compute != h.logits.DType {
 		h.dlogits = p.temp(tile.MaxTileRows(p.tokens, tokens), h.matrix.out)
 	}
-	h.p, h.compute.Plan, h.compute.Fused = p, p.tilePlan(tokens), p.backward
+	h.p, h.compute.Plan, h.compute.Fused = p, p.tilePlan(tokens, p.maxTokens()), p.backward
 	h.compute.In[0], h.compute.In[1] = tile.Tiled(p.act, 0), tile.Tiled(p.batch.Targets, 0)
 	// p.act: its gradient
 	h.compute.Out[0], h.compute.Out[1] = tile.Tiled(nll, 0), tile.Tiled(p.act, 0)

@@ -28,6 +28,9 @@ type mlpTiles struct {
 	compute tile.Compute
 	dout    []tensor.Tensor
 	din     []tensor.Tensor
+	// a tile sends rows to other ranks, so ranks have the same number of tiles, and a rank computes
+	// also tiles in which it has no tokens
+	collective bool
 }
 
 func newMLPTiles(m tokenwise) *mlpTiles {
@@ -40,8 +43,13 @@ func newMLPTiles(m tokenwise) *mlpTiles {
 // see Mixer. A tile has the given number of tokens, 0 = all.
 func (t *mlpTiles) run(p *pass, tokens int64, x, dy tensor.Tensor) {
 	mark := p.mark()
-	t.m.begin(p, tile.MaxTileRows(p.tokens, tokens), !dy.IsNil())
-	t.p, t.compute.Plan = p, p.tilePlan(tokens)
+	if t.p = p; t.collective {
+		t.m.begin(p, tile.MaxTileRows(p.expertTokens, tokens), !dy.IsNil())
+		t.compute.Plan = p.tilePlan(tokens, p.expertTokens)
+	} else {
+		t.m.begin(p, tile.MaxTileRows(p.tokens, tokens), !dy.IsNil())
+		t.compute.Plan = p.tilePlan(tokens, p.maxTokens())
+	}
 	t.compute.In[0], t.compute.Out[0] = tile.Tiled(x, 0), tile.Tiled(x, 0)
 	p.phase("mlp")
 	if dy.IsNil() {
@@ -57,7 +65,7 @@ func (t *mlpTiles) run(p *pass, tokens int64, x, dy tensor.Tensor) {
 
 // Forward overwrites the x of a tile with its output.
 func (t *mlpTiles) Forward(at *tile.Tile) error {
-	if t.p.first = at.Lo; at.Rows() > 0 {
+	if t.p.first = at.Lo; at.Rows() > 0 || t.collective {
 		t.m.forwardTile(t.p, at.Out[0], at.In[0], at.Lo)
 	}
 	return t.p.err
@@ -65,7 +73,7 @@ func (t *mlpTiles) Forward(at *tile.Tile) error {
 
 // Backward adds to the gradients of the weights and overwrites the x of a tile with its gradient.
 func (t *mlpTiles) Backward(at *tile.Tile) error {
-	if t.p.first = at.Lo; at.Rows() > 0 {
+	if t.p.first = at.Lo; at.Rows() > 0 || t.collective {
 		t.m.backwardTile(t.p, at.DIn[0], at.In[0], at.DOut[0], at.Lo)
 	}
 	return t.p.err

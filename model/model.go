@@ -44,6 +44,10 @@ type Model struct {
 	targets   []int32 // of the current batch, in host memory
 	pass      pass
 	balancing balancing
+
+	expertRanks comm.Comm // that the experts are divided among; nil = each rank has all
+	most        [1]int64
+	nothing     Batch
 }
 
 // Options are settings that are not in a configuration.
@@ -57,6 +61,10 @@ type Options struct {
 	Gather   bool         // keys move between the groups in one all-to-all (sp.Layer)
 	Freeze   []string     // patterns of names of frozen parameters; see ParsePatterns
 	LoRA     *LoRA        // nil = no adapters; otherwise the adapters alone are trained
+	// Experts are the ranks that the experts of each layer are divided among; nil = each rank has
+	// all. They need not be ranks of one sequence, but they run the same passes: all of them call
+	// ForwardBackward, or all of them Forward or Idle.
+	Experts comm.Comm
 	// Overlap sends each of q, k and v while the next one is projected, and their gradients while
 	// gradients of weights are computed (sp.Overlap). Results are bitwise the same.
 	Overlap bool
@@ -95,6 +103,10 @@ func New(d device.Device, c comm.Comm, cfg *Config, o Options) (*Model, error) {
 	m.groups = append(m.groups, last)
 	m.head = newHead(cfg, norm, matrix)
 	if err := m.freeze(o); err != nil {
+		m.Close()
+		return nil, err
+	}
+	if err := m.divideExperts(o.Experts); err != nil {
 		m.Close()
 		return nil, err
 	}
@@ -211,7 +223,7 @@ func (m *Model) run(op string, c *Ctx, b *Batch, backward bool) (loss Loss, err 
 	if c.Host != nil {
 		defer c.Host.Reset(c.Host.Mark())
 	}
-	if c.Weights != nil {
+	if p.err = m.agreeTokens(p); p.err == nil && c.Weights != nil {
 		p.err = c.Weights.Pass(m.orders[backward])
 	}
 	m.execute(p)
@@ -323,23 +335,47 @@ func (m *Model) order(backward bool) []Use {
 	return append(order, Use{0, Adds})
 }
 
-// Idle gathers and releases the weights in the order of Forward, without a batch. A rank without a
-// batch calls it while others call Forward, because gathering is collective.
+// Idle gathers and releases the weights in the order of Forward, without a batch, and computes the
+// experts of this rank for tokens of other ranks. A rank without a batch calls it while others call
+// Forward, because both are collective.
 func (m *Model) Idle(c *Ctx) error {
-	order := m.orders[false]
-	if err := c.Weights.Pass(order); err != nil {
-		return err
+	p := &m.pass
+	p.begin(m, c, &m.nothing, 0, sizes{}, false)
+	defer c.Arena.Reset(c.Arena.Mark())
+	if p.err = m.agreeTokens(p); p.err == nil {
+		p.err = c.Weights.Pass(m.orders[false])
 	}
-	for _, x := range order {
-		if err := c.Weights.Gather(x.Group, c.Stream); err != nil {
-			return err
+	none := p.temp(0, m.Config.HiddenSize)
+	for _, x := range m.orders[false] {
+		p.gather(x.Group)
+		if i := x.Group - 1; i >= 0 && i < len(m.blocks) {
+			if e, ok := m.blocks[i].mlp.(*experts); ok && e.remote != nil {
+				e.Forward(p, none)
+			}
 		}
-		if err := c.Weights.Release(x.Group, c.Stream); err != nil {
-			return err
-		}
+		p.release(x.Group)
+	}
+	if p.err != nil {
+		return status.Errorf(status.Of(p.err), "model.Idle: %s: %w", m.groups[p.group].Name, p.err)
 	}
 	return nil
 }
+
+// agreeTokens sets the largest number of tokens of the ranks among which experts are divided.
+// Collective over them.
+func (m *Model) agreeTokens(p *pass) error {
+	if m.expertRanks == nil {
+		return nil
+	}
+	m.most[0] = p.tokens
+	err := m.expertRanks.AllReduce(nil, tensor.OfInt64(m.most[:], 1), comm.Max)
+	p.expertTokens = m.most[0]
+	return err
+}
+
+// ExpertBytesSent returns the bytes that this rank has sent in the last pass to experts of other
+// ranks, and back.
+func (m *Model) ExpertBytesSent() int64 { return m.pass.expertBytes }
 
 // check checks what memory safety needs. With gathered, Ctx.Weights attaches the parameters.
 func (m *Model) check(op string, b *Batch, backward, gathered bool) error {

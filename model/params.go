@@ -25,6 +25,8 @@ type Param struct {
 
 	matrix bool // it is a matrix of a linear layer
 	expert bool // it is a matrix of an expert
+	// the number of this expert, and the experts of the layer
+	number, experts int64
 	// it is a matrix that cannot have an adapter: of a router, or only a part of a tensor on disk
 	bare    bool
 	adapter *adapter // beside the matrix; nil = none

@@ -79,6 +79,9 @@ type pass struct {
 	sizes    sizes // of the plans' calls
 	tiles    Tiles
 	balance  balance
+	// with experts that are divided among ranks: the largest number of tokens of these ranks, and
+	// the bytes that this rank has sent to experts and back
+	expertTokens, expertBytes int64
 }
 
 // passBuffers are the tensors that all layers of a pass share.
@@ -111,4 +114,5 @@ func (p *pass) begin(m *Model, c *Ctx, b *Batch, tokens int64, sizes sizes, back
 	p.saving.begin(&m.off, m.activations.policies())
 	p.batch, p.tokens, p.first, p.backward = b, tokens, 0, backward
 	p.comm, p.plans, p.sizes, p.tiles = m.comm, &m.plans, sizes, m.tiles
+	p.expertTokens, p.expertBytes = tokens, 0
 }

@@ -51,14 +51,17 @@ func (m *Model) MLPTile() int64 {
 	each := 3 * m.Config.IntermediateSize
 	if e := &m.Config.Experts; m.Config.SparseLayers() > 0 {
 		each = max(each, e.PerToken*(3*e.Size+m.Config.HiddenSize)+3*e.Shared)
+		if m.expertRanks != nil { // the rows of all ranks may arrive at one
+			each *= int64(m.expertRanks.Size())
+		}
 	}
 	return max(256, min(4096, tileBytes(m.dev)/(m.compute.Size()*each)))
 }
 
-// tilePlan returns the tiles of this rank's tokens, the same number on all ranks. With tileTokens
-// 0, there is one tile.
-func (p *pass) tilePlan(tileTokens int64) tile.Plan {
-	plan, err := tile.NewPlan(p.tokens, tileTokens, p.maxTokens())
+// tilePlan returns the tiles of this rank's tokens, the same number on all ranks of which one has
+// most tokens. With tileTokens 0, there is one tile.
+func (p *pass) tilePlan(tileTokens, most int64) tile.Plan {
+	plan, err := tile.NewPlan(p.tokens, tileTokens, most)
 	if p.err == nil {
 		p.err = err
 	}

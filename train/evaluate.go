@@ -65,7 +65,7 @@ func (t *Trainer) evaluate(set *data.Set) (nll float64, targets int64, err error
 			// The last round may have no sequence for this rank. Other ranks still need its shards
 			// of the weights.
 			if lo == hi {
-				if err := t.Model.Idle(&model.Ctx{Stream: t.stream, Weights: t.Weights}); err != nil {
+				if err := t.Model.Idle(&model.Ctx{Stream: t.stream, Weights: t.Weights, Arena: t.arena, Clock: t.Clock}); err != nil {
 					return 0, 0, err
 				}
 				continue
