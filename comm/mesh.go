@@ -9,7 +9,8 @@ import (
 
 // Mesh arranges the ranks of the world as data × sequence: rank = replica·P + sequence rank, with
 // P = ulysses·ring. The ranks of one sequence send the most bytes to each other. They have
-// consecutive world ranks, so launchers usually place them on one node.
+// consecutive world ranks, so launchers usually place them on one node. DivideExperts adds two axes
+// over the same ranks.
 type Mesh struct {
 	World    *Counted // axis "world": all ranks
 	Seq      *Counted // axis "sequence": the P ranks that share one sequence
@@ -18,6 +19,9 @@ type Mesh struct {
 	Ring     int      // groups of such ranks, over which attention is sharded by rows
 	Replica  int      // of this rank; its rank in Data
 	Replicas int      // size of Data
+	// After DivideExperts: axis "expert", the ranks among which the experts of a layer are divided,
+	// and axis "expert data", the ranks that have the same experts. Otherwise nil.
+	Expert, ExpertData *Counted
 	// For SetLevels: the node of each rank of Seq (nil = all are on one), and the links of a rank.
 	Nodes []int
 	Links Links
@@ -56,6 +60,39 @@ func NewMesh(world Comm, ulysses, ring int, l *Ledger, clk *clock.Clock, w *Watc
 	return m, nil
 }
 
+// DivideExperts makes the axes of experts: groups of n consecutive ranks of the world, which have
+// ranks of one sequence or of several. n = 0 and 1 leave all experts on every rank. The arguments
+// are those of NewMesh. Collective over the world.
+func (m *Mesh) DivideExperts(n int, l *Ledger, clk *clock.Clock, w *Watch) error {
+	if n == 0 || n == 1 {
+		return nil
+	}
+	rank, size := m.World.Rank(), m.World.Size()
+	if n < 0 || size%n != 0 {
+		return status.Errorf(status.InvalidConfig, "comm.DivideExperts: %d ranks are not a multiple of parallel.experts = %d; set parallel.experts to %s, or start a multiple of %d ranks",
+			size, n, nearest(size, n), max(n, 1))
+	}
+	group, err := m.World.Split(rank/n, rank)
+	if err != nil {
+		return err
+	}
+	same, err := m.World.Split(rank%n, rank)
+	if err != nil {
+		return err
+	}
+	m.Expert = NewCounted(group, "expert", l, clk, w).spans(rank/n*n, 1)
+	m.ExpertData = NewCounted(same, "expert data", l, clk, w).spans(rank%n, n)
+	return nil
+}
+
+// ExpertRanks returns axis expert; nil if the experts are not divided.
+func (m *Mesh) ExpertRanks() Comm {
+	if m.Expert == nil {
+		return nil
+	}
+	return m.Expert
+}
+
 // nearest returns the text of the divisors of n just below and just above p.
 func nearest(n, p int) string {
 	below, above := 0, 0
@@ -76,10 +113,13 @@ func nearest(n, p int) string {
 	return fmt.Sprintf("%d or %d", below, above)
 }
 
-// Close closes the three communicators. Collective where their Close is.
+// Close closes the communicators. Collective where their Close is.
 func (m *Mesh) Close() error {
 	var first error
-	for _, c := range []*Counted{m.Seq, m.Data, m.World} {
+	for _, c := range []*Counted{m.Expert, m.ExpertData, m.Seq, m.Data, m.World} {
+		if c == nil {
+			continue
+		}
 		if err := c.Close(); err != nil && first == nil {
 			first = err
 		}

@@ -1,6 +1,7 @@
 package model
 
 import (
+	"fmt"
 	"regexp"
 	"slices"
 	"strings"
@@ -9,13 +10,20 @@ import (
 	"ulysses/tensor"
 )
 
-// Half is the trained or the frozen parameters of a group. Package train stores the two apart:
-// frozen parameters have values of the compute type, and no gradients, masters or moments.
-type Half struct {
+// Portion is the parameters of a group that are stored together. Package train stores trained and
+// frozen parameters apart: frozen ones have values of the compute type, and no gradients, masters
+// or moments. If experts are divided among ranks, those of each rank are stored apart as well.
+type Portion struct {
 	*Group
 	Index  int // of the group in Model.Groups
 	Frozen bool
+	// Shard is the rank that has the experts, of the ranks among which they are divided; AllRanks
+	// for the other parameters.
+	Shard int
 }
+
+// AllRanks is the Shard of parameters that are not those of divided experts.
+const AllRanks = -1
 
 // Half returns the trained or the frozen parameters of the group, in order.
 func (g *Group) Half(frozen bool) *Group {
@@ -37,12 +45,39 @@ func Halves(groups []*Group, frozen bool) []*Group {
 	return all
 }
 
-// Halves returns the trained parameters of each group that has any, and then the frozen ones.
-func (m *Model) Halves() (all []Half) {
+// Shards returns the parameters of the group that all ranks have, and those of the experts of each
+// of n ranks; n below 2 means that all ranks have all experts. Portions may be empty.
+func (g *Group) Shards(n int) (all *Group, experts []*Group) {
+	all = &Group{Name: g.Name}
+	if n > 1 {
+		for r := range n {
+			experts = append(experts, &Group{Name: fmt.Sprintf("%s, experts of rank %d of %d", g.Name, r, n)})
+		}
+	}
+	for _, p := range g.Params {
+		to := all
+		if r := p.ExpertShard(n); r != AllRanks {
+			to = experts[r]
+		}
+		to.Params = append(to.Params, p)
+	}
+	return all, experts
+}
+
+// Portions returns the portions that have parameters: the trained ones of each group, and then the
+// frozen ones.
+func (m *Model) Portions() (all []Portion) {
+	n := 1
+	if m.expertRanks != nil {
+		n = m.expertRanks.Size()
+	}
 	for _, frozen := range []bool{false, true} {
 		for i, g := range m.groups {
-			if half := g.Half(frozen); len(half.Params) > 0 {
-				all = append(all, Half{half, i, frozen})
+			dense, experts := g.Half(frozen).Shards(n)
+			for shard, x := range append([]*Group{dense}, experts...) {
+				if len(x.Params) > 0 {
+					all = append(all, Portion{x, i, frozen, AllRanks + shard})
+				}
 			}
 		}
 	}

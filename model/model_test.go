@@ -298,7 +298,7 @@ type complete struct {
 }
 
 // whole attaches weights without a trainer.
-func (m *Model) whole(half Half) (tensor.Tensor, error) {
+func (m *Model) whole(half Portion) (tensor.Tensor, error) {
 	return span(half.Params[0].Owned.Full(), half.Numel()), nil
 }
 

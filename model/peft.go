@@ -164,7 +164,7 @@ func (m *Model) adapterConfig(base string) ([]byte, error) {
 // SaveAdapters writes the adapters as a folder that PEFT loads. whole returns the trained
 // parameters of a group as one flat tensor, as for Save. base is the folder of the base model, from
 // which the tokenizer's files are copied. One rank calls SaveAdapters.
-func (m *Model) SaveAdapters(dir, base string, whole func(Half) (tensor.Tensor, error)) error {
+func (m *Model) SaveAdapters(dir, base string, whole func(Portion) (tensor.Tensor, error)) error {
 	tensors, done, err := m.stored(whole, false)
 	if err != nil {
 		return err

@@ -1,19 +1,21 @@
 package model
 
 import (
+	"cmp"
 	"io"
 	"path/filepath"
+	"slices"
 
 	"ulysses/tensor"
 )
 
-// Save writes a Hugging Face folder that transformers loads. whole returns the parameters of a half
-// of a group as one flat tensor; it is called once for each of m.Halves, in order. Save keeps the
+// Save writes a Hugging Face folder that transformers loads. whole returns the parameters of a
+// portion as one flat tensor; it is called once for each of m.Portions, in order. Save keeps the
 // names and element types of the source (F32 for a model from scratch). Tied tensors are written
 // once. source is a folder from which the tokenizer's files are copied, or "". The folder is
 // written completely or not at all. If dir exists, its model is replaced and its other files stay.
 // One rank calls Save.
-func (m *Model) Save(dir, source string, whole func(Half) (tensor.Tensor, error)) error {
+func (m *Model) Save(dir, source string, whole func(Portion) (tensor.Tensor, error)) error {
 	tensors, done, err := m.stored(whole, true)
 	if err != nil {
 		return err
@@ -24,19 +26,18 @@ func (m *Model) Save(dir, source string, whole func(Half) (tensor.Tensor, error)
 
 // stored returns the tensors of the model's folder, or without frozen the trained ones. The caller
 // calls done after it has read them.
-func (m *Model) stored(whole func(Half) (tensor.Tensor, error), frozen bool) (tensors []Stored, done func(), err error) {
+func (m *Model) stored(whole func(Portion) (tensor.Tensor, error), frozen bool) (tensors []Stored, done func(), err error) {
 	s, err := m.dev.NewStream()
 	if err != nil {
 		return nil, nil, err
 	}
-	var flat tensor.Tensor // of the current half
-	for _, g := range m.Halves() {
+	var flat tensor.Tensor // of the current portion
+	for _, g := range m.Portions() {
 		if g.Frozen && !frozen {
 			continue
 		}
-		lo := int64(0)
-		for j, p := range g.Params {
-			first := lo
+		for j, x := range inFiles(g.Group) {
+			p, first := x.Param, x.at
 			tensors = append(tensors, Stored{Name: p.Name, DType: p.stored, Shape: p.Shape, Read: func(at int64, dst []float32) (err error) {
 				if j == 0 && at == 0 {
 					if flat, err = whole(g); err != nil {
@@ -49,10 +50,37 @@ func (m *Model) stored(whole func(Half) (tensor.Tensor, error), frozen bool) (te
 				}
 				return s.Sync()
 			}})
-			lo += p.Numel()
 		}
 	}
 	return m.Config.InFiles(tensors), func() { s.Close() }, nil
+}
+
+// placed is a parameter and its first element in a portion.
+type placed struct {
+	*Param
+	at int64
+}
+
+// inFiles returns the parameters of a portion in the order of files: experts come last and by their
+// number, so that the order does not depend on the ranks that they are divided among.
+func inFiles(g *Group) (all []placed) {
+	at := int64(0)
+	for _, p := range g.Params {
+		all = append(all, placed{p, at})
+		at += p.Numel()
+	}
+	slices.SortStableFunc(all, func(a, b placed) int {
+		switch {
+		case a.expert && b.expert:
+			return cmp.Compare(a.number, b.number)
+		case a.expert:
+			return 1
+		case b.expert:
+			return -1
+		}
+		return 0
+	})
+	return all
 }
 
 // SaveRest writes the files of a model's folder other than the weights to dir: config.json, with

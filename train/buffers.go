@@ -29,6 +29,24 @@ func (b *planned) label() string {
 	return b.name
 }
 
+// axisOf returns the axis of a communicator in the ledger.
+func axisOf(c comm.Comm) string {
+	if c, ok := c.(*comm.Counted); ok {
+		return c.Axis()
+	}
+	return "world"
+}
+
+// portionsOf returns the groups that have parameters as portions.
+func portionsOf(groups []*model.Group) (all []model.Portion) {
+	for i, g := range groups {
+		if len(g.Params) > 0 {
+			all = append(all, model.Portion{Group: g, Index: i, Shard: model.AllRanks})
+		}
+	}
+	return all
+}
+
 // components lists the buffers for the memory plan.
 func components(plan []planned) (c []model.Component) {
 	for _, b := range plan {

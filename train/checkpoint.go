@@ -48,18 +48,34 @@ func tensorsOf(g *model.Group) (all []checkpoint.Tensor) {
 	return all
 }
 
-// groupsOf returns the groups for a manifest, sharded over the given number of ranks. A group
-// without parameters is left out.
-func groupsOf(groups []*model.Group, ranks int) []checkpoint.Group {
+// groupsOf returns groups to compare with those of a checkpoint. A group without parameters is left
+// out.
+func groupsOf(groups []*model.Group) []checkpoint.Group {
 	var all []checkpoint.Group
 	for _, g := range groups {
-		if len(g.Params) == 0 {
+		if len(g.Params) > 0 {
+			all = append(all, checkpoint.Group{Name: g.Name, Tensors: tensorsOf(g)})
+		}
+	}
+	return all
+}
+
+// shardsOf returns the trained portions for a manifest, with the elements that each rank of the
+// world writes. A portion is sharded over all ranks, or over those that have its experts.
+func shardsOf(portions []model.Portion, mesh *comm.Mesh) (all []checkpoint.Group) {
+	for _, x := range portions {
+		if x.Frozen {
 			continue
 		}
-		group := checkpoint.Group{Name: g.Name, Tensors: tensorsOf(g)}
-		for r := range ranks {
-			lo, hi := comm.Shard(g.Numel(), ranks, r)
-			group.Ranges = append(group.Ranges, []int64{lo, hi})
+		group, end := checkpoint.Group{Name: x.Name, Tensors: tensorsOf(x.Group)}, int64(0)
+		for r := range mesh.World.Size() {
+			lo, hi := end, end
+			if x.Shard == model.AllRanks {
+				lo, hi = comm.Shard(x.Numel(), mesh.World.Size(), r)
+			} else if n := mesh.Expert.Size(); r%n == x.Shard {
+				lo, hi = comm.Shard(x.Numel(), mesh.ExpertData.Size(), r/n)
+			}
+			group.Ranges, end = append(group.Ranges, []int64{lo, hi}), hi
 		}
 		all = append(all, group)
 	}
@@ -83,16 +99,16 @@ func (c *Checkpoints) Ready() error { return checkpoint.Dir(c.Dir).Ready() }
 
 // fill reads the elements that this rank owns from a checkpoint: the first kinds of
 // checkpoint.Kinds, without the parameters in skip.
-func fill(from *checkpoint.Checkpoint, d device.Device, w Weights, groups []*model.Group, kinds int, skip map[string]bool) error {
+func fill(from *checkpoint.Checkpoint, d device.Device, w Weights, kinds int, skip map[string]bool) error {
 	s, err := d.NewStream()
 	if err != nil {
 		return err
 	}
 	defer s.Close()
 	buffer := make([]float32, 1<<18)
-	for i, g := range groups {
-		state, first := w.State(i), int64(0)
-		for _, p := range g.Params {
+	for _, x := range w.Stored() {
+		state, first := x.State, int64(0)
+		for _, p := range x.Params {
 			lo, hi := max(state.Lo, first), min(state.Hi, first+p.Numel())
 			for kind := range kinds {
 				if skip[p.Name] {

@@ -8,7 +8,6 @@ import (
 
 	"ulysses/comm"
 	"ulysses/internal/status"
-	"ulysses/model"
 	"ulysses/tensor"
 )
 
@@ -83,8 +82,8 @@ func (x *diagnosis) found(where string, bad badValues, shape []int64) {
 
 // weights searches the weights that this rank owns.
 func (x *diagnosis) weights() error {
-	for i, g := range model.Halves(x.Model.Groups(), false) {
-		state, first := x.Weights.State(i), int64(0)
+	for _, g := range x.Weights.Stored() {
+		state, first := g.State, int64(0)
 		for _, p := range g.Params {
 			lo, hi := max(state.Lo, first), min(state.Hi, first+p.Numel())
 			own := tensor.Tensor{}
@@ -112,11 +111,11 @@ func (x *diagnosis) sums() error {
 		return err
 	}
 	x.within = ""
-	for i, g := range model.Halves(x.Model.Groups(), false) {
-		if len(g.Params) == 0 {
+	for _, g := range x.Weights.Portions() {
+		if g.Frozen {
 			continue
 		}
-		all, err := x.Weights.Whole(i, true, x.stream)
+		all, err := x.Weights.Whole(g, true, x.stream)
 		if err == nil {
 			err = comm.BarrierBeforeSync(x.Mesh.World)
 		}

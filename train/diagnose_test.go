@@ -132,7 +132,7 @@ func (x faultyRun) rank(host comm.Comm, dataset *data.Config, o *result) error {
 	}
 	defer m.Close()
 	opt := &OptimizerConfig{Name: "sgd", LR: 1e-3, Schedule: "constant"}
-	w, err := NewWeights(f, mesh.World, m.Groups(), tensor.F32, opt, x.zero, x.offload)
+	w, err := NewWeights(f, mesh, m.Groups(), tensor.F32, opt, x.zero, x.offload)
 	if err != nil {
 		return err
 	}

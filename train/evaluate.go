@@ -68,6 +68,7 @@ func (t *Trainer) evaluate(set *data.Set) (nll float64, targets int64, err error
 				if err := t.Model.Idle(&model.Ctx{Stream: t.stream, Weights: t.Weights, Arena: t.arena, Clock: t.Clock}); err != nil {
 					return 0, 0, err
 				}
+				t.expertSent += t.Model.ExpertBytesSent()
 				continue
 			}
 			t.Clock.Push("data")

@@ -10,41 +10,12 @@ import (
 
 // Partial stores a model of which some parameters are frozen: the trained parameters of each group
 // with their gradients and states, and the frozen ones as an evaluation stores them, in the compute
-// type alone. Both are sharded by the same ZeRO stage. A group that has parameters of one kind only
-// takes no part in the other storage: nothing is gathered, reduced or allocated for it there.
+// type alone. Both are sharded by the same ZeRO stage.
 type Partial struct {
-	Weights // of the trained parameters
-	frozen  Weights
-	// whether each group has parameters in this storage
-	trains, freezes []bool
-	orders          [2][]model.Use // of the current pass: of the trained and of the frozen parameters
+	storages // of the frozen and of the trained parameters
+	trained  Weights
+	frozen   Weights
 }
-
-// beside says that a storage is that of the frozen parameters beside other Weights.
-type beside struct{ of Weights }
-
-// stream returns the communication stream of the other storage; nil if it has none. Gathers of both
-// run on one stream, in the same order on every rank.
-func (b *beside) stream() device.Stream {
-	if b == nil {
-		return nil
-	}
-	if z, ok := b.of.(*ZeRO); ok {
-		return z.commStream
-	}
-	return nil
-}
-
-// weightsName returns the name of the weights in the memory table.
-func (o *optimizer) weightsName() string {
-	if o.beside != nil {
-		return "frozen weights"
-	}
-	return "weights"
-}
-
-// Frozen returns nil: all parameters are in this storage.
-func (o *optimizer) Frozen() Weights { return nil }
 
 func anyFrozen(groups []*model.Group) bool {
 	for _, g := range groups {
@@ -58,95 +29,59 @@ func anyFrozen(groups []*model.Group) bool {
 }
 
 // newPartial allocates the trained parameters, and then the frozen ones. Collective.
-func newPartial(d device.Device, world comm.Comm, groups []*model.Group, compute tensor.DType, opt *OptimizerConfig, stage int, o Offload) (w *Partial, err error) {
+func newPartial(d device.Device, mesh *comm.Mesh, groups []*model.Group, compute tensor.DType, opt *OptimizerConfig, stage int, o Offload) (w *Partial, err error) {
 	w = &Partial{}
 	trained, frozen := model.Halves(groups, false), model.Halves(groups, true)
-	n := int64(0)
-	for i := range groups {
-		w.trains = append(w.trains, len(trained[i].Params) > 0)
-		w.freezes = append(w.freezes, len(frozen[i].Params) > 0)
-		n += trained[i].Numel()
-	}
-	if n == 0 {
+	if total(trained) == 0 {
 		return nil, status.Errorf(status.InvalidConfig, "train.freeze: all parameters of the model are frozen; leave some of them out of the list, or evaluate with kind = \"eval\"")
 	}
-	if w.Weights, err = newWeights(d, world, trained, compute, opt, stage, o); err != nil {
+	if w.trained, err = newDivided(d, mesh, trained, compute, opt, stage, o); err != nil {
 		return nil, err
 	}
-	o.beside = &beside{w.Weights}
-	if w.frozen, err = newWeights(d, world, frozen, compute, nil, stage, o); err != nil {
-		w.Weights.Free()
+	o.what, o.stream = o.what+"frozen ", streamOf(w.trained)
+	if w.frozen, err = newDivided(d, mesh, frozen, compute, nil, stage, o); err != nil {
+		w.trained.Free()
 		return nil, err
 	}
+	w.storages = storages{newStorage(w.frozen, frozen, true), newStorage(w.trained, trained, false)}
 	return w, nil
 }
 
-// Frozen returns the storage of the frozen parameters.
-func (w *Partial) Frozen() Weights { return w.frozen }
+// The methods of a step concern the trained parameters.
 
-// Pass gives each storage the uses of groups that have parameters in it.
-func (w *Partial) Pass(order []model.Use) error {
-	for i := range w.orders {
-		w.orders[i] = w.orders[i][:0]
+func (w *Partial) Begin(s device.Stream, microBatches int64) error {
+	return w.trained.Begin(s, microBatches)
+}
+func (w *Partial) GradReady(p *model.Param, s device.Stream) error { return w.trained.GradReady(p, s) }
+func (w *Partial) Reduce(s device.Stream) (float64, error)         { return w.trained.Reduce(s) }
+func (w *Partial) Update(s device.Stream, lr, scale float64, t int64) error {
+	return w.trained.Update(s, lr, scale, t)
+}
+func (w *Partial) Stored() []Stored { return w.trained.Stored() }
+func (w *Partial) Offloaded() bool  { return w.trained.Offloaded() }
+
+// Portions lists the trained portions and then the frozen ones.
+func (w *Partial) Portions() []model.Portion {
+	all := w.trained.Portions()
+	for _, x := range w.frozen.Portions() {
+		x.Frozen = true
+		all = append(all, x)
 	}
-	for _, u := range order {
-		if w.trains[u.Group] {
-			w.orders[0] = append(w.orders[0], u)
-		}
-		if u.Access &= model.Reads; w.freezes[u.Group] && u.Access != 0 {
-			w.orders[1] = append(w.orders[1], u)
-		}
-	}
-	if err := w.Weights.Pass(w.orders[0]); err != nil {
-		return err
-	}
-	return w.frozen.Pass(w.orders[1])
+	return all
 }
 
-// Gather starts a use of a group in the storages that have parameters of it.
-func (w *Partial) Gather(group int, s device.Stream) error {
-	return w.both(group, func(x Weights) error { return x.Gather(group, s) })
-}
-
-// Release ends a use of a group.
-func (w *Partial) Release(group int, s device.Stream) error {
-	return w.both(group, func(x Weights) error { return x.Release(group, s) })
-}
-
-func (w *Partial) both(group int, call func(Weights) error) error {
-	if w.freezes[group] {
-		if err := call(w.frozen); err != nil {
-			return err
-		}
+// Whole gathers a portion of the storage that has it.
+func (w *Partial) Whole(x model.Portion, grads bool, s device.Stream) (tensor.Tensor, error) {
+	if x.Frozen {
+		return w.frozen.Whole(x, grads, s)
 	}
-	if !w.trains[group] {
-		return nil
-	}
-	return call(w.Weights)
-}
-
-// Loaded must be called after each rank has filled the elements that it owns. Collective.
-func (w *Partial) Loaded(s device.Stream) error {
-	if err := w.frozen.Loaded(s); err != nil {
-		return err
-	}
-	return w.Weights.Loaded(s)
-}
-
-// Components lists the memory of both storages.
-func (w *Partial) Components() []model.Component {
-	return append(w.frozen.Components(), w.Weights.Components()...)
-}
-
-// Arenas returns the arenas of both storages.
-func (w *Partial) Arenas() []*device.Arena {
-	return append(append([]*device.Arena(nil), w.frozen.Arenas()...), w.Weights.Arenas()...)
+	return w.trained.Whole(x, grads, s)
 }
 
 // Traffic returns the bytes of both storages. Frozen weights are gathered, and nothing of them is
 // reduced.
 func (w *Partial) Traffic() []Traffic {
-	all := w.Weights.Traffic()
+	all := w.trained.Traffic()
 	for _, t := range w.frozen.Traffic() {
 		if t.Bytes > 0 {
 			t.What = "frozen " + t.What
@@ -154,10 +89,4 @@ func (w *Partial) Traffic() []Traffic {
 		}
 	}
 	return all
-}
-
-// Free releases the memory of both storages.
-func (w *Partial) Free() {
-	w.frozen.Free()
-	w.Weights.Free()
 }

@@ -47,7 +47,7 @@ func LoadCheckpoint(path string, e *Evaluated, d device.Device, world comm.Comm,
 	for _, p := range paths {
 		from, notes, err := openWhole(p, world, func(from *checkpoint.Checkpoint) ([]string, error) { return e.compare(from, groups) })
 		if from != nil {
-			err = comm.Agree(world, fill(from, d, w, groups, 1, frozenNames(from)))
+			err = comm.Agree(world, fill(from, d, w, 1, frozenNames(from)))
 			from.Close()
 			for i := range damage {
 				damage[i] = "skipped a damaged checkpoint: " + damage[i]
@@ -102,7 +102,7 @@ func (e *Evaluated) compare(from *checkpoint.Checkpoint, groups []*model.Group) 
 			}
 		}
 	}
-	if faults := from.Differences(run, groupsOf(trained, 0), 1); len(faults) > 0 {
+	if faults := from.Differences(run, groupsOf(trained), 1); len(faults) > 0 {
 		return nil, status.Errorf(status.InvalidConfig, "checkpoint %s is of another model: %s; name the job file, or the model, of its run", from.Path, strings.Join(faults, "; "))
 	}
 	return notes, nil

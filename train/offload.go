@@ -31,7 +31,10 @@ type Offload struct {
 	PerNode   int     // ranks that share the host's memory, for messages; 0 = 1
 	Bucket    int64   // elements of a slot; 0 = 8 Mi
 
-	beside *beside // of the storage of frozen parameters
+	// of one storage of several
+	what    string        // prefix of the names in the memory table
+	stream  device.Stream // the communication stream, which belongs to another storage; nil = none
+	checked bool          // the patterns of [[optimizer.group]] have been compared with all groups
 }
 
 // StepRates are the speeds that decide where a step of an offloaded optimizer runs.
@@ -382,6 +385,9 @@ func newOptimizer(d device.Device, c *OptimizerConfig, o Offload) optimizer {
 func (o *optimizer) allocate(plan []planned, compute tensor.DType) ([]*device.Arena, error) {
 	if err := o.check(compute); err != nil {
 		return nil, err
+	}
+	for i := range plan {
+		plan[i].name = o.what + plan[i].name
 	}
 	if err := fits(o.dev, components(plan)); err != nil {
 		return nil, err

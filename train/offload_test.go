@@ -264,7 +264,7 @@ func TestOffloadedStepAllocatesNothing(t *testing.T) {
 			o.Host, o.Bucket = threads, 1000
 			groups := []*model.Group{{Params: []*model.Param{{Shape: []int64{70, 50}, Decay: true}}}, {Params: []*model.Param{{Shape: []int64{900}}}}}
 			opt := &OptimizerConfig{Name: "adamw", Betas: [2]float64{0.9, 0.95}, Eps: 1e-8, WeightDecay: 0.1}
-			w, err := NewWeights(d, c, groups, tensor.BF16, opt, 0, o)
+			w, err := NewWeights(d, &comm.Mesh{World: comm.NewCounted(c, "world", nil, nil, nil)}, groups, tensor.BF16, opt, 0, o)
 			if err != nil {
 				return err
 			}

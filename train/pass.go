@@ -57,6 +57,7 @@ func (t *Trainer) pass(m *data.MicroBatch, valid int64, backward, alone bool) (m
 			b.GradScale = 1 / float64(valid)
 		}
 	}
+	defer func() { t.expertSent += t.Model.ExpertBytesSent() }()
 	switch {
 	case t.Hooks.Tokens != nil && c.Inspect == nil:
 		return t.passWithTokens(m, ranges, c, &b, backward)

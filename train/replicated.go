@@ -15,9 +15,11 @@ type Replicated struct {
 	world      comm.Comm
 	commWorld  comm.Comm     // the same ranks, for calls on commStream
 	commStream device.Stream // reduces gradients; nil = no overlap
-	compute    tensor.DType
-	groups     []*model.Group
-	ranges     []device.Range // elements of each group
+	// commStream belongs to another storage
+	sharesStream bool
+	compute      tensor.DType
+	groups       []*model.Group
+	ranges       []device.Range // elements of each group
 	uses
 	ready readiness
 	sums  gradientSums
@@ -45,7 +47,9 @@ func NewReplicated(d device.Device, world comm.Comm, groups []*model.Group, comp
 			return err
 		}
 		if opt != nil && overlaps(d, world.Size()) {
-			if w.commStream, err = d.NewStream(); err != nil {
+			if w.commStream = o.stream; w.commStream != nil {
+				w.sharesStream = true
+			} else if w.commStream, err = d.NewStream(); err != nil {
 				return err
 			}
 		}
@@ -84,7 +88,7 @@ func (w *Replicated) slice(all tensor.Tensor, group int) tensor.Tensor {
 
 // plan returns the buffers for n elements. An evaluation needs only the weights.
 func (w *Replicated) plan(n int64) []planned {
-	p := []planned{{w.weightsName(), w.compute, n, &w.values, false}}
+	p := []planned{{"weights", w.compute, n, &w.values, false}}
 	if w.OptimizerConfig == nil {
 		return p
 	}
@@ -96,7 +100,7 @@ func (w *Replicated) plan(n int64) []planned {
 func (w *Replicated) Free() {
 	w.sums.close()
 	w.optimizer.close()
-	if w.commStream != nil {
+	if w.commStream != nil && !w.sharesStream {
 		w.commStream.Close()
 	}
 	for _, b := range w.buffers {
@@ -158,9 +162,19 @@ func (w *Replicated) stateOf(r device.Range) State {
 	return x
 }
 
-// Whole returns the group without communication. Master weights that are offloaded are copied to
-// the memory of the gradients.
-func (w *Replicated) Whole(group int, grads bool, s device.Stream) (tensor.Tensor, error) {
+func (w *Replicated) Portions() []model.Portion { return portionsOf(w.groups) }
+
+func (w *Replicated) Stored() (all []Stored) {
+	for _, x := range w.Portions() {
+		all = append(all, Stored{x, w.State(x.Index), w.world})
+	}
+	return all
+}
+
+// Whole returns a group without communication. Master weights that are offloaded are copied to the
+// memory of the gradients.
+func (w *Replicated) Whole(x model.Portion, grads bool, s device.Stream) (tensor.Tensor, error) {
+	group := x.Index
 	switch {
 	case grads:
 		return w.slice(w.grads, group), nil
@@ -221,5 +235,5 @@ func (w *Replicated) Update(s device.Stream, lr, scale float64, t int64) error {
 
 // Traffic returns the bytes of the all-reduces of gradients: 2(P-1)/P of their size for each step.
 func (w *Replicated) Traffic() []Traffic {
-	return []Traffic{{"world", comm.OpAllReduce, "gradients", w.sent}}
+	return []Traffic{{axisOf(w.world), comm.OpAllReduce, "gradients", w.sent}}
 }

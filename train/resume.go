@@ -97,7 +97,7 @@ func (c *Checkpoints) Resume(path string, d device.Device, world comm.Comm, w We
 	for i, p := range paths {
 		from, notes, err := c.try(p, world, groups, o, steps)
 		if from != nil {
-			err = comm.Agree(world, fill(from, d, w, groups, o.kinds(), nil))
+			err = comm.Agree(world, fill(from, d, w, o.kinds(), nil))
 			from.Close()
 			for i := range damage {
 				damage[i] = "skipped a damaged checkpoint: " + damage[i]
@@ -190,7 +190,7 @@ func (c *Checkpoints) compare(from *checkpoint.Checkpoint, groups []*model.Group
 	rate := o.Rate(from.Step, steps)
 	next := fmt.Sprintf("the learning rate of step %d is %.6g", from.Step+1, rate)
 	stage := c.change(from)
-	faults := from.Differences(stage.run, groupsOf(groups, 0), o.kinds())
+	faults := from.Differences(stage.run, groupsOf(groups), o.kinds())
 	if from.Settings == nil {
 		if len(faults) == 0 {
 			notes = append(notes, fmt.Sprintf("checkpoint %s is of an older program (format %d): its manifest has no checksum and no settings of [optimizer] and train.steps, so they are not compared; %s",
@@ -227,7 +227,7 @@ func (c *Checkpoints) compare(from *checkpoint.Checkpoint, groups []*model.Group
 		}
 	}
 	if len(faults)+len(stage.keys) > 0 { // all differences, also those that Accept lists
-		all := append(from.Differences(c.Run, groupsOf(groups, 0), o.kinds()), changed...)
+		all := append(from.Differences(c.Run, groupsOf(groups), o.kinds()), changed...)
 		if len(faults) == 0 {
 			all = append(all, stage.positions...)
 		}

@@ -19,7 +19,7 @@ type saver struct {
 	stream   device.Stream
 	mesh     *comm.Mesh
 	weights  Weights
-	groups   []*model.Group // the trained parameters of each group
+	stored   []Stored // the trained parameters
 	frozen   []checkpoint.Tensor
 	kinds    int // of checkpoint.Kinds, which the optimizer has
 	saved    func(took time.Duration)
@@ -46,7 +46,7 @@ type written struct {
 }
 
 func newSaver(s *Setup) *saver {
-	return &saver{Checkpoints: s.Checkpoints, dev: s.Device, mesh: s.Mesh, weights: s.Weights, groups: model.Halves(s.Model.Groups(), false), frozen: frozenOf(s.Model.Groups()), kinds: s.Optimizer.kinds(), saved: s.Hooks.Saved,
+	return &saver{Checkpoints: s.Checkpoints, dev: s.Device, mesh: s.Mesh, weights: s.Weights, stored: s.Weights.Stored(), frozen: frozenOf(s.Model.Groups()), kinds: s.Optimizer.kinds(), saved: s.Hooks.Saved,
 		settings: settings(s.Optimizer, s.Loop.Steps), stages: s.Loop.Stages}
 }
 
@@ -57,8 +57,8 @@ func (s *saver) component() (c []model.Component) {
 		return nil
 	}
 	n, name := int64(0), "checkpoint copy"
-	for _, g := range s.groups {
-		lo, hi := s.shard(g)
+	for i := range s.stored {
+		lo, hi := s.stored[i].shard()
 		n += 4 * int64(s.kinds) * (hi - lo)
 	}
 	host := s.dev.Info().Place != tensor.Host // the device has memory of its own
@@ -89,9 +89,9 @@ func (s *saver) free() {
 	}
 }
 
-// shard returns the elements [lo, hi) of a group that this rank writes.
-func (s *saver) shard(g *model.Group) (lo, hi int64) {
-	return comm.Shard(g.Numel(), s.mesh.World.Size(), s.mesh.World.Rank())
+// shard returns the elements [lo, hi) of a portion that this rank writes.
+func (x *Stored) shard() (lo, hi int64) {
+	return comm.Shard(x.Numel(), int64(x.Ranks.Size()), int64(x.Ranks.Rank()))
 }
 
 // reserve allocates the copy and lists the shards of this rank's file. stream is the stream of the
@@ -112,10 +112,11 @@ func (s *saver) reserve(stream device.Stream) (err error) {
 		}
 	}
 	at := int64(0)
-	for i, g := range s.groups {
-		lo, hi := s.shard(g)
+	for i := range s.stored {
+		x := &s.stored[i]
+		lo, hi := x.shard()
 		first := int64(0)
-		for _, p := range g.Params {
+		for _, p := range x.Params {
 			from, to := max(lo, first), min(hi, first+p.Numel())
 			for kind := range s.kinds {
 				if from >= to {
@@ -125,7 +126,7 @@ func (s *saver) reserve(stream device.Stream) (err error) {
 				if s.copies != nil {
 					shard.Values = s.copies[kind][at+from-lo : at+to-lo]
 				} else {
-					shard.Read = func(start int64, dst []float32) error { return s.fetch(i, kind, from+start, dst) }
+					shard.Read = func(start int64, dst []float32) error { return s.fetch(x, kind, from+start, dst) }
 				}
 				s.shards = append(s.shards, shard)
 			}
@@ -136,10 +137,10 @@ func (s *saver) reserve(stream device.Stream) (err error) {
 	return nil
 }
 
-// fetch copies elements [lo, lo+len(dst)) of a group to the host: weights or moments, by kind.
-func (s *saver) fetch(group, kind int, lo int64, dst []float32) error {
-	n, state := int64(len(dst)), s.weights.State(group)
-	if err := device.CopyAnywhere(s.dev, s.stream, tensor.OfFloat32(dst, n), state.slice(kind, lo, lo+n)); err != nil {
+// fetch copies elements [lo, lo+len(dst)) of a portion to the host: weights or moments, by kind.
+func (s *saver) fetch(x *Stored, kind int, lo int64, dst []float32) error {
+	n := int64(len(dst))
+	if err := device.CopyAnywhere(s.dev, s.stream, tensor.OfFloat32(dst, n), x.slice(kind, lo, lo+n)); err != nil {
 		return err
 	}
 	return s.stream.Sync()
@@ -182,14 +183,14 @@ func (s *saver) begin(step, updates int64, best *checkpoint.Best) error {
 // copy copies the training state to the host.
 func (s *saver) copy() error {
 	at := int64(0)
-	for i, g := range s.groups {
-		lo, hi := s.shard(g)
-		state := s.weights.State(i)
+	for i := range s.stored {
+		x := &s.stored[i]
+		lo, hi := x.shard()
 		for kind := range s.copies {
 			if lo == hi {
 				continue
 			}
-			if err := s.dev.Copy(s.stream, tensor.OfFloat32(s.copies[kind][at:at+hi-lo], hi-lo), state.slice(kind, lo, hi)); err != nil {
+			if err := s.dev.Copy(s.stream, tensor.OfFloat32(s.copies[kind][at:at+hi-lo], hi-lo), x.slice(kind, lo, hi)); err != nil {
 				return err
 			}
 		}
@@ -255,12 +256,16 @@ func (s *saver) finish() error {
 	if world.Rank() == 0 {
 		m := s.next
 		m.Base, m.Frozen, m.Stages = s.Base, s.frozen, s.stages
-		m.Run, m.Settings, m.Kinds, m.Groups, m.Model = s.Run, s.settings, s.kinds, groupsOf(s.groups, world.Size()), w.model
+		m.Run, m.Settings, m.Kinds, m.Groups, m.Model = s.Run, s.settings, s.kinds, shardsOf(s.weights.Portions(), s.mesh), w.model
 		ring := ""
 		if s.mesh.Ring > 1 {
 			ring = fmt.Sprintf(", ring %d", s.mesh.Ring)
 		}
-		m.Mesh = fmt.Sprintf("%d ranks, ulysses %d%s, data %d", world.Size(), s.mesh.Ulysses, ring, s.mesh.Replicas)
+		experts := ""
+		if s.mesh.Expert != nil {
+			experts = fmt.Sprintf(", experts %d", s.mesh.Expert.Size())
+		}
+		m.Mesh = fmt.Sprintf("%d ranks, ulysses %d%s, data %d%s", world.Size(), s.mesh.Ulysses, ring, s.mesh.Replicas, experts)
 		for r := range int(n) {
 			m.Files = append(m.Files, checkpoint.File{Name: checkpoint.FileName(r), Bytes: all[2*r], CRC32C: uint32(all[2*r+1])})
 		}

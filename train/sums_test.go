@@ -125,7 +125,7 @@ func TestReductionsOverlapBackward(t *testing.T) {
 			}
 			ledger := comm.NewLedger()
 			counted := comm.NewCounted(reductions{k, &r.log}, "world", ledger, nil, nil)
-			if r.w, err = NewWeights(d, counted, r.groups, tensor.F32, &OptimizerConfig{Name: "sgd"}, c.stage, Offload{}); err != nil {
+			if r.w, err = NewWeights(d, &comm.Mesh{World: counted}, r.groups, tensor.F32, &OptimizerConfig{Name: "sgd"}, c.stage, Offload{}); err != nil {
 				return err
 			}
 			defer r.w.Free()

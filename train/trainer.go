@@ -49,8 +49,8 @@ type Trainer struct {
 	updates   int64 // steps in which the optimizer updated the weights
 	maxAlone  int64 // largest sequence, in tokens, that a rank evaluates alone; 0 = none
 	sent      int64 // bytes that the token mixers of this rank have sent, by formula
-	// the same for counts of experts
-	balanceSent int64
+	// the same for counts of experts, and for rows of experts of other ranks
+	balanceSent, expertSent int64
 }
 
 // New chooses which activations are kept and allocates the memory for the longest micro-batch. The
@@ -217,6 +217,9 @@ func (t *Trainer) Traffic() []Traffic {
 	all := append([]Traffic{{"sequence", comm.OpAllToAll, "queries, keys, values, outputs and states, and their gradients", t.sent}}, t.Weights.Traffic()...)
 	if t.Model.Config.Balances() {
 		all = append(all, Traffic{"sequence", comm.OpAllReduce, "counts of experts", t.balanceSent})
+	}
+	if t.Mesh.Expert != nil {
+		all = append(all, Traffic{"expert", comm.OpAllToAll, "inputs and outputs of experts, and their gradients", t.expertSent})
 	}
 	return all
 }

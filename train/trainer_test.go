@@ -29,6 +29,10 @@ var tiny = map[string]map[string]any{
 		"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.1, "mlp_bias": true},
 	"qwen3": {"model_type": "qwen3", "vocab_size": 256, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "head_dim": 8,
 		"num_attention_heads": 6, "num_key_value_heads": 2, "initializer_range": 0.1, "tie_word_embeddings": true},
+	// layer 1 is dense
+	"moe": {"model_type": "qwen3_moe", "vocab_size": 256, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3, "head_dim": 8, "num_attention_heads": 4,
+		"num_key_value_heads": 2, "initializer_range": 0.1, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 14, "mlp_only_layers": []any{1},
+		"output_router_logits": true, "router_aux_loss_coef": 0.1},
 }
 
 func init() { // four layers
@@ -43,6 +47,7 @@ type run struct {
 	ranks     int
 	ulysses   int
 	ring      int // 0 = 1
+	experts   int // ranks among which experts are divided; 0 = not divided
 	optimizer string
 	compute   tensor.DType
 	strategy  gdn.Strategy
@@ -141,11 +146,14 @@ func (x run) with(d device.Device, c comm.Comm, done func() error, dataset *data
 	if err != nil {
 		return o, err
 	}
+	if err = mesh.DivideExperts(x.experts, ledger, clock.New(), nil); err != nil {
+		return o, err
+	}
 	cfg, err := model.ConfigFromMap(tiny[x.model])
 	if err != nil {
 		return o, err
 	}
-	m, err := model.New(d, mesh.Seq, cfg, model.Options{Compute: x.compute, Strategy: x.strategy, Ring: int64(x.ring), Freeze: x.freeze, LoRA: x.lora})
+	m, err := model.New(d, mesh.Seq, cfg, model.Options{Compute: x.compute, Strategy: x.strategy, Ring: int64(x.ring), Freeze: x.freeze, LoRA: x.lora, Experts: mesh.ExpertRanks()})
 	if err != nil {
 		return o, err
 	}
@@ -163,7 +171,7 @@ func (x run) with(d device.Device, c comm.Comm, done func() error, dataset *data
 			opt.LR = x.lr
 		}
 	}
-	w, err := NewWeights(d, mesh.World, m.Groups(), x.compute, opt, x.zero, x.offload)
+	w, err := NewWeights(d, mesh, m.Groups(), x.compute, opt, x.zero, x.offload)
 	if err = comm.Agree(mesh.World, err); err != nil {
 		return o, err
 	}
@@ -236,11 +244,12 @@ func (x run) with(d device.Device, c comm.Comm, done func() error, dataset *data
 		return o, err
 	}
 	defer s.Close()
-	for i, g := range model.Halves(m.Groups(), false) {
-		if len(g.Params) == 0 {
+	values := map[string][]float32{}
+	for _, g := range w.Portions() {
+		if g.Frozen {
 			continue
 		}
-		all, err := w.Whole(i, false, s)
+		all, err := w.Whole(g, false, s)
 		if err != nil {
 			return o, err
 		}
@@ -254,12 +263,22 @@ func (x run) with(d device.Device, c comm.Comm, done func() error, dataset *data
 		if err := s.Sync(); err != nil {
 			return o, err
 		}
-		o.weights = append(o.weights, x...)
+		for _, p := range g.Params {
+			values[p.Name], x = x[:p.Numel()], x[p.Numel():]
+		}
+	}
+	for _, g := range m.Groups() {
+		for _, p := range g.Params {
+			o.weights = append(o.weights, values[p.Name]...)
+		}
 	}
 	if err := checkTraffic(ledger, t.Traffic()); err != nil {
 		return o, err
 	}
-	for _, c := range []*comm.Counted{mesh.Seq, mesh.Data} {
+	for _, c := range []*comm.Counted{mesh.Seq, mesh.Data, mesh.Expert, mesh.ExpertData} {
+		if c == nil {
+			continue
+		}
 		if err := c.Close(); err != nil {
 			return o, err
 		}

@@ -1,13 +1,16 @@
 package train
 
 import (
+	"ulysses/comm"
 	"ulysses/device"
 	"ulysses/model"
 	"ulysses/tensor"
 )
 
 // Weights stores the parameters, their gradients and the optimizer state over all ranks. Replicated
-// is ZeRO stage 0, ZeRO is stages 1 to 3. Partial has a second storage for frozen parameters.
+// is ZeRO stage 0, ZeRO is stages 1 to 3. Partial has a second storage for frozen parameters, and
+// Divided one for experts that are divided among ranks. Frozen parameters are not in the gradients
+// and states that the methods of a step concern.
 //
 // A step calls Begin, then the methods of model.Weights in each pass, then Reduce, then Update.
 type Weights interface {
@@ -22,17 +25,16 @@ type Weights interface {
 	Update(s device.Stream, lr, scale float64, t int64) error
 	// Loaded must be called after each rank has filled the elements that it owns. Collective.
 	Loaded(s device.Stream) error
-	// Whole gathers a group between steps: its weights, or with grads its gradients (after Reduce,
-	// before the next Begin). The result [numel] is F32, or of the compute type for the weights of
-	// an evaluation. It is valid until the next call. Gathering weights overwrites gradients.
-	// Collective.
-	Whole(group int, grads bool, s device.Stream) (tensor.Tensor, error)
-	// State returns the elements of a group that this rank owns.
-	State(group int) State
-	// Frozen returns the storage of the frozen parameters; nil if there are none. The methods of
-	// model.Weights, Loaded, Components, Arenas and Traffic concern all parameters, and the other
-	// methods only the trained ones.
-	Frozen() Weights
+	// Portions lists all parameters in the portions that Whole gathers, the same on every rank.
+	Portions() []model.Portion
+	// Whole gathers a portion between steps: its weights, or with grads its gradients (after
+	// Reduce, before the next Begin). The result [numel] is F32, or of the compute type for weights
+	// without an optimizer. It is valid until the next call. Gathering weights overwrites
+	// gradients. Collective.
+	Whole(x model.Portion, grads bool, s device.Stream) (tensor.Tensor, error)
+	// Stored lists the portions of which this rank owns elements or may own some: all of an
+	// evaluation, otherwise the trained ones.
+	Stored() []Stored
 	// Offloaded reports whether the optimizer's states are in host memory, and not in the device's.
 	Offloaded() bool
 	// Components lists the allocated memory for the memory table.
@@ -51,6 +53,13 @@ type State struct {
 	Master  tensor.Tensor // the weights that the optimizer updates: F32 when training
 	Compute tensor.Tensor // their copy of the compute type; nil if passes read Master
 	M, V    tensor.Tensor // moments of AdamW, F32
+}
+
+// Stored is a portion of parameters and the elements of it that this rank owns.
+type Stored struct {
+	model.Portion
+	State
+	Ranks comm.Comm // over which the portion is sharded, or that all have it whole
 }
 
 // slice returns elements [lo, hi) of the group. kind is an index of checkpoint.Kinds: 0 is Master,

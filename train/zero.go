@@ -8,24 +8,25 @@ import (
 	"ulysses/tensor"
 )
 
-// NewWeights allocates the parameters for ZeRO stage 0 to 3. compute is the type of the weights
-// that passes read. opt is nil for an evaluation. o says where the optimizer's states are. Frozen
-// parameters are stored as in an evaluation. Collective.
-func NewWeights(d device.Device, world comm.Comm, groups []*model.Group, compute tensor.DType, opt *OptimizerConfig, stage int, o Offload) (Weights, error) {
+// NewWeights allocates the parameters for ZeRO stage 0 to 3, on the world of the mesh. compute is
+// the type of the weights that passes read. opt is nil for an evaluation. o says where the
+// optimizer's states are. Frozen parameters are stored as in an evaluation, and experts as the axis
+// expert of the mesh divides them. Collective.
+func NewWeights(d device.Device, mesh *comm.Mesh, groups []*model.Group, compute tensor.DType, opt *OptimizerConfig, stage int, o Offload) (Weights, error) {
 	if opt != nil && anyFrozen(groups) {
-		return newPartial(d, world, groups, compute, opt, stage, o)
+		return newPartial(d, mesh, groups, compute, opt, stage, o)
 	}
-	return newWeights(d, world, groups, compute, opt, stage, o)
+	return newDivided(d, mesh, groups, compute, opt, stage, o)
 }
 
 // newWeights stores all parameters of the groups in the same way.
 func newWeights(d device.Device, world comm.Comm, groups []*model.Group, compute tensor.DType, opt *OptimizerConfig, stage int, o Offload) (Weights, error) {
 	if opt == nil {
-		o = Offload{FreeHost: o.FreeHost, PerNode: o.PerNode, beside: o.beside}
+		o = Offload{FreeHost: o.FreeHost, PerNode: o.PerNode, what: o.what, stream: o.stream}
 	}
 	var w Weights
 	var err error
-	if opt != nil {
+	if opt != nil && !o.checked {
 		if err = opt.checkGroups(groups); err != nil {
 			return nil, err
 		}
@@ -122,7 +123,7 @@ func NewZeRO(d device.Device, world comm.Comm, groups []*model.Group, compute te
 		if w.buffers, err = w.allocate(w.plan(numel, largest), compute); err != nil {
 			return err
 		}
-		if w.commStream = o.beside.stream(); w.commStream != nil {
+		if w.commStream = o.stream; w.commStream != nil {
 			w.sharesStream = true
 		} else if w.commStream, err = d.NewStream(); err != nil {
 			return err
@@ -189,7 +190,7 @@ func (w *ZeRO) shard(groups []*model.Group) (numel int64, largest [2]int64) {
 
 // plan returns the buffers.
 func (w *ZeRO) plan(numel int64, largest [2]int64) []planned {
-	name := w.weightsName()
+	const name = "weights"
 	p := []planned{{name, w.compute, numel, &w.values, false}}
 	if w.stage == 3 {
 		p = []planned{{name + ", shard", w.compute, w.own, &w.values, false},
@@ -290,5 +291,6 @@ func (w *ZeRO) Traffic() []Traffic {
 		gathered += comm.AllGatherBytes(rank, counts, x.gathers[i]*w.compute.Size()+x.wholes[i])
 		reduced += comm.ReduceScatterBytes(rank, counts, x.reductions[i]*4)
 	}
-	return []Traffic{{"world", comm.OpAllGather, "weights", gathered}, {"world", comm.OpReduceScatter, "gradients", reduced}}
+	axis := axisOf(w.world)
+	return []Traffic{{axis, comm.OpAllGather, "weights", gathered}, {axis, comm.OpReduceScatter, "gradients", reduced}}
 }

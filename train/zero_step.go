@@ -133,9 +133,25 @@ func (w *ZeRO) State(group int) State {
 	return x
 }
 
+func (w *ZeRO) Portions() []model.Portion {
+	groups := make([]*model.Group, len(w.groups))
+	for i := range w.groups {
+		groups[i] = w.groups[i].Group
+	}
+	return portionsOf(groups)
+}
+
+func (w *ZeRO) Stored() (all []Stored) {
+	for _, x := range w.Portions() {
+		all = append(all, Stored{x, w.State(x.Index), w.world})
+	}
+	return all
+}
+
 // Whole gathers a group in F32 into the memory of the gradients, or in the compute type if there is
 // no optimizer.
-func (w *ZeRO) Whole(group int, grads bool, s device.Stream) (tensor.Tensor, error) {
+func (w *ZeRO) Whole(x model.Portion, grads bool, s device.Stream) (tensor.Tensor, error) {
+	group := x.Index
 	g := &w.groups[group]
 	shard := w.master(g)
 	if grads {
