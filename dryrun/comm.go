@@ -21,10 +21,10 @@ type Comm struct {
 	queue   int    // of the links of a rank: 1 on the sequence axis, else 0
 }
 
-// NewMesh returns the mesh that comm.NewMesh makes on a rank of a world of size ranks. ulysses is
-// the number of ranks that share a sequence; it must divide size. The communicators record their
-// traffic in l and their time in c.
-func NewMesh(d *Device, rank, size, ulysses, ring int, l *comm.Ledger, c *clock.Clock) *comm.Mesh {
+// NewMesh returns the mesh that comm.NewMesh and DivideExperts make on a rank of a world of size
+// ranks. ulysses is the number of ranks that share a sequence; it must divide size, and so must
+// experts. The communicators record their traffic in l and their time in c.
+func NewMesh(d *Device, rank, size, ulysses, ring, experts int, l *comm.Ledger, c *clock.Clock) *comm.Mesh {
 	p := ulysses * ring
 	m := &comm.Mesh{Ulysses: ulysses, Ring: ring, Replica: rank / p, Replicas: size / p}
 	counted := func(axis string, first, step, n, rank int) *comm.Counted {
@@ -38,6 +38,10 @@ func NewMesh(d *Device, rank, size, ulysses, ring int, l *comm.Ledger, c *clock.
 	m.Seq = counted("sequence", m.Replica*p, 1, p, rank%p)
 	m.Seq.Inner().(*Comm).queue = 1
 	m.Data = counted("data", rank%p, p, m.Replicas, m.Replica)
+	if experts > 1 {
+		m.Expert = counted("expert", rank/experts*experts, 1, experts, rank%experts)
+		m.ExpertData = counted("expert data", rank%experts, experts, size/experts, rank/experts)
+	}
 	for i := range p {
 		m.Nodes = append(m.Nodes, (m.Replica*p+i)/d.rates.PerNode)
 	}

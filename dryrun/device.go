@@ -75,6 +75,10 @@ func Open(info device.Info, sizes Sizes, rates Rates, c *clock.Clock) (*Device, 
 	return d, nil
 }
 
+// Assumes reports that the device computes nothing, so that values which decide what is done, such
+// as the choices of experts, are assumed.
+func (d *Device) Assumes() bool { return true }
+
 // Info returns the description that Open was given.
 func (d *Device) Info() device.Info { return d.info }
 func (d *Device) Close()            {}

@@ -89,7 +89,7 @@ func TestStartedAllToAll(t *testing.T) {
 		want  float64
 	}{{tensor.CUDA, 40 + max(80, 8+12) + 4 + 40 + max(4, 200) + 4}, {tensor.Host, 40 + 8 + 12 + 80 + 4 + 40 + 200 + 4 + 4}} {
 		d := open(t, c.place, slow, nil)
-		m := NewMesh(d, 0, 2, 2, 1, comm.NewLedger(), nil)
+		m := NewMesh(d, 0, 2, 2, 1, 0, comm.NewLedger(), nil)
 		s, _ := d.NewStream()
 		start := func(rows int64) comm.Request {
 			x := of(c.place, rows)
@@ -141,7 +141,7 @@ func TestLinksHaveQueues(t *testing.T) {
 		rates := slow
 		rates.PerNode, rates.Network = c.perNode, 0.5
 		d := open(t, c.place, rates, nil)
-		m := NewMesh(d, 0, 4, 2, 1, comm.NewLedger(), nil)
+		m := NewMesh(d, 0, 4, 2, 1, 0, comm.NewLedger(), nil)
 		weights, _ := d.NewStream()
 		s, _ := d.NewStream()
 		whole, x := of(c.place, 40), of(c.place, c.rows)
@@ -169,7 +169,7 @@ func TestLevelsOfAllToAlls(t *testing.T) {
 	rates.PerNode, rates.Network, rates.Message = 2, 0.5, 7
 	spent := func(two bool) Account {
 		d := open(t, tensor.Host, rates, nil)
-		m := NewMesh(d, 0, 4, 4, 1, comm.NewLedger(), nil)
+		m := NewMesh(d, 0, 4, 4, 1, 0, comm.NewLedger(), nil)
 		m.Links = rates.Links()
 		if two {
 			if why, err := m.SetLevels("on", 32); err != nil || why == "" {
@@ -285,7 +285,7 @@ func TestMesh(t *testing.T) {
 	rates.Network = 0.5
 	d := open(t, tensor.CUDA, rates, nil)
 	l := comm.NewLedger()
-	m := NewMesh(d, 5, 8, 4, 1, l, nil) // two a node: sequence ranks 4 to 7, this one's neighbour is 4
+	m := NewMesh(d, 5, 8, 4, 1, 0, l, nil) // two a node: sequence ranks 4 to 7, this one's neighbour is 4
 	if m.Seq.Rank() != 1 || m.Seq.Size() != 4 || m.Data.Rank() != 1 || m.Data.Size() != 2 || m.World.Rank() != 5 || m.Replica != 1 || m.Replicas != 2 {
 		t.Errorf("mesh %+v, sequence rank %d of %d, data rank %d of %d", m, m.Seq.Rank(), m.Seq.Size(), m.Data.Rank(), m.Data.Size())
 	}

@@ -25,7 +25,7 @@ func TestWaitsAreCounted(t *testing.T) {
 	c := clock.New()
 	d := open(t, tensor.Host, slow, c)
 	s, _ := d.NewStream()
-	many, alone := NewMesh(d, 0, 4, 2, 1, nil, c), NewMesh(d, 0, 1, 1, 1, nil, c)
+	many, alone := NewMesh(d, 0, 4, 2, 1, 0, nil, c), NewMesh(d, 0, 1, 1, 1, 0, nil, c)
 	c.Push("a")
 	x := of(tensor.Host, 2)
 	for _, err := range []error{many.World.Barrier(), many.Seq.AllToAll(s, x, x, []int64{1, 1}, []int64{1, 1}), alone.World.Barrier()} {

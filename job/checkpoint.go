@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 
 	"ulysses/internal/outdir"
@@ -40,10 +41,15 @@ func (s *session) checkpoints() *train.Checkpoints {
 	if len(j.Train.Freeze) > 0 {
 		c.Run[train.FreezeKey] = fmt.Sprintf("%q", j.Train.Freeze)
 	}
-	if s.parts.Weights.Frozen() != nil {
+	if s.hasFrozen() {
 		c.Run[train.FrozenKey] = s.frozen
 	}
 	return c
+}
+
+// hasFrozen reports whether parameters are not trained.
+func (s *session) hasFrozen() bool {
+	return slices.ContainsFunc(s.parts.Weights.Portions(), func(x model.Portion) bool { return x.Frozen })
 }
 
 // stage describes what a resumed run may change by checkpoint.accept and what then must be equal.

@@ -50,6 +50,12 @@ func TestExpertsOnMeshes(t *testing.T) {
 			{4, "parallel.ulysses=2 data.batch=2 parallel.zero=3 parallel.overlap=on"},
 			{4, "parallel.ulysses=1 data.batch=1 parallel.zero=1 memory.attention=recompute memory.qkv=recompute"},
 			{4, "parallel.ulysses=1 parallel.ring=2 data.batch=1 data.accumulate=2"},
+			{2, "parallel.ulysses=2 data.batch=4 parallel.experts=2"},
+			{2, "parallel.ulysses=1 data.batch=2 parallel.experts=2 parallel.zero=3"},
+			{4, "parallel.ulysses=4 data.batch=4 parallel.experts=2 parallel.zero=3 memory.mlp=recompute memory.segment=2"},
+			{4, "parallel.ulysses=2 data.batch=2 parallel.experts=4 parallel.zero=2 tile.mlp=7"},
+			{4, "parallel.ulysses=2 parallel.ring=2 data.batch=2 data.accumulate=2 parallel.experts=4"},
+			{4, "parallel.ulysses=1 data.batch=1 parallel.experts=2 parallel.zero=1 memory.attention=recompute memory.qkv=recompute"},
 		} {
 			t.Run(fmt.Sprint(x.golden, " ", m.ranks, " ", m.sets), func(t *testing.T) {
 				got, report := run(t, m.ranks, m.sets)
@@ -79,7 +85,8 @@ func TestGoldenExpertsSharded(t *testing.T) {
 				continue
 			}
 			for _, sets := range [][]string{{"parallel.ulysses=2", "parallel.ring=2", "parallel.zero=3"}, {"parallel.ulysses=1", "parallel.ring=4", "parallel.zero=2"},
-				{"parallel.zero=1", "tile.mlp=5"}, {"parallel.zero=3", "memory.mlp=offload"}} {
+				{"parallel.zero=1", "tile.mlp=5"}, {"parallel.zero=3", "memory.mlp=offload"},
+				{"parallel.experts=4"}, {"parallel.ulysses=2", "parallel.ring=2", "parallel.experts=2", "parallel.zero=3", "tile.mlp=5"}} {
 				trainGolden(t, dir, c, 4, sets...)
 			}
 		}
@@ -112,13 +119,21 @@ func TestExpertsRefused(t *testing.T) {
 	for sets, want := range map[string]string{
 		"model.num_experts_per_tok=2":              "num_experts_per_tok: a field of config.json; set it in model.override",
 		"train.moe_router_bias_update_rate=0.001":  "balancing of experts by a bias of the router is not built; set output_router_logits = true",
-		"parallel.ep_size=2":                       "expert parallelism, and limits of an expert's tokens are not built",
+		"parallel.ep_size=2":                       "not a key of this program; set parallel.experts to divide the experts among ranks",
+		"train.moe_capacity_factor=2":              "limits of an expert's tokens are not built; leave it out",
+		"parallel.experts=3":                       "parallel.experts: 3 does not divide the 4 ranks; use parallel.experts = 2 or 4",
+		"parallel.experts=8 parallel.ulysses=4":    "parallel.experts = 8: the model has 6 experts, and each rank needs at least one",
+		"parallel.experts=-1":                      "parallel.experts = -1",
 		"model.override.num_experts_per_tok=9":     "num_experts_per_tok = 9, num_local_experts = 6",
 		"lora.rank=2 lora.targets=[\"gate_proj\"]": "adapters of experts, of routers, and of the inputs of linear attention in qwen3_next are not built",
 		"train.freeze=[\"*.experts.3.*\"]":         "freeze the matrices of all experts of a layer or of none",
 	} {
 		var stderr bytes.Buffer
-		err := Run(Options{Path: path, Sets: append(strings.Fields(sets), "output.dir="+t.TempDir()), Ranks: 4, Stdout: &bytes.Buffer{}, Stderr: &stderr})
+		ranks := 4
+		if strings.Contains(sets, "experts=8") {
+			ranks = 8
+		}
+		err := Run(Options{Path: path, Sets: append(strings.Fields(sets), "output.dir="+t.TempDir()), Ranks: ranks, Stdout: &bytes.Buffer{}, Stderr: &stderr})
 		if code := status.Of(err); err == nil || code != status.Unsupported && code != status.InvalidConfig || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", sets, err, want)
 		}

@@ -187,6 +187,9 @@ func (e *Env) openMesh(host comm.Comm) error {
 	if e.Mesh, err = comm.NewMesh(c, int(e.Job.Mesh.Ulysses), int(e.Job.Mesh.Ring), e.Ledger, e.Clock, e.Watch); err != nil {
 		return err
 	}
+	if err = e.Mesh.DivideExperts(int(e.Job.Mesh.Experts), e.Ledger, e.Clock, e.Watch); err != nil {
+		return err
+	}
 	if err = backends.ShareFree(host, e.Device); err != nil {
 		return err
 	}
@@ -229,7 +232,7 @@ func localRank(world comm.Comm) int {
 // batch, one micro-batch after the other.
 func (e *Env) onOneRank() (*Env, error) {
 	j := *e.Job
-	j.Parallel.Ulysses, j.Parallel.Ring, j.Data.GlobalBatch = 1, 1, 0
+	j.Parallel.Ulysses, j.Parallel.Ring, j.Parallel.Experts, j.Data.GlobalBatch = 1, 1, 0, 0
 	j.Data.Accumulate = e.Job.Mesh.GlobalBatch / j.Data.Batch
 	j.Device.Comm = "auto"                // one rank needs no communicator of the device
 	j.Memory.Device, j.Memory.Host = 0, 0 // these limits are for a rank of many

@@ -162,26 +162,22 @@ func (s *session) saveMissing() error {
 }
 
 // save writes the trained weights as a Hugging Face folder. Collective: rank 0 writes, and every
-// rank contributes its shard of each layer group.
+// rank contributes its shard of each portion.
 func (s *session) save(dir string) error {
 	stream, err := s.Device.NewStream()
 	if err = comm.Agree(s.Mesh.World, err); err != nil {
 		return err
 	}
 	defer stream.Close()
-	halves := s.parts.Model.Halves()
+	portions := s.parts.Model.Portions()
 	if s.Job.LoRA.Rank > 0 { // the frozen model is not saved again
-		halves = slices.DeleteFunc(halves, func(h model.Half) bool { return h.Frozen })
+		portions = slices.DeleteFunc(portions, func(x model.Portion) bool { return x.Frozen })
 	}
-	next := 0 // the half to gather next
+	next := 0 // the portion to gather next
 	var lost error
-	whole := func(half model.Half) (tensor.Tensor, error) {
+	whole := func(x model.Portion) (tensor.Tensor, error) {
 		next++
-		w := s.parts.Weights
-		if half.Frozen {
-			w = w.Frozen()
-		}
-		t, err := s.wholeGroup(w, half.Index, false, stream)
+		t, err := s.whole(x, false, stream)
 		lost = err
 		return t, err
 	}
@@ -196,8 +192,8 @@ func (s *session) save(dir string) error {
 	}
 	// The other ranks, and rank 0 if the folder cannot be written, take part in the remaining
 	// gathers.
-	for next < len(halves) && lost == nil {
-		whole(halves[next])
+	for next < len(portions) && lost == nil {
+		whole(portions[next])
 	}
 	if lost != nil {
 		return lost // communication has failed: the ranks cannot agree
@@ -205,9 +201,9 @@ func (s *session) save(dir string) error {
 	return comm.Agree(s.Mesh.World, err)
 }
 
-// wholeGroup gathers the weights or gradients of a layer group and waits for them. Collective.
-func (s *session) wholeGroup(w train.Weights, group int, grads bool, stream device.Stream) (tensor.Tensor, error) {
-	t, err := w.Whole(group, grads, stream)
+// whole gathers the weights or gradients of a portion and waits for them. Collective.
+func (s *session) whole(x model.Portion, grads bool, stream device.Stream) (tensor.Tensor, error) {
+	t, err := s.parts.Weights.Whole(x, grads, stream)
 	if err == nil {
 		err = comm.BarrierBeforeSync(s.Mesh.World)
 	}

@@ -13,7 +13,6 @@ import (
 	"ulysses/job/report"
 	"ulysses/model"
 	"ulysses/tensor"
-	"ulysses/train"
 )
 
 // sampler continues the prompts of eval.sample after each evaluation. Rank 0 generates, with a
@@ -153,35 +152,22 @@ func (s *session) sample(step int64) error {
 
 // gatherSample copies the weights of all ranks to the model of the sampler. Collective.
 func (s *session) gatherSample(stream device.Stream) error {
-	copyTo := func(w train.Weights, index int, params []*model.Param) error {
-		all, err := s.wholeGroup(w, index, false, stream)
-		if err != nil || s.Mesh.World.Rank() > 0 {
+	for _, x := range s.parts.Weights.Portions() {
+		all, err := s.whole(x, false, stream)
+		if err != nil {
 			return err
 		}
+		if s.Mesh.World.Rank() > 0 {
+			continue
+		}
 		at := int64(0)
-		for _, p := range params {
+		for _, p := range x.Params {
 			if err := s.Device.Copy(stream, s.sampler.to[p.Name], all.Slice(0, at, at+p.Numel())); err != nil {
 				return err
 			}
 			at += p.Numel()
 		}
-		return stream.Sync() // the next group is gathered into the same memory
-	}
-	w := s.parts.Weights
-	if w.Frozen() == nil {
-		for i, g := range s.parts.Model.Groups() {
-			if err := copyTo(w, i, g.Params); err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-	for _, half := range s.parts.Model.Halves() {
-		from := w
-		if half.Frozen {
-			from = w.Frozen()
-		}
-		if err := copyTo(from, half.Index, half.Params); err != nil {
+		if err := stream.Sync(); err != nil { // the next portion is gathered into the same memory
 			return err
 		}
 	}

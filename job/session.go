@@ -223,7 +223,7 @@ func (s *session) openAdapters() error {
 // fill reads the weights from the folder, or draws them from the seed.
 func (s *session) fill(folder *model.Folder) error {
 	if folder != nil {
-		if s.parts.Weights.Frozen() != nil || s.Job.EvaluatesCheckpoint() {
+		if s.hasFrozen() || s.Job.EvaluatesCheckpoint() {
 			var err error
 			if s.frozen, err = folder.Fingerprint(); err != nil {
 				return err

@@ -18,6 +18,7 @@ type verdict struct {
 	Ranks   int        `json:"ranks"`
 	Ulysses int        `json:"ulysses"`
 	Ring    int        `json:"ring"`
+	Experts int        `json:"experts,omitempty"`
 	Data    int        `json:"data"`
 	DType   string     `json:"dtype"`
 	Kernels string     `json:"kernels"`
@@ -78,7 +79,7 @@ func (r *verdict) judge() (judged, far int) {
 
 // mesh returns the mesh on which the tensors were computed.
 func (r *verdict) mesh() file.Mesh {
-	return file.Mesh{Ulysses: int64(r.Ulysses), Ring: int64(r.Ring), Replicas: int64(r.Data)}
+	return file.Mesh{Ulysses: int64(r.Ulysses), Ring: int64(r.Ring), Replicas: int64(r.Data), Experts: int64(r.Experts)}
 }
 
 // sentence returns the verdict with its counts.

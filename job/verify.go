@@ -11,7 +11,6 @@ import (
 	"ulysses/internal/status"
 	"ulysses/internal/units"
 	"ulysses/job/file"
-	"ulysses/model"
 	"ulysses/tensor"
 	"ulysses/train"
 )
@@ -72,7 +71,7 @@ func verifyAgainstOne(e *Env, all []named, compute func(*Env) ([]named, error), 
 	if err != nil {
 		return err
 	}
-	r := verdict{Ranks: e.Mesh.World.Size(), Ulysses: e.Mesh.Ulysses, Ring: e.Mesh.Ring, Data: e.Mesh.Replicas, DType: file.DTypeName(e.Compute), Kernels: e.Device.Info().Kernels,
+	r := verdict{Ranks: e.Mesh.World.Size(), Ulysses: e.Mesh.Ulysses, Ring: e.Mesh.Ring, Experts: int(e.Job.Parallel.Experts), Data: e.Mesh.Replicas, DType: file.DTypeName(e.Compute), Kernels: e.Device.Info().Kernels,
 		Limit: verifyLimits[e.Compute], Tensors: []compared{}}
 	for i, a := range all {
 		d, err := compare(a, one[i])
@@ -179,11 +178,12 @@ func trainTensors(e *Env, tokens bool) (out []named, err error) {
 	}
 	defer stream.Close()
 	for _, grads := range []bool{true, false} { // gathering weights overwrites the gradients
-		for i, g := range model.Halves(s.parts.Model.Groups(), false) {
-			if len(g.Params) == 0 {
+		values := map[string]named{}
+		for _, g := range s.parts.Weights.Portions() {
+			if g.Frozen {
 				continue
 			}
-			all, err := s.wholeGroup(s.parts.Weights, i, grads, stream)
+			all, err := s.whole(g, grads, stream)
 			if err != nil {
 				return nil, err
 			}
@@ -198,12 +198,19 @@ func trainTensors(e *Env, tokens bool) (out []named, err error) {
 				}
 				at += p.Numel()
 				if grads {
-					out = append(out, named{name: p.Name + " gradient", shape: p.Shape, data: s.parts.Model.Config.InFileOrder(p, x), judged: true})
+					values[p.Name] = named{name: p.Name + " gradient", shape: p.Shape, data: s.parts.Model.Config.InFileOrder(p, x), judged: true}
 					continue
 				}
 				// AdamW's first update is lr·sign(g) if |g| is large compared with eps. Rounding
 				// may change the sign of a gradient near zero, so these weights are not judged.
-				out = append(out, named{name: p.Name + " updated", shape: p.Shape, data: s.parts.Model.Config.InFileOrder(p, x), judged: e.Job.Optimizer.Name == "sgd"})
+				values[p.Name] = named{name: p.Name + " updated", shape: p.Shape, data: s.parts.Model.Config.InFileOrder(p, x), judged: e.Job.Optimizer.Name == "sgd"}
+			}
+		}
+		for _, g := range s.parts.Model.Groups() { // in an order that does not depend on the ranks
+			for _, p := range g.Params {
+				if x, ok := values[p.Name]; ok {
+					out = append(out, x)
+				}
 			}
 		}
 	}

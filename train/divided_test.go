@@ -67,13 +67,16 @@ func TestExperts(t *testing.T) {
 }
 
 // The same on devices with memory and streams of their own, where collectives overlap, with AdamW
-// in BF16 and offloaded states.
+// and offloaded states.
 func TestExpertsOnDevices(t *testing.T) {
 	late, plugin := devicetest.Fake("late", fake.Options{}), devicetest.CUDA(t, "cuda", false)
 	dataset := ignoredData(t)
 	dataset.Batch, dataset.Accumulate = 2, 3
 	for _, on := range []devicetest.Kind{late, plugin} {
 		for zero := range 4 {
+			if on.Name == plugin.Name && zero%3 > 0 {
+				continue
+			}
 			train := func(x run) outcome {
 				x.model, x.optimizer, x.compute, x.steps, x.on, x.zero = "moe", "adamw", tensor.F32, 3, &on, zero
 				return x.trainOn(t, dataset)
@@ -81,6 +84,9 @@ func TestExpertsOnDevices(t *testing.T) {
 			want := train(run{ranks: 4, ulysses: 2})
 			for _, experts := range []int{2, 4} {
 				for _, offload := range []Offload{{}, {Step: StepStreamed}} {
+					if on.Name == plugin.Name && (experts == 4) != (offload.Step == StepStreamed) {
+						continue
+					}
 					got := train(run{ranks: 4, ulysses: 2, experts: experts, offload: offload})
 					for i, l := range want.losses {
 						if !(math.Abs(got.losses[i]-l) <= 1e-5) {

@@ -32,7 +32,7 @@ type Area struct {
 
 // Areas are all features, in the order of the page.
 var Areas = []Area{
-	{"Parallelism", []*Feature{ModelParallelism, ExpertParallelism, RouterBias}},
+	{"Parallelism", []*Feature{ModelParallelism, ExpertLimits, RouterBias}},
 	{"Attention", []*Feature{SoftCaps}},
 	{"Models", []*Feature{ModelTypes, Experts, RouterNoise, ExpertAdapters, Multimodal, LayerTypes, HybridLayerTypes, WindowLayerTypes, Activations, BidirectionalModels, OutputGates, PartialRotary, LayerRoPE, RoPETypes, PhiRoPE, ResidualDropout, StorageTypes}},
 	{"Training", []*Feature{Adapters, Preferences, LowPrecision, Float16, Extras}},
@@ -44,8 +44,8 @@ var (
 	ModelParallelism = &Feature{Name: "tensor and pipeline parallelism", Where: "keys of other trainers such as `tensor_parallel` and `pp_size`", Many: true,
 		Instead: "set parallel.ulysses for long sequences and parallel.zero = 3 to shard weights"}
 
-	ExpertParallelism = &Feature{Name: "expert parallelism, and limits of an expert's tokens", Where: "keys of other trainers such as `moe`, `ep_size` and `expert_capacity`", Many: true,
-		Instead: "leave it out: every rank has all experts, parallel.zero = 3 shards them, and no token is dropped"}
+	ExpertLimits = &Feature{Name: "limits of an expert's tokens", Where: "keys of other trainers such as `expert_capacity`", Many: true,
+		Instead: "leave it out: no token is dropped, and tile.mlp bounds the memory of a layer"}
 
 	RouterBias = &Feature{Name: "balancing of experts by a bias of the router", Where: "keys of other trainers such as `router_bias_update_rate`",
 		Instead: "set output_router_logits = true and router_aux_loss_coef in model.override: the models that are built have no such bias in their files"}

@@ -64,7 +64,7 @@ func (p *Parts) Layout() error {
 	// On the CPU, the ranks that move bytes and the kernels share cores.
 	overlap := j.Parallel.Overlap == "on" || j.Parallel.Overlap == "auto" && p.Device.Info().Place != tensor.Host
 	p.Model, err = model.New(p.Device, p.Mesh.Seq, p.Config, model.Options{Compute: p.Compute, Strategy: strategy, Tokens: cmp.Or(j.Data.Budget, j.Data.Batch*j.Data.Sequence),
-		Ring: int64(p.Mesh.Ring), Gather: j.Mesh.Gather, Overlap: overlap, Freeze: freeze, LoRA: j.Adapters()})
+		Ring: int64(p.Mesh.Ring), Gather: j.Mesh.Gather, Overlap: overlap, Freeze: freeze, LoRA: j.Adapters(), Experts: p.Mesh.ExpertRanks()})
 	if err != nil {
 		return err
 	}
@@ -75,7 +75,7 @@ func (p *Parts) Layout() error {
 	if err = comm.Agree(p.Mesh.World, err); err != nil {
 		return err
 	}
-	p.Weights, err = train.NewWeights(p.Device, p.Mesh.World, p.Model.Groups(), p.Compute, opt, int(j.Parallel.Zero), offload)
+	p.Weights, err = train.NewWeights(p.Device, p.Mesh, p.Model.Groups(), p.Compute, opt, int(j.Parallel.Zero), offload)
 	return err
 }
 

@@ -42,7 +42,7 @@ var idleKeys = []idle{
 	{[]string{"parallel.gather"}, onJob(func(j *Job) bool {
 		return j.Kind == "gdn" || j.Parallel.Ring <= 1 && (j.Parallel.Ulysses > 0 || j.Parallel.Ring == 1)
 	}), "there is no ring"},
-	{[]string{"model.", "data.", "eval.", "optimizer.", "train.", "checkpoint.", "output.dir", "output.model", "output.trace", "output.tensorboard", "parallel.zero", "parallel.overlap"},
+	{[]string{"model.", "data.", "eval.", "optimizer.", "train.", "checkpoint.", "output.dir", "output.model", "output.trace", "output.tensorboard", "parallel.zero", "parallel.experts", "parallel.overlap"},
 		onJob(func(j *Job) bool { return !j.IsModelJob() }), "an operator job has no model"},
 	{[]string{"gdn."}, onJob(func(j *Job) bool { return j.Kind == "attention" }), `kind = "attention" does not read it`},
 	{[]string{"attention."}, onJob(func(j *Job) bool { return j.Kind == "gdn" }), `kind = "gdn" does not read it`},

@@ -57,6 +57,7 @@ type Job struct {
 type ParallelTable struct {
 	Ulysses int64 `toml:"ulysses" min:"0"` // 0 = chosen (plan.Choose)
 	Ring    int64 `toml:"ring" min:"0"`    // 0 = chosen if ulysses is, otherwise 1
+	Experts int64 `toml:"experts" min:"0"` // ranks among which the experts of a layer are divided; 0 and 1 = each rank has all
 	Zero    int64 `toml:"zero" min:"0" max:"3"`
 	// projections of attention overlap with its all-to-alls
 	Overlap string `toml:"overlap" enum:"auto on off"`
@@ -214,15 +215,20 @@ type Mesh struct {
 	Replicas             int64 // size of the data axis
 	GlobalBatch          int64 // sequences of an optimizer step: Replicas · batch · accumulate
 	Gather               bool  // the groups of a ring get all keys in one all-to-all (sp.Layer)
+	Experts              int64 // consecutive ranks among which experts are divided; 1 = they are not
 }
 
-// String returns the degrees, without a ring of one group.
+// String returns the degrees, without a ring of one group and without experts that are not divided.
 func (m Mesh) String() string {
 	ring := ""
 	if m.Ring > 1 {
 		ring = fmt.Sprintf(" x ring %d", m.Ring)
 	}
-	return fmt.Sprintf("ulysses %d%s x data %d", m.Ulysses, ring, m.Replicas)
+	experts := ""
+	if m.Experts > 1 {
+		experts = fmt.Sprintf(", experts %d", m.Experts)
+	}
+	return fmt.Sprintf("ulysses %d%s x data %d%s", m.Ulysses, ring, m.Replicas, experts)
 }
 
 // Choose sets the degrees that Resolve uses for this number of ranks where the job leaves them
@@ -293,9 +299,12 @@ func (j *Job) Resolve(world int) error {
 		if !j.IsSet(key) {
 			key = "parallel.ring"
 		}
-		return j.Errorf(status.InvalidConfig, key, "ulysses %d x ring %d does not divide the %d ranks; %s", p, ring, w, divisors(w, ring, p))
+		return j.Errorf(status.InvalidConfig, key, "ulysses %d x ring %d does not divide the %d ranks; %s", p, ring, w, divisors("parallel.ulysses", w, ring, p))
 	}
 	m.Replicas = w / (m.Ulysses * ring)
+	if m.Experts = max(1, j.Parallel.Experts); w%m.Experts != 0 {
+		return j.Errorf(status.InvalidConfig, "parallel.experts", "%d does not divide the %d ranks; %s", m.Experts, w, divisors("parallel.experts", w, 1, m.Experts))
+	}
 	d := &j.Data
 	n := m.Replicas * d.Batch
 	if g := d.GlobalBatch; g > 0 {
@@ -321,8 +330,9 @@ func (j *Job) Resolve(world int) error {
 	return nil
 }
 
-// divisors returns the fix for a degree that does not divide the ranks: the nearest ones that do.
-func divisors(world, ring, wanted int64) string {
+// divisors returns the fix for the degree of a key that does not divide the ranks: the nearest ones
+// that do.
+func divisors(key string, world, ring, wanted int64) string {
 	if world%ring != 0 {
 		return fmt.Sprintf("use a number of ranks that is a multiple of %d", ring)
 	}
@@ -338,7 +348,7 @@ func divisors(world, ring, wanted int64) string {
 		}
 	}
 	if below == above {
-		return fmt.Sprintf("use parallel.ulysses = %d", below)
+		return fmt.Sprintf("use %s = %d", key, below)
 	}
-	return fmt.Sprintf("use parallel.ulysses = %d or %d", below, above)
+	return fmt.Sprintf("use %s = %d or %d", key, below, above)
 }

@@ -44,6 +44,7 @@ seed = 1
 [parallel]
 ulysses = 0
 ring = 0
+experts = 0
 zero = 0
 overlap = "auto"
 gather = "auto"

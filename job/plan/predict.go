@@ -151,7 +151,7 @@ func PredictRank(j *file.Job, m *Machine, x *subject, rank int, timing bool) (*F
 	if err != nil {
 		return nil, err
 	}
-	mesh := dryrun.NewMesh(d, rank, int(j.Mesh.World), int(j.Mesh.Ulysses), int(j.Mesh.Ring), ledger, clk)
+	mesh := dryrun.NewMesh(d, rank, int(j.Mesh.World), int(j.Mesh.Ulysses), int(j.Mesh.Ring), int(j.Mesh.Experts), ledger, clk)
 	mesh.Links = TypicalLinks
 	parts := &assembly.Parts{Job: j, Device: d, Mesh: mesh, Clock: clk, Compute: compute, FreeHost: m.Host, PerNode: m.Rates.PerNode, Config: x.config,
 		Rates: m.stepRates(), OpenHost: func() (assembly.HostStep, error) { return d.Host(), nil }}

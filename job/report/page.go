@@ -151,7 +151,11 @@ func (r *Run) about() string {
 	if m.Ring > 1 {
 		ring = fmt.Sprintf(" (ulysses %d x ring %d)", m.Ulysses, m.Ring)
 	}
-	return fmt.Sprintf("%s: %s parameters in %d layers%s, width %d, vocabulary %d · sequences of %s tokens, %d in a step · %s: %d × data, %d × sequence%s, ZeRO stage %d",
+	experts := ""
+	if m.Experts > 1 {
+		experts = fmt.Sprintf(", experts over %d", m.Experts)
+	}
+	return fmt.Sprintf("%s: %s parameters in %d layers%s, width %d, vocabulary %d · sequences of %s tokens, %d in a step · %s: %d × data, %d × sequence%s%s, ZeRO stage %d",
 		c.ModelType, units.Short(float64(r.Parts.Model.Numel())), c.NumHiddenLayers, mixers, c.HiddenSize, c.VocabSize, units.Grouped(j.Data.Sequence), m.GlobalBatch,
-		units.Count(m.World, "rank"), m.Replicas, m.Ulysses*m.Ring, ring, j.Parallel.Zero)
+		units.Count(m.World, "rank"), m.Replicas, m.Ulysses*m.Ring, ring, experts, j.Parallel.Zero)
 }
