@@ -38,6 +38,16 @@ linear_num_value_heads = 6
 linear_key_head_dim = 16
 linear_value_head_dim = 24
 `,
+	// a plan assumes that all experts are chosen equally: each token chooses all
+	"moe": `
+model_type = "qwen3_moe"
+num_attention_heads = 4
+num_key_value_heads = 2
+num_experts = 5
+num_experts_per_tok = 5
+moe_intermediate_size = 24
+output_router_logits = true
+`,
 }
 
 func planned(t *testing.T, kind string) string {
@@ -78,6 +88,8 @@ func TestPlanIsTheRun(t *testing.T) {
 		{"llama", 3, "parallel.ulysses=1 parallel.ring=3 parallel.gather=on"}, {"llama", 3, "data.document=9 parallel.zero=3"},
 		{"hybrid", 1, "device.dtype=bf16"}, {"hybrid", 2, "parallel.zero=3"}, {"hybrid", 4, "gdn.strategy=heads"}, {"hybrid", 4, "gdn.strategy=state parallel.zero=2"},
 		{"hybrid", 4, "parallel.ulysses=2 data.accumulate=2"}, {"hybrid", 4, "parallel.ulysses=2 parallel.ring=2"},
+		{"moe", 3, "parallel.zero=2"}, {"moe", 4, "parallel.experts=2 parallel.zero=3"}, {"moe", 4, "parallel.experts=4 parallel.ulysses=2 device.dtype=bf16 parallel.zero=1"},
+		{"moe", 3, "parallel.experts=3 parallel.ulysses=1 data.accumulate=2 memory.mlp=recompute memory.qkv=recompute memory.segment=2"}, {"moe", 2, "parallel.experts=2 tile.mlp=8 checkpoint.every=1"},
 	} {
 		planIsTheRun(t, c.kind, c.ranks, c.sets)
 	}
@@ -94,6 +106,7 @@ func TestPlanOfOffloadedOptimizerIsTheRun(t *testing.T) {
 		{"llama", 1, "memory.optimizer=host memory.gradients=offload data.accumulate=2"}, {"llama", 3, "memory.optimizer=stream parallel.zero=1"},
 		{"hybrid", 4, "memory.optimizer=host memory.gradients=offload parallel.zero=3 parallel.ulysses=2 parallel.ring=2 gdn.strategy=state memory.mlp=offload"},
 		{"llama", 2, "memory.optimizer=stream memory.gradients=offload parallel.zero=2 optimizer.name=sgd checkpoint.every=1"},
+		{"moe", 4, "memory.optimizer=stream parallel.zero=1 parallel.experts=2"},
 	} {
 		planIsTheRun(t, c.kind, c.ranks, "device.backend=cuda device.dtype=bf16 "+c.sets)
 	}
