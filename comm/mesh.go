@@ -61,8 +61,8 @@ func NewMesh(world Comm, ulysses, ring int, l *Ledger, clk *clock.Clock, w *Watc
 }
 
 // DivideExperts makes the axes of experts: groups of n consecutive ranks of the world, which have
-// ranks of one sequence or of several. n = 0 and 1 leave all experts on every rank. The arguments
-// are those of NewMesh. Collective over the world.
+// ranks of one sequence or of several. n = 0 and 1 leave all experts on every rank. The ledger,
+// clock and watch may be nil. Collective over the world.
 func (m *Mesh) DivideExperts(n int, l *Ledger, clk *clock.Clock, w *Watch) error {
 	if n == 0 || n == 1 {
 		return nil

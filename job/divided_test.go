@@ -21,7 +21,7 @@ func newDivided(t *testing.T, sets ...string) (dir string, run func(ranks int, s
 
 // A checkpoint of divided experts is resumed with other divisions and without one, on other meshes
 // and ZeRO stages, and the other way round. Bits are the same on the same mesh; losses are equal on
-// others. The model folder has the same tensors in the same order, and so has an export.
+// others. The model folder and an export have the same tensors in the same order.
 func TestCheckpointsOfDividedExperts(t *testing.T) {
 	dir, run := newDivided(t, "checkpoint.keep=9")
 	folder := filepath.Join(dir, "out", "model", "model.safetensors")
@@ -79,9 +79,8 @@ func TestCheckpointsOfDividedExperts(t *testing.T) {
 	}
 }
 
-// Samples and evaluations in a run with divided experts are those of one rank: short sequences that
-// single ranks evaluate, with others that have none, and long ones. The run is not changed by them.
-// So is an evaluation of its model.
+// Samples and evaluations in a run with divided experts equal the ones on one rank, also if some
+// ranks have no sequence to evaluate.
 func TestEvaluationsWithDividedExperts(t *testing.T) {
 	sets := []string{"eval.every=2", `eval.sample=["the cat "]`, "eval.sample_tokens=8", "data.pack=false"}
 	var want []sampleLine
@@ -143,7 +142,7 @@ func newDividedModel() string {
 		head_dim=8, num_experts=5, num_experts_per_tok=2, moe_intermediate_size=12, mlp_only_layers=[1], output_router_logits=true, router_aux_loss_coef=0.01}`), " ")
 }
 
-// Adapters and frozen parameters of a model with divided experts: losses are those of one rank, and
+// Adapters and frozen parameters beside divided experts: losses equal the losses of one rank, and
 // the adapters are saved, merged and resumed. verify compares the ranks with one.
 func TestAdaptersWithDividedExperts(t *testing.T) {
 	for _, freeze := range []string{"lora.dropout=0.1", "lora.targets=[\"q_proj\",\"shared_expert.up_proj\"]"} {

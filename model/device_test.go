@@ -177,6 +177,7 @@ func TestBF16(t *testing.T) {
 			must(err)
 		}
 		want := train(t, 1, cfg, s, nil)
+		one := map[string]float64{} // errors of one rank
 		for _, n := range append([]int{1}, mpitest.Sizes()...) {
 			got := trainLate(t, n, cfg, tensor.BF16, s)
 			if !(math.Abs(got.Sum-want.Sum) < 1e-2*want.Sum) || got.Tokens != want.Tokens {
@@ -191,9 +192,14 @@ func TestBF16(t *testing.T) {
 					off[i] = got.grads[name][i] - g[i]
 				}
 				// A chain of a dozen roundings of 2^-9, in numbers that partly cancel: the error is
-				// largest in biases of keys, whose gradient is almost zero.
-				if size := norm2(g); !(norm2(off) < 0.1*size+1e-4*norm2(want.grads["model.norm.weight"])) {
-					t.Errorf("%d ranks: gradient of %s has error %.2g of %.2g", n, name, norm2(off), size)
+				// largest in biases of keys, whose gradient is almost zero. Several ranks round other
+				// sums, and may err as much as one.
+				size, e := norm2(g), norm2(off)
+				if !(e < max(0.1*size+1e-4*norm2(want.grads["model.norm.weight"]), 1.1*one[name])) {
+					t.Errorf("%d ranks: gradient of %s has error %.2g of %.2g, one rank %.2g", n, name, e, size, one[name])
+				}
+				if n == 1 {
+					one[name] = e
 				}
 			}
 		}

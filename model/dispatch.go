@@ -11,8 +11,8 @@ import (
 // dispatch computes experts that are divided among ranks (expert parallelism; Lepikhin et al. 2020,
 // arXiv:2006.16668, without its limit of tokens): rank r has experts comm.Shard(E, N, r). Each rank
 // chooses the experts of its own tokens and sends a row for each choice to the rank of the expert,
-// which returns the output. The rank of the token weights and adds the outputs as it would those of
-// its own experts, so the output of a token is bitwise that of one rank.
+// which returns the output. The rank of the token weights and adds the outputs in the same order as
+// without a division, so the output of a token has the bits of one rank.
 //
 // The rows that arrive at a rank come in the order of the ranks, and from each in the order of
 // experts and tokens. They are put in the order of experts, then of ranks, then of tokens, so that

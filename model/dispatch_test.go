@@ -43,7 +43,7 @@ func groupsOf(n int) (sizes []int) {
 	return sizes
 }
 
-// With experts divided among ranks, losses are bitwise those of the same ranks with all experts,
+// With experts divided among ranks, losses have the bits of the same ranks with all experts,
 // and gradients differ by the rounding of their sums: for every family, size of a group, policy and
 // tile, also with fewer tokens than ranks, and with experts that do not divide evenly.
 func TestDispatch(t *testing.T) {
@@ -80,7 +80,7 @@ func TestDispatch(t *testing.T) {
 	}
 }
 
-// All tokens choose the experts of one rank. The bytes that ranks send are those of the formula,
+// All tokens choose the experts of one rank. The bytes that ranks send are the bytes of the formula
 // and what the model counts.
 func TestDispatchBytes(t *testing.T) {
 	const k, element = 2, 4

@@ -12,7 +12,7 @@ import (
 
 // Portion is the parameters of a group that are stored together. Package train stores trained and
 // frozen parameters apart: frozen ones have values of the compute type, and no gradients, masters
-// or moments. If experts are divided among ranks, those of each rank are stored apart as well.
+// or moments. If experts are divided, the experts of each rank are stored apart as well.
 type Portion struct {
 	*Group
 	Index  int // of the group in Model.Groups
@@ -22,7 +22,7 @@ type Portion struct {
 	Shard int
 }
 
-// AllRanks is the Shard of parameters that are not those of divided experts.
+// AllRanks is the Shard of parameters that are not of divided experts.
 const AllRanks = -1
 
 // Half returns the trained or the frozen parameters of the group, in order.
@@ -45,8 +45,8 @@ func Halves(groups []*Group, frozen bool) []*Group {
 	return all
 }
 
-// Shards returns the parameters of the group that all ranks have, and those of the experts of each
-// of n ranks; n below 2 means that all ranks have all experts. Portions may be empty.
+// Shards returns the parameters of the group that all ranks have, and the experts of each of n
+// ranks; n below 2 means that all ranks have all experts. Groups may be empty.
 func (g *Group) Shards(n int) (all *Group, experts []*Group) {
 	all = &Group{Name: g.Name}
 	if n > 1 {

@@ -46,7 +46,7 @@ type Model struct {
 	balancing balancing
 
 	expertRanks comm.Comm // that the experts are divided among; nil = each rank has all
-	most        [1]int64
+	most        []int64   // [1]
 	nothing     Batch
 }
 
@@ -76,7 +76,7 @@ func New(d device.Device, c comm.Comm, cfg *Config, o Options) (*Model, error) {
 	if o.Compute == tensor.Invalid {
 		o.Compute = tensor.F32
 	}
-	m := &Model{Config: cfg, dev: d, comm: c, compute: o.Compute, ring: max(1, o.Ring), hostSum: make([]float64, 1),
+	m := &Model{Config: cfg, dev: d, comm: c, compute: o.Compute, ring: max(1, o.Ring), hostSum: make([]float64, 1), most: make([]int64, 1),
 		scale: cfg.embeddingScale(o.Compute), lora: o.LoRA}
 	m.SetSequences(1)
 	if err := m.plans.make(d, c, cfg, o); err != nil {
@@ -368,7 +368,7 @@ func (m *Model) agreeTokens(p *pass) error {
 		return nil
 	}
 	m.most[0] = p.tokens
-	err := m.expertRanks.AllReduce(nil, tensor.OfInt64(m.most[:], 1), comm.Max)
+	err := m.expertRanks.AllReduce(nil, tensor.OfInt64(m.most, 1), comm.Max)
 	p.expertTokens = m.most[0]
 	return err
 }

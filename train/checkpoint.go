@@ -48,8 +48,7 @@ func tensorsOf(g *model.Group) (all []checkpoint.Tensor) {
 	return all
 }
 
-// groupsOf returns groups to compare with those of a checkpoint. A group without parameters is left
-// out.
+// groupsOf returns groups to compare with a checkpoint. A group without parameters is left out.
 func groupsOf(groups []*model.Group) []checkpoint.Group {
 	var all []checkpoint.Group
 	for _, g := range groups {

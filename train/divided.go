@@ -16,13 +16,13 @@ import (
 // alone.
 type Divided struct {
 	storages
-	dense, experts Weights // of storages; dense is nil if all parameters are those of experts
+	dense, experts Weights // of storages; dense is nil if all parameters are of experts
 	mesh           *comm.Mesh
 	dev            device.Device
 	groups         []*model.Group
 	hostSum        tensor.Tensor // [1] F64
-	// the largest experts of a rank in a group, for those of another rank in Whole: F32, or of the
-	// compute type without an optimizer
+	// memory for the experts of another rank, for Whole: F32, or of the compute type without an
+	// optimizer
 	other     tensor.Tensor
 	buffers   []*device.Arena
 	broadcast int64 // bytes of all broadcasts so far

@@ -14,7 +14,8 @@ import (
 // expertRuns returns runs with experts that are divided among groups of every size, on every mesh
 // of up to four ranks and with every ZeRO stage.
 func expertRuns() (list []run) {
-	for _, mesh := range [][3]int{{1, 1, 2}, {2, 1, 1}, {1, 1, 4}, {2, 1, 2}, {4, 1, 1}, {1, 2, 1}, {2, 2, 1}} { // ulysses, ring, data
+	// ulysses, ring, data
+	for _, mesh := range [][3]int{{1, 1, 2}, {2, 1, 1}, {1, 1, 4}, {2, 1, 2}, {4, 1, 1}, {1, 2, 1}, {2, 2, 1}} {
 		ranks := mesh[0] * mesh[1] * mesh[2]
 		for experts := 2; experts <= ranks; experts++ {
 			if ranks%experts > 0 {
@@ -31,7 +32,7 @@ func expertRuns() (list []run) {
 // Five steps give the losses, the gradient norms and the weights of one rank: with experts divided
 // among ranks of one sequence, of several and of both, with every ZeRO stage, tiles and policies of
 // activations, with parts of the model frozen, and with ranks that have no targets. Memory is as
-// planned, and bytes are those of the formulas (run.with).
+// planned, and bytes equal the formulas (run.with).
 func TestExperts(t *testing.T) {
 	dataset := ignoredData(t)
 	for _, frozen := range [][]string{nil, {"*.experts.*"}, {"*self_attn*", "*norm*", "*.mlp.gate.*", "model.embed_tokens.weight", "lm_head.weight", "model.layers.1.*"}} {

@@ -57,7 +57,8 @@ type Job struct {
 type ParallelTable struct {
 	Ulysses int64 `toml:"ulysses" min:"0"` // 0 = chosen (plan.Choose)
 	Ring    int64 `toml:"ring" min:"0"`    // 0 = chosen if ulysses is, otherwise 1
-	Experts int64 `toml:"experts" min:"0"` // ranks among which the experts of a layer are divided; 0 and 1 = each rank has all
+	// ranks among which the experts of a layer are divided; 0 and 1 = each rank has all
+	Experts int64 `toml:"experts" min:"0"`
 	Zero    int64 `toml:"zero" min:"0" max:"3"`
 	// projections of attention overlap with its all-to-alls
 	Overlap string `toml:"overlap" enum:"auto on off"`
