@@ -43,11 +43,19 @@ type Config struct {
 	// sequences of an optimizer step; > 0 sets accumulate
 	GlobalBatch int64 `toml:"global_batch" min:"0" max:"1000000000"`
 	// tokens of a micro-batch of a replica; 0 = batch sequences
-	Budget  int64 `toml:"budget" min:"0" max:"2147483647"`
-	Pack    bool  `toml:"pack"`
-	Shuffle bool  `toml:"shuffle"`
+	Budget int64 `toml:"budget" min:"0" max:"2147483647"`
+	Pack   bool  `toml:"pack"`
+	// how documents become sequences if Pack is set: Split or BestFit
+	Packing string `toml:"packing" enum:"split best-fit"`
+	Shuffle bool   `toml:"shuffle"`
 	// documents are packed in an order drawn from the seed, not in the order of the files
 	ShuffleDocuments bool `toml:"shuffle_documents"`
+}
+
+// needsStarts reports whether documents are packed by their lengths or in another order, for which
+// the index needs the first token of each document.
+func (c *Config) needsStarts() bool {
+	return c.Pack && (c.ShuffleDocuments || c.Packing == BestFit)
 }
 
 // EvalSetConfig is a table [[eval.set]].

@@ -137,14 +137,16 @@ func (data *Data) open(d Config, e EvalConfig, options Options) error {
 			return err
 		}
 	}
-	var mix *mixture
-	if len(d.Source) > 0 {
-		if train, mix, err = data.readSources(o, d.Source); err != nil {
+	var counts []int // sources of each table of data.source
+	for _, s := range d.Source {
+		found, err := data.read(o, "data.source", s.Path, s.Format)
+		if err != nil {
 			return err
 		}
+		train, counts = append(train, found...), append(counts, len(found))
 	}
 	add := func(name string, found []source) {
-		data.evals = append(data.evals, NamedSet{name, newSet(found, false, o.Seed)})
+		data.evals = append(data.evals, NamedSet{name, newSet(o.arrange(found, false), false, o.Seed)})
 	}
 	for _, x := range e.Set {
 		found, err := data.read(o, "eval.set", x.Path, x.Format)
@@ -164,39 +166,16 @@ func (data *Data) open(d Config, e EvalConfig, options Options) error {
 			return err
 		}
 	}
-	if d.ShuffleDocuments && d.Pack {
-		for i, s := range train {
-			if r, ok := s.(*documentRange); ok {
-				train[i] = newShuffledRange(r, o.Seed)
-			}
-		}
-	}
 	if len(train) > 0 {
-		data.train = newSet(train, d.Shuffle, o.Seed)
-		data.train.mixture = mix
+		data.train = newSet(o.arrange(train, d.ShuffleDocuments), d.Shuffle, o.Seed)
+		if len(d.Source) > 0 {
+			data.train.mixture = mixtureOf(d.Source, data.train.sources, counts)
+		}
 	}
 	if len(eval) > 0 {
 		add("", eval)
 	}
 	return nil
-}
-
-// readSources opens the files of all sources with weights. Collective.
-func (data *Data) readSources(o *opener, all []SourceConfig) ([]source, *mixture, error) {
-	var sources []source
-	weights, sizes := make([]float64, len(all)), make([]int64, len(all))
-	for i, s := range all {
-		found, err := data.read(o, "data.source", s.Path, s.Format)
-		if err != nil {
-			return nil, nil, err
-		}
-		weights[i] = s.Weight
-		for _, x := range found {
-			sizes[i] += x.sequences()
-		}
-		sources = append(sources, found...)
-	}
-	return sources, newMixture(weights, sizes), nil
 }
 
 // read opens the files of a key in order. Adjacent files of documents form one source, so a packed

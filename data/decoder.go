@@ -24,7 +24,7 @@ type decoder struct {
 	tokenEnds    []int  // of the tokens of a document
 	decoded      decodedBlock
 	blocks       []foundBlock // found in the current unit
-	keepStarts   bool         // data.shuffle_documents
+	keepStarts   bool         // Config.needsStarts
 	starts       []uint32     // positions in the blocks of the unit where documents start
 	files        map[string]*os.File
 	expanded     map[string]*os.File // temporary files, which the opener has opened; see unpack

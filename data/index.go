@@ -16,7 +16,7 @@ type index struct {
 	cache  *blockCache
 	// some documents have labels of their own; some are of conversations
 	labelled, chat bool
-	// first tokens of the documents; only for data.shuffle_documents
+	// first tokens of the documents; only if Config.needsStarts
 	starts []int64
 }
 

@@ -37,6 +37,20 @@ func newMixture(weights []float64, sizes []int64) *mixture {
 	return m
 }
 
+// mixtureOf returns the mixture of the tables of data.source, of which each has the given number of
+// sources, in order.
+func mixtureOf(all []SourceConfig, sources []source, counts []int) *mixture {
+	weights, sizes := make([]float64, len(all)), make([]int64, len(all))
+	for i, s := range all {
+		weights[i] = s.Weight
+		for _, x := range sources[:counts[i]] {
+			sizes[i] += x.sequences()
+		}
+		sources = sources[counts[i]:]
+	}
+	return newMixture(weights, sizes)
+}
+
 // at returns the source of a number of the order, and how many sequences the source had before.
 func (m *mixture) at(number int64) (source int, index int64) {
 	w := number / windowSize

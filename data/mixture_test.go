@@ -77,7 +77,14 @@ func mixed(t *testing.T) Config {
 // The sequences of a step are the same on every number of ranks, replicas and micro-batches, for
 // every size of blocks, and when the run continues at any step.
 func TestMixedStepsAreTheSame(t *testing.T) {
+	for _, packing := range []string{Split, BestFit} {
+		t.Run(packing, func(t *testing.T) { mixedStepsAreTheSame(t, packing) })
+	}
+}
+
+func mixedStepsAreTheSame(t *testing.T, packing string) {
 	c := mixed(t)
+	c.Packing = packing
 	const steps, sequences = 40, 4
 	read := func(t *testing.T, d *Data, from int64, replicas, accumulate int64) (all [][]int32) {
 		batch := sequences / replicas / accumulate
@@ -119,7 +126,7 @@ func TestMixedStepsAreTheSame(t *testing.T) {
 			t.Errorf("a run that continues at step %d reads other sequences", from)
 		}
 	}
-	for _, ranks := range []int{2, 3} {
+	for _, ranks := range []int{2, 3, 4} {
 		err := comm.RunLocal(ranks, func(c2 comm.Comm) error {
 			d, err := Open(c, EvalConfig{}, Options{Vocab: 256, Seed: 1, Comm: c2, Workers: 2, block: 70})
 			if err != nil {

@@ -73,5 +73,5 @@ func (o *opener) gather(own []byte) ([][]byte, error) {
 }
 
 func (o *opener) decoder() *decoder {
-	return &decoder{tokenizer: o.Tokenizer, chat: o.chat, expanded: o.expanded, addEOS: o.config.AddEOS, keepStarts: o.config.ShuffleDocuments && o.config.Pack, vocab: o.Vocab, sequence: o.config.Sequence}
+	return &decoder{tokenizer: o.Tokenizer, chat: o.chat, expanded: o.expanded, addEOS: o.config.AddEOS, keepStarts: o.config.needsStarts(), vocab: o.Vocab, sequence: o.config.Sequence}
 }

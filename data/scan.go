@@ -45,7 +45,7 @@ const maxWorkers = 16
 
 // scan finds the blocks of all files. All ranks get the same blocks, or the same error. Collective.
 //
-// With data.shuffle_documents, starts has the positions in the blocks at which documents start, for
+// If Config.needsStarts, starts has the positions in the blocks at which documents start, for
 // all blocks in order; otherwise it is nil.
 func (o *opener) scan(files []format) (found []foundBlock, starts []uint32, err error) {
 	s := &scan{opener: o, files: files}
@@ -214,7 +214,7 @@ func (s *scan) gatherBlocks() ([]foundBlock, []uint32, error) {
 // gatherStarts returns the starts of documents that all ranks have found; nil if they are not
 // needed. Collective.
 func (s *scan) gatherStarts(own []uint32) ([]uint32, error) {
-	if !s.config.ShuffleDocuments || !s.config.Pack {
+	if !s.config.needsStarts() {
 		return nil, nil
 	}
 	b := make([]byte, 0, 4*len(own))

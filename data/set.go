@@ -50,7 +50,7 @@ func (s *Set) conversations() bool {
 			if d.chat {
 				return true
 			}
-		case *shuffledRange:
+		case *packedRange:
 			if d.chat {
 				return true
 			}

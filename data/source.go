@@ -1,7 +1,7 @@
 package data
 
-// source is a list of sequences from files of one kind: a documentRange, its documents in another
-// order (shuffledRange), or a tokenFile.
+// source is a list of sequences from files of one kind: a documentRange, its documents packed in
+// another way (packedRange), or a tokenFile.
 type source interface {
 	// documents returns the number of documents that eval.split counts. Each sequence of a
 	// .safetensors file counts as one document.

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"ulysses/data"
 	"ulysses/internal/outdir"
 	"ulysses/internal/status"
 	"ulysses/model"
@@ -35,6 +36,9 @@ func (s *session) checkpoints() *train.Checkpoints {
 		train.SeedKey:     fmt.Sprint(j.Seed),
 		train.FilesKey:    fmt.Sprintf("%s, in %s%s", s.data.Train().Identity(), s.dataNames(), s.data.Tokenizer()),
 	}}
+	if j.Data.Pack && j.Data.Packing != data.Split {
+		c.Run["data.packing"] = j.Data.Packing
+	}
 	if l := j.Adapters(); l != nil {
 		c.Run[train.LoRAKey] = adaptersText(l)
 	}

@@ -75,7 +75,7 @@ var conflicts = []rule{
 		"without data.pack a sequence is one document; set data.pack = true, or remove it"},
 	{"data.text_field", func(j *Job) bool { return j.Data.TextField == "" }, "empty; name the field of a .jsonl line that has the text"},
 	{"data.budget", func(j *Job) bool { return j.Data.Budget > 0 && j.Data.Pack },
-		"data.budget needs whole documents, and data.pack splits them; set data.pack = false"},
+		"data.budget needs sequences of one document, and data.pack packs several; set data.pack = false"},
 	{"data.budget", func(j *Job) bool { return j.Data.Budget > 0 && j.Data.Budget < j.Data.Sequence },
 		"smaller than data.sequence; set it to data.sequence or more"},
 	{"eval.split", func(j *Job) bool { return j.Eval.Split > 0 && len(j.Eval.Path) > 0 }, "set together with eval.path; remove one"},

@@ -195,7 +195,7 @@ func Default() Job {
 		Parallel: ParallelTable{Overlap: "auto", Gather: "auto", TwoLevel: "auto", Timeout: "auto"},
 		Device:   DeviceTable{Backend: "auto", DType: "auto", Comm: "auto"},
 		Data: data.Config{Format: "auto", TrainOn: "assistant", ChatTemplate: "auto", Tokenizer: "auto", AddEOS: true, TextField: "text", Sequence: 4096, Batch: 1, Accumulate: 1,
-			Pack: true, Shuffle: true},
+			Pack: true, Packing: data.Split, Shuffle: true},
 		Eval: data.EvalConfig{Format: "auto", SampleTokens: 64},
 		Optimizer: train.OptimizerConfig{Name: "adamw", LR: 1e-3, Betas: [2]float64{0.9, 0.95}, Eps: 1e-8, Clip: 1,
 			Schedule: "cosine", Warmup: 10, Decay: 0.1, DecayShape: "cosine"},

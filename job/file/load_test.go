@@ -76,6 +76,7 @@ accumulate = 1
 global_batch = 0
 budget = 0
 pack = true
+packing = "split"
 shuffle = true
 shuffle_documents = false
 [eval]
@@ -309,7 +310,7 @@ func TestFaults(t *testing.T) {
 			want: []string{":6: eval.split = 0.5: set together with eval.path", ":10: train.epochs = 1.0: set together with train.steps", `:11: train.time_limit = "soon": not a time limit`,
 				`:13: checkpoint.dir = "../x": not inside output.dir`, ":15: output.trace = [4, 2]: not a range of steps", ":18: optimizer.min_lr = 0.0001: larger"}},
 		{name: "checkpoints in a file", code: status.InvalidConfig, src: base + "[checkpoint]\ndir = \"./metrics.jsonl/x\"\n", want: []string{`:6: checkpoint.dir = "./metrics.jsonl/x": the run writes a file`}},
-		{name: "a budget for split documents", code: status.InvalidConfig, src: base + "budget = 4000\n", want: []string{":5: data.budget = 4000: data.budget needs whole documents", ":5: data.budget = 4000: smaller than data.sequence"}},
+		{name: "a budget for split documents", code: status.InvalidConfig, src: base + "budget = 4000\n", want: []string{":5: data.budget = 4000: data.budget needs sequences of one document", ":5: data.budget = 4000: smaller than data.sequence"}},
 		{name: "refusals", code: status.Unsupported, src: "kind = \"attention\"\n[attention]\ninput = \"a\"\noutput = \"b\"\n[parallel]\nring = 2\n[device]\nbackend = \"cpu\"\ncomm = \"nccl\"\n",
 			want: []string{":9: device.comm"}},
 		{name: "a ring of recurrent states", code: status.InvalidConfig, src: "kind = \"gdn\"\n[gdn]\ninput = \"a\"\noutput = \"b\"\n[parallel]\nring = 2\n", want: []string{":6: parallel.ring = 2: the gated delta rule has no ring"}},
