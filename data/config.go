@@ -50,6 +50,8 @@ type Config struct {
 	Shuffle bool   `toml:"shuffle"`
 	// documents are packed in an order drawn from the seed, not in the order of the files
 	ShuffleDocuments bool `toml:"shuffle_documents"`
+	// of chat templates, as the further arguments of apply_chat_template in transformers
+	ChatVariables map[string]any `toml:"chat_variables" table:"variables of the chat template, such as { enable_thinking = false }"`
 }
 
 // needsStarts reports whether documents are packed by their lengths or in another order, for which

@@ -47,7 +47,7 @@ func openTokenizer(name string) (Tokenizer, error) {
 // openChat opens the chat templates that data.chat_template names, or that are beside the
 // tokenizer.
 func openChat(d Config, of Tokenizer) (*chat.Reader, error) {
-	o := chat.Options{TrainOn: cmp.Or(d.TrainOn, chat.Assistant), Date: d.ChatDate}
+	o := chat.Options{TrainOn: cmp.Or(d.TrainOn, chat.Assistant), Date: d.ChatDate, Variables: d.ChatVariables}
 	if t, ok := of.(*tokenizer.Tokenizer); ok {
 		o.Folder, o.Special = filepath.Dir(t.Files()[0]), t.Special()
 	}

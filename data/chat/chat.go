@@ -49,6 +49,8 @@ type Options struct {
 	TrainOn  string   // Assistant, Last or All
 	Special  []string // special tokens of the tokenizer
 	Date     string   // what strftime_now shows, as 2006-01-02; "" = a template that asks is refused
+	// that templates see
+	Variables Variables
 }
 
 // Range is bytes [Lo, Hi) of a text.
@@ -70,7 +72,7 @@ type Reader struct {
 	templates map[string]*template
 	files     []string
 	digest    string
-	variables *jinja.Dict // special tokens by name
+	variables *jinja.Dict // special tokens and Options.Variables by name
 	now       func() time.Time
 }
 
@@ -132,7 +134,7 @@ func (r *Reader) renderWith(t *template, c *conversation, messages *jinja.List, 
 	out, err := t.Render(vars, r.now, jinja.DefaultLimits(c.bytes))
 	if err != nil {
 		text := err.Error()
-		if t.Dated && r.now == nil {
+		if t.Reads("strftime_now") && r.now == nil {
 			text += `; set data.chat_date = "2026-01-31", the date that the template shows`
 		}
 		return out, status.Errorf(status.InvalidConfig, "%s: %s", t.path, text)

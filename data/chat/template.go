@@ -53,14 +53,17 @@ func Open(o Options) (*Reader, error) {
 		r.templates[name] = &template{Template: t, path: s.path, err: err}
 		fmt.Fprintf(sum, "%s %d %s", name, len(s.text), s.text)
 	}
+	fmt.Fprintf(sum, "%s %s %q", o.TrainOn, o.Date, o.Special)
+	r.variables.Each(func(k string, v jinja.Value) { fmt.Fprintf(sum, "%s %v", k, v) })
+	if err := r.setVariables(sum); err != nil {
+		return nil, err
+	}
+	r.digest = hex.EncodeToString(sum.Sum(nil))
 	for _, t := range r.templates {
 		if t.err == nil {
 			r.probe(t)
 		}
 	}
-	fmt.Fprintf(sum, "%s %s %q", o.TrainOn, o.Date, o.Special)
-	r.variables.Each(func(k string, v jinja.Value) { fmt.Fprintf(sum, "%s %v", k, v) })
-	r.digest = hex.EncodeToString(sum.Sum(nil))
 	return r, nil
 }
 

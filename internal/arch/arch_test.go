@@ -41,7 +41,7 @@ var may = map[string]string{
 	"job/doctor":          "job/cluster backends comm",
 	"job/cluster":         "comm device tensor internal/outdir",
 	"job/operator":        "job/file sp gdn comm device tensor internal/blockmask",
-	"job/file":            "data train model device tensor",
+	"job/file":            "data data/chat train model device tensor",
 	"cmd/ulysses-mpi":     "job",
 	"capi":                "gdn sp tile cuda comm device tensor backends internal/blockmask",
 	"capi/generate":       "",

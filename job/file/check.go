@@ -2,6 +2,7 @@ package file
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"path/filepath"
 	"reflect"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"ulysses/data"
+	"ulysses/data/chat"
 	"ulysses/internal/status"
 	"ulysses/model"
 	"ulysses/train"
@@ -200,6 +202,12 @@ func (l *loader) check() {
 		}
 	}
 	apply(conflicts, status.InvalidConfig)
+	for _, name := range slices.Sorted(maps.Keys(l.job.Data.ChatVariables)) {
+		key := "data.chat_variables." + name
+		if err := chat.CheckVariable(name, l.job.Data.ChatVariables[name]); err != nil {
+			l.faults.add(l.job.Origin(key), status.InvalidConfig, "%s: %v", key, err)
+		}
+	}
 	apply(refusals, status.Unsupported)
 	if !l.broken && !l.bad["kind"] {
 		l.bad["model.path"] = l.bad["model.path"] || l.bad["model"] || l.bad["model.new"]

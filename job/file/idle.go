@@ -59,9 +59,9 @@ var idleKeys = []idle{
 	{[]string{"optimizer.min_lr"}, onJob(func(j *Job) bool { return j.Kind == "train" && j.Optimizer.Schedule == "constant" }), `optimizer.schedule = "constant" does not decay`},
 	{[]string{"optimizer.decay", "optimizer.decay_shape"}, onJob(func(j *Job) bool { return j.Kind == "train" && j.Optimizer.Schedule != "wsd" }), `only optimizer.schedule = "wsd" has a decay`},
 	{[]string{"data.accumulate"}, onJob(func(j *Job) bool { return j.Kind == "train" && j.Data.GlobalBatch > 0 }), "data.global_batch sets it"},
-	{[]string{"data.text_field", "data.format", "eval.format", "data.train_on", "data.chat_template", "data.chat_date"},
+	{[]string{"data.text_field", "data.format", "eval.format", "data.train_on", "data.chat_template", "data.chat_date", "data.chat_variables"},
 		onJob(func(j *Job) bool { return j.IsModelJob() && j.noFiles(".jsonl") }), "no .jsonl file is read"},
-	{[]string{"data.train_on", "data.chat_template", "data.chat_date"}, onJob(func(j *Job) bool {
+	{[]string{"data.train_on", "data.chat_template", "data.chat_date", "data.chat_variables"}, onJob(func(j *Job) bool {
 		return j.IsModelJob() && j.Data.Format == "text" && (j.Eval.Format == "text" || len(j.Eval.Path) == 0) && len(j.Eval.Set) == 0
 	}),
 		`data.format is "text"`},

@@ -85,8 +85,8 @@ type DeviceTable struct {
 // scratch.
 type ModelTable struct {
 	Path     string         `toml:"path" path:"dir"`
-	Override map[string]any `toml:"override"` // fields of config.json to replace
-	New      map[string]any `toml:"new"`
+	Override map[string]any `toml:"override" table:"config.json fields, such as { rope_theta = 5e6 }"` // to replace
+	New      map[string]any `toml:"new" table:"config.json fields, such as { rope_theta = 5e6 }"`
 }
 
 // LoRATable is [lora]: low-rank adapters beside a frozen model (model.LoRA).

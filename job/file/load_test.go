@@ -79,6 +79,7 @@ pack = true
 packing = "split"
 shuffle = true
 shuffle_documents = false
+chat_variables = {}
 [eval]
 path = []
 format = "auto"
@@ -285,7 +286,10 @@ func TestFaults(t *testing.T) {
 				":15: train: one table is needed; write [train], not [[train]]"}},
 		{name: "a large bound", code: status.InvalidConfig, src: base + "sequence = 2147483648\n", want: []string{"must be at most 2147483647"}},
 		{name: "tables and values", code: status.InvalidConfig, src: "data = 3\nmodel.new = 4\n[seed]\nx = 1\n",
-			want: []string{":1: data = 3: data is a table; write [data]", ":2: model.new = 4: a table of config.json fields", ":3: seed = a table: an integer"}},
+			want: []string{":1: data = 3: data is a table; write [data]", ":2: model.new = 4: write a table of config.json fields", ":3: seed = a table: an integer"}},
+		{name: "chat variables", code: status.InvalidConfig, src: base + "[data.chat_variables]\nthinking = false\nmessages = \"x\"\neffort = { high = 1 }\nsince = 2026-01-31\nlimit = inf\nlist = [\"a\", [1, 2.5]]\n",
+			want: []string{":7: data.chat_variables.messages: not a variable, because each record has its own; remove it", ":8: data.chat_variables.effort: a table; write a string",
+				":9: data.chat_variables.since: a date; write it as a string", ":10: data.chat_variables.limit: +Inf is not a finite number"}},
 		{name: "bounds and words", code: status.InvalidConfig, src: base + "sequence = 0\n[device]\nbackend = \"cpuu\"\n[optimizer]\nclip = -1\nbetas = [0.9, 1.0]\nschedule = \"step\"\n[parallel]\nzero = 4\n[tile]\nmlp = 0\nloss = \"always\"\n[eval]\nsplit = 1\n",
 			want: []string{":5: data.sequence = 0: must be at least 1", `:7: device.backend = "cpuu": "auto", "cpu" or "cuda" is needed; did you mean "cpu"?`, ":9: optimizer.clip = -1: must be at least 0",
 				":10: optimizer.betas = 1.0: must be below 1", `:11: optimizer.schedule = "step": "constant", "linear", "cosine" or "wsd" is needed`, ":13: parallel.zero = 4: must be at most 3",

@@ -109,7 +109,7 @@ func (f *field) convert(dst reflect.Value, value any) error {
 	case reflect.Map:
 		m, ok := value.(map[string]any)
 		if !ok {
-			return f.wrong(value, "a table of config.json fields is needed, such as { rope_theta = 5e6 }")
+			return f.wrong(value, "write a table of %s", f.tag.Get("table"))
 		}
 		dst.Set(reflect.ValueOf(m))
 	case reflect.Slice, reflect.Array:

@@ -41,6 +41,7 @@ var foreign = map[string]struct{ ours, remark string }{
 	"model_name_or_path": {"model.path", ""}, "model_name": {"model.path", ""}, "pretrained_model_name_or_path": {"model.path", ""}, "base_model": {"model.path", ""},
 	"dataset": {"data.path", ""}, "datasets": {"data.path", ""}, "dataset_path": {"data.path", ""}, "data_path": {"data.path", ""}, "train_file": {"data.path", ""},
 	"dataset_name": {"data.path", ""}, "dataset_text_field": {"data.text_field", ""}, "packing": {"data.pack", ""}, "sample_packing": {"data.pack", ""},
+	"packing_strategy": {"data.packing", ` ("best-fit" is TRL's "bfd_split")`}, "chat_template_kwargs": {"data.chat_variables", ""},
 	"tokenizer_name": {"data.tokenizer", ""}, "tokenizer_path": {"data.tokenizer", ""},
 	"val_set_size": {"eval.split", ""}, "validation_split": {"eval.split", ""}, "eval_steps": {"eval.every", ""}, "eval_interval": {"eval.every", ""}, "validation_file": {"eval.path", ""},
 	"save_steps": {"checkpoint.every", ""}, "save_interval": {"checkpoint.every", ""}, "save_total_limit": {"checkpoint.keep", ""},

@@ -5,6 +5,7 @@ generation tags, are from the package trl 1.16.0 (Apache-2.0); mistral and forms
 chat/conversations.json has the conversations; chat/expected.json has, for each template and
 conversation, the rendering of apply_chat_template or the error. For templates with generation tags
 and the two tokenizers of chat/, it also has the ranges of return_assistant_tokens_mask.
+chat/variables.json has renderings with variables for all conversations (data.chat_variables).
 """
 
 import datetime
@@ -116,6 +117,56 @@ CONVERSATIONS = dict(
 )
 BOS, EOS = "<s>", "</s>"
 
+# Shows what a template sees of each variable.
+SHOWN = """{% for m in messages %}{{ m.role }}: {{ m.content }}
+{% endfor %}
+{% for v in [text, yes, no, whole, zero, one, real, large, small, list] %}
+{{ v }} {{ v | tojson }} {{ v is string }} {{ v is number }} {{ v is boolean }} {{ v is iterable }}
+{%- if v %} true{% endif %}
+
+{% endfor %}
+{{ one + whole }} {{ list | length }} {{ list[0] ~ list[-1][0] }} {{ text | upper }} {{ eos_token }}
+{{ absent is defined }} {{ yes is defined }}
+"""
+# Templates with the variables that they are rendered with.
+VARIABLES = [
+    ("qwen3", dict(enable_thinking=False)),
+    ("qwen3", dict(enable_thinking=True)),
+    ("qwen3_5_think", dict(enable_thinking=False)),
+    ("qwen3_5_think_training", dict(enable_thinking=True)),
+    (
+        "gptoss",
+        dict(
+            reasoning_effort="high",
+            model_identity='You are "small" & kind.',
+            builtin_tools=["browser", "python"],
+        ),
+    ),
+    (
+        "llama3_1",
+        dict(
+            date_string="09 Mar 2026",
+            builtin_tools=["brave_search", "wolfram_alpha"],
+            tools_in_user_message=False,
+        ),
+    ),
+    (
+        SHOWN,
+        dict(
+            text='a "b" {{ c }} <é>\n',
+            yes=True,
+            no=False,
+            whole=-7,
+            zero=0,
+            one=1.0,
+            real=0.1,
+            large=1e22,
+            small=-1e-7,
+            list=["a'", 1, 2.0, True, [], ["x"]],
+        ),
+    ),
+]
+
 
 def tokenizer(base: str, special: list[str]) -> PreTrainedTokenizerFast:
     """Returns a small tokenizer of tokenizers/ with the special tokens of the templates."""
@@ -178,6 +229,26 @@ def write_rows() -> None:
 
 
 FIELDS = ("text", "messages", "tools", "input_ids", "labels")
+
+
+def write_variables(templates: dict[str, str], t: PreTrainedTokenizerFast) -> None:
+    """Writes the renderings with variables."""
+    cases = []
+    for name, variables in VARIABLES:
+        used = ("plain",) if name == SHOWN else ("plain", "multi", "thinking", "tools")
+        for conversation in used:
+            c = json.loads(json.dumps(CONVERSATIONS[conversation]))
+            text = t.apply_chat_template(
+                c["messages"],
+                tools=c.get("tools"),
+                chat_template=templates.get(name, name),
+                tokenize=False,
+                **variables,
+            )
+            case = dict(template=name, conversation=conversation, variables=variables, text=text)
+            cases.append(json.dumps(case, ensure_ascii=False))
+    lines = ",\n".join(cases)
+    (FOLDER / "variables.json").write_text(f"[\n{lines}\n]\n", encoding="utf-8")
 
 
 class Clock(datetime.datetime):
@@ -247,6 +318,7 @@ def write() -> None:
         + f', "cases": [\n{lines}\n]}}\n',
         encoding="utf-8",
     )
+    write_variables(templates, small["qwen2"])
     write_rows()
     print(f"chat: {len(out)} renderings, {sum('error' in c for c in out)} refused")
 

@@ -111,7 +111,7 @@ func (in *interp) item(line int, of, key Value) Value {
 			return m
 		}
 	}
-	return undefined{"the element " + repr(key) + " of " + typeName(of)}
+	return undefined{"the element " + Repr(key) + " of " + typeName(of)}
 }
 
 func (e *sliceExpr) eval(in *interp) Value {

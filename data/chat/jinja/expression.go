@@ -163,9 +163,7 @@ func (p *parser) primary() expr {
 		case "none", "None":
 			return &literal{nil}
 		}
-		if t.text == "strftime_now" {
-			p.template.Dated = true
-		}
+		p.template.names[t.text] = true
 		for _, m := range p.macros {
 			m.caller = m.caller || t.text == "caller"
 			m.varargs = m.varargs || t.text == "varargs"

@@ -50,9 +50,11 @@ type Template struct {
 	body []stmt
 	// Tagged reports whether the template has the tag generation.
 	Tagged bool
-	// Dated reports whether the template has the name strftime_now.
-	Dated bool
+	names  map[string]bool // that it reads
 }
+
+// Reads reports whether the template has an expression with a name: a variable or a function.
+func (t *Template) Reads(name string) bool { return t.names[name] }
 
 // Error is a fault of a template, or of what it does with its values.
 type Error struct {

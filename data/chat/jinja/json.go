@@ -87,7 +87,7 @@ func (w *jsonWriter) value(v Value, depth int) {
 			case bool:
 				w.out.addString(strconv.Quote(strconv.FormatBool(k)), 0)
 			default:
-				w.out.addString(`"`+repr(k)+`"`, 0)
+				w.out.addString(`"`+Repr(k)+`"`, 0)
 			}
 			w.out.addString(w.key, 0)
 			w.value(v.items[order[i]], depth+1)

@@ -113,7 +113,7 @@ func method(of Value, name string) Value {
 					}
 				}
 				if name == "index" {
-					fail(c.line, "index: %s is not in the list", repr(x))
+					fail(c.line, "index: %s is not in the list", Repr(x))
 				}
 				return n
 			})

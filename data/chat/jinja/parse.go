@@ -18,7 +18,7 @@ func Parse(src string) (t *Template, err error) {
 	if len(src) > maxSource {
 		fail(1, "the template has %d bytes, at most %d are supported", len(src), maxSource)
 	}
-	p := &parser{tokens: lex(src), template: &Template{}}
+	p := &parser{tokens: lex(src), template: &Template{names: map[string]bool{}}}
 	p.template.body = p.statements()
 	if p.peek().kind != tokEOF {
 		fail(p.peek().line, "unexpected {%% %s %%}", p.tokens[p.at+1].text)

@@ -54,7 +54,7 @@ func hashOf(key Value) (any, bool) {
 		return k, true
 	case *List:
 		if k.tuple {
-			return repr(k), true
+			return Repr(k), true
 		}
 	}
 	return nil, false
@@ -157,11 +157,11 @@ func textOf(v Value) Text {
 	case undefined:
 		return Text{}
 	}
-	return Text{S: repr(v)}
+	return Text{S: Repr(v)}
 }
 
-// repr returns Python's repr(v).
-func repr(v Value) string {
+// repr returns Python's Repr(v).
+func Repr(v Value) string {
 	var b strings.Builder
 	writeRepr(&b, v, 0)
 	return b.String()
