@@ -61,6 +61,8 @@ type Config struct {
 	raw map[string]any // config.json as read, for Save and Override
 	// DType was overridden: Save writes it instead of the types of the source's files
 	forced bool
+	// about fields that are read in another way than their author may have expected
+	warnings []string
 }
 
 // QKVBias reports whether q, k and v have biases.
@@ -117,7 +119,7 @@ func parseConfig(text []byte, override map[string]any) (*Config, error) {
 	if len(override) == 0 {
 		return read("config.json", raw, false)
 	}
-	return readFields(&reader{raw: raw, seen: map[string]bool{}}).Override(override)
+	return readFields(&reader{where: "config.json", raw: raw, seen: map[string]bool{}}).Override(override)
 }
 
 // ConfigFromMap reads the fields of a model from scratch, the [model.new] table of a job. Unknown
@@ -180,6 +182,9 @@ func (c *Config) Override(fields map[string]any) (*Config, error) {
 		return nil, own.err()
 	}
 	r.extend(fields)
+	if len(r.warnings) == 0 && fields["rope_theta"] == nil && fields["rope_parameters"] == nil {
+		r.warnings = c.warnings // overrideRope moves thetas into the tables
+	}
 	return r, nil
 }
 

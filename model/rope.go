@@ -53,8 +53,8 @@ func (c *Config) readRope(r *reader) {
 	share := r.number("partial_rotary_factor", c.rotaryShare())
 	theta := r.positive("rope_theta", c.family.theta)
 	name, t := ropeTable(r)
+	var local *reader
 	if c.family.localTheta > 0 {
-		var local *reader
 		name, t, local = localTables(r)
 		own := c.family.localTheta
 		if c.family.localField != "" {
@@ -67,6 +67,7 @@ func (c *Config) readRope(r *reader) {
 		return
 	}
 	c.Rope = c.readRopeTable(r, name, t, theta, &share)
+	c.warnThetas(r, t, local)
 	c.RotaryDim = int64(float64(c.HeadDim) * share)
 	switch {
 	case c.Rope.Type == "proportional":

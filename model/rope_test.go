@@ -30,6 +30,7 @@ func TestRopeGoldens(t *testing.T) {
 		Length      int64
 		Frequencies []float64
 		Scale       float64
+		Window      []float64 // frequencies of layers with a window, if they have their own
 	}
 	if err := json.Unmarshal(text, &cases); err != nil || len(cases) < 30 {
 		t.Fatal(len(cases), err)
@@ -47,6 +48,9 @@ func TestRopeGoldens(t *testing.T) {
 			}
 			for k, want := range c.Frequencies {
 				near.Value(t, fmt.Sprintf("case %d, length %d, pair %d", i, c.Length, k), got[k], want, 1.01*ulp*want)
+			}
+			for k, want := range c.Window {
+				near.Value(t, fmt.Sprintf("case %d, windows, pair %d", i, k), config.LocalRope.Frequencies(config.RotaryDim, c.Length)[k], want, 1.01*ulp*want)
 			}
 			scale := config.Rope.Scale
 			if scale == 0 {

@@ -8,9 +8,9 @@ import (
 )
 
 // Warnings returns one line for each setting that is allowed but probably not intended: keys
-// without an effect, a warmup that never ends, tensors of the folder that the model does not read.
-// The model's config is nil for operator jobs, the folder is nil for a model from scratch, and
-// steps is 0 if unknown.
+// without an effect, a warmup that never ends, a theta of RoPE that is not read, tensors of the
+// folder that the model does not read. The model's config is nil for operator jobs, the folder is
+// nil for a model from scratch, and steps is 0 if unknown.
 func (j *Job) Warnings(c *model.Config, folder *model.Folder, steps int64) []string {
 	lines := j.idleWarnings(c)
 	what := "run"
@@ -21,6 +21,14 @@ func (j *Job) Warnings(c *model.Config, folder *model.Folder, steps int64) []str
 	if w := j.Optimizer.WarmupSteps(steps + j.Optimizer.Begin); j.Kind == "train" && steps > 0 && w > steps {
 		lines = append(lines, fmt.Sprintf("%v: optimizer.warmup = %d: the %s has %s and ends at a learning rate of %.3g, never at optimizer.lr = %.3g; set optimizer.warmup below %d",
 			j.Origin("optimizer.warmup"), w, what, units.Count(steps, "step"), j.Optimizer.LR*float64(steps)/float64(w), j.Optimizer.LR, steps))
+	}
+	if c != nil {
+		for _, text := range c.Warnings() {
+			if j.Model.Path != "" {
+				text = j.Model.Path + ": " + text
+			}
+			lines = append(lines, text)
+		}
 	}
 	if folder != nil {
 		for _, d := range folder.Dropped() {

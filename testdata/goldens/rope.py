@@ -6,6 +6,7 @@ import pathlib
 import torch
 import transformers
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.olmo3.modeling_olmo3 import Olmo3RotaryEmbedding
 
 SHORT = [1 + 0.1 * k for k in range(8)]
 LONG = [2 + 0.5 * k for k in range(8)]
@@ -76,9 +77,62 @@ CASES = [
     (dict(rope_type="proportional", partial_rotary_factor=0.3), dict(head_dim=24), [0]),
 ]
 
+# OLMo 3: the places of a theta that transformers reads for full attention and for windows.
+FULL, SLIDING = "full_attention", "sliding_attention"
+DEFAULT = dict(rope_type="default")
+KINDS = [
+    {},
+    dict(rope_theta=300.0),
+    dict(rope_theta=300.0, rope_scaling=YARN),
+    dict(rope_theta=300.0, rope_scaling=dict(YARN, rope_theta=700.0)),
+    dict(rope_theta=300.0, rope_parameters={FULL: DEFAULT, SLIDING: DEFAULT}),
+    dict(rope_theta=300.0, rope_parameters={FULL: dict(DEFAULT, rope_theta=900.0)}),
+    dict(rope_theta=300.0, rope_parameters={SLIDING: dict(DEFAULT, rope_theta=800.0)}),
+    dict(
+        rope_theta=300.0,
+        rope_scaling=YARN,
+        rope_parameters={
+            FULL: dict(DEFAULT, rope_theta=900.0),
+            SLIDING: dict(DEFAULT, rope_theta=800.0),
+        },
+    ),
+]
+
+
+def rounded(x: torch.Tensor) -> list[float]:
+    return [float(f"{v:.9g}") for v in x.tolist()]
+
+
+def kinds() -> list[dict]:
+    """Returns OLMo 3's frequencies of both kinds of layers."""
+    cases = []
+    for more in KINDS:
+        fields = dict(
+            model_type="olmo3",
+            vocab_size=8,
+            hidden_size=32,
+            intermediate_size=8,
+            num_hidden_layers=4,
+            num_attention_heads=2,
+            sliding_window=4,
+            max_position_embeddings=8192,
+        )
+        fields |= more
+        rotary = Olmo3RotaryEmbedding(transformers.Olmo3Config(**json.loads(json.dumps(fields))))
+        cases.append(
+            dict(
+                config=fields,
+                length=0,
+                frequencies=rounded(getattr(rotary, f"{FULL}_inv_freq")),
+                scale=getattr(rotary, f"{FULL}_attention_scaling"),
+                window=rounded(getattr(rotary, f"{SLIDING}_inv_freq")),
+            )
+        )
+    return cases
+
 
 def write(path: pathlib.Path) -> None:
-    cases = []
+    cases = kinds()
     for parameters, more, lengths in CASES:
         fields = dict(
             model_type="llama",
@@ -100,7 +154,7 @@ def write(path: pathlib.Path) -> None:
                 dict(
                     config=fields,
                     length=n,
-                    frequencies=[float(f"{x:.9g}") for x in rotary.inv_freq.tolist()],
+                    frequencies=rounded(rotary.inv_freq),
                     scale=rotary.attention_scaling,
                 )
             )
