@@ -3,6 +3,7 @@ package data
 import (
 	"fmt"
 	"math/rand"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
@@ -222,6 +223,60 @@ func TestBestFit(t *testing.T) {
 	least := int((tokens + 63) / 64)
 	if waste, before := len(first)-least, inOrder-least; 10*waste > 2*before {
 		t.Errorf("%d sequences of 64 tokens, with documents in order %d; %d would be full", len(first), inOrder, least)
+	}
+}
+
+// Sequences equal the ones that plainBestFit makes of the documents in memory, for files of text,
+// lines and Megatron's, any blocks and ranks, also if eval.split reserves documents.
+func TestBestFitOfFiles(t *testing.T) {
+	packed := func(docs [][]int32, size int) (sequences []MicroBatch) {
+		var pieces [][]int32
+		var lengths []int64
+		for _, d := range docs {
+			for p := range slices.Chunk(d, size) {
+				pieces, lengths = append(pieces, p), append(lengths, int64(len(p)))
+			}
+		}
+		for _, bin := range plainBestFit(lengths, int64(size)) {
+			var in [][]int32
+			for _, i := range bin {
+				in = append(in, pieces[i])
+			}
+			sequences = append(sequences, plainSequences(in, int64(size), true)...)
+		}
+		return sequences
+	}
+	var ids [][]int32
+	for _, sequences := range megatronDocuments(t)["uint16"] {
+		if doc := slices.Concat(sequences...); len(doc) > 0 {
+			ids = append(ids, doc)
+		}
+	}
+	for seed := range int64(4) {
+		paths, docs := corpus(t, seed)
+		paths, docs = append(paths, filepath.Join(megatronGoldens, "uint16.bin")), append(docs, ids...)
+		c := config(1+9*(seed%4), paths...)
+		c.Packing = BestFit
+		e := EvalConfig{Split: []float64{0, 0.3}[seed%2]}
+		n := len(docs) - int(e.Split*float64(len(docs))+0.5)
+		for _, block := range []int64{64, 128, 0} {
+			for _, ranks := range []int{1, 3} {
+				onRanks(t, ranks, func(cm comm.Comm) {
+					d, err := Open(c, e, Options{Vocab: 65536, Comm: cm, Workers: 2, block: block})
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					defer d.Close()
+					if want := packed(docs[:n], int(c.Sequence)); !reflect.DeepEqual(whole(t, d.Train()), want) {
+						t.Errorf("seed %d, blocks of %d, %d ranks: other sequences than %v", seed, block, ranks, want)
+					}
+					if e.Split > 0 && !reflect.DeepEqual(whole(t, d.Eval()), packed(docs[n:], int(c.Sequence))) {
+						t.Errorf("seed %d, blocks of %d, %d ranks: other sequences for evaluation", seed, block, ranks)
+					}
+				})
+			}
+		}
 	}
 }
 
