@@ -192,8 +192,8 @@ func TestBF16(t *testing.T) {
 					off[i] = got.grads[name][i] - g[i]
 				}
 				// A chain of a dozen roundings of 2^-9, in numbers that partly cancel: the error is
-				// largest in biases of keys, whose gradient is almost zero. Several ranks round other
-				// sums, and may err as much as one.
+				// largest in biases of keys, whose gradient is almost zero. Several ranks round
+				// other sums, and may err as much as one.
 				size, e := norm2(g), norm2(off)
 				if !(e < max(0.1*size+1e-4*norm2(want.grads["model.norm.weight"]), 1.1*one[name])) {
 					t.Errorf("%d ranks: gradient of %s has error %.2g of %.2g, one rank %.2g", n, name, e, size, one[name])
