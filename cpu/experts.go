@@ -200,8 +200,14 @@ func (d *Device) GroupedGemm(s device.Stream, a *device.GroupedGemm) error {
 	c.shape("B", a.B, t, whatever, k, whatever)
 	experts, n := a.B.Shape[0], a.B.Shape[2]
 	c.typed("C", a.C, t, rows, n)
+	if !a.Bias.IsNil() {
+		c.typed("bias", a.Bias, t, experts, n)
+	}
 	return d.each(&c, a.Offsets, experts, rows, func(e, lo, hi int64) error {
 		d.grouped = device.Gemm{A: a.A.Slice(0, lo, hi), B: a.B.Select(0, e), C: a.C.Slice(0, lo, hi)}
+		if !a.Bias.IsNil() {
+			d.grouped.Bias = a.Bias.Select(0, e)
+		}
 		return d.Gemm(s, &d.grouped)
 	})
 }
@@ -253,6 +259,6 @@ func (d *Device) WeightedSwiGLUBackward(_ device.Stream, a *device.WeightedSwiGL
 	*(*C.swiglu_weighted_args)(d.args) = C.swiglu_weighted_args{gate: a.Gate.Data, up: a.Up.Data, dy: a.DY.Data, dgate: a.DGate.Data, dup: a.DUp.Data,
 		weights: floatsOf(a.Weights), dweights: floatsOf(a.DWeights), rows: C.int64_t(rows), n: C.int64_t(n), per_task: C.int64_t(perTask),
 		gate_row: C.int64_t(a.Gate.Stride[0]), up_row: C.int64_t(a.Up.Stride[0]), dy_row: C.int64_t(a.DY.Stride[0]),
-		dgate_row: C.int64_t(a.DGate.Stride[0]), dup_row: C.int64_t(a.DUp.Stride[0]), bf16: bf16, restore: number(a.Restore), gelu: number(a.GELU)}
+		dgate_row: C.int64_t(a.DGate.Stride[0]), dup_row: C.int64_t(a.DUp.Stride[0]), bf16: bf16, restore: number(a.Restore), form: formOf(a.GELU, a.Clamped)}
 	return d.run(C.K_swiglu_weighted, ceilDiv(rows, perTask))
 }

@@ -19,11 +19,19 @@ func (d *Device) SwiGLUForward(_ device.Stream, a *device.SwiGLU) error {
 	}
 	p := merge(a.Y, a.Gate, a.Up)
 	k := (*C.swiglu_args)(d.args)
-	k.y, k.gate, k.up, k.bf16 = a.Y.Data, a.Gate.Data, a.Up.Data, bf16
-	if k.gelu = 0; a.GELU {
-		k.gelu = 1
-	}
+	k.y, k.gate, k.up, k.bf16, k.form = a.Y.Data, a.Gate.Data, a.Up.Data, bf16, formOf(a.GELU, a.Clamped)
 	return d.run(C.K_swiglu_forward, p.divide(&k.axes, true, grain/2, 2))
+}
+
+// formOf returns the form of SwiGLU for the kernels.
+func formOf(gelu, clamped bool) C.int64_t {
+	switch {
+	case gelu:
+		return C.SWIGLU_GELU
+	case clamped:
+		return C.SWIGLU_CLAMPED
+	}
+	return C.SWIGLU_SILU
 }
 
 // SwiGLUBackward writes dgate and dup. With Restore it also writes y to dy.
@@ -40,9 +48,7 @@ func (d *Device) SwiGLUBackward(_ device.Stream, a *device.SwiGLUGrad) error {
 	if k.restore = 0; a.Restore {
 		k.restore = 1
 	}
-	if k.gelu = 0; a.GELU {
-		k.gelu = 1
-	}
+	k.form = formOf(a.GELU, a.Clamped)
 	return d.run(C.K_swiglu_backward, p.divide(&k.axes, true, grain/2, 2))
 }
 

@@ -281,10 +281,11 @@ ULY_SIZE(uly_gemm, 584)
 typedef struct {
   uly_tensor a;
   uly_tensor b;
+  uly_tensor bias;
   uly_tensor c;
   uly_tensor offsets;
 } uly_grouped_gemm;
-ULY_SIZE(uly_grouped_gemm, 576)
+ULY_SIZE(uly_grouped_gemm, 720)
 
 typedef struct {
   uly_tensor a;
@@ -425,6 +426,7 @@ typedef struct {
   uly_tensor dup;
   bool restore;
   bool gelu;
+  bool clamped;
 } uly_swiglu_grad;
 ULY_SIZE(uly_swiglu_grad, 728)
 
@@ -433,6 +435,7 @@ typedef struct {
   uly_tensor up;
   uly_tensor y;
   bool gelu;
+  bool clamped;
 } uly_swiglu;
 ULY_SIZE(uly_swiglu, 440)
 
@@ -446,6 +449,7 @@ typedef struct {
   uly_tensor dweights;
   bool restore;
   bool gelu;
+  bool clamped;
 } uly_weighted_swiglu_grad;
 ULY_SIZE(uly_weighted_swiglu_grad, 1016)
 
@@ -495,4 +499,4 @@ ULY_SIZE(uly_weighted_swiglu_grad, 1016)
   X(WEIGHTED_SWIGLU_BACKWARD, weighted_swiglu_backward, uly_weighted_swiglu_grad)
 
 // A checksum of the above: program and plug-in must have the same operations.
-#define ULY_OPERATIONS_SUM 0x863fc645u
+#define ULY_OPERATIONS_SUM 0xf4dc53c5u

@@ -70,13 +70,14 @@ type CombineRows struct {
 	OwnWeights tensor.Tensor `op:"in,optional"` // [T] F32; nil = 1
 }
 
-// GroupedGemm is C[r] = A[r]·B[e] for the rows r of each expert e. The result of a row does not
-// depend on the other rows.
+// GroupedGemm is C[r] = A[r]·B[e] + Bias[e] for the rows r of each expert e. The result of a row
+// does not depend on the other rows.
 type GroupedGemm struct {
-	A       tensor.Tensor `op:"in"`  // [R, K], last axis dense
-	B       tensor.Tensor `op:"in"`  // [E, K, N]; the stride of K or of N is 1
-	C       tensor.Tensor `op:"out"` // [R, N] of the type of A, last axis dense
-	Offsets tensor.Tensor `op:"in"`  // [E+1] I32, from 0 to R
+	A       tensor.Tensor `op:"in"`          // [R, K], last axis dense
+	B       tensor.Tensor `op:"in"`          // [E, K, N]; the stride of K or of N is 1
+	Bias    tensor.Tensor `op:"in,optional"` // [E, N] of the type of A, last axis dense
+	C       tensor.Tensor `op:"out"`         // [R, N] of the type of A, last axis dense
+	Offsets tensor.Tensor `op:"in"`          // [E+1] I32, from 0 to R
 }
 
 // GroupedGemmWeights is C[e] += Aᵀ·B over the rows of each expert e, the gradient of the matrices.
@@ -97,5 +98,6 @@ type WeightedSwiGLUGrad struct {
 	DGate, DUp tensor.Tensor `op:"out"`
 	DWeights   tensor.Tensor `op:"out"` // [R] F32
 	Restore    bool
-	GELU       bool // as SwiGLU's
+
+	GELU, Clamped bool // as SwiGLU's
 }

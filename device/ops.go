@@ -155,11 +155,12 @@ type Rope struct {
 
 // SwiGLU is y = silu(gate)·up (Shazeer 2020). Rows may be strided; the last axis is dense. With
 // GELU, it is gelu(gate)·up in the approximation by tanh (Hendrycks & Gimpel 2016), g·σ(2u) with
-// u = √(2/π)·(g + 0.044715·g³).
+// u = √(2/π)·(g + 0.044715·g³). Clamped is the form of gpt-oss: g·σ(1.702·g)·(u + 1) with g =
+// min(gate, 7) and u = min(max(up, -7), 7). Where a limit is reached, the gradient is 0.
 type SwiGLU struct {
-	Gate, Up tensor.Tensor `op:"in"`  // [T, F]
-	Y        tensor.Tensor `op:"out"` // [T, F]
-	GELU     bool
+	Gate, Up      tensor.Tensor `op:"in"`  // [T, F]
+	Y             tensor.Tensor `op:"out"` // [T, F]
+	GELU, Clamped bool          // at most one of them
 }
 
 // SwiGLUGrad is the derivative of SwiGLU. DGate may be Gate, and DUp may be Up.
@@ -168,8 +169,8 @@ type SwiGLUGrad struct {
 	DY         tensor.Tensor `op:"in,out=Restore"`
 	DGate, DUp tensor.Tensor `op:"out"`
 	// Restore overwrites DY with y. A layer that did not keep y needs it for a gradient of weights.
-	Restore bool
-	GELU    bool // as SwiGLU's
+	Restore       bool
+	GELU, Clamped bool // as SwiGLU's
 }
 
 // Dropout is y[t, i] = x[t, i] / (1 - P) for the elements that it keeps, and 0 for the others. With

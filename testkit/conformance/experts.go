@@ -143,6 +143,7 @@ func (s *suite) rowsCase(d tensor.DType, suffix string, tokens, experts, k, n, m
 	random, rows := seeded(33, tokens, experts, k), tokens*k
 	x, sorted, matrices := normalAs(d, random, tokens*n), normalAs(d, random, rows*n), normalAs(d, random, experts*n*m)
 	grads, was := normalAs(d, random, rows*m), normal(random, experts*m*n)
+	bias := normalAs(d, random, experts*m)
 	index := func(b *bench) tensor.Tensor { return b.in("rows", tensor.I32, dense, floats(r.Rows), tokens, k).Tensor }
 	offsets := func(b *bench) tensor.Tensor {
 		return b.in("offsets", tensor.I32, dense, floats(r.Offsets), experts+1).Tensor
@@ -182,6 +183,7 @@ func (s *suite) rowsCase(d tensor.DType, suffix string, tokens, experts, k, n, m
 	}
 
 	product, product32 := make([]float64, rows*m), make([]float32, rows*m)
+	biased, biased32 := make([]float64, rows*m), make([]float32, rows*m)
 	sums, sums32 := append([]float64(nil), was...), f(was)
 	for e := range experts {
 		for row := r.Offsets[e]; row < r.Offsets[e+1]; row++ {
@@ -193,11 +195,12 @@ func (s *suite) rowsCase(d tensor.DType, suffix string, tokens, experts, k, n, m
 					sums[(e*m+j)*n+i] += grads[at] * sorted[row*n+i]
 					sums32[(e*m+j)*n+i] += float32(grads[at]) * float32(sorted[row*n+i])
 				}
+				biased[at], biased32[at] = product[at]+bias[e*m+j], product32[at]+float32(bias[e*m+j])
 			}
 		}
 	}
-	w := both("c", product, product32).as(d)
-	w.chain = float64(n) * ulp
+	w, withBias := both("c", product, product32).as(d), both("c", biased, biased32).as(d)
+	w.chain, withBias.chain = float64(n)*ulp, float64(n+1)*ulp
 	for _, transposed := range []bool{true, false} { // B as [E, M, N], and as [E, N, M]
 		b0, shape := matrices, []int64{experts, m, n}
 		if !transposed {
@@ -214,6 +217,14 @@ func (s *suite) rowsCase(d tensor.DType, suffix string, tokens, experts, k, n, m
 			}
 			return []*array{c}, b.dev.GroupedGemm(b.stream, &device.GroupedGemm{A: b.in("a", d, l, sorted, rows, n).Tensor, B: matrix, C: c.Tensor, Offsets: offsets(b)})
 		})
+		s.check(fmt.Sprint("grouped gemm with a bias ", name, ", transposed ", transposed), []want{withBias}, func(b *bench) ([]*array, error) {
+			c, matrix := b.out("c", d, l, rows, m), b.in("b", d, l, b0, shape...).Tensor
+			if transposed {
+				matrix = matrix.Permute(0, 2, 1)
+			}
+			return []*array{c}, b.dev.GroupedGemm(b.stream, &device.GroupedGemm{A: b.in("a", d, l, sorted, rows, n).Tensor, B: matrix, Bias: b.in("bias", d, l, bias, experts, m).Tensor,
+				C: c.Tensor, Offsets: offsets(b)})
+		})
 	}
 	w = both("c", sums, sums32)
 	w.chain = float64(rows+8) * ulp
@@ -222,8 +233,8 @@ func (s *suite) rowsCase(d tensor.DType, suffix string, tokens, experts, k, n, m
 		return []*array{c}, b.dev.GroupedGemmWeights(b.stream, &device.GroupedGemmWeights{A: b.in("a", d, l, grads, rows, m).Tensor, B: b.in("b", d, l, sorted, rows, n).Tensor,
 			C: c.Tensor, Offsets: offsets(b)})
 	})
-	for _, gelu := range []bool{false, true} {
-		s.weightedSwiGLUCase(d, name, rows, n, l, gelu)
+	for form := range swigluForms {
+		s.weightedSwiGLUCase(d, name, rows, n, l, form)
 	}
 }
 
@@ -243,22 +254,23 @@ func rounded32(x []float64) []float64 {
 	return ref.Convert[float64](narrow(x))
 }
 
-func (s *suite) weightedSwiGLUCase(d tensor.DType, name string, rows, n int64, l layout, gelu bool) {
+func (s *suite) weightedSwiGLUCase(d tensor.DType, name string, rows, n int64, l layout, form int) {
+	gelu, clamped := swigluForms[form][0], swigluForms[form][1]
 	random := seeded(34, rows, n)
 	gate, up, dy, weights := normalAs(d, random, rows*n), normalAs(d, random, rows*n), normalAs(d, random, rows*n), normal(random, rows)
-	dgate, dup, y, dweights := weightedSwiGLU(gate, up, dy, weights, n, gelu)
+	dgate, dup, y, dweights := weightedSwiGLU(gate, up, dy, weights, n, gelu, clamped)
 	f := ref.Convert[float32, float64]
-	dgate32, dup32, y32, dweights32 := weightedSwiGLU(f(gate), f(up), f(dy), f(weights), n, gelu)
+	dgate32, dup32, y32, dweights32 := weightedSwiGLU(f(gate), f(up), f(dy), f(weights), n, gelu, clamped)
 	wants := []want{both("dgate", dgate, dgate32).as(d), both("dup", dup, dup32).as(d), both("dweights", dweights, dweights32)}
 	wants[2].chain = float64(n) * ulp
 	for _, restore := range []bool{false, true} {
 		if restore {
 			wants = append(wants, both("dy", y, y32).as(d))
 		}
-		s.check(fmt.Sprint("weighted swiglu ", name, ", gelu ", gelu, ", restore ", restore), wants, func(b *bench) ([]*array, error) {
+		s.check(fmt.Sprint("weighted swiglu ", name, ", form ", form, ", restore ", restore), wants, func(b *bench) ([]*array, error) {
 			dg, du, out := b.inout("gate", d, l, gate, rows, n), b.inout("up", d, l, up, rows, n), b.out("dweights", tensor.F32, dense, rows)
 			all := []*array{dg, du, out}
-			a := &device.WeightedSwiGLUGrad{Gate: dg.Tensor, Up: du.Tensor, DGate: dg.Tensor, DUp: du.Tensor, DWeights: out.Tensor, Restore: restore, GELU: gelu,
+			a := &device.WeightedSwiGLUGrad{Gate: dg.Tensor, Up: du.Tensor, DGate: dg.Tensor, DUp: du.Tensor, DWeights: out.Tensor, Restore: restore, GELU: gelu, Clamped: clamped,
 				Weights: b.in("weights", tensor.F32, dense, weights, rows).Tensor}
 			if restore {
 				x := b.inout("dy", d, l, dy, rows, n)
@@ -272,17 +284,13 @@ func (s *suite) weightedSwiGLUCase(d tensor.DType, name string, rows, n int64, l
 }
 
 // weightedSwiGLU returns the gradients of weights·SwiGLU for the gradient dy, and weights·y.
-func weightedSwiGLU[T ref.Float](gate, up, dy, weights []T, n int64, gelu bool) (dgate, dup, y, dweights []T) {
-	weighted := make([]T, len(dy))
+func weightedSwiGLU[T ref.Float](gate, up, dy, weights []T, n int64, gelu, clamped bool) (dgate, dup, y, dweights []T) {
+	weighted, form := make([]T, len(dy)), ref.SwiGLUForm[T](gelu, clamped)
 	for i := range dy {
 		weighted[i] = weights[int64(i)/n] * dy[i]
 	}
-	y, dweights = ref.SwiGLU(gate, up), make([]T, len(weights))
-	dgate, dup = ref.SwiGLUGrad(gate, up, weighted)
-	if gelu {
-		y = ref.GELUGate(gate, up)
-		dgate, dup = ref.GELUGateGrad(gate, up, weighted)
-	}
+	y, dweights = form.Gate(gate, up), make([]T, len(weights))
+	dgate, dup = form.Grad(gate, up, weighted)
 	for i := range y {
 		dweights[int64(i)/n] += dy[i] * y[i]
 		y[i] *= weights[int64(i)/n]

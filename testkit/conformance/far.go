@@ -54,7 +54,7 @@ func testFar(s *suite) {
 		s.normCase(d, suffix, []int64{5, 3, 64}, farHeads, farHeads, 1, false, false)
 		s.ropeCase(d, suffix, 3, 2, 64, 64, far, far)
 		s.ropeCase(d, suffix, 5, 3, 40, 32, farHeads, farHeads)
-		s.swigluCase(d, suffix, 3, 65, far, false)
+		s.swigluCase(d, suffix, 3, 65, far, 0)
 		s.embeddingCase(d, suffix, 3, 65, 3, far)
 		s.rowsCase(d, suffix, 3, 2, 1, 65, 13, far)
 		s.dropoutCase(d, suffix, 3, 65, 0.25, far)

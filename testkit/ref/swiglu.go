@@ -51,3 +51,47 @@ func GELUGateGrad[T Float](gate, up, dy []T) (dgate, dup []T) {
 	}
 	return dgate, dup
 }
+
+// ClampedGate returns y = g·σ(1.702·g)·(u + 1), the activation of gpt-oss, with g = min(gate, 7) and
+// u = min(max(up, -7), 7).
+func ClampedGate[T Float](gate, up []T) []T {
+	y := make([]T, len(gate))
+	for i := range gate {
+		g, u := min(gate[i], 7), min(max(up[i], -7), 7)
+		y[i] = g / (1 + exp(-1.702*g)) * (u + 1)
+	}
+	return y
+}
+
+// ClampedGateGrad is the derivative of ClampedGate. It is 0 where a limit is reached.
+func ClampedGateGrad[T Float](gate, up, dy []T) (dgate, dup []T) {
+	dgate, dup = make([]T, len(gate)), make([]T, len(gate))
+	for i := range gate {
+		g, u := min(gate[i], 7), min(max(up[i], -7), 7)
+		s := 1 / (1 + exp(-1.702*g))
+		if gate[i] < 7 {
+			dgate[i] = dy[i] * (u + 1) * s * (1 + 1.702*g*(1-s))
+		}
+		if up[i] < 7 && up[i] > -7 {
+			dup[i] = dy[i] * g * s
+		}
+	}
+	return dgate, dup
+}
+
+// Form is a form of SwiGLU, with its derivative.
+type Form[T Float] struct {
+	Gate func(gate, up []T) []T
+	Grad func(gate, up, dy []T) (dgate, dup []T)
+}
+
+// SwiGLUForm returns the form that the arguments of device.SwiGLU name.
+func SwiGLUForm[T Float](gelu, clamped bool) Form[T] {
+	switch {
+	case gelu:
+		return Form[T]{GELUGate[T], GELUGateGrad[T]}
+	case clamped:
+		return Form[T]{ClampedGate[T], ClampedGateGrad[T]}
+	}
+	return Form[T]{SwiGLU[T], SwiGLUGrad[T]}
+}
