@@ -3,7 +3,6 @@ package job
 import (
 	"fmt"
 	"os"
-	"slices"
 	"strconv"
 	"time"
 
@@ -169,9 +168,9 @@ func (s *session) save(dir string) error {
 		return err
 	}
 	defer stream.Close()
-	portions := s.parts.Model.Portions()
-	if s.Job.LoRA.Rank > 0 { // the frozen model is not saved again
-		portions = slices.DeleteFunc(portions, func(x model.Portion) bool { return x.Frozen })
+	portions, err := s.parts.Model.SaveOrder(s.Job.LoRA.Rank == 0) // adapters leave out the frozen model
+	if err = comm.Agree(s.Mesh.World, err); err != nil {
+		return err
 	}
 	next := 0 // the portion to gather next
 	var lost error

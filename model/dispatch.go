@@ -88,7 +88,9 @@ func (m *Model) divideExperts(c comm.Comm) error {
 		if !ok {
 			continue
 		}
-		x.first, x.held = lo, hi-lo
+		for _, s := range []*stack{&x.gateUp, &x.down} {
+			s.first, s.held = lo, hi-lo
+		}
 		x.remote = newDispatch(x, c, m.dev)
 		x.tiles = newMLPTiles(x.remote)
 		x.tiles.collective = true
@@ -112,7 +114,7 @@ func newDispatch(m *experts, c comm.Comm, dev any) *dispatch {
 	}
 	d.first = append(d.first, m.count)
 	h := &d.host
-	h.offsets, h.ends = make([]int32, m.count+1), make([]int32, m.held+1)
+	h.offsets, h.ends = make([]int32, m.count+1), make([]int32, m.down.held+1)
 	h.counts, h.rows = make([]int64, n*m.count), make([]int64, n)
 	h.send, h.receive = make([]int64, n), make([]int64, n)
 	for r := range h.rows {
@@ -150,11 +152,12 @@ func (d *dispatch) begin(p *pass, tokens int64, backward bool) {
 	}
 	d.out, d.arrived, d.sorted = p.temp(own, m.hiddens), p.temp(all, m.hiddens), p.temp(all, m.hiddens)
 	d.hidden, d.act = p.temp(all, 2*m.width), p.temp(all, m.width)
-	d.place, d.offsets = p.alloc(tensor.I32, all, 1), p.alloc(tensor.I32, m.held+1)
+	d.place, d.offsets = p.alloc(tensor.I32, all, 1), p.alloc(tensor.I32, m.down.held+1)
 	if backward {
 		d.grads = p.temp(all, m.hiddens)
 		d.arrivedWeights, d.weights, d.dweights = p.tempF32(all, 1), p.tempF32(all, 1), p.tempF32(all, 1)
 		m.dlogits, m.dweight = p.temp(tokens, m.count), p.tempF32(own)
+		m.biases.allocate(p, m, all)
 	}
 	if h := &d.host; int64(len(h.places)) < all && !p.dry {
 		h.places = make([]int32, all)
@@ -196,7 +199,7 @@ func (d *dispatch) exchange(p *pass, tokens int64, r *routing, backward bool) (a
 	if arriving > 0 {
 		p.Copy(d.place.Slice(0, 0, arriving), tensor.OfInt32(h.places[:arriving], arriving, 1))
 	}
-	p.Copy(d.offsets, tensor.OfInt32(h.ends, m.held+1))
+	p.Copy(d.offsets, tensor.OfInt32(h.ends, m.down.held+1))
 	return arriving
 }
 
@@ -220,21 +223,21 @@ func (d *dispatch) count(p *pass, backward bool) {
 // locate computes, from the choices of all ranks, the rows that this rank sends and receives and
 // the order of experts. It returns the number of rows that arrive.
 func (d *dispatch) locate() (arriving int64) {
-	m, h := d.m, &d.host
+	m, h, first, held := d.m, &d.host, d.m.down.first, d.m.down.held
 	for r := range h.send {
 		h.send[r] = int64(h.offsets[d.first[r+1]] - h.offsets[d.first[r]])
 		h.receive[r] = 0
-		for e := m.first; e < m.first+m.held; e++ {
+		for e := first; e < first+held; e++ {
 			h.receive[r] += h.counts[int64(r)*m.count+e]
 		}
 		arriving += h.receive[r]
 	}
 	at := int32(0) // in sorted
-	for e := range m.held {
+	for e := range held {
 		h.ends[e] = at
 		begin := int64(0) // of the rows of a rank, in arrived
 		for r := range h.receive {
-			counts := h.counts[int64(r)*m.count+m.first:][:m.held]
+			counts := h.counts[int64(r)*m.count+first:][:held]
 			from := begin
 			for _, n := range counts[:e] {
 				from += n
@@ -246,7 +249,7 @@ func (d *dispatch) locate() (arriving int64) {
 			begin += h.receive[r]
 		}
 	}
-	h.ends[m.held] = at
+	h.ends[held] = at
 	return arriving
 }
 
@@ -294,7 +297,7 @@ func (d *dispatch) project(p *pass, x, sequence tensor.Tensor, backward bool) (r
 	sorted := d.sorted.Slice(0, 0, n)
 	d.sort(p, sorted, d.arrived.Slice(0, 0, n))
 	if n > 0 {
-		p.GroupedGemm(d.hidden.Slice(0, 0, n), sorted, m.gateUpValues().Permute(0, 2, 1), d.offsets)
+		m.gateUp.forward(p, d.hidden.Slice(0, 0, n), sorted, d.offsets)
 	}
 	return r, out, n
 }
@@ -331,10 +334,7 @@ func (d *dispatch) backwardTile(p *pass, dx, x, dy tensor.Tensor, lo int64) {
 	d.sort(p, weights, arrivedWeights)
 	if n > 0 {
 		m.backwardDown(p, grads, hidden, d.act.Slice(0, 0, n), weights.View(n), dweights.View(n), d.offsets)
-		if !m.gateUp[0].Frozen {
-			p.GroupedGemmWeights(m.gateUpGrads(), hidden, sorted, d.offsets)
-		}
-		p.GroupedGemm(grads, hidden, m.gateUpValues(), d.offsets)
+		m.backwardGateUp(p, grads, hidden, sorted, d.offsets)
 	}
 	d.unsort(p, arrived, grads)
 	d.giveBack(p, out, arrived)

@@ -47,7 +47,7 @@ func groupsOf(n int) (sizes []int) {
 // and gradients differ by the rounding of their sums: for every family, size of a group, policy and
 // tile, also with fewer tokens than ranks, and with experts that do not divide evenly.
 func TestDispatch(t *testing.T) {
-	for _, name := range []string{"mixtral", "qwen3_moe", "qwen3_5_moe"} {
+	for _, name := range []string{"mixtral", "qwen3_moe", "qwen3_5_moe", "gpt_oss_moe"} {
 		t.Run(name, func(t *testing.T) {
 			cfg := configs(t)[name]
 			for _, s := range []*sequence{documents(cfg.VocabSize, 9, 1, 13), documents(cfg.VocabSize, 3)} {

@@ -242,19 +242,28 @@ func (e *executor) GatedNormBack(d, dgate, x, gate tensor.Tensor, w *Param, rstd
 	e.gradReady(w)
 }
 
-// SwiGLU computes y = silu(gate)·up, or with GELU y = gelu(gate)·up.
-func (e *executor) SwiGLU(y, gate, up tensor.Tensor, gelu bool) {
+// form is a form of SwiGLU, see device.SwiGLU.
+type form uint8
+
+const (
+	formSiLU form = iota
+	formGELU
+	formClamped
+)
+
+// SwiGLU computes y = silu(gate)·up, or another form.
+func (e *executor) SwiGLU(y, gate, up tensor.Tensor, f form) {
 	if !e.skip() {
-		e.swiGLU = device.SwiGLU{Gate: gate, Up: up, Y: y, GELU: gelu}
+		e.swiGLU = device.SwiGLU{Gate: gate, Up: up, Y: y, GELU: f == formGELU, Clamped: f == formClamped}
 		e.err = e.dev.SwiGLUForward(e.ctx.Stream, &e.swiGLU)
 	}
 }
 
 // SwiGLUBack overwrites gate and up with their gradients, and dy, the gradient of SwiGLU's output,
 // with that output.
-func (e *executor) SwiGLUBack(dy, gate, up tensor.Tensor, gelu bool) {
+func (e *executor) SwiGLUBack(dy, gate, up tensor.Tensor, f form) {
 	if !e.skip() {
-		e.swiGLUGrad = device.SwiGLUGrad{Gate: gate, Up: up, DY: dy, DGate: gate, DUp: up, Restore: true, GELU: gelu}
+		e.swiGLUGrad = device.SwiGLUGrad{Gate: gate, Up: up, DY: dy, DGate: gate, DUp: up, Restore: true, GELU: f == formGELU, Clamped: f == formClamped}
 		e.err = e.dev.SwiGLUBackward(e.ctx.Stream, &e.swiGLUGrad)
 	}
 }

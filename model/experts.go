@@ -16,13 +16,13 @@ import (
 // The sums over the rows of an expert, and over the experts of a token, have an order that depends
 // on the tokens alone, so the output of a token is bitwise equal on every mesh and for every tile.
 type experts struct {
-	router         *Param   // [E, hidden]
-	gateUp, down   []*Param // gate, up of each expert; down of each expert
-	count, k       int64    // E, and the experts of a token
-	held           int64    // experts whose matrices this rank has, which follow each other
-	first          int64    // the number of the first of them
-	width, hiddens int64    // F of an expert, and hidden
+	router         *Param // [E, hidden]
+	routerBias     *Param // [E]; nil = none
+	gateUp, down   stack
+	count, k       int64 // E, and the experts of a token
+	width, hiddens int64 // F of an expert, and hidden
 	normalize      bool
+	clamped        bool          // the activation is that of gpt-oss
 	sparse         int64         // the number of this layer among the layers with experts
 	shared         *sharedExpert // of all tokens; nil = none
 
@@ -33,6 +33,7 @@ type experts struct {
 	act     tensor.Tensor // [T·k, F], the input of down, then its gradient
 	dlogits tensor.Tensor // [T, E] of the compute type
 	dweight tensor.Tensor // [T·k] F32
+	biases  expertBiases
 	tiles   *mlpTiles
 
 	remote *dispatch // the experts are divided among ranks; nil = this rank has all
@@ -47,32 +48,71 @@ type routing struct {
 	offsets tensor.Tensor // [E+1] I32
 }
 
+// expertBiases is working memory for gradients of biases; nil without biases.
+type expertBiases struct {
+	factors, product tensor.Tensor // [R, 1]
+	wide             tensor.Tensor // [R, 1] F32
+}
+
+func (b *expertBiases) allocate(p *pass, m *experts, rows int64) {
+	if len(m.down.b) > 0 {
+		b.factors, b.product, b.wide = p.temp(rows, 1), p.temp(rows, 1), p.tempF32(rows, 1)
+	}
+}
+
+// first returns the memory for the first n rows.
+func (b *expertBiases) first(n int64) expertBiases {
+	if b.factors.IsNil() {
+		return expertBiases{}
+	}
+	return expertBiases{firstRows(b.factors, n), firstRows(b.product, n), firstRows(b.wide, n)}
+}
+
+// activation returns the form of SwiGLU.
+func (m *experts) activation() form {
+	if m.clamped {
+		return formClamped
+	}
+	return formSiLU
+}
+
 func newExperts(cfg *Config, layer int64) *experts {
 	e, names := cfg.Experts, cfg.family.experts
 	name := func(suffix string) string {
 		return fmt.Sprintf("model.layers.%d.%s.%s", layer, names.block, suffix)
 	}
-	m := &experts{count: e.Count, held: e.Count, k: e.PerToken, width: e.Size, hiddens: cfg.HiddenSize, normalize: e.Normalize}
+	m := &experts{count: e.Count, k: e.PerToken, width: e.Size, hiddens: cfg.HiddenSize, normalize: e.Normalize, clamped: names.stacked}
 	for i := range layer {
 		if cfg.Sparse(i) {
 			m.sparse++
 		}
 	}
-	m.router = newParam(name("gate.weight"), cfg.DType, normal, []string{names.number, "hidden_size"}, e.Count, cfg.HiddenSize)
+	m.router = newParam(name(names.routerName()+".weight"), cfg.DType, normal, []string{names.number, "hidden_size"}, e.Count, cfg.HiddenSize)
 	m.router.bare = true
-	matrix := func(expert int64, part string, axes []string, shape ...int64) *Param {
-		p := newParam(name(fmt.Sprintf("experts.%d.%s.weight", expert, part)), cfg.DType, normal, axes, shape...)
+	if names.stacked {
+		m.routerBias = newParam(name(names.routerName()+".bias"), cfg.DType, zeros, []string{names.number}, e.Count)
+	}
+	param := func(expert int64, part string, start fill, axes []string, shape ...int64) *Param {
+		p := newParam(name(fmt.Sprintf("experts.%d.%s", expert, part)), cfg.DType, start, axes, shape...)
 		p.expert, p.number, p.experts = true, expert, e.Count
 		return p
 	}
+	var gateUp, gateUpBias, down, downBias []*Param
 	for i := range e.Count {
-		for _, part := range []string{names.gate, names.up} {
-			m.gateUp = append(m.gateUp, matrix(i, part, []string{names.size, "hidden_size"}, e.Size, cfg.HiddenSize))
+		if names.stacked {
+			gateUp = append(gateUp, param(i, ossGateUp, normal, []string{"hidden_size", "2 " + names.size}, cfg.HiddenSize, 2*e.Size))
+			gateUpBias = append(gateUpBias, param(i, ossGateUp+ossBias, zeros, []string{"2 " + names.size}, 2*e.Size))
+			down = append(down, param(i, ossDown, normal, []string{names.size, "hidden_size"}, e.Size, cfg.HiddenSize))
+			downBias = append(downBias, param(i, ossDown+ossBias, zeros, []string{"hidden_size"}, cfg.HiddenSize))
+			continue
 		}
+		for _, part := range []string{names.gate, names.up} {
+			gateUp = append(gateUp, param(i, part+".weight", normal, []string{names.size, "hidden_size"}, e.Size, cfg.HiddenSize))
+		}
+		down = append(down, param(i, names.down+".weight", normal, []string{"hidden_size", names.size}, cfg.HiddenSize, e.Size))
 	}
-	for i := range e.Count {
-		m.down = append(m.down, matrix(i, names.down, []string{"hidden_size", names.size}, cfg.HiddenSize, e.Size))
-	}
+	m.gateUp = newStack(e.Count, cfg.HiddenSize, 2*e.Size, gateUp, gateUpBias)
+	m.down = newStack(e.Count, e.Size, cfg.HiddenSize, down, downBias)
 	if e.Shared > 0 {
 		m.shared = newSharedExpert(cfg, name)
 	}
@@ -81,29 +121,15 @@ func newExperts(cfg *Config, layer int64) *experts {
 }
 
 func (m *experts) Params() []*Param {
-	all := append(append([]*Param{m.router}, m.gateUp...), m.down...)
+	all := []*Param{m.router}
+	if m.routerBias != nil {
+		all = append(all, m.routerBias)
+	}
+	all = append(append(all, m.gateUp.params()...), m.down.params()...)
 	if m.shared != nil {
 		all = append(all, m.shared.params()...)
 	}
 	return all
-}
-
-// heldGateUp and heldDown return the matrices of the experts that this rank has.
-func (m *experts) heldGateUp() []*Param { return m.gateUp[2*m.first : 2*(m.first+m.held)] }
-func (m *experts) heldDown() []*Param   { return m.down[m.first : m.first+m.held] }
-
-// gateUpValues and the others return views [E, 2F, hidden] and [E, hidden, F] of the matrices of
-// the experts that this rank has, or of their gradients.
-func (m *experts) gateUpValues() tensor.Tensor { return m.allGateUp(m.heldGateUp()[0].Value) }
-func (m *experts) gateUpGrads() tensor.Tensor  { return m.allGateUp(m.heldGateUp()[0].Grad) }
-func (m *experts) downValues() tensor.Tensor   { return m.allDown(m.heldDown()[0].Value) }
-func (m *experts) downGrads() tensor.Tensor    { return m.allDown(m.heldDown()[0].Grad) }
-
-func (m *experts) allGateUp(first tensor.Tensor) tensor.Tensor {
-	return span(first, m.held, 2*m.width, m.hiddens)
-}
-func (m *experts) allDown(first tensor.Tensor) tensor.Tensor {
-	return span(first, m.held, m.hiddens, m.width)
 }
 
 // tile returns the tokens of a tile, 0 = all, and whether the layer runs in tiles.
@@ -162,6 +188,7 @@ func (m *experts) working(p *pass, tokens int64, backward bool) {
 	m.rows, m.act = p.temp(tokens*m.k, m.hiddens), p.temp(tokens*m.k, m.width)
 	if backward {
 		m.dlogits, m.dweight = p.temp(tokens, m.count), p.tempF32(tokens*m.k)
+		m.biases.allocate(p, m, tokens*m.k)
 	}
 	if m.shared != nil {
 		m.shared.working(p, tokens, backward)
@@ -216,8 +243,8 @@ func (m *experts) forwardRows(p *pass, out, x, sequence tensor.Tensor) {
 // compute writes the outputs of the experts to rows, from gate and up of the same rows.
 func (m *experts) compute(p *pass, rows, hidden, act, offsets tensor.Tensor) {
 	gate, up := m.split(hidden)
-	p.SwiGLU(act, gate, up, false)
-	p.GroupedGemm(rows, act, m.downValues().Permute(0, 2, 1), offsets)
+	p.SwiGLU(act, gate, up, m.activation())
+	m.down.forward(p, rows, act, offsets)
 }
 
 // split returns views of gate and up of some rows.
@@ -241,14 +268,18 @@ func (m *experts) project(p *pass, x, sequence tensor.Tensor) (r routing, hidden
 	r, hidden = m.choose(p, x, sequence), m.hidden.Slice(0, 0, n)
 	rows := m.rows.Slice(0, 0, n)
 	p.SpreadRows(rows, x, r.rows)
-	p.GroupedGemm(hidden, rows, m.gateUpValues().Permute(0, 2, 1), r.offsets)
+	m.gateUp.forward(p, hidden, rows, r.offsets)
 	return r, hidden
 }
 
 // choose chooses the experts of tokens x.
 func (m *experts) choose(p *pass, x, sequence tensor.Tensor) routing {
 	r := m.routing.first(x.Shape[0])
-	p.Gemm(r.probs, x, m.router.Value.Permute(1, 0), tensor.Tensor{})
+	var bias tensor.Tensor
+	if m.routerBias != nil {
+		bias = m.routerBias.Value
+	}
+	p.Gemm(r.probs, x, m.router.Value.Permute(1, 0), bias)
 	p.Route(&r, m.normalize, sequence, m.sparse)
 	return r
 }
@@ -260,16 +291,15 @@ func (m *experts) backwardRows(p *pass, r routing, hidden, x, dy, dx, sequence t
 	rows, act, dweight := m.rows.Slice(0, 0, n), m.act.Slice(0, 0, n), m.dweight.Slice(0, 0, n)
 	p.SpreadRows(rows, dy, r.rows)
 	m.backwardDown(p, rows, hidden, act, r.weights, dweight, r.offsets)
-	if !m.gateUp[0].Frozen {
+	if m.gateUp.trains() {
 		p.SpreadRows(rows, x, r.rows)
-		p.GroupedGemmWeights(m.gateUpGrads(), hidden, rows, r.offsets)
 	}
-	p.GroupedGemm(rows, hidden, m.gateUpValues(), r.offsets)
+	m.backwardGateUp(p, rows, hidden, rows, r.offsets)
 	m.backwardTokens(p, r, rows, dweight, x, dy, dx, sequence)
 }
 
 // backwardDown overwrites gate and up of some rows with their gradients, given the gradients dy of
-// the weighted outputs, and adds to the gradient of down. dweight becomes the gradients of the
+// the weighted outputs, and adds to the gradients of down. dweight becomes the gradients of the
 // weights.
 //
 // The gradient of a weight is dy·y, where y is the expert's output. It is computed as (Wᵀdy)·a from
@@ -277,11 +307,25 @@ func (m *experts) backwardRows(p *pass, r routing, hidden, x, dy, dx, sequence t
 // instead of dy.
 func (m *experts) backwardDown(p *pass, dy, hidden, act, weights, dweight, offsets tensor.Tensor) {
 	gate, up := m.split(hidden)
-	p.GroupedGemm(act, dy, m.downValues(), offsets)
-	p.WeightedSwiGLUBack(act, gate, up, weights, dweight)
-	if !m.down[0].Frozen {
-		p.GroupedGemmWeights(m.downGrads(), dy, act, offsets)
+	m.down.backwardInput(p, act, dy, offsets)
+	p.WeightedSwiGLUBack(act, gate, up, weights, dweight, m.activation())
+	b := m.biases.first(dy.Shape[0])
+	m.down.addBiasProducts(p, dweight, dy, b.product, b.wide, offsets)
+	if len(m.down.b) > 0 {
+		p.Copy(b.factors, weights.View(dy.Shape[0], 1))
 	}
+	m.down.addWeights(p, dy, act, b.factors, offsets)
+}
+
+// backwardGateUp adds to the gradients of gate and up, given their inputs x and the gradients of
+// their outputs, and computes the gradient dx of the inputs, which may be x.
+func (m *experts) backwardGateUp(p *pass, dx, hidden, x, offsets tensor.Tensor) {
+	b := m.biases.first(hidden.Shape[0])
+	if len(m.gateUp.b) > 0 {
+		p.fill(b.factors, 1)
+	}
+	m.gateUp.addWeights(p, hidden, x, b.factors, offsets)
+	m.gateUp.backwardInput(p, dx, hidden, offsets)
 }
 
 // backwardTokens writes the gradient of tokens x to dx, which may be x, given the gradients of the
@@ -292,6 +336,9 @@ func (m *experts) backwardTokens(p *pass, r routing, rows, dweight, x, dy, dx, s
 	p.RouteBack(dlogits, dweight, &r, m.normalize, sequence, m.sparse)
 	if !m.router.Frozen {
 		p.GemmAdd(m.router.Grad, dlogits.Permute(1, 0), x)
+	}
+	if b := m.routerBias; b != nil && !b.Frozen {
+		p.ColumnSum(b.Grad, dlogits)
 	}
 	var own tensor.Tensor
 	if m.shared != nil {
@@ -315,9 +362,12 @@ func (m *experts) backwardTile(p *pass, dx, x, dy tensor.Tensor, lo int64) {
 }
 
 func (m *experts) gradReady(p *pass) {
-	p.gradReady(m.heldDown()...)
-	p.gradReady(m.heldGateUp()...)
+	m.down.gradReady(p)
+	m.gateUp.gradReady(p)
 	p.gradReady(m.router)
+	if m.routerBias != nil {
+		p.gradReady(m.routerBias)
+	}
 	if m.shared != nil {
 		m.shared.gradReady(p)
 	}
@@ -365,10 +415,10 @@ func (e *executor) CombineRows(y, x, rows, weights, own, ownWeights tensor.Tenso
 	}
 }
 
-// GroupedGemm computes c = a·b[e] for the rows of each expert e.
-func (e *executor) GroupedGemm(c, a, b, offsets tensor.Tensor) {
+// GroupedGemm computes c = a·b[e] + bias[e] for the rows of each expert e; bias may be nil.
+func (e *executor) GroupedGemm(c, a, b, bias, offsets tensor.Tensor) {
 	if !e.skip() {
-		e.grouped = device.GroupedGemm{A: a, B: b, C: c, Offsets: offsets}
+		e.grouped = device.GroupedGemm{A: a, B: b, Bias: bias, C: c, Offsets: offsets}
 		e.err = e.dev.GroupedGemm(e.ctx.Stream, &e.grouped)
 	}
 }
@@ -383,9 +433,9 @@ func (e *executor) GroupedGemmWeights(c, a, b, offsets tensor.Tensor) {
 
 // WeightedSwiGLUBack overwrites gate and up with the gradients of weights·y, and dy, which is that
 // gradient without the weights, with weights·y.
-func (e *executor) WeightedSwiGLUBack(dy, gate, up, weights, dweights tensor.Tensor) {
+func (e *executor) WeightedSwiGLUBack(dy, gate, up, weights, dweights tensor.Tensor, f form) {
 	if !e.skip() {
-		e.weightedGrad = device.WeightedSwiGLUGrad{Gate: gate, Up: up, Weights: weights, DY: dy, DGate: gate, DUp: up, DWeights: dweights, Restore: true}
+		e.weightedGrad = device.WeightedSwiGLUGrad{Gate: gate, Up: up, Weights: weights, DY: dy, DGate: gate, DUp: up, DWeights: dweights, Restore: true, GELU: f == formGELU, Clamped: f == formClamped}
 		e.err = e.dev.WeightedSwiGLUBackward(e.ctx.Stream, &e.weightedGrad)
 	}
 }

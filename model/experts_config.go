@@ -1,6 +1,7 @@
 package model
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -37,7 +38,9 @@ type expertFields struct {
 	shared       bool     // shared_expert_intermediate_size is read
 	everywhere   bool     // all layers have experts, and there is no intermediate_size
 	zero         []string // fields that must be 0
+	stacked      bool     // the form of gpt-oss: biases, a clamped activation, and one tensor for all experts
 	block        string   // the module in a layer
+	router       string   // the router in this module; "" = gate
 	gate, up     string   // the matrices of an expert
 	down         string
 }
@@ -49,9 +52,13 @@ var (
 		block: "mlp", gate: "gate_proj", up: "up_proj", down: "down_proj"}
 	nextExperts = expertFields{number: "num_experts", size: "moe_intermediate_size", aliases: []string{"num_local_experts"}, normalized: true, layers: true, shared: true,
 		block: "mlp", gate: "gate_proj", up: "up_proj", down: "down_proj"}
+	ossFields     = expertFields{number: "num_local_experts", size: "intermediate_size", aliases: []string{"num_experts"}, normalize: true, stacked: true, block: "mlp", router: "router"}
 	hybridExperts = expertFields{number: "num_experts", size: "moe_intermediate_size", aliases: []string{"num_local_experts"}, normalize: true, shared: true, everywhere: true,
 		block: "mlp", gate: "gate_proj", up: "up_proj", down: "down_proj"}
 )
+
+// routerName returns the name of the router in the module.
+func (x *expertFields) routerName() string { return cmp.Or(x.router, "gate") }
 
 // Sparse reports whether the MLP of a layer has experts.
 func (c *Config) Sparse(layer int64) bool {
@@ -97,6 +104,12 @@ func readExperts(c *Config, r *reader) {
 			r.fault(status.InvalidConfig, "%s = %v and %s = %v: they are names of the same number, give one of them", names.number, r.raw[names.number], alias, r.raw[alias])
 		}
 	}
+	if names.stacked {
+		c.readClamp(r)
+		if r.number(number, float64(c.family.size(names.number, r))) == 0 && r.has(number) {
+			return // a dense MLP
+		}
+	}
 	e.Count = r.extent(number, c.family.size(names.number, r), 1<<16)
 	e.PerToken = r.extent("num_experts_per_tok", c.family.size("num_experts_per_tok", r), 1<<10)
 	if e.PerToken > e.Count && e.Count > 0 {
@@ -130,6 +143,18 @@ func readExperts(c *Config, r *reader) {
 	}
 }
 
+// readClamp refuses other constants of the activation of gpt-oss than the published ones.
+func (c *Config) readClamp(r *reader) {
+	for _, x := range []struct {
+		name  string
+		value float64
+	}{{"swiglu_alpha", 1.702}, {"swiglu_limit", 7}} {
+		if v := r.number(x.name, x.value); v != x.value {
+			r.fault(status.Unsupported, "%s = %v is not built: %s", x.name, v, notbuilt.Clamps.Instead)
+		}
+	}
+}
+
 // readDenseLayers reads mlp_only_layers, the layers without experts.
 func (c *Config) readDenseLayers(r *reader) {
 	list, given := r.value("mlp_only_layers").([]any)
@@ -149,6 +174,10 @@ func (c *Config) readDenseLayers(r *reader) {
 
 func writeExperts(c *Config, f fields) {
 	names, e := c.family.experts, &c.Experts
+	if e.Count == 0 {
+		f.put(names.number, e.Count)
+		return
+	}
 	if !slices.ContainsFunc(names.aliases, func(alias string) bool { return f[alias] != nil }) {
 		f.put(names.number, e.Count)
 	}
@@ -168,7 +197,7 @@ func (c *Config) refuseExperts(r *reader) {
 	if c.family.experts != nil {
 		return
 	}
-	n, local := r.number("num_experts", 0), r.number("num_local_experts", c.family.refusedExperts)
+	n, local := r.number("num_experts", 0), r.number("num_local_experts", 0)
 	name := "num_experts"
 	if local > 0 {
 		n, name = local, "num_local_experts"
@@ -200,7 +229,7 @@ func (m *Model) checkFrozenExperts() error {
 		if !ok {
 			continue
 		}
-		for _, matrices := range [][]*Param{x.gateUp, x.down} {
+		for _, matrices := range [][]*Param{x.gateUp.w, x.gateUp.b, x.down.w, x.down.b} {
 			for _, p := range matrices {
 				if first := matrices[0]; p.Frozen != first.Frozen {
 					if p.Frozen {
@@ -227,7 +256,7 @@ const (
 // unstack returns the tensors of single experts in a tensor of a file, or the tensor itself.
 func (c *Config) unstack(e tensor.Entry) ([]tensor.Entry, error) {
 	names, x := c.family.experts, &c.Experts
-	if names == nil {
+	if names == nil || names.stacked {
 		return []tensor.Entry{e}, nil
 	}
 	layer, gateUp := strings.CutSuffix(e.Name, stackedGateUp)
@@ -268,6 +297,9 @@ func (c *Config) nameOf(stored string) string {
 		return layer + fusedParts[0]
 	} else if layer, ok := strings.CutSuffix(name, fusedBA); ok && c.family.fusedLinear {
 		return layer + fusedParts[2]
+	}
+	if layer, kind, ok := c.ossEntry(name); ok {
+		return ossName(layer, 0, kind)
 	}
 	for _, x := range [][2]string{{stackedGateUp, ".experts.0." + names.gate + ".weight"}, {stackedDown, ".experts.0." + names.down + ".weight"}, {stackedRouter, ".gate.weight"}} {
 		if layer, ok := strings.CutSuffix(name, x[0]); ok {

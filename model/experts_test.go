@@ -293,10 +293,10 @@ func TestStackedExperts(t *testing.T) {
 					continue
 				}
 				var gateUp, down []float32
-				for _, p := range x.gateUp {
+				for _, p := range x.gateUp.w {
 					gateUp = append(gateUp, w[p.Name]...)
 				}
-				for _, p := range x.down {
+				for _, p := range x.down.w {
 					down = append(down, w[p.Name]...)
 				}
 				at := "model.layers." + string(rune('0'+i)) + ".mlp.experts."

@@ -24,19 +24,17 @@ type family struct {
 	softcaps    bool // of scores and logits
 	embedScaled bool // embeddings are multiplied by sqrt(hidden_size)
 
-	biased bool // default of attention_bias
-	// default of num_local_experts in a family whose experts are not built
-	refusedExperts float64
-	experts        *expertFields    // nil = the MLPs have no experts
-	sizes          map[string]int64 // defaults of fields that other families require in a config.json
-	tied           bool             // default of tie_word_embeddings
-	eps            float64          // default of rms_norm_eps
-	headDim        int64            // default of head_dim; 0 = hidden_size / num_attention_heads
-	theta          float64          // default of rope_theta
-	localTheta     float64          // theta of sliding layers without one; 0: they rotate as all others
-	localField     string           // the field with this theta, besides the table of sliding layers; "" = none
-	rotaryShare    float64          // default of partial_rotary_factor; 0 = all features are rotated
-	rope           map[string]any   // default of rope_parameters; nil = no scaling
+	biased      bool             // default of attention_bias
+	experts     *expertFields    // nil = the MLPs have no experts
+	sizes       map[string]int64 // defaults of fields that other families require in a config.json
+	tied        bool             // default of tie_word_embeddings
+	eps         float64          // default of rms_norm_eps
+	headDim     int64            // default of head_dim; 0 = hidden_size / num_attention_heads
+	theta       float64          // default of rope_theta
+	localTheta  float64          // theta of sliding layers without one; 0: they rotate as all others
+	localField  string           // the field with this theta, besides the table of sliding layers; "" = none
+	rotaryShare float64          // default of partial_rotary_factor; 0 = all features are rotated
+	rope        map[string]any   // default of rope_parameters; nil = no scaling
 
 	kinds      []string  // the kinds of layers that layer_types may list; nil: it has no meaning
 	window     int64     // default of sliding_window; 0: it is not read
@@ -67,6 +65,14 @@ var (
 type activation struct {
 	field, name string // in config.json
 	gelu        bool   // GELU in the approximation by tanh, otherwise SiLU
+}
+
+// form returns the form of SwiGLU.
+func (a *activation) form() form {
+	if a.gelu {
+		return formGELU
+	}
+	return formSiLU
 }
 
 var (
@@ -179,7 +185,8 @@ var families = map[string]*family{
 		files: files{fused: []fused{fusedGateUp}, pairs: true}},
 	"phi3": {class: "Phi3ForCausalLM", norms: preNorms, activation: silu, biases: noBiases, eps: 1e-5, theta: 10000, rotaryShare: 1,
 		window: 4096, noWindow: true, layers: allSlide, read: readPhi3, files: files{fused: []fused{fusedQKV, fusedGateUp}}},
-	"gpt_oss": {class: "GptOssForCausalLM", norms: preNorms, activation: silu, sinks: true, biased: true, refusedExperts: 128, eps: 1e-5, theta: 150000, headDim: 64,
+	"gpt_oss": {class: "GptOssForCausalLM", norms: preNorms, activation: silu, sinks: true, biased: true, eps: 1e-5, theta: 150000, headDim: 64,
+		experts: &ossFields, read: readExperts, write: writeExperts, sizes: map[string]int64{"num_local_experts": 128, "num_experts_per_tok": 4},
 		kinds: softmaxKinds, window: 128, layers: evenSlide, rope: map[string]any{"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
 			"truncate": false, "original_max_position_embeddings": int64(4096)}},
 	"gemma2": {class: "Gemma2ForCausalLM", norms: sandwichNorms, normCentre: 1, activation: gelu, softcaps: true, embedScaled: true,

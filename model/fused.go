@@ -1,6 +1,7 @@
 package model
 
 import (
+	"slices"
 	"strings"
 
 	"ulysses/internal/input"
@@ -48,6 +49,9 @@ func (c *Config) partsOf(stored tensor.Entry) (map[string]location, error) {
 	if parts, err := c.unfuse(stored); parts != nil || err != nil {
 		return parts, err
 	}
+	if parts, err := c.unstackOSS(stored); parts != nil || err != nil {
+		return parts, err
+	}
 	experts, err := c.unstack(stored)
 	if err != nil {
 		return nil, err
@@ -92,7 +96,7 @@ func (c *Config) split(parts map[string]location, x *fused, before, after string
 // files, and the parts of fused matrices as one tensor, at the place of the first. All parts are
 // there.
 func (c *Config) InFiles(tensors []Stored) []Stored {
-	tensors = c.fuseLinear(tensors)
+	tensors = c.stackOSS(c.fuseLinear(tensors))
 	if len(c.family.files.fused) == 0 && !c.family.files.pairs {
 		return tensors
 	}
@@ -132,9 +136,10 @@ func (f *files) partOf(name string) (x *fused, i int, before, after string) {
 
 // joined is the tensor with the rows of all parts.
 func joined(name string, parts []Stored) Stored {
-	t := Stored{Name: name, DType: parts[0].DType, Shape: append([]int64(nil), parts[0].Shape...)}
+	t := Stored{Name: name, DType: parts[0].DType, Shape: append([]int64(nil), parts[0].Shape...), portions: slices.Clone(parts[0].portions)}
 	for _, p := range parts[1:] {
 		t.Shape[0] += p.Shape[0]
+		t.portions = append(t.portions, p.portions...)
 	}
 	t.Read = func(at int64, dst []float32) error {
 		for _, p := range parts {
@@ -243,9 +248,14 @@ func (c *Config) pairRows(t Stored) Stored {
 	return t
 }
 
-// InFileOrder returns the elements of a parameter, or of its gradient, with the rows in the order
-// of the files.
+// InFileOrder returns the elements of a parameter, or of its gradient, with rows and columns in the
+// order of the files.
 func (c *Config) InFileOrder(p *Param, x []float32) []float32 {
+	if _, _, kind, ok := c.ossParam(p.Name); ok && alternates(kind) {
+		y := make([]float32, len(x))
+		reordered(0, p.Shape[len(p.Shape)-1], y, columnOfFile, func(at int64, dst []float32) error { copy(dst, x[at:]); return nil })
+		return y
+	}
 	if !c.family.files.paired(p.Name) {
 		return x
 	}

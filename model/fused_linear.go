@@ -142,7 +142,7 @@ func (x *fusedLinear) fuse(layer string, byName map[string]*Stored, qkvz bool) S
 		name, like = layer+fusedQKVZ, parts[0]
 	}
 	n := like.Shape[1]
-	return Stored{Name: name, DType: like.DType, Shape: []int64{x.total(qkvz), n}, Read: func(at int64, dst []float32) error {
+	return Stored{Name: name, DType: like.DType, Shape: []int64{x.total(qkvz), n}, portions: like.portions, Read: func(at int64, dst []float32) error {
 		return byRows(at, n, dst, func(row, column int64, dst []float32) error {
 			part, r := x.part(qkvz, row)
 			return parts[part].Read(r*n+column, dst)

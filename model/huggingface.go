@@ -39,7 +39,8 @@ type location struct {
 	entry tensor.Entry
 	row   func(int64) int64 // the row in the file of a row of the model; nil = the same
 	// the tensor in the file in which row counts, if that is not entry
-	whole *tensor.Entry
+	whole      *tensor.Entry
+	alternates bool // columns of gate and up alternate in the file
 }
 
 // read fills dst with elements from at on.
@@ -49,6 +50,9 @@ func (l location) read(at int64, dst []float32) error {
 		stored = *l.whole
 	}
 	read := func(at int64, dst []float32) error { return l.file.ReadFloat32(stored, at, dst) }
+	if l.alternates {
+		return reordered(at, l.entry.Shape[len(l.entry.Shape)-1], dst, fileColumn, read)
+	}
 	if l.row == nil {
 		return read(at, dst)
 	}

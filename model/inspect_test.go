@@ -14,7 +14,7 @@ import (
 // complete: the matrix down, or that of the first expert.
 func (r *rank) firstReady() int {
 	if x, ok := r.blocks[1].mlp.(*experts); ok {
-		return slices.Index(x.Params(), x.down[0])
+		return slices.Index(x.Params(), x.down.w[0])
 	}
 	return slices.Index(r.blocks[1].mlp.Params(), r.blocks[1].mlp.(*mlp).down.w[0])
 }

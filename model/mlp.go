@@ -10,7 +10,7 @@ import (
 // Mixer.
 type mlp struct {
 	gateUp, down linear
-	gelu         bool
+	form         form
 	width        int64         // F, features of gate and of up
 	hidden       tensor.Tensor // [T, 2F], gate and up, then their gradients
 	tiles        *mlpTiles
@@ -34,7 +34,7 @@ func newMLP(cfg *Config, layer int64) *mlp {
 		}
 		downBias = []*Param{newParam(name("down_proj.bias"), cfg.DType, zeros, wide[1:], cfg.HiddenSize)}
 	}
-	m := &mlp{gateUp: newLinear(up, upBias), down: newLinear(down, downBias), gelu: cfg.family.activation.gelu, width: cfg.IntermediateSize}
+	m := &mlp{gateUp: newLinear(up, upBias), down: newLinear(down, downBias), form: cfg.family.activation.form(), width: cfg.IntermediateSize}
 	m.tiles = newMLPTiles(m)
 	return m
 }
@@ -76,7 +76,7 @@ func (m *mlp) Forward(p *pass, x tensor.Tensor) {
 
 	p.phase("mlp")
 	m.gateUp.forward(p, hidden, x)
-	p.SwiGLU(y, gate, up, m.gelu)
+	p.SwiGLU(y, gate, up, m.form)
 	m.down.forward(p, x, y)
 	p.end()
 	p.reset(mark)
@@ -95,7 +95,7 @@ func (m *mlp) Backward(p *pass, x, dy tensor.Tensor) {
 
 	p.phase("mlp")
 	m.down.backwardInput(p, y, dy)
-	p.SwiGLUBack(y, gate, up, m.gelu)
+	p.SwiGLUBack(y, gate, up, m.form)
 	m.down.backwardWeights(p, dy, y)
 	m.gateUp.backwardWeights(p, m.hidden, x)
 	m.gateUp.backwardInput(p, x, m.hidden)

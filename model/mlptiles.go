@@ -102,14 +102,14 @@ func (m *mlp) project(p *pass, x tensor.Tensor) (hidden, gate, up, y tensor.Tens
 
 func (m *mlp) forwardTile(p *pass, out, x tensor.Tensor, _ int64) {
 	_, gate, up, y := m.project(p, x)
-	p.SwiGLU(y, gate, up, m.gelu)
+	p.SwiGLU(y, gate, up, m.form)
 	m.down.forward(p, out, y)
 }
 
 func (m *mlp) backwardTile(p *pass, dx, x, dy tensor.Tensor, _ int64) {
 	hidden, gate, up, y := m.project(p, x)
 	m.down.backwardInput(p, y, dy)
-	p.SwiGLUBack(y, gate, up, m.gelu)
+	p.SwiGLUBack(y, gate, up, m.form)
 	m.down.addWeights(p, dy, y)
 	m.gateUp.addWeights(p, hidden, x)
 	m.gateUp.backwardInput(p, dx, hidden)

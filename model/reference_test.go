@@ -147,12 +147,18 @@ func (r *reference) loss(s *sequence) float64 {
 // order.
 func (r *reference) experts(s *sequence, x []float64, name string) (all []float64) {
 	e, names, h := &r.cfg.Experts, r.cfg.family.experts, r.cfg.HiddenSize
-	chosen := ref.Route(e.Count, e.PerToken, r.linear(x, h, name+".gate"), e.Normalize)
+	chosen := ref.Route(e.Count, e.PerToken, r.linear(x, h, name+"."+names.routerName()), e.Normalize)
 	for t := range int64(len(s.ids)) {
 		in, y := x[t*h:(t+1)*h], make([]float64, h)
 		for j := t * e.PerToken; j < (t+1)*e.PerToken; j++ {
 			expert := fmt.Sprintf("%s.experts.%d.", name, chosen.Experts[j])
-			out := r.linear(ref.SwiGLU(r.linear(in, h, expert+names.gate), r.linear(in, h, expert+names.up)), e.Size, expert+names.down)
+			var out []float64
+			if names.stacked {
+				hidden := r.inputsFirst(in, expert+ossGateUp)
+				out = r.inputsFirst(ref.ClampedGate(hidden[:e.Size], hidden[e.Size:]), expert+ossDown)
+			} else {
+				out = r.linear(ref.SwiGLU(r.linear(in, h, expert+names.gate), r.linear(in, h, expert+names.up)), e.Size, expert+names.down)
+			}
 			scale(out, chosen.Weights[chosen.Rows[j]])
 			add(y, out)
 		}
@@ -188,6 +194,17 @@ func (r *reference) experts(s *sequence, x []float64, name string) (all []float6
 		}
 	}
 	return all
+}
+
+// inputsFirst returns x·W + b of one token, with W [in, out].
+func (r *reference) inputsFirst(x []float64, name string) []float64 {
+	y := slices.Clone(r.w[name+ossBias])
+	for i, v := range x {
+		for j := range y {
+			y[j] += v * r.w[name][i*len(y)+j]
+		}
+	}
+	return y
 }
 
 func (r *reference) attention(s *sequence, x []float64, name string, kind mask, rotated bool) []float64 {

@@ -10,7 +10,7 @@ import (
 )
 
 // Save writes a Hugging Face folder that transformers loads. whole returns the parameters of a
-// portion as one flat tensor; it is called once for each of m.Portions, in order. Save keeps the
+// portion as one flat tensor; it is called for each of m.SaveOrder, in order. Save keeps the
 // names and element types of the source (F32 for a model from scratch). Tied tensors are written
 // once. source is a folder from which the tokenizer's files are copied, or "". The folder is
 // written completely or not at all. If dir exists, its model is replaced and its other files stay.
@@ -24,6 +24,26 @@ func (m *Model) Save(dir, source string, whole func(Portion) (tensor.Tensor, err
 	return WriteFolder(dir, func(dir string) error { return m.SaveRest(dir, source) }, tensors)
 }
 
+// SaveOrder returns the portions in the order in which Save calls whole, or without frozen
+// SaveAdapters. A portion comes again if its tensors in files lie between tensors of others.
+func (m *Model) SaveOrder(frozen bool) (order []Portion, err error) {
+	tensors, done, err := m.stored(nil, frozen)
+	if err != nil {
+		return nil, err
+	}
+	defer done()
+	all, last := m.Portions(), -1
+	for _, t := range tensors {
+		for _, i := range t.portions {
+			if i != last {
+				order = append(order, all[i])
+			}
+			last = i
+		}
+	}
+	return order, nil
+}
+
 // stored returns the tensors of the model's folder, or without frozen the trained ones. The caller
 // calls done after it has read them.
 func (m *Model) stored(whole func(Portion) (tensor.Tensor, error), frozen bool) (tensors []Stored, done func(), err error) {
@@ -31,18 +51,20 @@ func (m *Model) stored(whole func(Portion) (tensor.Tensor, error), frozen bool) 
 	if err != nil {
 		return nil, nil, err
 	}
-	var flat tensor.Tensor // of the current portion
-	for _, g := range m.Portions() {
+	var flat tensor.Tensor
+	current := -1 // the portion in flat
+	for i, g := range m.Portions() {
 		if g.Frozen && !frozen {
 			continue
 		}
-		for j, x := range inFiles(g.Group) {
+		for _, x := range inFiles(g.Group) {
 			p, first := x.Param, x.at
-			tensors = append(tensors, Stored{Name: p.Name, DType: p.stored, Shape: p.Shape, Read: func(at int64, dst []float32) (err error) {
-				if j == 0 && at == 0 {
+			tensors = append(tensors, Stored{Name: p.Name, DType: p.stored, Shape: p.Shape, portions: []int{i}, Read: func(at int64, dst []float32) (err error) {
+				if current != i {
 					if flat, err = whole(g); err != nil {
 						return err
 					}
+					current = i
 				}
 				n := int64(len(dst))
 				if err := m.dev.Copy(s, tensor.OfFloat32(dst, n), flat.Slice(0, first+at, first+at+n)); err != nil {

@@ -29,6 +29,8 @@ type Stored struct {
 	Shape []int64
 	// Read fills dst with the elements from at on. A tensor is read once, in order.
 	Read func(at int64, dst []float32) error
+
+	portions []int // of a model that is saved: the portions that have its elements, in order
 }
 
 // WriteFolder writes a Hugging Face folder: the tensors in the given order, each through a buffer,

@@ -90,11 +90,11 @@ func (f *family) mlp() string {
 	if f.mlpBias {
 		text += "; biases if `mlp_bias`"
 	}
-	if f.refusedExperts > 0 {
-		text += "; only dense"
-	}
 	if x := f.experts; x != nil {
 		text += " of experts"
+		if x.stacked {
+			text += ", clamped, with biases"
+		}
 		if x.shared {
 			text += ", one of all tokens"
 		}

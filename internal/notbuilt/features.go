@@ -34,7 +34,7 @@ type Area struct {
 var Areas = []Area{
 	{"Parallelism", []*Feature{ModelParallelism, ExpertLimits, RouterBias}},
 	{"Attention", []*Feature{SoftCaps}},
-	{"Models", []*Feature{ModelTypes, Experts, RouterNoise, ExpertAdapters, Multimodal, LayerTypes, HybridLayerTypes, WindowLayerTypes, Activations, BidirectionalModels, OutputGates, PartialRotary, LayerRoPE, RoPETypes, PhiRoPE, ResidualDropout, StorageTypes}},
+	{"Models", []*Feature{ModelTypes, Experts, RouterNoise, Clamps, ExpertAdapters, Multimodal, LayerTypes, HybridLayerTypes, WindowLayerTypes, Activations, BidirectionalModels, OutputGates, PartialRotary, LayerRoPE, RoPETypes, PhiRoPE, ResidualDropout, StorageTypes}},
 	{"Training", []*Feature{Adapters, Preferences, LowPrecision, Float16, Extras}},
 	{"Tokenizers", []*Feature{TokenizerModels, MergeDropout, Normalizers, EmptyReplacements, PreTokenizers, SplitBehaviors, PrependSchemes, LateMetaspace, Patterns, Decoders, ManyAddedTokens}},
 	{"The C library", []*Feature{SaveLess, Timeouts, SharedNCCL}},
@@ -53,8 +53,10 @@ var (
 	SoftCaps = &Feature{Name: "soft caps of scores and logits, except in gemma2 and gemma3_text", Where: "`attn_logit_softcapping` and `final_logit_softcapping` of a config.json", Many: true,
 		Instead: "set it to 0 with model.override if the model was trained without it"}
 
-	ModelTypes          = &Feature{Name: "other model types", Where: "`model_type` of a config.json or of [model.new]", Instead: "llama, mistral, ministral, mixtral, gemma2, gemma3_text, qwen2, qwen3, qwen3_moe, qwen3_5_text, qwen3_5_moe_text, qwen3_next, granite, smollm3, phi3, olmo2, olmo3, glm4 and gpt_oss with a dense MLP are", Many: true}
-	Experts             = &Feature{Name: "mixture of experts in other families than mixtral, qwen3_moe, qwen3_next and qwen3_5_moe_text", Where: "`num_experts` and `num_local_experts` of a config.json", Instead: "use one of these or a dense model; the attention of gpt_oss is built, with a dense MLP (`num_local_experts = 0`)"}
+	Clamps = &Feature{Name: "other constants of the activation of gpt_oss", Where: "`swiglu_alpha` and `swiglu_limit` of a config.json", Many: true, Instead: "the published ones are built, swiglu_alpha = 1.702 and swiglu_limit = 7"}
+
+	ModelTypes          = &Feature{Name: "other model types", Where: "`model_type` of a config.json or of [model.new]", Instead: "llama, mistral, ministral, mixtral, gemma2, gemma3_text, qwen2, qwen3, qwen3_moe, qwen3_5_text, qwen3_5_moe_text, qwen3_next, granite, smollm3, phi3, olmo2, olmo3, glm4 and gpt_oss are", Many: true}
+	Experts             = &Feature{Name: "mixture of experts in other families than mixtral, qwen3_moe, qwen3_next, qwen3_5_moe_text and gpt_oss", Where: "`num_experts` and `num_local_experts` of a config.json", Instead: "use one of these or a dense model"}
 	RouterNoise         = &Feature{Name: "noise on the input of experts", Where: "`router_jitter_noise` of a config.json", Instead: "set it to 0 with model.override"}
 	ExpertAdapters      = &Feature{Name: "adapters of experts, of routers, and of the inputs of linear attention in qwen3_next", Where: "`lora.targets`", Instead: "name other matrices, or \"all-linear\", which leaves these out", Many: true}
 	Multimodal          = &Feature{Name: "models of images, and quantized models", Where: "`vision_config` and `quantization_config` of a config.json", Instead: "use a text model with F32, BF16 or F16 weights", Many: true}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import unittest.mock
 
@@ -222,6 +223,26 @@ FAMILIES = {
     ),
     "gpt-oss": (
         "GptOss",
+        dict(
+            num_local_experts=6,
+            num_experts_per_tok=2,
+            intermediate_size=22,
+            sliding_window=5,
+            max_position_embeddings=131072,
+        ),
+    ),
+    "gpt-oss, balanced": (
+        "GptOss",
+        dict(
+            num_local_experts=5,
+            num_experts_per_tok=3,
+            intermediate_size=22,
+            output_router_logits=True,
+            router_aux_loss_coef=0.3,
+        ),
+    ),
+    "gpt-oss, dense": (
+        "GptOss",
         dict(num_local_experts=0, sliding_window=5, max_position_embeddings=131072),
     ),
     "gpt-oss, without biases": (
@@ -258,8 +279,10 @@ class DenseMLP(torch.nn.Module):
         return self.down_proj(gate * self.up_proj(x)), None  # None: scores of the router
 
 
-def dense():
-    """Makes transformers build gpt-oss with the dense MLP, inside a with statement."""
+def dense(family: str):
+    """Makes transformers build gpt-oss without experts, inside a with statement."""
+    if FAMILIES[family][1].get("num_local_experts") != 0:
+        return contextlib.nullcontext()
     return unittest.mock.patch.object(modeling_gpt_oss, "GptOssMLP", DenseMLP)
 
 
@@ -286,6 +309,9 @@ def randomize(model: torch.nn.Module) -> None:
             r = torch.randn(p.shape, generator=g)
             if "embed_tokens" in name:
                 p.copy_((0.2 if model.config.tie_word_embeddings else 0.6) * r)
+            elif p.dim() == 3 and model.config.model_type == "gpt_oss":  # [experts, in, out]
+                # so large that gate and up reach their limits
+                p.copy_((2.5 if "gate_up" in name else 1.3) * r / math.sqrt(p.shape[1]))
             elif p.dim() == 3 and "experts" in name:  # [experts, out, in]
                 p.copy_(1.3 * r / math.sqrt(p.shape[2]))
             elif p.dim() >= 2:
@@ -307,7 +333,7 @@ def build(family: str):
     fields = SHAPE | FAMILIES[family][1]
     if config is transformers.Qwen3_5MoeTextConfig:  # all layers have experts
         del fields["intermediate_size"]
-    with dense():
+    with dense(family):
         made = model(config(**fields, attn_implementation="eager"))
     randomize(made)
     return made
@@ -315,7 +341,7 @@ def build(family: str):
 
 def load(family: str, folder: str):
     """Returns a model of transformers from a folder, in which no weight is missing or unknown."""
-    with dense():
+    with dense(family):
         model, info = classes(family)[1].from_pretrained(
             folder, attn_implementation="eager", dtype=torch.float32, output_loading_info=True
         )
@@ -383,7 +409,9 @@ def on_disk(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> dict[st
             name = name.replace(".mlp.", ".block_sparse_moe.")
         prefix, _, kind = name.rpartition(".experts.")
         for e in range(len(x) if prefix else 0):
-            if kind == "gate_up_proj":
+            if model.config.model_type == "gpt_oss":
+                found[f"{prefix}.experts.{e}.{kind}"] = x[e]
+            elif kind == "gate_up_proj":
                 found[f"{prefix}.experts.{e}.{gate}.weight"] = x[e, : x.shape[1] // 2]
                 found[f"{prefix}.experts.{e}.{up}.weight"] = x[e, x.shape[1] // 2 :]
             else:

@@ -134,7 +134,7 @@ class LoRA(unittest.TestCase):
             use_rslora=rslora,
             task_type="CAUSAL_LM",
         )
-        with dense():
+        with dense(family):
             made = peft.get_peft_model(build(family), config)
         g = torch.Generator().manual_seed(11)
         with torch.no_grad():
@@ -184,7 +184,7 @@ class LoRA(unittest.TestCase):
                 self.assertEqual({plain(n) for n in saved}, set(after))
                 for p, got in saved.items():
                     self.near(got, after[plain(p)], f"{p} after {STEPS} steps")
-                with dense():
+                with dense(family):
                     loaded = peft.PeftModel.from_pretrained(build(family), out / "adapter")
                 self.near(evaluated(loaded), want, "logits of PEFT")
         loaded = evaluated(loaded)
@@ -220,7 +220,7 @@ class LoRA(unittest.TestCase):
             model = build(family)
             if name == "low":
                 model = model.bfloat16()
-            with dense():
+            with dense(family):
                 model = peft.PeftModel.from_pretrained(model, adapter)
                 terms = bounds(model)
                 model = model.merge_and_unload()

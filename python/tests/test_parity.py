@@ -40,6 +40,14 @@ FIRST_STEPS = {
     "2 x ring 2": (4, ["parallel.ulysses=2", "parallel.ring=2", "memory.qkv=recompute"]),
     "ring 4": (4, ["parallel.ulysses=1", "parallel.ring=4", "parallel.gather=on"]),
 }
+# The same for models with experts, which groups of ranks divide.
+FIRST_STEPS_OF_EXPERTS = {
+    "experts 2": (2, ["parallel.ulysses=2", "parallel.experts=2", "parallel.zero=1"]),
+    "experts 4": (4, ["parallel.ulysses=4", "parallel.experts=4", "parallel.zero=3"]),
+}
+RUNS_OF_EXPERTS = {
+    "experts 2 of 4": (4, ["parallel.ulysses=4", "parallel.experts=2", "parallel.zero=2"]),
+}
 RUNS = {
     "4 ranks": (4, ["parallel.ulysses=4", "parallel.zero=2"]),
     "2 x ring 2": (4, ["parallel.ulysses=2", "parallel.ring=2", "parallel.zero=3"]),
@@ -132,6 +140,9 @@ class Parity(unittest.TestCase):
         path = job(self.folder, source)
         reference = Reference(build(family))
         logits, loss, gradients = reference.step(0, LR)
+        experts = any(".experts." in name for name in gradients)
+        self.first_steps = FIRST_STEPS | (FIRST_STEPS_OF_EXPERTS if experts else {})
+        self.runs = RUNS | (RUNS_OF_EXPERTS if experts else {})
         self.aux_loss = float(reference.aux_loss.detach()) if reference.coefficient else None
         self.first_step(path, logits, loss, gradients)
         for step in range(1, STEPS):
@@ -141,7 +152,7 @@ class Parity(unittest.TestCase):
 
     def first_step(self, path, logits, loss, gradients) -> None:
         """The first step has the reference's logits, loss and gradients, on every mesh."""
-        for name, (ranks, sets) in FIRST_STEPS.items():
+        for name, (ranks, sets) in self.first_steps.items():
             with self.subTest(name):
                 found = tensors_of(self.folder / f"{name}.safetensors", path, ranks, sets)
                 fuse(found, gradients)
@@ -168,7 +179,7 @@ class Parity(unittest.TestCase):
         """
         after, step = reference.weights(), STEPS - 1
         want = reference.logits(0)
-        for name, (ranks, sets) in RUNS.items():
+        for name, (ranks, sets) in self.runs.items():
             with self.subTest(name):
                 out = self.folder / name.replace(" ", "-")
                 run(path, ranks=ranks, sets=[*sets, f'output.dir="{out}"'])
