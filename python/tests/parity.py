@@ -310,8 +310,11 @@ def randomize(model: torch.nn.Module) -> None:
             if "embed_tokens" in name:
                 p.copy_((0.2 if model.config.tie_word_embeddings else 0.6) * r)
             elif p.dim() == 3 and model.config.model_type == "gpt_oss":  # [experts, in, out]
-                # so large that gate and up reach their limits
-                p.copy_((2.5 if "gate_up" in name else 1.3) * r / math.sqrt(p.shape[1]))
+                p.copy_(1.3 * r / math.sqrt(p.shape[1]))
+            elif name.endswith("gate_up_proj_bias"):
+                p.copy_(0.3 * r)
+                p[:, ::5] += 12  # some of gate and up are far beyond their limits of 7
+                p[:, 3::10] -= 12
             elif p.dim() == 3 and "experts" in name:  # [experts, out, in]
                 p.copy_(1.3 * r / math.sqrt(p.shape[2]))
             elif p.dim() >= 2:
