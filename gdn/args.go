@@ -36,10 +36,11 @@ type Grads struct {
 	DStateIn tensor.Tensor
 }
 
-// LayerArgs are the tensors of a call of a layer: the convolution and SiLU of q|k|v, the gates, and
-// the rule. All have the layer's type, but ALog and DtBias may be F32. LayerForward reads QKV, A, B
-// and the weights. LayerBackward reads only Saved and the weights. The last axis of activations is
-// dense, their other strides are arbitrary. Weights are dense.
+// LayerArgs are the tensors of a call of a layer: the convolution and SiLU of q|k|v, the gates, the
+// rule, and with Layer.GatedNorm the gated norm. All have the layer's type, but ALog and DtBias may
+// be F32. LayerForward reads QKV, A, B, Z and the weights. LayerBackward reads only Saved, Z and
+// the weights. The last axis of activations is dense, their other strides are arbitrary. Weights
+// are dense.
 type LayerArgs struct {
 	QKV tensor.Tensor // [B, n, 2·Hk·Dk + Hv·Dv]: q|k|v before the convolution
 	// [B, n, Hv]: g = −exp(ALog)·softplus(a + DtBias), beta = sigmoid(b)
@@ -47,6 +48,12 @@ type LayerArgs struct {
 	Conv         tensor.Tensor // [2·Hk·Dk + Hv·Dv, ConvWidth]
 	ALog, DtBias tensor.Tensor // [Hv]
 	Out          tensor.Tensor // [B, n, Hv, Dv]
+
+	// only with Layer.GatedNorm: Out = o·rsqrt(mean(o²) + Eps)·Norm·silu(Z), where o is the rule's
+	// output and the mean is over the features of a head
+	Z    tensor.Tensor // [B, n, Hv, Dv]
+	Norm tensor.Tensor // [Dv]
+	Eps  float64
 
 	// U8, LayerSizes.Saved bytes, aligned to Info.Align; nil = LayerBackward will not be called
 	Saved tensor.Tensor
@@ -62,6 +69,8 @@ type LayerGrads struct {
 	DA, DB         tensor.Tensor // [B, n, Hv]
 	DConv          tensor.Tensor // [2·Hk·Dk + Hv·Dv, ConvWidth] F32
 	DALog, DDtBias tensor.Tensor // [Hv] F32
+	DZ             tensor.Tensor // [B, n, Hv, Dv], only with Layer.GatedNorm
+	DNorm          tensor.Tensor // [Dv] F32, only with Layer.GatedNorm
 }
 
 // Sizes are the bytes of Saved and of Workspace.

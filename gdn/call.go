@@ -92,6 +92,11 @@ type buffers struct {
 	// convolution reads, and their gradients. halo is kept for the backward pass.
 	halo, dhalo tensor.Tensor
 
+	// of a layer with a gated norm, for the tokens of this rank: the rule's output and the inverse
+	// of its RMS, kept for the backward pass, and the gradient of the rule's output
+	mixed, dmixed tensor.Tensor // [B, n, Hv, Dv]
+	rstd          tensor.Tensor // [B, n·Hv] F32
+
 	docs     documentStates // [docs, h, Dk, Dv], arguments of the device's operations
 	gathered tensor.Tensor  // flat F32: states of all documents of the batch
 }

@@ -201,12 +201,16 @@ func (p *Plan) newLayerChecker(op string, b *sp.Batch) checker {
 	return x
 }
 
-// weights checks the weights of a layer.
+// weights checks the weights of a layer, and the gate of its norm.
 func (x *checker) weights(a *LayerArgs) {
 	l := &x.p.layer
 	x.weight("conv", a.Conv, l.DType, false, l.channels(), l.ConvWidth)
 	x.weight("a_log", a.ALog, l.DType, true, l.ValueHeads)
 	x.weight("dt_bias", a.DtBias, l.DType, true, l.ValueHeads)
+	if l.GatedNorm {
+		x.values("z", a.Z)
+		x.weight("norm", a.Norm, l.DType, false, l.ValueDim)
+	}
 }
 
 func (p *Plan) checkLayerForward(op string, b *sp.Batch, a *LayerArgs, kind callKind) error {
@@ -250,6 +254,10 @@ func (p *Plan) checkLayerBackward(op string, b *sp.Batch, a *LayerArgs, g *Layer
 	x.weight("dconv", g.DConv, tensor.F32, false, l.channels(), l.ConvWidth)
 	x.weight("da_log", g.DALog, tensor.F32, false, l.ValueHeads)
 	x.weight("ddt_bias", g.DDtBias, tensor.F32, false, l.ValueHeads)
+	if l.GatedNorm {
+		x.values("dz", g.DZ)
+		x.weight("dnorm", g.DNorm, tensor.F32, false, l.ValueDim)
+	}
 	x.memory(kind, a.Saved, a.Workspace)
 	return x.err
 }

@@ -90,15 +90,21 @@ func (r *coreRun) reference(k *testCase) map[string][]float64 {
 // plainErrors returns max|Δ|/max|ref| of the results of a plain implementation, which keeps its
 // values in BF16 between operations.
 func (r *coreRun) plainErrors(k *testCase) map[string]float64 {
-	low := func(v float64) float64 { return float64(round(tensor.BF16, float32(v))) }
-	exact, plain := r.reference(k), k.reference(r.p.layer, r.x, !r.a.StateIn.IsNil(), low)
+	return errorsOf(r.results(), r.reference(k), k.reference(r.p.layer, r.x, !r.a.StateIn.IsNil(), inBF16))
+}
+
+// inBF16 rounds a value to BF16.
+func inBF16(v float64) float64 { return float64(round(tensor.BF16, float32(v))) }
+
+// errorsOf returns max|Δ|/max|ref| of results that a plain implementation has computed.
+func errorsOf(results []result, exact, plain map[string][]float64) map[string]float64 {
 	errors := map[string]float64{}
-	for _, x := range r.results() {
+	for _, x := range results {
 		var delta, top float64
 		for i, v := range exact[x.name] {
 			y := plain[x.name][i]
 			if x.t.DType == tensor.BF16 {
-				y = low(y)
+				y = inBF16(y)
 			}
 			delta, top = max(delta, math.Abs(y-v)), max(top, math.Abs(v))
 		}

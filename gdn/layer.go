@@ -57,6 +57,7 @@ type Layer struct {
 	// chooses Heads
 	Tokens     int64
 	ConvWidth  int64 // width of LayerForward's convolution; 0 = only the core is used
+	GatedNorm  bool  // LayerForward ends with the gated RMS norm, see LayerArgs
 	NoBackward bool  // no backward call will follow: nothing is saved
 	// Deterministic: with Heads, results are bitwise equal for every number of ranks. They always
 	// are on the CPU; on a GPU, the results of other numbers of ranks are equal up to rounding
@@ -120,6 +121,7 @@ func (l Layer) fields() []comm.Field {
 		{Name: "strategy", Value: l.Strategy.String()},
 		{Name: "tokens", Value: number(l.Tokens)},
 		{Name: "conv_width", Value: number(l.ConvWidth)},
+		{Name: "gated_norm", Value: strconv.FormatBool(l.GatedNorm)},
 		{Name: "no_backward", Value: strconv.FormatBool(l.NoBackward)},
 		{Name: "deterministic", Value: strconv.FormatBool(l.Deterministic)},
 	}

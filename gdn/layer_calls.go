@@ -6,7 +6,8 @@ import (
 	"ulysses/tensor"
 )
 
-// LayerForward is Forward with the convolution and the gates before it. Collective.
+// LayerForward is Forward with the convolution and the gates before it, and with Layer.GatedNorm
+// the gated norm after it. Collective.
 func (p *Plan) LayerForward(s device.Stream, b *sp.Batch, a *LayerArgs) error {
 	kind := callKind{layer: true, keep: !a.Saved.IsNil()}
 	if err := p.Admit.Result(p.checkLayerForward("gdn.LayerForward", b, a, kind)); err != nil {
@@ -15,8 +16,8 @@ func (p *Plan) LayerForward(s device.Stream, b *sp.Batch, a *LayerArgs) error {
 	return p.layerOutput(s, b, a, kind)
 }
 
-// LayerRecompute computes Out again from Saved and the weights, and reads nothing else. With Heads
-// it is collective; with State it sends nothing.
+// LayerRecompute computes Out again from Saved, Z and the weights, and reads nothing else. With
+// Heads it is collective; with State it sends nothing.
 func (p *Plan) LayerRecompute(s device.Stream, b *sp.Batch, a *LayerArgs) error {
 	kind := callKind{layer: true, keep: true, recompute: true}
 	if err := p.Admit.Result(p.checkLayerRecompute("gdn.LayerRecompute", b, a, kind)); err != nil {
@@ -28,16 +29,22 @@ func (p *Plan) LayerRecompute(s device.Stream, b *sp.Batch, a *LayerArgs) error 
 func (p *Plan) layerOutput(s device.Stream, b *sp.Batch, a *LayerArgs, kind callKind) error {
 	c := p.begin(s, b, kind, a.Saved, a.Workspace)
 	c.layerArgs, c.states = *a, documentStates{}
+	if p.hasNorm(kind) && c.keep { // otherwise the norm works in place
+		c.layerArgs.Out = c.buffers.mixed
+	}
 	if err := p.method.enter(c); err != nil {
 		return err
 	}
 	if err := p.computeInputs(c); err != nil {
 		return err
 	}
-	return p.computeOutput(c)
+	if err := p.computeOutput(c); err != nil || !p.hasNorm(kind) {
+		return err
+	}
+	return p.normalize(c, a.Out)
 }
 
-// LayerBackward computes the gradients from DOut, the weights and the Saved of LayerForward.
+// LayerBackward computes the gradients from DOut, Z, the weights and the Saved of LayerForward.
 // Collective.
 func (p *Plan) LayerBackward(s device.Stream, b *sp.Batch, a *LayerArgs, g *LayerGrads) error {
 	kind := callKind{layer: true, backward: true, keep: true}
@@ -46,6 +53,12 @@ func (p *Plan) LayerBackward(s device.Stream, b *sp.Batch, a *LayerArgs, g *Laye
 	}
 	c := p.begin(s, b, kind, a.Saved, a.Workspace)
 	c.layerArgs, c.layerGrads, c.states = *a, *g, documentStates{}
+	if p.hasNorm(kind) {
+		if err := p.normalizeGrad(c); err != nil {
+			return err
+		}
+		c.layerGrads.DOut = c.buffers.dmixed
+	}
 	if err := p.method.enter(c); err != nil {
 		return err
 	}

@@ -11,6 +11,9 @@ import (
 	"ulysses/testkit/ref"
 )
 
+// normEps is the epsilon of gated norms.
+const normEps = 1e-6
+
 // layerRun is a plan of a layer, a batch and the tensors of this rank.
 type layerRun struct {
 	*bench
@@ -39,13 +42,19 @@ func prepareLayer(b *bench, k *testCase, scan bool) *layerRun {
 	r.a.Conv = b.dense(l.DType, l.channels(), l.ConvWidth)
 	r.a.ALog, r.a.DtBias = b.dense(tensor.F32, l.ValueHeads), b.dense(l.DType, l.ValueHeads)
 	r.g.DConv, r.g.DALog, r.g.DDtBias = b.dense(tensor.F32, l.channels(), l.ConvWidth), b.dense(tensor.F32, l.ValueHeads), b.dense(tensor.F32, l.ValueHeads)
-	for _, t := range []tensor.Tensor{r.g.DConv, r.g.DALog, r.g.DDtBias} {
-		must(b.dev.Fill(b.stream, t, 0))
+	activations := map[uint64]tensor.Tensor{nameQKV: r.a.QKV, nameA: r.a.A, nameB: r.a.B, nameDOut: r.g.DOut}
+	weights := map[uint64]tensor.Tensor{nameConv: r.a.Conv, nameALog: r.a.ALog, nameDtBias: r.a.DtBias}
+	if l.GatedNorm {
+		r.a.Z, r.a.Norm, r.a.Eps, r.g.DZ, r.g.DNorm = values(), b.dense(l.DType, l.ValueDim), normEps, values(), b.dense(tensor.F32, l.ValueDim)
+		activations[nameZ], weights[nameNorm] = r.a.Z, r.a.Norm
 	}
-	for name, t := range map[uint64]tensor.Tensor{nameQKV: r.a.QKV, nameA: r.a.A, nameB: r.a.B, nameDOut: r.g.DOut} {
+	for _, t := range r.weightGrads() {
+		must(b.dev.Fill(b.stream, t.t, 0))
+	}
+	for name, t := range activations {
 		b.put(t, r.x.Lo(), k.input(name))
 	}
-	for name, t := range map[uint64]tensor.Tensor{nameConv: r.a.Conv, nameALog: r.a.ALog, nameDtBias: r.a.DtBias} {
+	for name, t := range weights {
 		b.put(t, 0, k.input(name))
 	}
 	return r
@@ -59,12 +68,25 @@ func (r *layerRun) run() error {
 }
 
 func (r *layerRun) activations() []result {
-	return []result{{"out", r.a.Out, false}, {"dqkv", r.g.DQKV, false}, {"da", r.g.DA, false}, {"db", r.g.DB, false}}
+	x := []result{{"out", r.a.Out, false}, {"dqkv", r.g.DQKV, false}, {"da", r.g.DA, false}, {"db", r.g.DB, false}}
+	if r.p.layer.GatedNorm {
+		x = append(x, result{"dz", r.g.DZ, false})
+	}
+	return x
+}
+
+// weightGrads returns this rank's gradients of the weights.
+func (r *layerRun) weightGrads() []result {
+	x := []result{{"dconv", r.g.DConv, true}, {"da_log", r.g.DALog, true}, {"ddt_bias", r.g.DDtBias, true}}
+	if r.p.layer.GatedNorm {
+		x = append(x, result{"dnorm", r.g.DNorm, true})
+	}
+	return x
 }
 
 // weights returns the gradients of the weights, summed over all ranks.
 func (r *layerRun) weights(host comm.Comm) (x []result) {
-	for _, y := range []result{{"dconv", r.g.DConv, true}, {"da_log", r.g.DALog, true}, {"ddt_bias", r.g.DDtBias, true}} {
+	for _, y := range r.weightGrads() {
 		y.t = r.host(y.t)
 		must(host.AllReduce(nil, y.t, comm.Sum))
 		x = append(x, y)
@@ -75,18 +97,46 @@ func (r *layerRun) weights(host comm.Comm) (x []result) {
 func (r *layerRun) reference(k *testCase) map[string][]float64 {
 	entry, _ := references.LoadOrStore(fmt.Sprint("layer ", k.name, r.p.layer.DType), new(lazy))
 	e := entry.(*lazy)
-	e.once.Do(func() { e.x = k.layerReference(r.p.layer, r.x) })
+	e.once.Do(func() { e.x = k.layerReference(r.p.layer, r.x, nil) })
 	return e.x
 }
 
-func (k *testCase) layerReference(l Layer, x *sp.Batch) map[string][]float64 {
+// compare compares the results with float64. In BF16, where roundings between the operations of a
+// layer are allowed, and where the gradient of the norm amplifies them, the limit is twice the
+// error of an implementation that rounds there, and at least 1/64.
+func (r *layerRun) compare(k *testCase) error {
+	results := append(r.activations(), r.weights(hostOf(r.comm))...)
+	exact, plain, limit := r.reference(k), map[string]float64{}, 2e-5
+	if r.p.layer.DType == tensor.BF16 {
+		plain, limit = errorsOf(results, exact, k.layerReference(r.p.layer, r.x, inBF16)), 1.0/64
+	}
+	for _, x := range results {
+		if err := near(r.bench, r.x, []result{x}, exact, max(limit, 2*plain[x.name])); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// layerReference returns the results of the whole batch. keep: ref.GatedDelta.Keep, also for values
+// between the operations of the layer.
+func (k *testCase) layerReference(l Layer, x *sp.Batch, keep func(float64) float64) map[string][]float64 {
+	kept := func(x []float64) []float64 {
+		for i := range x {
+			if keep != nil {
+				x[i] = keep(x[i])
+			}
+		}
+		return x
+	}
 	b, s, c, h := x.Batch(), x.Seq(), l.channels(), l.ValueHeads
 	g := k.geometry(l, x, false)
+	g.Keep = keep
 	qkv, dout := k.whole(nameQKV, l.DType, b, s, c), k.whole(nameDOut, l.DType, b, s, h, l.ValueDim)
 	a, bb := k.whole(nameA, l.DType, b, s, h), k.whole(nameB, l.DType, b, s, h)
 	w, alog, bias := k.whole(nameConv, l.DType, c, l.ConvWidth), k.whole(nameALog, tensor.F32, h), k.whole(nameDtBias, l.DType, h)
 	conv := &ref.Conv1d{C: c, Width: l.ConvWidth, Cu: g.Cu}
-	y := ref.Conv1dForward(conv, qkv, w, nil)
+	y := kept(ref.Conv1dForward(conv, qkv, w, nil))
 	keys := l.KeyHeads * l.KeyDim
 	part := func(t []float64, lo, hi int64) (p []float64) {
 		for i := range b * s {
@@ -97,17 +147,26 @@ func (k *testCase) layerReference(l Layer, x *sp.Batch) map[string][]float64 {
 	q, key, v := part(y, 0, keys), part(y, keys, 2*keys), part(y, 2*keys, c)
 	decay, beta := ref.DeltaGates(a, bb, alog, bias)
 	out, _ := ref.GatedDeltaForward(g, q, key, v, decay, beta, nil)
+	results := map[string][]float64{"out": kept(out)}
+	if l.GatedNorm {
+		z, w, dw := k.whole(nameZ, l.DType, b, s, h, l.ValueDim), k.whole(nameNorm, l.DType, l.ValueDim), make([]float64, l.ValueDim)
+		y, rstd := ref.GatedRMSNorm(l.ValueDim, out, z, w, normEps)
+		results["out"], results["dnorm"] = y, dw
+		dout, results["dz"] = ref.GatedRMSNormGrad(l.ValueDim, out, z, w, rstd, dout, dw)
+		kept(dout)
+	}
 	d := ref.GatedDeltaBackward(g, q, key, v, decay, beta, nil, dout, nil)
-	dq, dk, dy := ref.KeySum(g, d.DQ), ref.KeySum(g, d.DK), make([]float64, 0, len(y))
+	dq, dk, dv, dy := kept(ref.KeySum(g, d.DQ)), kept(ref.KeySum(g, d.DK)), kept(d.DV), make([]float64, 0, len(y))
 	for i := range b * s {
 		dy = append(dy, dq[i*keys:(i+1)*keys]...)
 		dy = append(dy, dk[i*keys:(i+1)*keys]...)
-		dy = append(dy, d.DV[i*(c-2*keys):(i+1)*(c-2*keys)]...)
+		dy = append(dy, dv[i*(c-2*keys):(i+1)*(c-2*keys)]...)
 	}
 	dw, dalog, dbias := make([]float64, len(w)), make([]float64, h), make([]float64, h)
 	dx, _ := ref.Conv1dBackward(conv, qkv, w, nil, dy, dw)
 	da, db := ref.DeltaGatesGrad(a, bb, alog, bias, d.DG, d.DBeta, dalog, dbias)
-	return map[string][]float64{"out": out, "dqkv": dx, "da": da, "db": db, "dconv": dw, "da_log": dalog, "ddt_bias": dbias}
+	results["dqkv"], results["da"], results["db"], results["dconv"], results["da_log"], results["ddt_bias"] = dx, da, db, dw, dalog, dbias
+	return results
 }
 
 // All results of the layer are within 2e-5 of float64, also for tokens whose convolution reads
@@ -131,8 +190,9 @@ func TestLayerAgainstFloat64(t *testing.T) {
 	})
 }
 
-// With Heads, the layer on any number of ranks is bitwise equal to one rank, except for gradients
-// of inputs and weights of key heads that several ranks share: these are sums over the ranks.
+// With Heads, the layer on any number of ranks is bitwise equal to one rank, except for sums over
+// the ranks: the gradient of the norm's weight, and gradients of inputs and weights of key heads
+// that several ranks share.
 func TestLayerHeadsBitwiseEqualToOneRank(t *testing.T) {
 	sweep{strategy: Heads}.run(t, func(b *bench, k *testCase, scan bool) error {
 		return layerBitsOfOne(b, k, host)
@@ -152,7 +212,7 @@ func layerBitsOfOne(b *bench, k *testCase, kind devicetest.Kind) error {
 		if x.whole {
 			lo = 0
 		}
-		if sharedKeys(r.p) && (x.name == "dqkv" || x.name == "dconv") {
+		if x.name == "dnorm" || sharedKeys(r.p) && (x.name == "dqkv" || x.name == "dconv") {
 			if delta, top := far(got, floats(w), w.Shape[1], lo); !(delta <= 1e-6*max(top, 1)) {
 				return fmt.Errorf("%s: the difference from one rank is %.3g, the largest value %.3g", x.name, delta, top)
 			}
@@ -173,8 +233,8 @@ func TestLayerRepeatedCallsBitwiseEqual(t *testing.T) {
 		r, again := prepareLayer(b, k, scan), prepareLayer(b, k, scan)
 		must(r.run())
 		must(again.run())
-		for _, t := range []tensor.Tensor{again.g.DConv, again.g.DALog, again.g.DDtBias} {
-			must(b.dev.Fill(b.stream, t, 0))
+		for _, t := range again.weightGrads() {
+			must(b.dev.Fill(b.stream, t.t, 0))
 		}
 		must(b.dev.Fill(b.stream, again.a.Workspace, 0x7f))
 		if again.a.Out.Numel() > 0 {
@@ -194,7 +254,7 @@ func TestLayerRepeatedCallsBitwiseEqual(t *testing.T) {
 		}
 		must(again.p.LayerBackward(b.stream, again.x, &again.a, &again.g))
 		for i, x := range again.weights(b.comm) { // twice as much now
-			twice := b.host(want[4+i].t)
+			twice := b.host(want[len(r.activations())+i].t)
 			must(b.dev.Scale(b.stream, twice, 2))
 			delta, top := far(x.t, floats(twice), x.t.Shape[1], 0)
 			if !(delta <= 1e-6*max(1, top)) {
@@ -222,13 +282,9 @@ func TestLayerOnTestDevices(t *testing.T) {
 				return err
 			}
 		}
-		limit := 2e-5
-		if k.layer.DType == tensor.BF16 {
-			limit = 1.0 / 64
-		}
 		r := prepareLayer(b, k, scan)
 		must(r.run())
-		if err := near(b, r.x, append(r.activations(), r.weights(hostOf(b.comm))...), r.reference(k), limit); err != nil {
+		if err := r.compare(k); err != nil {
 			return err
 		}
 		return b.gapsIntact()

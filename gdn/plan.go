@@ -11,7 +11,8 @@
 //
 // Both strategies are exact for packed documents with any boundaries, and for any numbers of heads,
 // tokens and ranks. Forward and Backward run the rule alone (the core). LayerForward and
-// LayerBackward also run the causal convolution, its SiLU and the gates of Qwen3-Next and Qwen3.5.
+// LayerBackward also run the causal convolution, its SiLU, the gates and, if the layer has it, the
+// gated norm of Qwen3-Next and Qwen3.5.
 //
 // NewPlan is called once for a kind of layer, sp.NewBatch once for the lengths and documents of a
 // batch. Calls run in memory of the caller and allocate nothing.
@@ -47,6 +48,8 @@ type Plan struct {
 	conv      device.Conv1dGrad
 	gates     device.DeltaGates
 	gatesGrad device.DeltaGatesGrad
+	norm      device.GatedRMSNorm
+	normGrad  device.GatedRMSNormGrad
 }
 
 // NewPlan returns a plan of a layer for the ranks of c. Collective. If the layer is invalid or

@@ -60,7 +60,7 @@ func TestLayersRefused(t *testing.T) {
 func TestArgumentsAreChecked(t *testing.T) {
 	b := open(host, alone())
 	defer b.close()
-	k := testCase{layer: with(func(l *Layer) { l.Strategy = Heads }), batch: packed(20, 10)}
+	k := testCase{layer: with(func(l *Layer) { l.Strategy, l.GatedNorm = Heads, true }), batch: packed(20, 10)}
 	mixed, err := sp.NewBatch(alone(), sp.BatchSpec{Batch: 1, Seq: 30, KVSeq: 20})
 	must(err)
 	other, err := sp.SketchBatch(1, 2, sp.BatchSpec{Batch: 1, Seq: 30})
@@ -113,6 +113,10 @@ func TestArgumentsAreChecked(t *testing.T) {
 		{"a_log is", func(r *layerRun) { r.a.ALog = r.a.ALog.Slice(0, 0, 3) }},
 		{"dt_bias is", func(r *layerRun) { r.a.DtBias = r.a.Conv }},
 		{"dqkv is", func(r *layerRun) { r.g.DQKV = r.g.DA }},
+		{"z is", func(r *layerRun) { r.a.Z = r.a.QKV }},
+		{"norm is", func(r *layerRun) { r.a.Norm = r.a.ALog }},
+		{"dz is nil", func(r *layerRun) { r.g.DZ = tensor.Tensor{} }},
+		{"dnorm is", func(r *layerRun) { r.g.DNorm = r.g.DConv }},
 		{"dconv is", func(r *layerRun) { r.g.DConv = r.g.DConv.Slice(0, 0, 1) }},
 		{"workspace is", func(r *layerRun) { r.a.Workspace = r.a.Workspace.Slice(0, 0, 100) }},
 		{"saved is", func(r *layerRun) { r.a.Saved = r.a.Saved.Slice(0, 0, 100) }},
@@ -268,7 +272,7 @@ func TestCallsAllocateNothing(t *testing.T) {
 			mpitest.Ranks(t, n, func(c comm.Comm) error {
 				b := open(host, c)
 				defer b.close()
-				k := testCase{layer: with(func(l *Layer) { l.KeyHeads, l.ValueHeads, l.Strategy = 3, 6, way.strategy }), batch: packed(11, 90, 4)}
+				k := testCase{layer: with(func(l *Layer) { l.KeyHeads, l.ValueHeads, l.Strategy, l.GatedNorm = 3, 6, way.strategy, true }), batch: packed(11, 90, 4)}
 				core, layer := prepare(b, &k, true, way.scan), prepareLayer(b, &k, way.scan)
 				all := func() {
 					must(core.run())

@@ -37,11 +37,7 @@ func TestPlugin(t *testing.T) {
 				return err
 			}
 		}
-		limit := 2e-5
-		if k.layer.DType == tensor.BF16 {
-			limit = 1.0 / 64
-		}
-		if err := near(b, layer.x, append(layer.activations(), layer.weights(hostOf(b.comm))...), layer.reference(k), limit); err != nil {
+		if err := layer.compare(k); err != nil {
 			return err
 		}
 		return b.gapsIntact()

@@ -102,6 +102,9 @@ func (p *Plan) allocate(l *layout, kind callKind, saved, workspace tensor.Tensor
 	c.callKind, c.layout, c.buffers = kind, l, buffers{}
 	c.saved = device.Allocator{Mem: saved, Align: p.align}
 	c.workspace = device.Allocator{Mem: workspace, Align: p.align}
+	if p.hasNorm(kind) {
+		p.allocateNorm(c)
+	}
 	p.method.allocate(c)
 }
 
