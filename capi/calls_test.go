@@ -6,8 +6,10 @@ import (
 )
 
 // The lengths of the calls of rankCalls: one sequence of callSeq tokens, callHeads heads, callKeys
-// key heads, callDim features of a head, callHidden features of a token.
+// key heads, callDim features of a head, callHidden features of a token, and callWidth tokens of a
+// convolution of callChannels channels.
 const callSeq, callHeads, callKeys, callDim, callHidden = 9, 4, 2, 8, 12
+const callWidth, callChannels = 3, (2*callKeys + callHeads) * callDim
 
 // rankCalls has the objects and the arguments of the calls that a rank makes in a training step.
 // Tests change copies of the arguments. The workspaces are NULL.
@@ -26,6 +28,8 @@ type rankCalls struct {
 	rules          [2]uintptr // plans of the gated delta rule, by states and by heads
 	gdn            [2]cGDNArgs
 	gdnGrads       cGDNGrads
+	gdnLayers      [2]cGDNLayerArgs // with the plans of rules
+	gdnLayerGrads  cGDNLayerGrads
 	halo           cHaloArgs
 	toHeads, toSeq cReshardArgs
 	ins, outs      [2]*cTensor
@@ -35,7 +39,7 @@ type rankCalls struct {
 // newRankCalls creates plans and a batch on a context and allocates the arguments. Collective.
 func newRankCalls(t *testing.T, ctx uintptr) *rankCalls {
 	r := &rankCalls{ctx: ctx, desc: cAttentionDesc{dtype: typeF32, flags: flagCausal, heads: callHeads, kv_heads: callKeys, head_dim: callDim},
-		rule:    cGDNDesc{dtype: typeF32, flags: flagStates, strategy: gdnState, qk_heads: callKeys, v_heads: callHeads, qk_dim: callDim, v_dim: callDim},
+		rule:    cGDNDesc{dtype: typeF32, flags: flagStates | flagGatedNorm, strategy: gdnState, qk_heads: callKeys, v_heads: callHeads, qk_dim: callDim, v_dim: callDim, conv_width: callWidth},
 		lengths: cBatchDesc{batch: 1, seq: callSeq}}
 	r.desc.struct_size, r.rule.struct_size, r.lengths.struct_size = uint32(unsafe.Sizeof(r.desc)), uint32(unsafe.Sizeof(r.rule)), uint32(unsafe.Sizeof(r.lengths))
 	r.size.struct_size = uint32(unsafe.Sizeof(r.size))
@@ -65,6 +69,13 @@ func newRankCalls(t *testing.T, ctx uintptr) *rankCalls {
 		r.gdn[i] = cGDNArgs{struct_size: uint32(unsafe.Sizeof(r.gdn[i])), q: r.k(), k: r.k(), v: r.q(), g: r.gates(), beta: r.gates(), out: r.q(), saved: aligned(r.size.saved), saved_bytes: r.size.saved}
 	}
 	r.gdnGrads = cGDNGrads{struct_size: uint32(unsafe.Sizeof(r.gdnGrads)), dout: r.q(), dq: r.k(), dk: r.k(), dv: r.q(), dg: r.gates(), dbeta: r.gates()}
+
+	for i := range r.gdnLayers {
+		must(t, gdnLayerSizes(r.rules[i], r.batch, p(&r.size)))
+		r.gdnLayers[i] = cGDNLayerArgs{struct_size: uint32(unsafe.Sizeof(r.gdnLayers[i])), qkv: r.qkv(), a: r.gates(), b: r.gates(), conv: tensorOf(callChannels, callWidth), a_log: tensorOf(callHeads),
+			dt_bias: tensorOf(callHeads), z: r.q(), norm: tensorOf(callDim), out: r.q(), saved: aligned(r.size.saved), saved_bytes: r.size.saved}
+	}
+	r.gdnLayerGrads = cGDNLayerGrads{struct_size: uint32(unsafe.Sizeof(r.gdnLayerGrads)), dout: r.q(), dqkv: r.qkv(), da: r.gates(), db: r.gates(), dz: r.q(), dconv: tensorOf(callChannels, callWidth)}
 	return r
 }
 
@@ -79,12 +90,13 @@ func (r *rankCalls) reshards() {
 	r.toSeq.in, r.toSeq.out, r.toSeq.sum_copies = &r.outs[0], &r.ins[0], 1
 }
 
-// q, k, x, gates and states return new tensors: queries, keys, tokens, gates of the gated delta
-// rule, and recurrent states.
+// q, k, x, gates, qkv and states return new tensors: queries, keys, tokens, gates of the gated
+// delta rule, its q|k|v before the convolution, and recurrent states.
 func (r *rankCalls) q() *cTensor      { return tensorOf(1, r.rows, callHeads, callDim) }
 func (r *rankCalls) k() *cTensor      { return tensorOf(1, r.rows, callKeys, callDim) }
 func (r *rankCalls) x() *cTensor      { return tensorOf(1, r.rows, callHidden) }
 func (r *rankCalls) gates() *cTensor  { return tensorOf(1, r.rows, callHeads) }
+func (r *rankCalls) qkv() *cTensor    { return tensorOf(1, r.rows, callChannels) }
 func (r *rankCalls) states() *cTensor { return tensorOf(1, callHeads, callDim, callDim) }
 
 // collectiveCall is a collective function: a valid call on this rank, and calls with one invalid
@@ -116,7 +128,8 @@ func collectiveCalls(t *testing.T, ctx uintptr) (list []collectiveCall) {
 	list = append(list, r.reshardCalls()...)
 	list = append(list, r.haloCalls()...)
 	list = append(list, r.createCalls()...)
-	return append(list, r.gdnCalls()...)
+	list = append(list, r.gdnCalls()...)
+	return append(list, r.gdnLayerCalls()...)
 }
 
 func (r *rankCalls) attentionCalls(t *testing.T) []collectiveCall {
@@ -306,6 +319,8 @@ func (r *rankCalls) createCalls() []collectiveCall {
 		{"ulysses_gdn_plan", rule(func(*cGDNDesc) {}), map[string]func() error{
 			"chunk":   rule(func(d *cGDNDesc) { d.chunk = 3 }),
 			"v_heads": rule(func(d *cGDNDesc) { d.v_heads *= 2 }),
+			"width":   rule(func(d *cGDNDesc) { d.conv_width++ }),
+			"norm":    rule(func(d *cGDNDesc) { d.conv_width = 0 }),
 		}},
 		{"ulysses_batch_create", batch(func(*cBatchDesc) {}), map[string]func() error{
 			"desc is NULL": func() error { return newBatch(r.ctx, nil, p(&made)) },
@@ -334,6 +349,45 @@ func (r *rankCalls) gdnCalls() (list []collectiveCall) {
 		list = append(list, collectiveCall{"ulysses_gdn_backward", with(func(*cGDNArgs, *cGDNGrads) {}), map[string]func() error{
 			"dg is NULL":    with(func(a *cGDNArgs, g *cGDNGrads) { g.dg = nil }),
 			"saved is NULL": with(func(a *cGDNArgs, g *cGDNGrads) { a.saved, a.saved_bytes = nil, 0 }),
+		}})
+	}
+	return list
+}
+
+func (r *rankCalls) gdnLayerCalls() (list []collectiveCall) {
+	for i := range r.gdnLayers {
+		with := func(change func(a *cGDNLayerArgs)) func() error {
+			return changed(r.gdnLayers[i], change, func(a *cGDNLayerArgs) error { return gdnLayerForward(r.rules[i], r.batch, p(a)) })
+		}
+		low := tensorOf(callHeads) // [Hv] of BF16
+		low.code, low.bits = 4, 16
+		list = append(list, collectiveCall{"ulysses_gdn_layer_forward", with(func(*cGDNLayerArgs) {}), map[string]func() error{
+			"qkv is NULL":       with(func(a *cGDNLayerArgs) { a.qkv = nil }),
+			"z is NULL":         with(func(a *cGDNLayerArgs) { a.z = nil }),
+			"plan of attention": func() error { return gdnLayerForward(r.plan, r.batch, p(&r.gdnLayers[i])) },
+			"shape of conv":     with(func(a *cGDNLayerArgs) { a.conv = tensorOf(callChannels, callWidth+1) }),
+			"type of a_log":     with(func(a *cGDNLayerArgs) { a.a_log = low }),
+			"eps":               with(func(a *cGDNLayerArgs) { a.eps = 2 }),
+			"eps on one rank":   with(func(a *cGDNLayerArgs) { a.eps = 1e-3 }),
+			"out over z":        with(func(a *cGDNLayerArgs) { a.out = a.z }),
+			"small saved":       with(func(a *cGDNLayerArgs) { a.saved_bytes -= 64 }),
+			"small workspace":   with(func(a *cGDNLayerArgs) { a.workspace, a.workspace_bytes = aligned(64), 64 }),
+		}})
+	}
+	for i := range r.gdnLayers {
+		with := func(change func(a *cGDNLayerArgs, g *cGDNLayerGrads)) func() error {
+			return changedGrads(r.gdnLayers[i], r.gdnLayerGrads, change, func(a *cGDNLayerArgs, g *cGDNLayerGrads) error {
+				return gdnLayerBackward(r.rules[i], r.batch, p(a), p(g))
+			})
+		}
+		list = append(list, collectiveCall{"ulysses_gdn_layer_backward", with(func(*cGDNLayerArgs, *cGDNLayerGrads) {}), map[string]func() error{
+			"dz is NULL":     with(func(a *cGDNLayerArgs, g *cGDNLayerGrads) { g.dz = nil }),
+			"shape of dconv": with(func(a *cGDNLayerArgs, g *cGDNLayerGrads) { g.dconv = tensorOf(callWidth, callChannels) }),
+			"reserved":       with(func(a *cGDNLayerArgs, g *cGDNLayerGrads) { g.reserved = 1 }),
+			"saved is NULL":  with(func(a *cGDNLayerArgs, g *cGDNLayerGrads) { a.saved, a.saved_bytes = nil, 0 }),
+			"saved of the rule": with(func(a *cGDNLayerArgs, g *cGDNLayerGrads) {
+				a.saved, a.saved_bytes = r.gdn[i].saved, r.gdn[i].saved_bytes
+			}),
 		}})
 	}
 	return list

@@ -14,6 +14,7 @@ const (
 	flagOwnWorkspaces, flagNoAgreement  = C.ULYSSES_OWN_WORKSPACES, C.ULYSSES_NO_AGREEMENT
 	flagL2Norm, flagStates              = C.ULYSSES_QK_L2NORM, C.ULYSSES_STATES
 	flagGatherKeys, flagOverlap         = C.ULYSSES_GATHER_KEYS, C.ULYSSES_OVERLAP
+	flagGatedNorm                       = C.ULYSSES_GATED_NORM
 	tensorQ, tensorK, tensorV           = C.ULYSSES_TENSOR_Q, C.ULYSSES_TENSOR_K, C.ULYSSES_TENSOR_V
 	gdnAuto, gdnHeads, gdnState         = C.ULYSSES_GDN_AUTO, C.ULYSSES_GDN_HEADS, C.ULYSSES_GDN_STATE
 	typeF32, typeBF16, typeF16          = C.ULYSSES_F32, C.ULYSSES_BF16, C.ULYSSES_F16

@@ -42,25 +42,27 @@ type context struct {
 	noAgreement   bool              // ULYSSES_NO_AGREEMENT
 
 	// Data of the current call. It is here so that no call allocates.
-	agreement  agreement
-	admit      func(error) error // agree as a function value, for the fields Admit of sp and gdn
-	operands   []operand
-	saved      savedMemory
-	args       sp.Args
-	options    optionTensors
-	grads      sp.Grads
-	gdnArgs    gdn.Args
-	gdnGrads   gdn.Grads
-	reshard    sp.Reshard
-	seq        [maxReshard]tensor.Tensor
-	heads      [maxReshard]tensor.Tensor
-	shared     [maxReshard]bool
-	shapesOnly bool // tensors need no data: the call is a query for sizes
-	local      localTensors
-	layer      layerTensors
-	overlap    sp.Overlap // of a layer
-	halo       halo
-	loss       []float64 // sum and count; allocated on its own, so that C may read it
+	agreement     agreement
+	admit         func(error) error // agree as a function value, for the fields Admit of sp and gdn
+	operands      []operand
+	saved         savedMemory
+	args          sp.Args
+	options       optionTensors
+	grads         sp.Grads
+	gdnArgs       gdn.Args
+	gdnGrads      gdn.Grads
+	gdnLayer      gdn.LayerArgs
+	gdnLayerGrads gdn.LayerGrads
+	reshard       sp.Reshard
+	seq           [maxReshard]tensor.Tensor
+	heads         [maxReshard]tensor.Tensor
+	shared        [maxReshard]bool
+	shapesOnly    bool // tensors need no data: the call is a query for sizes
+	local         localTensors
+	layer         layerTensors
+	overlap       sp.Overlap // of a layer
+	halo          halo
+	loss          []float64 // sum and count; allocated on its own, so that C may read it
 }
 
 // enter begins a call on the context. It fails if another thread or a callback is in a call.

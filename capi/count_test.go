@@ -60,6 +60,9 @@ func callsOfStep(t *testing.T, ctx uintptr) func() {
 		}
 	}
 	r.gdnGrads.dstate_out, r.gdnGrads.dstate_in = r.states(), r.states()
+	for i := range r.gdnLayers {
+		r.gdnLayers[i].workspace, r.gdnLayers[i].workspace_bytes = workspaceOf(func(s *cSizes) error { return gdnLayerSizes(r.rules[i], r.batch, p(s)) })
+	}
 	sum, count := 1.0, int64(1)
 	var request uintptr
 	calls := []func() error{
@@ -89,6 +92,14 @@ func callsOfStep(t *testing.T, ctx uintptr) func() {
 		func() error { return gdnBackward(r.rules[0], r.batch, p(&r.gdn[0]), p(&r.gdnGrads)) },
 		func() error { return gdnForward(r.rules[1], r.batch, p(&r.gdn[1])) },
 		func() error { return gdnBackward(r.rules[1], r.batch, p(&r.gdn[1]), p(&r.gdnGrads)) },
+		func() error { return gdnLayerForward(r.rules[0], r.batch, p(&r.gdnLayers[0])) },
+		func() error {
+			return gdnLayerBackward(r.rules[0], r.batch, p(&r.gdnLayers[0]), p(&r.gdnLayerGrads))
+		},
+		func() error { return gdnLayerForward(r.rules[1], r.batch, p(&r.gdnLayers[1])) },
+		func() error {
+			return gdnLayerBackward(r.rules[1], r.batch, p(&r.gdnLayers[1]), p(&r.gdnLayerGrads))
+		},
 		func() error { sum, count = 1, 1; return lossReduce(ctx, p(&sum), p(&count), nil) },
 	}
 	return func() {

@@ -232,6 +232,21 @@ func uly_gdn_backward(p, b handle, args, grads pointer, t text) C.int32_t {
 	return finish("ulysses_gdn_backward", guarded(func() error { return gdnBackward(uintptr(p), uintptr(b), args, grads) }), t)
 }
 
+//export uly_gdn_layer_sizes
+func uly_gdn_layer_sizes(p, b handle, out pointer, t text) C.int32_t {
+	return finish("ulysses_gdn_layer_sizes", guarded(func() error { return gdnLayerSizes(uintptr(p), uintptr(b), out) }), t)
+}
+
+//export uly_gdn_layer_forward
+func uly_gdn_layer_forward(p, b handle, args pointer, t text) C.int32_t {
+	return finish("ulysses_gdn_layer_forward", guarded(func() error { return gdnLayerForward(uintptr(p), uintptr(b), args) }), t)
+}
+
+//export uly_gdn_layer_backward
+func uly_gdn_layer_backward(p, b handle, args, grads pointer, t text) C.int32_t {
+	return finish("ulysses_gdn_layer_backward", guarded(func() error { return gdnLayerBackward(uintptr(p), uintptr(b), args, grads) }), t)
+}
+
 // devices returns the devices that this library supports or has a plug-in for, the ones on which a
 // context can be created, and the reason for each of the others. It looks for the plug-in without
 // opening it, because opening starts the driver, which a forked child does not survive.

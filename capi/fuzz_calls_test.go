@@ -165,31 +165,45 @@ func (x *fuzzCall) layer() error {
 	return x.run(func() error { return attentionLayerBackward(x.plan, x.batch, p(&a), p(&g)) })
 }
 
-// gdn calls the gated delta rule on a plan of its own, with the same batch.
-func (x *fuzzCall) gdn() error {
+// gdnPlan makes a plan of the gated delta rule of its own, for the same batch. It returns the batch
+// and whether backward passes are possible.
+func (x *fuzzCall) gdnPlan(flags int32, width int64) (plan uintptr, info cBatchInfo, keep bool, err error) {
 	x.loose = true
 	if x.flags == flagCross { // the batch has other lengths of keys
 		x.mayFail = true
 	}
-	keep := x.flags != flagNoBackward
-	desc := cGDNDesc{struct_size: uint32(unsafe.Sizeof(cGDNDesc{})), dtype: typeF32, flags: flagStates, strategy: int32(x.IntN(3)), chunk: int32(x.bounded(16*x.Int64N(3), 64)), qk_heads: x.bounded(x.kvHeads, 64),
-		v_heads: x.bounded(x.heads, 64), qk_dim: x.bounded(x.dim, 64), v_dim: x.bounded(x.vDim, 64), max_tokens: x.bounded(x.Int64N(9), 1<<10)}
-	if !keep {
+	desc := cGDNDesc{struct_size: uint32(unsafe.Sizeof(cGDNDesc{})), dtype: typeF32, flags: flags, strategy: int32(x.IntN(3)), chunk: int32(x.bounded(16*x.Int64N(3), 64)), qk_heads: x.bounded(x.kvHeads, 64),
+		v_heads: x.bounded(x.heads, 64), qk_dim: x.bounded(x.dim, 64), v_dim: x.bounded(x.vDim, 64), max_tokens: x.bounded(x.Int64N(9), 1<<10), conv_width: width}
+	if keep = x.flags != flagNoBackward; !keep {
 		desc.flags |= flagNoBackward
 	}
 	x.corrupt(p(&desc), 0, unsafe.Offsetof(desc.qk_heads))
-	var plan uintptr
-	if err := x.run(func() error { return newGDNPlan(x.host.ctx, p(&desc), p(&plan)) }); err != nil {
-		return err
+	if err = x.run(func() error { return newGDNPlan(x.host.ctx, p(&desc), p(&plan)) }); err != nil {
+		return plan, info, keep, err
 	}
-	defer planDestroy(plan)
-	info := cBatchInfo{struct_size: uint32(unsafe.Sizeof(cBatchInfo{}))}
+	info.struct_size = uint32(unsafe.Sizeof(info))
 	must(x.t, batchQuery(x.batch, p(&info)))
 	x.mayFail = x.mayFail || info.kv_rows != info.rows
-	size := x.sizes(func(s *cSizes) error { return planSizes(plan, x.batch, p(s)) })
+	return plan, info, keep, nil
+}
+
+// gdnSizes is sizes for a plan of gdnPlan.
+func (x *fuzzCall) gdnSizes(f func(size *cSizes) error) *cSizes {
+	size := x.sizes(f)
 	if size.workspace == 0 {
 		x.mayFail = true // too large for the test, or the plan and the batch do not fit
 	}
+	return size
+}
+
+// gdn calls the gated delta rule.
+func (x *fuzzCall) gdn() error {
+	plan, info, keep, err := x.gdnPlan(flagStates, 0)
+	if err != nil {
+		return err
+	}
+	defer planDestroy(plan)
+	size := x.gdnSizes(func(s *cSizes) error { return planSizes(plan, x.batch, p(s)) })
 	keys, values, gates := [4]int64{x.b, x.rows, x.kvHeads, x.dim}, [4]int64{x.b, x.rows, x.heads, x.vDim}, [3]int64{x.b, x.rows, x.heads}
 	states := [4]int64{info.docs, x.heads, x.dim, x.vDim}
 	a := cGDNArgs{struct_size: uint32(unsafe.Sizeof(cGDNArgs{})), q: x.input(keys[:]...), k: x.input(keys[:]...), v: x.input(values[:]...), g: x.input(gates[:]...), beta: x.input(gates[:]...),
@@ -206,7 +220,7 @@ func (x *fuzzCall) gdn() error {
 		a.workspace, a.workspace_bytes = nil, 0
 	}
 	x.corrupt(p(&a), 0, unsafe.Offsetof(a.q))
-	err := x.run(func() error { return gdnForward(plan, x.batch, p(&a)) })
+	err = x.run(func() error { return gdnForward(plan, x.batch, p(&a)) })
 	if err != nil || !keep || x.oneIn(4) {
 		return err
 	}
@@ -223,4 +237,50 @@ func (x *fuzzCall) gdn() error {
 	}
 	x.corrupt(p(&g), 0, unsafe.Offsetof(g.dout))
 	return x.run(func() error { return gdnBackward(plan, x.batch, p(&a), p(&g)) })
+}
+
+// gdnLayer calls a whole layer of the gated delta rule.
+func (x *fuzzCall) gdnLayer() error {
+	width, flags := x.bounded(1+x.Int64N(4), 64), int32(0)
+	if x.oneIn(2) {
+		flags = flagGatedNorm
+	}
+	plan, _, keep, err := x.gdnPlan(flags, width)
+	if err != nil {
+		return err
+	}
+	defer planDestroy(plan)
+	size := x.gdnSizes(func(s *cSizes) error { return gdnLayerSizes(plan, x.batch, p(s)) })
+	channels := 2*x.kvHeads*x.dim + x.heads*x.vDim
+	qkv, gates, values := [3]int64{x.b, x.rows, channels}, [3]int64{x.b, x.rows, x.heads}, [4]int64{x.b, x.rows, x.heads, x.vDim}
+	a := cGDNLayerArgs{struct_size: uint32(unsafe.Sizeof(cGDNLayerArgs{})), qkv: x.input(qkv[:]...), a: x.input(gates[:]...), b: x.input(gates[:]...), out: x.output(values[:]...)}
+	if flags != 0 {
+		a.z = x.input(values[:]...)
+	}
+	x.loose = false
+	a.conv, a.a_log, a.dt_bias = x.input(channels, width), x.input(x.heads), x.input(x.heads)
+	if flags != 0 {
+		a.norm = x.input(x.vDim)
+	}
+	a.saved, a.saved_bytes = x.memory(size.saved)
+	if a.workspace, a.workspace_bytes = x.memory(size.workspace); x.oneIn(2) {
+		a.workspace, a.workspace_bytes = nil, 0
+	}
+	x.corrupt(p(&a), 0, unsafe.Offsetof(a.qkv))
+	err = x.run(func() error { return gdnLayerForward(plan, x.batch, p(&a)) })
+	if err != nil || !keep || x.oneIn(4) {
+		return err
+	}
+	checkOutputsApart(x.t, x.outputs, x.all)
+	x.outputs, x.all, x.loose = nil, nil, true
+	g := cGDNLayerGrads{struct_size: uint32(unsafe.Sizeof(cGDNLayerGrads{})), dout: x.input(values[:]...), dqkv: x.output(qkv[:]...), da: x.output(gates[:]...), db: x.output(gates[:]...)}
+	if flags != 0 {
+		g.dz = x.output(values[:]...)
+	}
+	x.loose = false
+	if x.oneIn(2) {
+		g.dconv, g.da_log, g.ddt_bias = x.output(channels, width), x.output(x.heads), x.output(x.heads)
+	}
+	x.corrupt(p(&g), 0, unsafe.Offsetof(g.dout))
+	return x.run(func() error { return gdnLayerBackward(plan, x.batch, p(&a), p(&g)) })
 }

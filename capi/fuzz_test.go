@@ -65,7 +65,7 @@ func FuzzDescriptors(f *testing.F) {
 			x.plan, x.batch, x.flags = h.plan, h.batch, 0
 			x.heads, x.kvHeads, x.dim, x.vDim, x.b, x.rows, x.kvRows = 2, 2, 4, 4, 1, 4, 4
 		}
-		calls := [...]func() error{x.attention, x.reshard, x.halo, x.layer, x.gdn, x.queries, x.foreign, x.passes}
+		calls := [...]func() error{x.attention, x.reshard, x.halo, x.layer, x.gdn, x.gdnLayer, x.queries, x.foreign, x.passes}
 		if err := calls[int(which)%len(calls)](); err == nil {
 			checkOutputsApart(t, x.outputs, x.all)
 		} else if !x.mayFail {

@@ -73,6 +73,19 @@ API ulysses_status ulysses_gdn_backward(ulysses_plan *p, const ulysses_batch *b,
                                         const ulysses_gdn_args *a, const ulysses_gdn_grads *g) {
   return GO(uly_gdn_backward(H(p), H(b), P(a), P(g), uly_clear_error()));
 }
+API ulysses_status ulysses_gdn_layer_sizes(const ulysses_plan *p, const ulysses_batch *b,
+                                           ulysses_sizes *out) {
+  return GO(uly_gdn_layer_sizes(H(p), H(b), out, uly_clear_error()));
+}
+API ulysses_status ulysses_gdn_layer_forward(ulysses_plan *p, const ulysses_batch *b,
+                                             const ulysses_gdn_layer_args *a) {
+  return GO(uly_gdn_layer_forward(H(p), H(b), P(a), uly_clear_error()));
+}
+API ulysses_status ulysses_gdn_layer_backward(ulysses_plan *p, const ulysses_batch *b,
+                                              const ulysses_gdn_layer_args *a,
+                                              const ulysses_gdn_layer_grads *g) {
+  return GO(uly_gdn_layer_backward(H(p), H(b), P(a), P(g), uly_clear_error()));
+}
 API const char *ulysses_plan_json(const ulysses_plan *p) {
   return GO(uly_plan_json(H(p), uly_clear_error()));
 }

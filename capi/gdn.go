@@ -15,9 +15,10 @@ import (
 
 // Limits of the gated delta rule. With them, the sizes of states in bytes cannot overflow.
 const (
-	maxGDNDim  = int64(1) << 12 // features of a head
-	maxState   = int64(1) << 32 // elements of the state of a document, all heads together
-	maxGDNWork = int64(1) << 48 // tokens × heads × features
+	maxGDNDim    = int64(1) << 12 // features of a head
+	maxState     = int64(1) << 32 // elements of the state of a document, all heads together
+	maxGDNWork   = int64(1) << 48 // tokens × heads × features
+	maxConvWidth = int64(256)     // tokens
 )
 
 // readGDNDesc reads and checks a description of the gated delta rule and returns its layer.
@@ -25,7 +26,7 @@ func (c *context) readGDNDesc(op string, desc unsafe.Pointer) (l gdn.Layer, d cG
 	if d, err = readStruct[cGDNDesc](op, "desc", desc); err != nil {
 		return l, d, err
 	}
-	known := int32(flagL2Norm | flagStates | flagDeterministic | flagNoBackward)
+	known := int32(flagL2Norm | flagStates | flagDeterministic | flagNoBackward | flagGatedNorm)
 	dtype, ok := dtypes[uint16(d.dtype)]
 	switch {
 	case d.flags&^known != 0:
@@ -44,6 +45,10 @@ func (c *context) readGDNDesc(op string, desc unsafe.Pointer) (l gdn.Layer, d cG
 		return l, d, invalid("%s: scale is %v; give a finite number, or 0 for 1/sqrt(qk_dim)", op, d.scale)
 	case d.max_tokens < 0 || d.max_tokens > maxTokens || d.max_tokens > maxGDNWork/max(d.qk_dim, d.v_dim)/max(d.v_heads, d.qk_heads):
 		return l, d, invalid("%s: max_tokens is %d; give 0 or more, and a product with heads and features below 2^48", op, d.max_tokens)
+	case d.conv_width < 0 || d.conv_width > maxConvWidth:
+		return l, d, invalid("%s: conv_width is %d; give 1 to %d tokens, or 0 for no layer", op, d.conv_width, maxConvWidth)
+	case d.flags&flagGatedNorm != 0 && d.conv_width == 0:
+		return l, d, invalid("%s: ULYSSES_GATED_NORM is set and conv_width is 0; the norm belongs to a layer: set conv_width, or leave the flag out", op)
 	}
 	info := c.dev.Info()
 	switch {
@@ -58,7 +63,7 @@ func (c *context) readGDNDesc(op string, desc unsafe.Pointer) (l gdn.Layer, d cG
 			info.Kind, info.DeltaHead)
 	}
 	return gdn.Layer{KeyHeads: d.qk_heads, ValueHeads: d.v_heads, KeyDim: d.qk_dim, ValueDim: d.v_dim, DType: dtype, Scale: float64(d.scale), Chunk: int64(d.chunk),
-		L2Norm: d.flags&flagL2Norm != 0, NoBackward: d.flags&flagNoBackward != 0, Deterministic: d.flags&flagDeterministic != 0, Tokens: d.max_tokens,
+		L2Norm: d.flags&flagL2Norm != 0, NoBackward: d.flags&flagNoBackward != 0, Deterministic: d.flags&flagDeterministic != 0, Tokens: d.max_tokens, ConvWidth: d.conv_width, GatedNorm: d.flags&flagGatedNorm != 0,
 		Strategy: [...]gdn.Strategy{gdnAuto: gdn.Auto, gdnHeads: gdn.Heads, gdnState: gdn.State}[d.strategy]}, d, nil
 }
 
@@ -74,7 +79,7 @@ func (c *context) createGDNPlan(op string, desc, out unsafe.Pointer) error {
 	}
 	if err := comm.Same(c.comm, op, append(intFields(
 		namedInt{"dtype", int64(d.dtype)}, namedInt{"strategy", int64(d.strategy)}, namedInt{"chunk", int64(d.chunk)}, namedInt{"qk_heads", d.qk_heads},
-		namedInt{"v_heads", d.v_heads}, namedInt{"qk_dim", d.qk_dim}, namedInt{"v_dim", d.v_dim}, namedInt{"max_tokens", d.max_tokens}), append(flagFields(d.flags), floatField("scale", d.scale))...)...); err != nil {
+		namedInt{"v_heads", d.v_heads}, namedInt{"qk_dim", d.qk_dim}, namedInt{"v_dim", d.v_dim}, namedInt{"max_tokens", d.max_tokens}, namedInt{"conv_width", d.conv_width}), append(flagFields(d.flags), floatField("scale", d.scale))...)...); err != nil {
 		return err
 	}
 	p := &plan{ctx: c, maxTokens: d.max_tokens, states: d.flags&flagStates != 0, identity: identity(2).withText(fmt.Sprint(d))}
@@ -92,10 +97,18 @@ func (c *context) createGDNPlan(op string, desc, out unsafe.Pointer) error {
 
 // gdnBatch returns the lengths of a collective call on a plan of the gated delta rule.
 func (p *plan) gdnBatch(op string, b *batch) (*sp.Batch, error) {
-	if p.gdn == nil {
-		return nil, invalid("%s: the plan is of attention; give a plan of ulysses_gdn_plan", op)
+	if err := p.checkIsGDN(op); err != nil {
+		return nil, err
 	}
 	return p.batchOf(op, b)
+}
+
+// checkIsGDN returns an error for a plan of attention.
+func (p *plan) checkIsGDN(op string) error {
+	if p.gdn == nil {
+		return invalid("%s: the plan is of attention; give a plan of ulysses_gdn_plan", op)
+	}
+	return nil
 }
 
 // gdnCommon reads the arguments of both passes: the incoming states and the memory.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -70,6 +71,8 @@ func TestDifferencesAreNamed(t *testing.T) {
 		var plan, b uintptr
 		refusedWith(t, "head_dim", newPlan(ctx, p(&d), p(&plan)), "head_dim is 9 on rank 1 and 8 on rank 0")
 		refusedWith(t, "v_dim", newGDNPlan(ctx, p(&rule), p(&plan)), "v_dim is 9 on rank 1 and 8 on rank 0")
+		rule.v_dim, rule.conv_width = 8, 3+r
+		refusedWith(t, "conv_width", newGDNPlan(ctx, p(&rule), p(&plan)), "conv_width is 4 on rank 1 and 3 on rank 0")
 		d.head_dim, d.kv_heads = 8, 3
 		refusedWith(t, "kv_heads", newPlan(ctx, p(&d), p(&plan)), "heads is 4 and kv_heads 3")
 		cu, kv := []int64{0, 3, 5 + r, 9}, []int64{0, 2, 4 - r, 6}
@@ -118,6 +121,39 @@ func TestTagsOfSavedMemory(t *testing.T) {
 		a.saved_bytes--
 		refusedWith(t, "too little", attentionForward(plan, batch, p(&a)), "saved has", "are needed")
 		must(t, attentionBackward(plan, batch, p(&moved), p(&g)))
+	})
+}
+
+// Messages of the layer of the gated delta rule name what the plan lacks, and the sizes with the
+// tag of saved memory.
+func TestGatedDeltaLayerMisuse(t *testing.T) {
+	onRanks(t, 2, 0, func(rank int, ctx uintptr) {
+		r := newRankCalls(t, ctx)
+		a, g := r.gdnLayers[0], r.gdnLayerGrads
+		forward := func(plan uintptr) error { return gdnLayerForward(plan, r.batch, p(&a)) }
+		d, rule, plain := r.rule, uintptr(0), uintptr(0)
+		d.flags, d.conv_width = 0, 0
+		must(t, newGDNPlan(ctx, p(&d), p(&rule)))
+		refusedWith(t, "a plan of the rule", forward(rule), "conv_width of the plan is 0")
+		refusedWith(t, "sizes of a plan of the rule", gdnLayerSizes(rule, r.batch, p(&r.size)), "conv_width of the plan is 0")
+		refusedWith(t, "sizes of a plan of attention", gdnLayerSizes(r.plan, r.batch, p(&r.size)), "the plan is of attention")
+		d.conv_width = callWidth
+		must(t, newGDNPlan(ctx, p(&d), p(&plain)))
+		refusedWith(t, "z without the flag", forward(plain), "z is given and the plan has no ULYSSES_GATED_NORM")
+		a.z, a.norm, a.eps = nil, nil, 1e-5
+		refusedWith(t, "eps without the flag", forward(plain), "eps is 1e-05", "ULYSSES_GATED_NORM")
+		a.eps = 0
+		must(t, forward(plain))
+		refusedWith(t, "dz without the flag", gdnLayerBackward(plain, r.batch, p(&a), p(&g)), "dz or dnorm is given")
+		g.dz = nil
+		must(t, gdnLayerBackward(plain, r.batch, p(&a), p(&g)))
+		refusedWith(t, "saved by another plan", gdnLayerBackward(r.rules[0], r.batch, p(&r.gdnLayers[0]), p(&r.gdnLayerGrads)), "another plan, batch or layer")
+		must(t, gdnLayerSizes(plain, r.batch, p(&r.size)))
+		a.saved_bytes = r.size.saved - 1
+		refusedWith(t, "too little", forward(plain), fmt.Sprintf("saved has %d bytes and %d are needed", r.size.saved-1, r.size.saved))
+		a.saved_bytes = r.size.saved
+		a.conv = tensorOf(callChannels, callWidth+1)
+		refusedWith(t, "conv", forward(plain), "conv is", "it must be")
 	})
 }
 

@@ -52,12 +52,12 @@ func (p *plan) optionBytes() int64 {
 func (r *reader) options(p *plan, b *sp.Batch, sinks, alibi, mask *cTensor, seed uint64) {
 	x, l := &r.c.options, p.sp.Layer()
 	*x = optionTensors{}
-	r.option(&x.given[0], "sinks", "ULYSSES_SINKS", sinks, l.Sinks)
-	r.option(&x.given[1], "alibi", "ULYSSES_ALIBI", alibi, l.ALiBi)
+	r.option(&x.given[0], "sinks", "ULYSSES_SINKS", sinks, 0, l.Sinks)
+	r.option(&x.given[1], "alibi", "ULYSSES_ALIBI", alibi, 0, l.ALiBi)
 	for i, name := range [...]string{"sinks", "alibi"} {
 		r.perHead(name, x.given[i], l)
 	}
-	r.option(&r.c.args.BlockMask, "block_mask", "ULYSSES_BLOCK_MASK", mask, l.BlockRows > 0)
+	r.option(&r.c.args.BlockMask, "block_mask", "ULYSSES_BLOCK_MASK", mask, 0, l.BlockRows > 0)
 	if m := r.c.args.BlockMask; !m.IsNil() {
 		heads := l.Heads
 		if m.NDim > 0 && m.Shape[0] == 1 {
@@ -71,7 +71,7 @@ func (r *reader) options(p *plan, b *sp.Batch, sinks, alibi, mask *cTensor, seed
 }
 
 // option reads a tensor that must be given if the plan has its flag, and must be NULL otherwise.
-func (r *reader) option(dst *tensor.Tensor, name, flag string, p *cTensor, set bool) {
+func (r *reader) option(dst *tensor.Tensor, name, flag string, p *cTensor, axes int, set bool) {
 	*dst = tensor.Tensor{}
 	switch {
 	case r.err != nil:
@@ -80,7 +80,7 @@ func (r *reader) option(dst *tensor.Tensor, name, flag string, p *cTensor, set b
 	case !set && p != nil:
 		r.err = invalid("%s: %s is given and the plan has no %s; plan with the flag, or leave it NULL", r.op, name, flag)
 	case set:
-		r.get(dst, name, p, 0, false)
+		r.get(dst, name, p, axes, false)
 	}
 }
 

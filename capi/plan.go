@@ -187,7 +187,7 @@ func flagFields(flags int32) (fields []comm.Field) {
 		bit  int32
 	}{{"ULYSSES_CAUSAL", flagCausal}, {"ULYSSES_WINDOW", flagWindow}, {"ULYSSES_CROSS", flagCross}, {"ULYSSES_QK_L2NORM", flagL2Norm}, {"ULYSSES_DETERMINISTIC", flagDeterministic},
 		{"ULYSSES_NO_BACKWARD", flagNoBackward}, {"ULYSSES_STATES", flagStates}, {"ULYSSES_SINKS", flagSinks}, {"ULYSSES_ALIBI", flagAlibi}, {"ULYSSES_BLOCK_MASK", flagBlockMask},
-		{"ULYSSES_GATHER_KEYS", flagGatherKeys}, {"ULYSSES_OVERLAP", flagOverlap}} {
+		{"ULYSSES_GATHER_KEYS", flagGatherKeys}, {"ULYSSES_OVERLAP", flagOverlap}, {"ULYSSES_GATED_NORM", flagGatedNorm}} {
 		fields = append(fields, comm.Field{Name: f.name, Value: map[bool]string{false: "not set", true: "set"}[flags&f.bit != 0]})
 	}
 	return fields

@@ -30,6 +30,7 @@ const (
 	localSaved
 	layerSaved
 	gdnSaved
+	gdnLayerSaved
 )
 
 // identity is a hash of properties. The methods with… return the hash extended by a value.

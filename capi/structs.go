@@ -89,6 +89,7 @@ type (
 		qk_dim      int64
 		v_dim       int64
 		max_tokens  int64
+		conv_width  int64
 	}
 	cBatchDesc struct {
 		struct_size   uint32
@@ -288,6 +289,37 @@ type (
 		dbeta       *cTensor
 		dstate_in   *cTensor
 	}
+	cGDNLayerArgs struct {
+		struct_size     uint32
+		eps             float32
+		qkv             *cTensor
+		a               *cTensor
+		b               *cTensor
+		conv            *cTensor
+		a_log           *cTensor
+		dt_bias         *cTensor
+		z               *cTensor
+		norm            *cTensor
+		out             *cTensor
+		saved           unsafe.Pointer
+		saved_bytes     uint64
+		workspace       unsafe.Pointer
+		workspace_bytes uint64
+		stream          unsafe.Pointer
+	}
+	cGDNLayerGrads struct {
+		struct_size uint32
+		reserved    int32
+		dout        *cTensor
+		dqkv        *cTensor
+		da          *cTensor
+		db          *cTensor
+		dz          *cTensor
+		dconv       *cTensor
+		da_log      *cTensor
+		ddt_bias    *cTensor
+		dnorm       *cTensor
+	}
 	cTile struct {
 		struct_size uint32
 		reserved    int32
@@ -342,6 +374,8 @@ var layouts = [...]struct {
 	{"ulysses_attention_layer_grads", reflect.TypeFor[C.ulysses_attention_layer_grads](), reflect.TypeFor[cAttentionLayerGrads]()},
 	{"ulysses_gdn_args", reflect.TypeFor[C.ulysses_gdn_args](), reflect.TypeFor[cGDNArgs]()},
 	{"ulysses_gdn_grads", reflect.TypeFor[C.ulysses_gdn_grads](), reflect.TypeFor[cGDNGrads]()},
+	{"ulysses_gdn_layer_args", reflect.TypeFor[C.ulysses_gdn_layer_args](), reflect.TypeFor[cGDNLayerArgs]()},
+	{"ulysses_gdn_layer_grads", reflect.TypeFor[C.ulysses_gdn_layer_grads](), reflect.TypeFor[cGDNLayerGrads]()},
 	{"ulysses_tile", reflect.TypeFor[C.ulysses_tile](), reflect.TypeFor[cTile]()},
 	{"ulysses_tiled_args", reflect.TypeFor[C.ulysses_tiled_args](), reflect.TypeFor[cTiledArgs]()},
 }

@@ -304,6 +304,7 @@ enum {
    * their gradients one by one, as in an overlapped pass. Results are bitwise equal. It hides
    * communication that proceeds without the calling thread. */
   ULYSSES_OVERLAP = 4096,
+  ULYSSES_GATED_NORM = 8192, /* gdn: calls of a layer need `z` and `norm`; it needs conv_width */
 };
 
 /* Plan: one kind of layer on the ranks of a context. A plan holds no state of a call, so forward
@@ -335,8 +336,10 @@ enum {
   ULYSSES_GDN_STATE = 2, /* tokens stay, recurrent states are passed from rank to rank */
 };
 
-/* Gated delta rule of a plan. Its flags are QK_L2NORM, STATES, DETERMINISTIC and NO_BACKWARD. A
- * plan with GDN_HEADS also serves reshards: v, g and beta by heads, q and k as shared heads. */
+/* Gated delta rule of a plan. Its flags are QK_L2NORM, STATES, DETERMINISTIC, NO_BACKWARD and
+ * GATED_NORM. A plan with GDN_HEADS also serves reshards: v, g and beta by heads, q and k as shared
+ * heads. With conv_width, it also serves ulysses_gdn_layer_forward, and AUTO compares the bytes of
+ * the layer. */
 typedef struct {
   uint32_t struct_size;
   int32_t dtype, flags;
@@ -346,6 +349,7 @@ typedef struct {
   int64_t qk_heads;
   int64_t v_heads; /* a multiple of qk_heads */
   int64_t qk_dim, v_dim, max_tokens;
+  int64_t conv_width; /* tokens of the convolution of a layer, at most 256; 0 = no layer */
 } ulysses_gdn_desc;
 
 /* Creates a plan for attention. Collective. */
@@ -820,13 +824,70 @@ typedef struct {
  *
  *   S = exp(g)*S;  u = beta*(v - S^T k);  S = S + k u^T;  out = scale * S^T q
  *
- * A convolution before it gets the rows of other ranks by ulysses_halo_forward; see there for
- * documents. Collective, asynchronous. */
+ * ulysses_gdn_layer_forward has the convolution and the gates before it as well. A convolution of
+ * the caller gets the rows of other ranks by ulysses_halo_forward; see there for documents.
+ * Collective, asynchronous. */
 ulysses_status ulysses_gdn_forward(ulysses_plan *, const ulysses_batch *, const ulysses_gdn_args *);
 
 /* Writes the gradients of the gated delta rule. Collective, asynchronous. */
 ulysses_status ulysses_gdn_backward(ulysses_plan *, const ulysses_batch *, const ulysses_gdn_args *,
                                     const ulysses_gdn_grads *);
+
+/* Arguments of a whole layer of the gated delta rule between its projections, forward and backward.
+ * q|k|v has C = 2*Hk*Dk + Hv*Dv channels. Weights are dense and the same on every rank. Backward
+ * takes the arguments of the forward call; it reads `saved`, the weights and z, and qkv, a, b and
+ * out may then be NULL. */
+typedef struct {
+  uint32_t struct_size;
+  float eps;                             /* of the norm; 0 = 1e-6 */
+  const ulysses_tensor *qkv;             /* [B, rows, C], before the convolution, last axis dense */
+  const ulysses_tensor *a, *b;           /* [B, rows, Hv], last axis dense */
+  const ulysses_tensor *conv;            /* [C, conv_width] */
+  const ulysses_tensor *a_log, *dt_bias; /* [Hv], F32 or dtype */
+  const ulysses_tensor *z;    /* [B, rows, Hv, Dv], last axis dense; only with GATED_NORM */
+  const ulysses_tensor *norm; /* [Dv]; only with GATED_NORM */
+  ulysses_tensor *out;        /* [B, rows, Hv, Dv], last axis dense */
+  void *saved;                /* NULL = no backward pass follows */
+  uint64_t saved_bytes;
+  void *workspace;
+  uint64_t workspace_bytes;
+  void *stream;
+} ulysses_gdn_layer_args;
+
+/* Gradients of the layer. dqkv, da, db and, with GATED_NORM, dz have the shape and type of their
+ * tensor and are written. The gradients of the weights are F32, of the shape of their weight, and
+ * are ADDED to: they are this rank's share, and the caller sums them over the ranks. NULL = the
+ * gradient of a weight is not wanted. */
+typedef struct {
+  uint32_t struct_size;
+  int32_t reserved;
+  const ulysses_tensor *dout;
+  ulysses_tensor *dqkv, *da, *db, *dz;
+  ulysses_tensor *dconv, *da_log, *ddt_bias, *dnorm;
+} ulysses_gdn_layer_grads;
+
+/* Writes the sizes of a layer. */
+ulysses_status ulysses_gdn_layer_sizes(const ulysses_plan *, const ulysses_batch *,
+                                       ulysses_sizes *out);
+
+/* The linear attention layer of Qwen3-Next and Qwen3.5 between its projections. For each token t of
+ * a document, channel c and v head h:
+ *
+ *   y[t,c] = silu(sum over i < W of conv[c,i] * qkv[t-W+1+i,c]), where W is conv_width
+ *   q|k|v = y;  g = -exp(a_log[h]) * softplus(a + dt_bias[h]);  beta = sigmoid(b)
+ *   o = the gated delta rule of q, k, v, g and beta, see ulysses_gdn_forward
+ *   out = o, or with ULYSSES_GATED_NORM o * rsqrt(mean of o^2 + eps) * norm * silu(z)
+ *
+ * The rows of a convolution are in the document of t; rows on other ranks are received. The state
+ * before a document is zero. Gates and states are F32. Collective, asynchronous. */
+ulysses_status ulysses_gdn_layer_forward(ulysses_plan *, const ulysses_batch *,
+                                         const ulysses_gdn_layer_args *);
+
+/* Writes the gradients of qkv, a, b and z, and adds to the gradients of the weights. Collective,
+ * asynchronous. */
+ulysses_status ulysses_gdn_layer_backward(ulysses_plan *, const ulysses_batch *,
+                                          const ulysses_gdn_layer_args *,
+                                          const ulysses_gdn_layer_grads *);
 
 /* Tile: the rows [lo, hi) of a walk over count tiles. */
 typedef struct {

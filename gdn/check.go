@@ -204,7 +204,7 @@ func (p *Plan) newLayerChecker(op string, b *sp.Batch) checker {
 // weights checks the weights of a layer, and the gate of its norm.
 func (x *checker) weights(a *LayerArgs) {
 	l := &x.p.layer
-	x.weight("conv", a.Conv, l.DType, false, l.channels(), l.ConvWidth)
+	x.weight("conv", a.Conv, l.DType, false, l.Channels(), l.ConvWidth)
 	x.weight("a_log", a.ALog, l.DType, true, l.ValueHeads)
 	x.weight("dt_bias", a.DtBias, l.DType, true, l.ValueHeads)
 	if l.GatedNorm {
@@ -218,7 +218,7 @@ func (p *Plan) checkLayerForward(op string, b *sp.Batch, a *LayerArgs, kind call
 	if x.err != nil {
 		return x.err
 	}
-	x.activation("qkv", a.QKV, p.layer.channels())
+	x.activation("qkv", a.QKV, p.layer.Channels())
 	x.activation("a", a.A, p.layer.ValueHeads)
 	x.activation("b", a.B, p.layer.ValueHeads)
 	x.weights(a)
@@ -248,10 +248,10 @@ func (p *Plan) checkLayerBackward(op string, b *sp.Batch, a *LayerArgs, g *Layer
 	l := &p.layer
 	x.weights(a)
 	x.values("dout", g.DOut)
-	x.activation("dqkv", g.DQKV, l.channels())
+	x.activation("dqkv", g.DQKV, l.Channels())
 	x.activation("da", g.DA, l.ValueHeads)
 	x.activation("db", g.DB, l.ValueHeads)
-	x.weight("dconv", g.DConv, tensor.F32, false, l.channels(), l.ConvWidth)
+	x.weight("dconv", g.DConv, tensor.F32, false, l.Channels(), l.ConvWidth)
 	x.weight("da_log", g.DALog, tensor.F32, false, l.ValueHeads)
 	x.weight("ddt_bias", g.DDtBias, tensor.F32, false, l.ValueHeads)
 	if l.GatedNorm {

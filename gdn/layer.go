@@ -146,8 +146,8 @@ func (l *Layer) headShard(size, rank int64) headRange {
 	return headRange{lo, hi, lo / group, (hi-1)/group + 1}
 }
 
-// channels is the number of features of q|k|v.
-func (l *Layer) channels() int64 { return 2*l.KeyHeads*l.KeyDim + l.ValueHeads*l.ValueDim }
+// Channels returns the number of features of q|k|v.
+func (l *Layer) Channels() int64 { return 2*l.KeyHeads*l.KeyDim + l.ValueHeads*l.ValueDim }
 
 // channelRange is a range [lo, hi) of the local features of q|k|v. Its weights begin at the line
 // row of the convolution's weight matrix.
@@ -157,7 +157,7 @@ type channelRange struct{ lo, hi, row int64 }
 // rank has all heads.
 func (l *Layer) channelRanges(h headRange) []channelRange {
 	keys, values := h.keys()*l.KeyDim, h.values()*l.ValueDim
-	if all := l.channels(); 2*keys+values == all {
+	if all := l.Channels(); 2*keys+values == all {
 		return []channelRange{{0, all, 0}}
 	}
 	return []channelRange{

@@ -26,7 +26,7 @@ type layerRun struct {
 // projection returns q|k|v, a and b as columns of one tensor [B, n, C + 2·Hv + 3], as a projection
 // writes them.
 func (b *bench) projection(l Layer, n, rows int64) (qkv, x, y tensor.Tensor) {
-	c, h := l.channels(), l.ValueHeads
+	c, h := l.Channels(), l.ValueHeads
 	all := b.gapped(l.DType, n, rows, 1, c+2*h).Select(2, 0)
 	return all.Slice(2, 0, c), all.Slice(2, c, c+h), all.Slice(2, c+h, c+2*h)
 }
@@ -39,9 +39,9 @@ func prepareLayer(b *bench, k *testCase, scan bool) *layerRun {
 	r.a.QKV, r.a.A, r.a.B = b.projection(l, n, rows)
 	r.g.DQKV, r.g.DA, r.g.DB = b.projection(l, n, rows)
 	r.a.Out, r.g.DOut, r.a.Saved, r.a.Workspace = values(), values(), b.bytes(size.Saved), b.bytes(size.Workspace)
-	r.a.Conv = b.dense(l.DType, l.channels(), l.ConvWidth)
+	r.a.Conv = b.dense(l.DType, l.Channels(), l.ConvWidth)
 	r.a.ALog, r.a.DtBias = b.dense(tensor.F32, l.ValueHeads), b.dense(l.DType, l.ValueHeads)
-	r.g.DConv, r.g.DALog, r.g.DDtBias = b.dense(tensor.F32, l.channels(), l.ConvWidth), b.dense(tensor.F32, l.ValueHeads), b.dense(tensor.F32, l.ValueHeads)
+	r.g.DConv, r.g.DALog, r.g.DDtBias = b.dense(tensor.F32, l.Channels(), l.ConvWidth), b.dense(tensor.F32, l.ValueHeads), b.dense(tensor.F32, l.ValueHeads)
 	activations := map[uint64]tensor.Tensor{nameQKV: r.a.QKV, nameA: r.a.A, nameB: r.a.B, nameDOut: r.g.DOut}
 	weights := map[uint64]tensor.Tensor{nameConv: r.a.Conv, nameALog: r.a.ALog, nameDtBias: r.a.DtBias}
 	if l.GatedNorm {
@@ -129,7 +129,7 @@ func (k *testCase) layerReference(l Layer, x *sp.Batch, keep func(float64) float
 		}
 		return x
 	}
-	b, s, c, h := x.Batch(), x.Seq(), l.channels(), l.ValueHeads
+	b, s, c, h := x.Batch(), x.Seq(), l.Channels(), l.ValueHeads
 	g := k.geometry(l, x, false)
 	g.Keep = keep
 	qkv, dout := k.whole(nameQKV, l.DType, b, s, c), k.whole(nameDOut, l.DType, b, s, h, l.ValueDim)

@@ -123,7 +123,7 @@ func (m *stateMethod) haloBytes(l *layout, kind callKind) int64 {
 	for d := int64(1); d < min(width, m.size); d++ {
 		tokens += min(l.tokens, width-d)
 	}
-	return tokens * m.layer.channels() * l.shards.batch * m.layer.DType.Size()
+	return tokens * m.layer.Channels() * l.shards.batch * m.layer.DType.Size()
 }
 
 func (m *stateMethod) bytesSent(l *layout, rank int64, kind callKind) int64 {
@@ -132,7 +132,7 @@ func (m *stateMethod) bytesSent(l *layout, rank int64, kind callKind) int64 {
 	}
 	bytes := m.chain.elementsSent(&l.shards, l.shards.positionOfRank(rank), m.chain.scan, kind.backward) * tensor.F32.Size()
 	if kind.layer && m.layer.ConvWidth > 1 {
-		send, recv := l.batch.HaloElements(int(rank), m.layer.ConvWidth-1, m.layer.channels())
+		send, recv := l.batch.HaloElements(int(rank), m.layer.ConvWidth-1, m.layer.Channels())
 		if kind.backward {
 			send = recv
 		}

@@ -1,8 +1,8 @@
-// A host in C with its own MPI: the gated delta rule over ranks by heads and by states, with packed
-// documents and recurrent states. Each rank's rows are compared with one rank's, and one rank's
-// output and states with the recurrence in double precision.
+// A host in C with its own MPI: the gated delta rule and its whole layer over ranks, by heads and
+// by states, with packed documents and recurrent states. Each rank's rows are compared with one
+// rank's, and one rank's results with double precision.
 #include "ranks.h"
-#include "delta.h"
+#include "delta_layer.h"
 
 // also: states without ULYSSES_STATES are refused. With ULYSSES_GDN_HEADS, a reshard with the plan
 // has the heads of the plan.
@@ -42,6 +42,25 @@ static void also(const how *h, ulysses_plan *plan, const ulysses_batch *batch,
   IS(ulysses_attention_forward(plan, batch, &wrong), ULYSSES_INVALID_ARGUMENT);
 }
 
+// layers compares whole layers on the ranks of c with a rank alone.
+static void layers(ulysses_context *alone, ulysses_context *c, int size) {
+  for (int normed = 0; normed < 2; normed++) {
+    how h = {.strategy = ULYSSES_GDN_HEADS};
+    layer_outcome whole = whole_layer(alone, &h, normed);
+    if (size == 1) exact(&whole, normed); // it takes a second
+    for (; h.strategy <= ULYSSES_GDN_STATE; h.strategy++) {
+      layer_outcome part = whole_layer(c, &h, normed);
+      for (int i = 0; i < WEIGHTS; i++)
+        MPI_Allreduce(MPI_IN_PLACE, part.dw[i], (int)weight_count(i), MPI_FLOAT, MPI_SUM,
+                      MPI_COMM_WORLD);
+      layers_agree(h.strategy == ULYSSES_GDN_HEADS ? "layer by heads" : "layer by states", &part,
+                   &whole, normed, 1, h.strategy == ULYSSES_GDN_HEADS ? 0 : CLOSE);
+      free_layer(&part);
+    }
+    free_layer(&whole);
+  }
+}
+
 // hostile: all ranks refuse invalid descriptions, and the context still works.
 static void hostile(ulysses_context *c, int rank, int size) {
   ulysses_gdn_desc good, d;
@@ -62,6 +81,11 @@ static void hostile(ulysses_context *c, int rank, int size) {
   IS(ulysses_gdn_plan(c, &d, &plan), ULYSSES_INVALID_ARGUMENT);
   d = good, d.scale = (float)NAN;
   IS(ulysses_gdn_plan(c, &d, &plan), ULYSSES_INVALID_ARGUMENT);
+  d = good, d.conv_width = 257;
+  IS(ulysses_gdn_plan(c, &d, &plan), ULYSSES_INVALID_ARGUMENT);
+  d = good, d.flags = ULYSSES_GATED_NORM;
+  IS(ulysses_gdn_plan(c, &d, &plan), ULYSSES_INVALID_ARGUMENT);
+  CHECK(strstr(ulysses_last_error(), "conv_width"));
   d = good, d.dtype = ULYSSES_I32;
   CHECK(ulysses_gdn_plan(c, &d, &plan) != ULYSSES_OK && !plan);
   if (size > 1) {
@@ -69,6 +93,9 @@ static void hostile(ulysses_context *c, int rank, int size) {
     IS(ulysses_gdn_plan(c, &d, &plan), ULYSSES_INVALID_ARGUMENT);
     d = good, d.flags = rank ? ULYSSES_STATES : 0;
     IS(ulysses_gdn_plan(c, &d, &plan), ULYSSES_INVALID_ARGUMENT);
+    d = good, d.conv_width = 3 + rank;
+    IS(ulysses_gdn_plan(c, &d, &plan), ULYSSES_INVALID_ARGUMENT);
+    CHECK(strstr(ulysses_last_error(), "conv_width"));
     d = good, d.strategy = rank ? ULYSSES_GDN_HEADS : ULYSSES_GDN_STATE;
     IS(ulysses_gdn_plan(c, &d, &plan), ULYSSES_INVALID_ARGUMENT);
   }
@@ -95,6 +122,7 @@ int main(int argc, char **argv) {
     }
     free_outcome(&whole);
   }
+  layers(alone, c, size);
   hostile(c, rank, size);
   ulysses_context_destroy(c), ulysses_context_destroy(alone);
   MPI_Finalize();

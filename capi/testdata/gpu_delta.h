@@ -1,8 +1,8 @@
 // The gated delta rule on a GPU: by heads and by states, with and without states of documents, in
-// F32 and BF16. The results of one rank are close to the CPU's, the results of several ranks agree
-// with one rank's, and a repeated call is bitwise equal.
+// F32 and BF16, and its whole layer in F32. The results of one rank are close to the CPU's, the
+// results of several ranks agree with one rank's, and a repeated call is bitwise equal.
 #pragma once
-#include "delta.h"
+#include "delta_layer.h"
 #include "gpu.h"
 
 // Relative to the largest value, in BF16: it has 8 bits, and sums are rounded more than once.
@@ -24,6 +24,25 @@ static inline void delta_overwrite(void *gpu, uint64_t bytes, void *stream) {
   if (bytes) RUN(cuda.set(gpu, 0xff, bytes, stream));
 }
 static inline void delta_called(void *stream, const void *out) { check_pending(stream, out); }
+
+// delta_layers tests whole layers on the context c on the GPU; alone has one rank on this GPU.
+static inline void delta_layers(ulysses_context *cpu, ulysses_context *c, ulysses_context *alone,
+                                const gpu_memory *m) {
+  for (int normed = 0; normed < 2; normed++) {
+    how h = {.strategy = ULYSSES_GDN_HEADS};
+    layer_outcome want = whole_layer(cpu, &h, normed);
+    h.gpu = m;
+    layer_outcome one = whole_layer(alone, &h, normed);
+    layers_agree("a layer on a GPU, against the CPU", &one, &want, normed, 1, TWO_DEVICES);
+    for (; h.strategy <= ULYSSES_GDN_STATE; h.strategy++) {
+      layer_outcome part = whole_layer(c, &h, normed);
+      layers_agree("a layer on GPUs", &part, &one, normed, 0,
+                   h.strategy == ULYSSES_GDN_HEADS ? 0 : TWO_DEVICES);
+      free_layer(&part);
+    }
+    free_layer(&one), free_layer(&want);
+  }
+}
 
 // deltas tests the context c on the GPU; alone is a context of one rank on it.
 static inline void deltas(ulysses_context *c, ulysses_context *alone, stream_t s, int waits) {
@@ -56,5 +75,6 @@ static inline void deltas(ulysses_context *c, ulysses_context *alone, stream_t s
       }
       free_outcome(&one), free_outcome(&want);
     }
+  delta_layers(cpu, c, alone, &m);
   ulysses_context_destroy(cpu);
 }

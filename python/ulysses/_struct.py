@@ -52,6 +52,7 @@ NO_BACKWARD = 512
 STATES = 1024
 GATHER_KEYS = 2048
 OVERLAP = 4096
+GATED_NORM = 8192
 GDN_AUTO = 0
 GDN_HEADS = 1
 GDN_STATE = 2
@@ -203,6 +204,7 @@ class GDNDesc(Struct):
         ("qk_dim", c_int64),
         ("v_dim", c_int64),
         ("max_tokens", c_int64),
+        ("conv_width", c_int64),
     ]
 
 
@@ -472,6 +474,47 @@ class GDNGrads(Struct):
     ]
 
 
+class GDNLayerArgs(Struct):
+    """ulysses_gdn_layer_args."""
+
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("eps", c_float),
+        ("qkv", POINTER(Tensor)),
+        ("a", POINTER(Tensor)),
+        ("b", POINTER(Tensor)),
+        ("conv", POINTER(Tensor)),
+        ("a_log", POINTER(Tensor)),
+        ("dt_bias", POINTER(Tensor)),
+        ("z", POINTER(Tensor)),
+        ("norm", POINTER(Tensor)),
+        ("out", POINTER(Tensor)),
+        ("saved", c_void_p),
+        ("saved_bytes", c_uint64),
+        ("workspace", c_void_p),
+        ("workspace_bytes", c_uint64),
+        ("stream", c_void_p),
+    ]
+
+
+class GDNLayerGrads(Struct):
+    """ulysses_gdn_layer_grads."""
+
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("reserved", c_int32),
+        ("dout", POINTER(Tensor)),
+        ("dqkv", POINTER(Tensor)),
+        ("da", POINTER(Tensor)),
+        ("db", POINTER(Tensor)),
+        ("dz", POINTER(Tensor)),
+        ("dconv", POINTER(Tensor)),
+        ("da_log", POINTER(Tensor)),
+        ("ddt_bias", POINTER(Tensor)),
+        ("dnorm", POINTER(Tensor)),
+    ]
+
+
 class Tile(Struct):
     """ulysses_tile."""
 
@@ -545,6 +588,8 @@ STRUCTS: dict[str, type[ctypes.Structure]] = {
     "ulysses_attention_layer_grads": AttentionLayerGrads,
     "ulysses_gdn_args": GDNArgs,
     "ulysses_gdn_grads": GDNGrads,
+    "ulysses_gdn_layer_args": GDNLayerArgs,
+    "ulysses_gdn_layer_grads": GDNLayerGrads,
     "ulysses_tile": Tile,
     "ulysses_tiled_args": TiledArgs,
 }
@@ -579,6 +624,7 @@ NUMBERS = {
     "STATES": STATES,
     "GATHER_KEYS": GATHER_KEYS,
     "OVERLAP": OVERLAP,
+    "GATED_NORM": GATED_NORM,
     "GDN_AUTO": GDN_AUTO,
     "GDN_HEADS": GDN_HEADS,
     "GDN_STATE": GDN_STATE,
@@ -686,6 +732,12 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     ),
     "ulysses_gdn_forward": (c_int32, [c_void_p, c_void_p, POINTER(GDNArgs)]),
     "ulysses_gdn_backward": (c_int32, [c_void_p, c_void_p, POINTER(GDNArgs), POINTER(GDNGrads)]),
+    "ulysses_gdn_layer_sizes": (c_int32, [c_void_p, c_void_p, POINTER(Sizes)]),
+    "ulysses_gdn_layer_forward": (c_int32, [c_void_p, c_void_p, POINTER(GDNLayerArgs)]),
+    "ulysses_gdn_layer_backward": (
+        c_int32,
+        [c_void_p, c_void_p, POINTER(GDNLayerArgs), POINTER(GDNLayerGrads)],
+    ),
     "tiled_compute": (c_int32, [POINTER(TiledArgs)]),
     "tiled_compute_backward": (c_int32, [POINTER(TiledArgs)]),
 }
