@@ -10,7 +10,7 @@ enum { L_QKV, L_A, L_B, L_Z, L_DOUT, L_OUT, L_DQKV, L_DA, L_DB, L_DZ, L_TENSORS 
 enum { W_CONV, W_A_LOG, W_DT_BIAS, W_NORM, WEIGHTS };
 // [B, rows, heads, features]; features 0 = [B, rows, heads]
 static const int64_t layer_shape[L_TENSORS][2] = {
-    [L_QKV] = {CHANNELS, 0}, [L_A] = {HV, 0},  [L_B] = {HV, 0},         [L_Z] = {HV, DV},
+    [L_QKV] = {CHANNELS, 0}, [L_A] = {HV, 0},    [L_B] = {HV, 0},          [L_Z] = {HV, DV},
     [L_DOUT] = {HV, DV},     [L_OUT] = {HV, DV}, [L_DQKV] = {CHANNELS, 0}, [L_DA] = {HV, 0},
     [L_DB] = {HV, 0},        [L_DZ] = {HV, DV}};
 static const int64_t weight_shape[WEIGHTS][2] = {{CHANNELS, WIDTH}, {HV, 0}, {HV, 0}, {DV, 0}};
@@ -35,8 +35,8 @@ static inline void weight_tensors(const gpu_memory *m, float **x, int64_t (*shap
 
 // without_some: gradients of weights that are not wanted may be NULL. The others are added to.
 static inline void without_some(const how *h, ulysses_plan *plan, const ulysses_batch *batch,
-                                  const ulysses_gdn_layer_args *a, ulysses_gdn_layer_grads g,
-                                  const float *da_log) {
+                                const ulysses_gdn_layer_args *a, ulysses_gdn_layer_grads g,
+                                const float *da_log) {
   float once[HV];
   if (h->gpu) return;
   memcpy(once, da_log, sizeof once);
@@ -82,7 +82,8 @@ static inline layer_outcome whole_layer(ulysses_context *c, const how *h, int no
   memcpy(shape, weight_shape, sizeof shape);
   ulysses_tensor w[WEIGHTS], dw[WEIGHTS];
   for (int i = 0; i < WEIGHTS; i++) {
-    r.w[i] = allocate((uint64_t)weight_count(i) * 4), r.dw[i] = allocate((uint64_t)weight_count(i) * 4);
+    r.w[i] = allocate((uint64_t)weight_count(i) * 4),
+    r.dw[i] = allocate((uint64_t)weight_count(i) * 4);
     for (int64_t k = 0; k < weight_count(i); k++)
       r.w[i][k] = number(20 + i, k) + (i == W_NORM ? 1 : 0), r.dw[i][k] = 0;
   }

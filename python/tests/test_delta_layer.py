@@ -149,6 +149,63 @@ class Layer(unittest.TestCase):
         for size in (2, 3):
             self.assertLess(error(torch.cat(contexts(size, body), 1), one), TOLERANCE)
 
+    def test_defaults_and_frozen_weights(self):
+        """norm_weight None is ones. Weights that need no gradient get none, and any dtype is
+        converted."""
+        x, w = draw(1, 9)
+        ones = {**x, "norm_weight": torch.ones(DV)}
+
+        def run(ctx, given, eps):
+            qkv = given["qkv"].clone().requires_grad_(True)
+            out = ulysses.gated_delta_layer(
+                **{**given, "qkv": qkv}, **OPTIONS, eps=eps, context=ctx
+            )
+            (out * w).sum().backward()
+            return out.detach(), qkv.grad
+
+        def body(ctx):
+            found = run(ctx, {**x, "norm_weight": None, "A_log": x["A_log"].double()}, 0)
+            for got, want in zip(found, run(ctx, ones, 1e-6)):
+                self.assertTrue(torch.equal(got, want))
+            self.assertIsNone(x["conv_weight"].grad)
+            self.assertFalse(torch.equal(found[0], run(ctx, ones, 1e-2)[0]))
+
+        contexts(1, body)
+
+    def test_bfloat16(self):
+        """The errors are at most twice the errors of PyTorch in bfloat16."""
+        b, s, cu = 1, 33, (0, 20, 33)
+        x, w = draw(b, s)
+        low = {n: y if n in ("A_log", "dt_bias") else y.bfloat16() for n, y in x.items()}
+        w = w.bfloat16()
+        ref, plain = leaves({n: y.double() for n, y in low.items()}), leaves(low)
+        want = exact(ref, cu)
+        (want * w).sum().backward()
+        rounded = exact(plain, cu)
+        (rounded * w).sum().backward()
+
+        def body(ctx):
+            mine = leaves({n: local(y, ctx) if n in ACTIVATIONS else y for n, y in low.items()})
+            out = ulysses.gated_delta_layer(**mine, **OPTIONS, cu_seqlens=cu, context=ctx)
+            (out * local(w, ctx)).sum().backward()
+            self.assertEqual(out.dtype, torch.bfloat16)
+            return out.detach(), {n: y.grad for n, y in mine.items()}
+
+        for size in (1, 2):
+            found = contexts(size, body)
+            got = {"out": torch.cat([y for y, _ in found], 1)}
+            for name in x:
+                grads = [g[name].double() for _, g in found]
+                got[name] = torch.cat(grads, 1) if name in ACTIVATIONS else sum(grads)
+                self.assertEqual(found[0][1][name].dtype, low[name].dtype, name)
+            for name, y in got.items():
+                expected, other = (
+                    (t.detach() if name == "out" else leaf[name].grad)
+                    for t, leaf in ((want, ref), (rounded, plain))
+                )
+                limit = 2 * error(other.double(), expected)
+                self.assertLess(error(y.double(), expected), limit, (name, size))
+
     def test_refusals(self):
         """An argument that is wrong on one rank raises on every rank, with its name."""
         x, _ = draw(1, 8)

@@ -407,6 +407,18 @@ class Calls(unittest.TestCase):
         ):
             register(ctx, made)(input_ids=torch.ones(1, 4, dtype=torch.long))
 
+    def test_convolution_with_a_bias(self):
+        """A gated delta layer is not replaced if its convolution has a bias."""
+        made = build("qwen3.5 text")
+        conv = made.model.layers[0].linear_attn.conv1d
+        conv.bias = torch.nn.Parameter(torch.ones(conv.weight.shape[0]))
+        self.both(
+            made,
+            lambda ctx: {"input_ids": torch.ones(1, 4, dtype=torch.long)},
+            "layers.0.linear_attn is a Qwen3_5GatedDeltaNet.*run the model on one rank",
+            ulysses.Unsupported,
+        )
+
     def test_dropout(self):
         """Dropout of a model in training has one choice on all ranks, and is drawn on rank 0."""
         config = transformers.LlamaConfig(**TINY, attention_dropout=0.5)

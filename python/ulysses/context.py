@@ -282,6 +282,8 @@ class Context:
             l2norm (bool): normalize q and k. Default: False
             chunk (int): tokens of a chunk at most; 0 = the device chooses. Default: 0
             states (bool): calls may have initial states and return final states. Default: False
+            conv_width (int), gated_norm (bool): of `gated_delta_layer`; conv_width 0 = calls of the
+                rule only. Default: 0, False
 
         Raises:
             InvalidArgument: the options are wrong, or differ between ranks

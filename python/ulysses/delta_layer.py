@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from . import _struct
 from .agreement import describe
 from .context import Context, current
-from .errors import InvalidArgument
-from .gdn import chunk_gated_delta_rule
-from .halo import ACTIVATIONS, causal_conv1d
-from .plan import Lengths
-from .tensors import is_torch, one_library
+from .errors import InvalidArgument, Unsupported
+from .plan import Batch, DeltaPlan, Lengths
+from .tensors import (
+    block,
+    dense,
+    dtype_of,
+    empty,
+    is_torch,
+    one_library,
+    stream_of,
+    view,
+    without_zero_strides,
+)
+
+ACTIVATIONS = ("qkv", "a", "b", "z")
+# the weights by their names in the library
+WEIGHTS = {"conv_weight": "conv", "A_log": "a_log", "dt_bias": "dt_bias", "norm_weight": "norm"}
 
 
 def gated_delta_layer(
@@ -26,8 +41,7 @@ def gated_delta_layer(
     *,
     key_heads: int,
     key_dim: int,
-    conv_bias: Any = None,
-    activation: str | None = "silu",
+    activation: str = "silu",
     z: Any = None,
     norm_weight: Any = None,
     eps: float = 1e-6,
@@ -44,7 +58,7 @@ def gated_delta_layer(
     Collective; differentiable in PyTorch. The caller computes the projections, which are local to
     a token. The steps, of value head h::
 
-        q, k, v = activation(causal convolution of qkv over the documents)
+        q, k, v = silu(causal convolution of qkv over the documents)
         g = -exp(A_log[h]) softplus(a[h] + dt_bias[h]);  beta = sigmoid(b[h])
         o = gated delta rule of q, k, v, g, beta
         out = norm_weight * o / sqrt(mean of squares of o + eps) * silu(z)    # if z is given
@@ -54,84 +68,160 @@ def gated_delta_layer(
             key_heads heads of K = key_dim features for q and k; float32, or bfloat16 if the device
             has it
         a, b: [B, rows, HV]. HV must be a multiple of H. Gates are computed in float32
-        conv_weight: [2*H*K + HV*V, W], as in `causal_conv1d`
-        A_log, dt_bias: [HV]
+        conv_weight: [2*H*K + HV*V, W], as in `causal_conv1d`, with W at most 256
+        A_log, dt_bias: [HV]. Converted to float32, all other tensors to the dtype of qkv
         key_heads (int), key_dim (int): heads of q and k, and their features
-        conv_bias (optional): [2*H*K + HV*V]. Default: None
-        activation (str, optional): as in `causal_conv1d`. Default: "silu"
+        activation (str): "silu" or "swish", which is the same. Default: "silu"
         z (optional): [B, rows, HV, V], the gate of the norm. Default: None, no norm
         norm_weight (optional): [V], with z. Default: None, ones
-        eps (float): of the norm. Default: 1e-6
+        eps (float): of the norm; 0 = 1e-6. Default: 1e-6
         scale (float, optional): factor of q. Default: 1/sqrt(K)
         l2norm (bool): divide q and k by sqrt(sum of squares + 1e-6) of each head. Default: True
         cu_seqlens, seq, strategy, chunk_size, context: as in `chunk_gated_delta_rule`
 
     Returns:
-        out [B, rows, HV, V], with the dtype of qkv. The gradients of weights come from
-        this rank's tokens: sum them over the ranks.
+        out [B, rows, HV, V], with the dtype of qkv.
+
+        The gradients of weights are this rank's share: their sum over the ranks is the gradient.
 
     Raises:
         InvalidArgument: a shape, dtype or value is wrong, or arguments differ between ranks
-        Unsupported: no kernel of the device has these sizes or options
+        Unsupported: another activation, or no kernel of the device has these sizes or options
         CommError: the communicator failed
 
     Source: Yang, Kautz & Hatamizadeh 2024, arXiv:2412.06464.
     """
     ctx, operation = current(context), "ulysses.gated_delta_layer"
-    weights = dict(
-        conv_weight=conv_weight,
-        A_log=A_log,
-        dt_bias=dt_bias,
-        conv_bias=conv_bias,
-        norm_weight=norm_weight,
-    )
+    weights = dict(conv_weight=conv_weight, A_log=A_log, dt_bias=dt_bias, norm_weight=norm_weight)
+    given = dict(qkv=qkv, a=a, b=b, z=z, **weights)
 
-    def prepare() -> tuple[dict[str, Any], tuple[int, ...], int]:
+    def prepare() -> tuple[dict[str, Any], tuple[int, ...], tuple[dict[str, Any], Lengths]]:
         v_dim = _check(operation, qkv, a, b, z, weights, key_heads, key_dim)
-        if activation not in ACTIVATIONS:
-            raise InvalidArgument(
-                f"{operation}: activation {activation!r}; give one of "
-                f"{', '.join(map(repr, ACTIVATIONS))}"
+        if activation not in ("silu", "swish"):
+            raise Unsupported(
+                f"{operation}: activation {activation!r}; give 'silu', or call causal_conv1d and "
+                "chunk_gated_delta_rule"
             )
-        lengths = Lengths.of(ctx, qkv.shape[0], qkv.shape[1], seq=seq, cu_seqlens=cu_seqlens)
+        lengths = Lengths.of(
+            ctx, qkv.shape[0], qkv.shape[1], seq=seq, cu_seqlens=cu_seqlens, ignore_cross=True
+        )
+        planned = dict(
+            qk_heads=key_heads,
+            v_heads=a.shape[2],
+            qk_dim=key_dim,
+            v_dim=v_dim,
+            dtype=dtype_of(qkv),
+            strategy=strategy,
+            scale=None if scale is None else float(scale),
+            l2norm=bool(l2norm),
+            chunk=int(chunk_size),
+            conv_width=conv_weight.shape[1],
+            gated_norm=z is not None,
+        )
         same = {
+            **planned,
             **lengths.same(),
-            **{name: describe(x) for name, x in weights.items()},
-            **{n: describe(x, free=(1,)) for n, x in (("qkv", qkv), ("a", a), ("b", b), ("z", z))},
-            "key_heads": key_heads,
-            "key_dim": key_dim,
+            **{n: describe(x, free=(1,) * (n in ACTIVATIONS)) for n, x in given.items()},
             "activation": activation,
             "eps": float(eps),
         }
-        return same, lengths.counts(), v_dim
+        return same, lengths.counts(), (planned, lengths)
 
-    v_dim, _ = ctx.agree(operation, prepare)
-    documents: dict[str, Any] = dict(seq=seq, cu_seqlens=cu_seqlens, context=ctx)
-    mixed = causal_conv1d(qkv, conv_weight, conv_bias, activation, **documents)
-    keys = key_heads * key_dim
-    head = tuple(qkv.shape[:2])
-    q, k, v = (
-        mixed[..., lo:hi].reshape(*head, -1, d)
-        for lo, hi, d in (
-            (0, keys, key_dim),
-            (keys, 2 * keys, key_dim),
-            (2 * keys, mixed.shape[-1], v_dim),
+    (planned, lengths), counts = ctx.agree(operation, prepare)
+    sequences = lengths.sequences(operation, counts)
+    plan = ctx._delta_plan(**planned, tokens=sequences.batch * sequences.seq)
+    layer = _Layer(plan, ctx._batch(sequences), float(eps) if z is not None else 0.0)
+    if z is not None and norm_weight is None:
+        given["norm_weight"] = empty(qkv, (plan.v_dim,))
+        given["norm_weight"][...] = 1
+    tensors = {name: x for name, x in given.items() if x is not None}
+    if is_torch(qkv):
+        from ._torch import differentiable, wants_gradient
+
+        names = list(tensors)
+        again = [name for name in names if name in WEIGHTS or name == "z"]  # backward reads them
+
+        def run(*tensors: Any) -> tuple[Any, tuple, Any]:
+            inputs = _convert(dict(zip(names, tensors)))
+            like = {name: (tuple(x.shape), x.dtype) for name, x in zip(names, tensors)}
+            out, saved = layer.forward(inputs, save=True)
+
+            def back(saved: tuple, dout: Any) -> tuple:
+                shapes = {name: shape for name, (shape, _) in like.items()}
+                grads = layer.backward(dict(zip(again, saved[1:])), saved[0], dout, shapes)
+                return tuple(grads[name].to(dtype) for name, (_, dtype) in like.items())
+
+            return out, (saved, *(inputs[name] for name in again)), back
+
+        if wants_gradient(*tensors.values()):
+            return differentiable(run, *tensors.values())
+    return layer.forward(_convert(tensors), save=False)[0]
+
+
+def _convert(tensors: dict[str, Any]) -> dict[str, Any]:
+    """Returns the tensors of a layer as the library takes them."""
+    qkv, converted = tensors["qkv"], {}
+    for name, x in tensors.items():
+        gates = name in ("A_log", "dt_bias")
+        if is_torch(x):
+            x = x.float() if gates else x.to(qkv.dtype)
+        else:
+            x = np.asarray(x, np.float32 if gates else qkv.dtype)
+        converted[name] = dense(x) if name in WEIGHTS else without_zero_strides(x)
+    return converted
+
+
+@dataclass
+class _Layer:
+    """The calls of the library with a plan and a batch. eps is 0 without a norm."""
+
+    plan: DeltaPlan
+    batch: Batch
+    eps: float
+
+    def forward(self, inputs: dict[str, Any], save: bool) -> tuple[Any, Any]:
+        """Returns the output, and the saved activations or None. Collective."""
+        plan, batch, qkv = self.plan, self.batch, inputs["qkv"]
+        out = empty(qkv, (*qkv.shape[:2], plan.v_heads, plan.v_dim))
+        saved = block(qkv, plan.layer_sizes(batch).saved) if save else None
+        self._call("forward", {**inputs, "out": out}, saved)
+        return out, saved
+
+    def backward(
+        self, inputs: dict[str, Any], saved: Any, dout: Any, shapes: dict[str, tuple]
+    ) -> dict[str, Any]:
+        """Returns the gradients of these shapes by name, of weights in float32. Collective.
+
+        inputs are the weights, and z if there is a norm.
+        """
+        grads = {}
+        for name, shape in shapes.items():
+            grads[name] = empty(dout, shape, _struct.F32 if name in WEIGHTS else None)
+            if name in WEIGHTS:
+                grads[name][...] = 0  # the library adds to it
+        dout = without_zero_strides(dout)
+        views = {"dout": view(dout)}
+        views.update({"d" + WEIGHTS.get(name, name): view(x) for name, x in grads.items()})
+        g = _struct.GDNLayerGrads(**{name: v.pointer() for name, v in views.items()})
+        self._call("backward", inputs, saved, ctypes.byref(g))
+        return grads
+
+    def _call(self, kind: str, tensors: dict[str, Any], saved: Any, *grads: Any) -> None:
+        views = {WEIGHTS.get(name, name): view(x) for name, x in tensors.items()}
+        args = _struct.GDNLayerArgs(
+            eps=self.eps,
+            stream=stream_of(tensors["conv_weight"]),
+            **{name: v.pointer() for name, v in views.items()},
         )
-    )
-    g, beta = _gates(a, b, A_log, dt_bias)
-    out, _ = chunk_gated_delta_rule(
-        q,
-        k,
-        v,
-        g,
-        beta,
-        scale,
-        use_qk_l2norm_in_kernel=l2norm,
-        strategy=strategy,
-        chunk_size=chunk_size,
-        **documents,
-    )
-    return out if z is None else _gated_norm(out, z, norm_weight, eps)
+        if saved is not None:
+            args.saved, args.saved_bytes = view(saved).data, saved.shape[0]
+        self.plan.context._call(
+            f"ulysses_gdn_layer_{kind}",
+            self.plan.handle,
+            self.batch.handle,
+            ctypes.byref(args),
+            *grads,
+        )
 
 
 def _check(
@@ -171,7 +261,6 @@ def _check(
         "b": (batch, rows, heads),
         "z": (batch, rows, heads, v_dim),
         "conv_weight": (channels, max(width, 1)),
-        "conv_bias": (channels,),
         "A_log": (heads,),
         "dt_bias": (heads,),
         "norm_weight": (v_dim,),
@@ -187,30 +276,3 @@ def _check(
             f"{operation}: norm_weight is given and z is None; give z, the gate of the norm"
         )
     return v_dim
-
-
-def _gates(a: Any, b: Any, A_log: Any, dt_bias: Any) -> tuple[Any, Any]:
-    """Returns (g, beta) [B, rows, HV]: the logarithm of the decay, and the factor of the update."""
-    if is_torch(a):
-        import torch
-
-        g = -A_log.float().exp() * torch.nn.functional.softplus(a.float() + dt_bias.float())
-        return g, b.sigmoid()
-    a, A_log, dt_bias = (np.asarray(x, np.float32) for x in (a, A_log, dt_bias))
-    g = -np.exp(A_log) * np.logaddexp(a + dt_bias, np.float32(0))
-    return g, 1 / (1 + np.exp(-np.asarray(b, np.float32)))
-
-
-def _gated_norm(x: Any, z: Any, weight: Any, eps: float) -> Any:
-    """Returns weight * x / sqrt(mean of squares + eps) * silu(z) over the last axis, in float32."""
-    if is_torch(x):
-        import torch
-
-        y = x.float()
-        y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + eps)
-        y = y if weight is None else weight * y.to(x.dtype)
-        return (y * torch.nn.functional.silu(z.float())).to(x.dtype)
-    y, gate = np.asarray(x, np.float32), np.asarray(z, np.float32)
-    y = y / np.sqrt(np.square(y).mean(-1, keepdims=True) + np.float32(eps))
-    y = y if weight is None else y * weight
-    return (y * gate / (1 + np.exp(-gate))).astype(x.dtype)

@@ -77,14 +77,16 @@ def prepare(model: Any, ranks: int, zigzag: bool = False) -> None:
 
 
 def _is_delta_net(m: Any) -> bool:
-    """Reports whether m is a gated delta rule layer with the attributes of `gated_delta_net`."""
+    """Reports whether m is a gated delta rule layer that `gated_delta_net` can compute."""
     projections = (
         ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
         if hasattr(m, "in_proj_qkv")
         else ("in_proj_qkvz", "in_proj_ba", "fix_query_key_value_ordering")
     )
-    return type(m).__name__ in _DELTA_NETS and all(
-        hasattr(m, name) for name in (*_DELTA_NET_ATTRIBUTES, *projections)
+    return (
+        type(m).__name__ in _DELTA_NETS
+        and all(hasattr(m, name) for name in (*_DELTA_NET_ATTRIBUTES, *projections))
+        and m.conv1d.bias is None
     )
 
 
@@ -224,7 +226,6 @@ def gated_delta_net(layer: Any, x: Any, call: Forward) -> Any:
         layer.dt_bias,
         key_heads=layer.key_dim // layer.head_k_dim,
         key_dim=layer.head_k_dim,
-        conv_bias=layer.conv1d.bias,
         activation=layer.activation,
         seq=call.sequences.seq,
         cu_seqlens=call.sequences.cu_seqlens,

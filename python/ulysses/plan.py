@@ -153,6 +153,7 @@ class DeltaOptions:
         l2norm: normalize q and k
         chunk: tokens of a chunk at most; 0 = the device chooses
         states: calls may have initial states and return final states
+        conv_width, gated_norm: of `gated_delta_layer`; conv_width 0 = calls of the rule only
     """
 
     qk_heads: int
@@ -166,6 +167,8 @@ class DeltaOptions:
     l2norm: bool = False
     chunk: int = 0
     states: bool = False
+    conv_width: int = 0
+    gated_norm: bool = False
 
 
 class _AnyPlan(_Owned):
@@ -272,7 +275,9 @@ class DeltaPlan(_AnyPlan):
             )
         desc = _struct.GDNDesc(
             dtype=o.dtype,
-            flags=_struct.QK_L2NORM * bool(o.l2norm) | _struct.STATES * bool(o.states),
+            flags=_struct.QK_L2NORM * bool(o.l2norm)
+            | _struct.STATES * bool(o.states)
+            | _struct.GATED_NORM * bool(o.gated_norm),
             strategy=STRATEGIES[o.strategy],
             chunk=o.chunk,
             scale=_scale(o.scale, "qk_dim"),
@@ -281,10 +286,19 @@ class DeltaPlan(_AnyPlan):
             qk_dim=o.qk_dim,
             v_dim=o.v_dim,
             max_tokens=o.tokens,
+            conv_width=o.conv_width,
         )
         context._call(
             "ulysses_gdn_plan", context.handle, ctypes.byref(desc), ctypes.byref(self._handle)
         )
+
+    def layer_sizes(self, batch: Batch) -> _struct.Sizes:
+        """As `sizes`, for the calls of a plan with conv_width in `gated_delta_layer`."""
+        sizes = _struct.Sizes()
+        self.context._call(
+            "ulysses_gdn_layer_sizes", self.handle, batch.handle, ctypes.byref(sizes)
+        )
+        return sizes
 
 
 def _scale(scale: float | None, dim: str) -> float:
