@@ -145,7 +145,7 @@ func configs(t testing.TB) map[string]*Config {
 		"qwen3_next": make(map[string]any{"model_type": "qwen3_next", "head_dim": 8, "full_attention_interval": 2,
 			"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 12, "linear_value_head_dim": 9, "linear_conv_kernel_dim": 3, "mlp_only_layers": []any{1},
 			"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 14, "shared_expert_intermediate_size": 10}),
-		"gpt_oss": make(map[string]any{"model_type": "gpt_oss", "num_local_experts": 0, "head_dim": 10, "sliding_window": 5}),
+		"gpt_oss":     make(map[string]any{"model_type": "gpt_oss", "num_local_experts": 0, "head_dim": 10, "sliding_window": 5}),
 		"gpt_oss_moe": make(map[string]any{"model_type": "gpt_oss", "num_local_experts": 5, "num_experts_per_tok": 2, "intermediate_size": 20, "head_dim": 10, "sliding_window": 5}),
 	}
 }

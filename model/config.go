@@ -307,7 +307,7 @@ func (c *Config) readRefused(r *reader) {
 	}
 	c.refuseExperts(r)
 	for _, name := range []string{"vision_config", "quantization_config"} {
-		if r.has(name) {
+		if r.has(name) && !(name == "quantization_config" && c.readsPacked(r)) {
 			r.fault(status.Unsupported, "%s is not built: %s", name, notbuilt.Multimodal.Instead)
 		}
 	}

@@ -253,7 +253,7 @@ func (c *Config) pairRows(t Stored) Stored {
 func (c *Config) InFileOrder(p *Param, x []float32) []float32 {
 	if _, _, kind, ok := c.ossParam(p.Name); ok && alternates(kind) {
 		y := make([]float32, len(x))
-		reordered(0, p.Shape[len(p.Shape)-1], y, columnOfFile, func(at int64, dst []float32) error { copy(dst, x[at:]); return nil })
+		reordered(0, p.Shape[len(p.Shape)-1], y, modelColumn, func(at int64, dst []float32) error { copy(dst, x[at:]); return nil })
 		return y
 	}
 	if !c.family.files.paired(p.Name) {

@@ -31,6 +31,10 @@ type Folder struct {
 
 	files []*tensor.Safetensors
 	where map[string]location // by the names of this package
+
+	packed       map[string]*packed // matrices in MXFP4, by their names without a suffix
+	unpackedName string             // of the matrix in unpacked
+	unpacked     []float32
 }
 
 // location is where a tensor is stored.
@@ -41,10 +45,19 @@ type location struct {
 	// the tensor in the file in which row counts, if that is not entry
 	whole      *tensor.Entry
 	alternates bool // columns of gate and up alternate in the file
+	// of a tensor in MXFP4: returns all elements
+	decode func() ([]float32, error)
 }
 
 // read fills dst with elements from at on.
 func (l location) read(at int64, dst []float32) error {
+	if l.decode != nil {
+		all, err := l.decode()
+		if err == nil {
+			copy(dst, all[at:])
+		}
+		return err
+	}
 	stored := l.entry
 	if l.whole != nil {
 		stored = *l.whole
@@ -72,8 +85,12 @@ func OpenFolder(dir string, override map[string]any) (*Folder, error) {
 
 // OpenWeights reads the headers of the weights' files of a folder with a known configuration.
 func OpenWeights(dir string, cfg *Config) (*Folder, error) {
-	f := &Folder{Dir: dir, Config: cfg, where: map[string]location{}}
-	if err := f.openWeights(); err != nil {
+	f := &Folder{Dir: dir, Config: cfg, where: map[string]location{}, packed: map[string]*packed{}}
+	err := f.openWeights()
+	if err == nil {
+		err = f.locatePacked()
+	}
+	if err != nil {
 		f.Close()
 		return nil, err
 	}
@@ -157,6 +174,9 @@ func (f *Folder) openWeights() error {
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(index.WeightMap)) {
+		if _, _, ok := f.Config.mxEntry(f.Config.family.files.textName(name)); ok {
+			continue // locatePacked
+		}
 		text := f.Config.nameOf(name)
 		if x, before, after := f.Config.family.files.fusedAs(text); x != nil {
 			text = before + "." + x.parts[0] + "." + after
@@ -177,6 +197,9 @@ func (f *Folder) openFile(name string) error {
 	}
 	f.files = append(f.files, s)
 	for _, stored := range s.Entries() {
+		if f.addPacked(stored, s) {
+			continue
+		}
 		parts, err := f.Config.partsOf(stored)
 		if err != nil {
 			return status.Errorf(status.Of(err), "%s: %w", s.Path, err)

@@ -71,8 +71,8 @@ func (c *Config) unstackOSS(e tensor.Entry) (map[string]location, error) {
 // alternates reports whether the columns of gate and up alternate in a kind of tensor.
 func alternates(kind string) bool { return strings.HasPrefix(kind, ossGateUp) }
 
-// fileColumn returns the column in a file of a column of gate and up, of 2F columns, and
-// columnOfFile the reverse.
+// fileColumn returns the column in a file of a column of gate and up, of 2F columns. modelColumn is
+// the reverse.
 func fileColumn(column, width int64) int64 {
 	if f := width / 2; column >= f {
 		return 2*(column-f) + 1
@@ -80,7 +80,7 @@ func fileColumn(column, width int64) int64 {
 	return 2 * column
 }
 
-func columnOfFile(column, width int64) int64 { return column/2 + column%2*(width/2) }
+func modelColumn(column, width int64) int64 { return column/2 + column%2*(width/2) }
 
 // reordered reads elements from at on of a tensor whose rows of `width` elements have the order of
 // `from`, from a tensor that read reads.
@@ -110,8 +110,8 @@ func (c *Config) ossParam(name string) (layer string, expert int64, kind string,
 	return m[1], expert, m[3], err == nil
 }
 
-// stackOSS replaces the tensors of experts by the tensors that a folder of gpt-oss has, at the place
-// of the first tensor of a layer. Kinds that are not there are left out.
+// stackOSS replaces the tensors of experts by the tensors of a folder of gpt-oss, at the place of the
+// first tensor of a layer. Kinds that are not there are left out.
 func (c *Config) stackOSS(tensors []Stored) []Stored {
 	if !c.stackedExperts() {
 		return tensors
@@ -153,6 +153,6 @@ func alternating(t Stored, kind string) Stored {
 		return t
 	}
 	read, width := t.Read, t.Shape[len(t.Shape)-1]
-	t.Read = func(at int64, dst []float32) error { return reordered(at, width, dst, columnOfFile, read) }
+	t.Read = func(at int64, dst []float32) error { return reordered(at, width, dst, modelColumn, read) }
 	return t
 }

@@ -59,7 +59,7 @@ var (
 	Experts             = &Feature{Name: "mixture of experts in other families than mixtral, qwen3_moe, qwen3_next, qwen3_5_moe_text and gpt_oss", Where: "`num_experts` and `num_local_experts` of a config.json", Instead: "use one of these or a dense model"}
 	RouterNoise         = &Feature{Name: "noise on the input of experts", Where: "`router_jitter_noise` of a config.json", Instead: "set it to 0 with model.override"}
 	ExpertAdapters      = &Feature{Name: "adapters of experts, of routers, and of the inputs of linear attention in qwen3_next", Where: "`lora.targets`", Instead: "name other matrices, or \"all-linear\", which leaves these out", Many: true}
-	Multimodal          = &Feature{Name: "models of images, and quantized models", Where: "`vision_config` and `quantization_config` of a config.json", Instead: "use a text model with F32, BF16 or F16 weights", Many: true}
+	Multimodal          = &Feature{Name: "models of images, and quantized models except gpt_oss in MXFP4", Where: "`vision_config` and `quantization_config` of a config.json", Instead: "use a text model with F32, BF16 or F16 weights", Many: true}
 	LayerTypes          = &Feature{Name: "other kinds of layers in llama", Where: "`layer_types` of a config.json", Instead: "full_attention is", Many: true}
 	HybridLayerTypes    = &Feature{Name: "other kinds of layers in qwen3_5_text", Where: "`layer_types` of a config.json", Instead: "full_attention and linear_attention are", Many: true}
 	WindowLayerTypes    = &Feature{Name: "other kinds of layers in ministral, gemma2, gemma3_text, qwen2, qwen3, smollm3, olmo3 and gpt_oss", Where: "`layer_types` of a config.json", Instead: "full_attention and sliding_attention are", Many: true}

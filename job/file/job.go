@@ -216,7 +216,7 @@ type Mesh struct {
 	Replicas             int64 // size of the data axis
 	GlobalBatch          int64 // sequences of an optimizer step: Replicas · batch · accumulate
 	Gather               bool  // the groups of a ring get all keys in one all-to-all (sp.Layer)
-	Experts              int64 // consecutive ranks among which experts are divided; 1 = they are not
+	Experts              int64 // consecutive ranks among which experts are divided; 0 = they are not
 }
 
 // String returns the degrees, without a ring of one group and without experts that are not divided.
@@ -303,8 +303,10 @@ func (j *Job) Resolve(world int) error {
 		return j.Errorf(status.InvalidConfig, key, "ulysses %d x ring %d does not divide the %d ranks; %s", p, ring, w, divisors("parallel.ulysses", w, ring, p))
 	}
 	m.Replicas = w / (m.Ulysses * ring)
-	if m.Experts = max(1, j.Parallel.Experts); w%m.Experts != 0 {
-		return j.Errorf(status.InvalidConfig, "parallel.experts", "%d does not divide the %d ranks; %s", m.Experts, w, divisors("parallel.experts", w, 1, m.Experts))
+	if n := j.Parallel.Experts; n > 1 {
+		if m.Experts = n; w%n != 0 {
+			return j.Errorf(status.InvalidConfig, "parallel.experts", "%d does not divide the %d ranks; %s", n, w, divisors("parallel.experts", w, 1, n))
+		}
 	}
 	d := &j.Data
 	n := m.Replicas * d.Batch

@@ -241,6 +241,16 @@ FAMILIES = {
             router_aux_loss_coef=0.3,
         ),
     ),
+    "gpt-oss, in blocks": (
+        "GptOss",
+        dict(
+            hidden_size=64,
+            num_local_experts=4,
+            num_experts_per_tok=2,
+            intermediate_size=32,
+            sliding_window=5,
+        ),
+    ),
     "gpt-oss, dense": (
         "GptOss",
         dict(num_local_experts=0, sliding_window=5, max_position_embeddings=131072),

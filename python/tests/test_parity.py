@@ -203,6 +203,45 @@ class Parity(unittest.TestCase):
         self.assertEqual(a.config.to_diff_dict(), b.config.to_diff_dict())
 
 
+@need_program
+class MXFP4(unittest.TestCase):
+    def test_logits(self) -> None:
+        """A folder of gpt-oss in MXFP4 has the logits of the matrices that transformers unpacks."""
+        from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = pathlib.Path(temporary)
+            model = build("gpt-oss, in blocks")
+            random = torch.Generator().manual_seed(5)
+            packed = {}
+            for i, layer in enumerate(model.model.layers):
+                for kind in ("gate_up_proj", "down_proj"):
+                    matrix = getattr(layer.mlp.experts, kind)
+                    e, rows, columns = matrix.shape
+                    shape = (e, columns, rows // 32)
+                    blocks = torch.randint(256, (*shape, 16), generator=random, dtype=torch.uint8)
+                    scales = torch.randint(122, 125, shape, generator=random, dtype=torch.uint8)
+                    with torch.no_grad():
+                        matrix.copy_(convert_moe_packed_tensors(blocks, scales))
+                    name = f"model.layers.{i}.mlp.experts.{kind}"
+                    packed[name] = {f"{name}_blocks": blocks, f"{name}_scales": scales}
+            source = folder / "source"
+            model.save_pretrained(source)
+            tensors = load_file(source / "model.safetensors")
+            for name, parts in packed.items():
+                del tensors[name]
+                tensors |= parts
+            save_file(tensors, source / "model.safetensors")
+            config = json.loads((source / "config.json").read_text())
+            config["quantization_config"] = {"quant_method": "mxfp4"}
+            (source / "config.json").write_text(json.dumps(config))
+            save_file(data(), folder / "data.safetensors")
+            logits, _, _ = Reference(model).step(0, LR)
+            path = job(folder, source)
+            found = tensors_of(folder / "found.safetensors", path, 2, ["parallel.experts=2"])
+            self.assertLessEqual(error(found["logits"], logits), TOLERANCE)
+
+
 def _family(name: str):
     def test(self: Parity) -> None:
         self.check(name)

@@ -52,8 +52,8 @@ func GELUGateGrad[T Float](gate, up, dy []T) (dgate, dup []T) {
 	return dgate, dup
 }
 
-// ClampedGate returns y = g·σ(1.702·g)·(u + 1), the activation of gpt-oss, with g = min(gate, 7) and
-// u = min(max(up, -7), 7).
+// ClampedGate returns y = g·σ(1.702·g)·(u + 1), the activation of gpt-oss, with g = min(gate, 7)
+// and u = min(max(up, -7), 7).
 func ClampedGate[T Float](gate, up []T) []T {
 	y := make([]T, len(gate))
 	for i := range gate {
