@@ -110,8 +110,8 @@ func (c *Config) ossParam(name string) (layer string, expert int64, kind string,
 	return m[1], expert, m[3], err == nil
 }
 
-// stackOSS replaces the tensors of experts by the tensors of a folder of gpt-oss, at the place of the
-// first tensor of a layer. Kinds that are not there are left out.
+// stackOSS replaces the tensors of experts by the tensors of a folder of gpt-oss, at the place of
+// the first tensor of a layer. Kinds that are not there are left out.
 func (c *Config) stackOSS(tensors []Stored) []Stored {
 	if !c.stackedExperts() {
 		return tensors
