@@ -200,7 +200,9 @@ def suites(a) -> dict:
         lambda: step(a, qwen, "f32", adapters_of(qwen)),
         torch("train_step.py", qwen, "--lora", RANK),
     )
-    made["moe"] = Suite("moe", lambda: step(a, experts, "f32"), torch("train_step.py", experts))
+    made["moe"] = Suite(
+        "moe", lambda: step(a, experts, "f32", divided=True), torch("train_step.py", experts)
+    )
     return made
 
 
@@ -216,13 +218,16 @@ def adapters_of(job) -> list[str]:
     return ["model.new={}", f"model.path={folder / 'model'}", f"lora.rank={RANK}"]
 
 
-def step(a, job, dtype, more=()) -> list[dict]:
+def step(a, job, dtype, more=(), divided=False) -> list[dict]:
     """Measures a training step on one rank with --threads threads, and on several ranks.
 
-    The others are --threads ranks and four ranks, with one thread each. more are further keys.
+    The others are --threads ranks and four ranks, with one thread each. more are further keys. With
+    divided, several ranks also divide the experts of a layer.
     """
     out = []
-    for ranks in sorted({1, a.threads, 4}):
+    meshes = [(ranks, False) for ranks in sorted({1, a.threads, 4})]
+    meshes += [(ranks, True) for ranks, _ in meshes if divided and ranks > 1]
+    for ranks, experts in meshes:
         folder = ROOT / "out" / f"bench-step-{ranks}"
         sets = [
             f"output.dir={folder}",
@@ -234,6 +239,8 @@ def step(a, job, dtype, more=()) -> list[dict]:
             f"device.dtype={dtype}",
             *more,
         ]
+        if experts:
+            sets.append(f"parallel.experts={ranks}")
         argv = [ROOT / "bin" / "ulysses-mpi", job] + [x for s in sets for x in ("--set", s)]
         if ranks > 1:
             argv = [*MPI, "-n", ranks, *argv]
@@ -243,7 +250,7 @@ def step(a, job, dtype, more=()) -> list[dict]:
         seconds = [x["seconds"] for x in metrics(folder)][2:]  # the first two are a warm-up
         out.append(
             dict(
-                case=f"{job.stem}-{ranks}-ranks",
+                case=f"{job.stem}-{ranks}-ranks" + ("-divided" if experts else ""),
                 peer_case=job.stem,
                 min_s=min(seconds),
                 median_s=statistics.median(seconds),
