@@ -252,6 +252,7 @@ func (d *Device) WeightedSwiGLUBackward(_ device.Stream, a *device.WeightedSwiGL
 	rows, n := a.Gate.Shape[0], a.Gate.Shape[1]
 	c.dense("weights", a.Weights, tensor.F32, rows)
 	c.dense("dweights", a.DWeights, tensor.F32, rows)
+	form := c.form(a.GELU, a.Clamped)
 	if c.err != nil {
 		return c.err
 	}
@@ -259,6 +260,6 @@ func (d *Device) WeightedSwiGLUBackward(_ device.Stream, a *device.WeightedSwiGL
 	*(*C.swiglu_weighted_args)(d.args) = C.swiglu_weighted_args{gate: a.Gate.Data, up: a.Up.Data, dy: a.DY.Data, dgate: a.DGate.Data, dup: a.DUp.Data,
 		weights: floatsOf(a.Weights), dweights: floatsOf(a.DWeights), rows: C.int64_t(rows), n: C.int64_t(n), per_task: C.int64_t(perTask),
 		gate_row: C.int64_t(a.Gate.Stride[0]), up_row: C.int64_t(a.Up.Stride[0]), dy_row: C.int64_t(a.DY.Stride[0]),
-		dgate_row: C.int64_t(a.DGate.Stride[0]), dup_row: C.int64_t(a.DUp.Stride[0]), bf16: bf16, restore: number(a.Restore), form: formOf(a.GELU, a.Clamped)}
+		dgate_row: C.int64_t(a.DGate.Stride[0]), dup_row: C.int64_t(a.DUp.Stride[0]), bf16: bf16, restore: number(a.Restore), form: form}
 	return d.run(C.K_swiglu_weighted, ceilDiv(rows, perTask))
 }

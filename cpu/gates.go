@@ -14,18 +14,21 @@ func (d *Device) SwiGLUForward(_ device.Stream, a *device.SwiGLU) error {
 	defer runtime.KeepAlive(a)
 	c := check{op: "SwiGLUForward"}
 	bf16 := c.alike(2, operand{"gate", a.Gate}, operand{"up", a.Up}, operand{"y", a.Y})
+	form := c.form(a.GELU, a.Clamped)
 	if c.err != nil {
 		return c.err
 	}
 	p := merge(a.Y, a.Gate, a.Up)
 	k := (*C.swiglu_args)(d.args)
-	k.y, k.gate, k.up, k.bf16, k.form = a.Y.Data, a.Gate.Data, a.Up.Data, bf16, formOf(a.GELU, a.Clamped)
+	k.y, k.gate, k.up, k.bf16, k.form = a.Y.Data, a.Gate.Data, a.Up.Data, bf16, form
 	return d.run(C.K_swiglu_forward, p.divide(&k.axes, true, grain/2, 2))
 }
 
-// formOf returns the form of SwiGLU for the kernels.
-func formOf(gelu, clamped bool) C.int64_t {
+// form returns the form of SwiGLU for the kernels.
+func (c *check) form(gelu, clamped bool) C.int64_t {
 	switch {
+	case gelu && clamped:
+		c.fail("GELU and Clamped are both set; set at most one of them")
 	case gelu:
 		return C.SWIGLU_GELU
 	case clamped:
@@ -39,6 +42,7 @@ func (d *Device) SwiGLUBackward(_ device.Stream, a *device.SwiGLUGrad) error {
 	defer runtime.KeepAlive(a)
 	c := check{op: "SwiGLUBackward"}
 	bf16 := c.alike(2, operand{"gate", a.Gate}, operand{"up", a.Up}, operand{"dy", a.DY}, operand{"dgate", a.DGate}, operand{"dup", a.DUp})
+	form := c.form(a.GELU, a.Clamped)
 	if c.err != nil {
 		return c.err
 	}
@@ -48,7 +52,7 @@ func (d *Device) SwiGLUBackward(_ device.Stream, a *device.SwiGLUGrad) error {
 	if k.restore = 0; a.Restore {
 		k.restore = 1
 	}
-	k.form = formOf(a.GELU, a.Clamped)
+	k.form = form
 	return d.run(C.K_swiglu_backward, p.divide(&k.axes, true, grain/2, 2))
 }
 

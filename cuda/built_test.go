@@ -236,7 +236,7 @@ func kernelsBuilt(t *testing.T, f func(symbol string, code []instruction)) {
 }
 
 // inVectors has the BF16 kernels that access memory in units of 16 bytes, by their symbols.
-var inVectors = regexp.MustCompile(`elementwise_units.*\d(Add|SwiGLUForward|SwiGLUBackward|SwiGLUBackwardRestore|SigmoidForward|SigmoidBackward)E13__nv_bfloat16Li8|` +
+var inVectors = regexp.MustCompile(`elementwise_units.*\d(Add|SwiGLUI\d\w+E\d+(?:Forward|Backward|BackwardRestore)|SigmoidForward|SigmoidBackward)E13__nv_bfloat16Li8|` +
 	`(rope_units|rope_normed)I13__nv_bfloat16Li8|` +
 	`(norm_forward|norm_backward|norm_backward_long|gated_forward|gated_backward)I13__nv_bfloat16.*Lb1E`)
 
@@ -266,8 +266,8 @@ func TestVectors(t *testing.T) {
 			t.Errorf("%s: %d stores of 16 bytes, %d of one or two", symbol, wide, narrow)
 		}
 	})
-	if len(found) != 13 {
-		t.Errorf("found %v: want 13 names", found)
+	if len(found) != 19 {
+		t.Errorf("found %v: want 19 names", found)
 	}
 }
 

@@ -155,9 +155,11 @@ func (x *shaped) operations(hidden, heads int64, dims ...int64) map[string]func(
 			return d.Copy(s, other.Permute(1, 0, 2), q.Permute(1, 0, 2))
 		})
 	}
-	calls["swiglu"] = func() error { return d.SwiGLUForward(s, &device.SwiGLU{Gate: a, Up: b, Y: c}) }
-	calls["swiglu backward"] = func() error {
-		return d.SwiGLUBackward(s, &device.SwiGLUGrad{Gate: a, Up: b, DY: c, DGate: a, DUp: b, Restore: true})
+	for name, clamped := range map[string]bool{"": false, ", clamped": true} {
+		calls["swiglu"+name] = func() error { return d.SwiGLUForward(s, &device.SwiGLU{Gate: a, Up: b, Y: c, Clamped: clamped}) }
+		calls["swiglu backward"+name] = func() error {
+			return d.SwiGLUBackward(s, &device.SwiGLUGrad{Gate: a, Up: b, DY: c, DGate: a, DUp: b, Restore: true, Clamped: clamped})
+		}
 	}
 	rows := min(t, 1024)
 	ids, logits, nll := x.alloc(tensor.I32, rows), bf16(rows, 4*hidden), f32(rows)
@@ -225,8 +227,16 @@ func (x *shaped) experts(hidden, width, count int64) map[string]func() error {
 		Sequence: r.Sequence, Counts: r.Counts, Scale: x.alloc(tensor.F32, 1)}
 	token, in, hiddens, act := x.alloc(tensor.BF16, t, hidden), x.alloc(tensor.BF16, t*k, hidden), x.alloc(tensor.BF16, t*k, 2*width), x.alloc(tensor.BF16, t*k, width)
 	up, dup := x.alloc(tensor.BF16, count, 2*width, hidden), x.alloc(tensor.F32, count, 2*width, hidden)
-	grouped := func(a, b, c tensor.Tensor) func() error {
-		return func() error { return d.GroupedGemm(s, &device.GroupedGemm{A: a, B: b, C: c, Offsets: r.Offsets}) }
+	bias := x.alloc(tensor.BF16, count, 2*width)
+	grouped := func(a, b, bias, c tensor.Tensor) func() error {
+		return func() error {
+			return d.GroupedGemm(s, &device.GroupedGemm{A: a, B: b, Bias: bias, C: c, Offsets: r.Offsets})
+		}
+	}
+	weighted := func(clamped bool) func() error {
+		return func() error {
+			return d.WeightedSwiGLUBackward(s, &device.WeightedSwiGLUGrad{Gate: hiddens.Slice(1, 0, width), Up: hiddens.Slice(1, width, 2*width), Weights: r.Weights, DY: act, DGate: hiddens.Slice(1, 0, width), DUp: hiddens.Slice(1, width, 2*width), DWeights: x.alloc(tensor.F32, t*k), Restore: true, Clamped: clamped})
+		}
 	}
 	return map[string]func() error{
 		"route":           func() error { return d.RouteForward(s, &own) },
@@ -235,11 +245,11 @@ func (x *shaped) experts(hidden, width, count int64) map[string]func() error {
 		"sum of experts": func() error {
 			return d.CombineRows(s, &device.CombineRows{X: in, Rows: r.Rows, Weights: r.Weights, Y: token})
 		},
-		"weighted swiglu backward": func() error {
-			return d.WeightedSwiGLUBackward(s, &device.WeightedSwiGLUGrad{Gate: hiddens.Slice(1, 0, width), Up: hiddens.Slice(1, width, 2*width), Weights: r.Weights, DY: act, DGate: hiddens.Slice(1, 0, width), DUp: hiddens.Slice(1, width, 2*width), DWeights: x.alloc(tensor.F32, t*k), Restore: true})
-		},
-		"products of experts":         grouped(in, up.Permute(0, 2, 1), hiddens),
-		"products of experts, inputs": grouped(hiddens, up, in),
+		"weighted swiglu backward":          weighted(false),
+		"weighted swiglu backward, clamped": weighted(true),
+		"products of experts":               grouped(in, up.Permute(0, 2, 1), tensor.Tensor{}, hiddens),
+		"products of experts, bias":         grouped(in, up.Permute(0, 2, 1), bias, hiddens),
+		"products of experts, inputs":       grouped(hiddens, up, tensor.Tensor{}, in),
 		"products of experts, weights": func() error {
 			return d.GroupedGemmWeights(s, &device.GroupedGemmWeights{A: hiddens, B: in, C: dup, Offsets: r.Offsets})
 		},

@@ -258,6 +258,9 @@ func (s *suite) weightedSwiGLUCase(d tensor.DType, name string, rows, n int64, l
 	gelu, clamped := swigluForms[form][0], swigluForms[form][1]
 	random := seeded(34, rows, n)
 	gate, up, dy, weights := normalAs(d, random, rows*n), normalAs(d, random, rows*n), normalAs(d, random, rows*n), normal(random, rows)
+	if clamped {
+		atLimits(gate, up)
+	}
 	dgate, dup, y, dweights := weightedSwiGLU(gate, up, dy, weights, n, gelu, clamped)
 	f := ref.Convert[float32, float64]
 	dgate32, dup32, y32, dweights32 := weightedSwiGLU(f(gate), f(up), f(dy), f(weights), n, gelu, clamped)
@@ -369,6 +372,21 @@ func (s *suite) expertRefusals() {
 		},
 		"matrices of another K": func() error {
 			return b.dev.GroupedGemm(b.stream, &device.GroupedGemm{A: f(2, 5), B: f(1, 4, 2), C: f(2, 2), Offsets: i([]float64{0, 2}, 2)})
+		},
+		"a bias of another N": func() error {
+			return b.dev.GroupedGemm(b.stream, &device.GroupedGemm{A: f(2, 5), B: f(1, 5, 2), Bias: f(1, 3), C: f(2, 2), Offsets: i([]float64{0, 2}, 2)})
+		},
+		"a bias of few experts": func() error {
+			return b.dev.GroupedGemm(b.stream, &device.GroupedGemm{A: f(2, 5), B: f(2, 5, 2), Bias: f(1, 2), C: f(2, 2), Offsets: i([]float64{0, 1, 2}, 3)})
+		},
+		"a bias of another type": func() error {
+			return b.dev.GroupedGemm(b.stream, &device.GroupedGemm{A: f(2, 5), B: f(1, 5, 2), Bias: b.inout("bias", tensor.BF16, dense, nil, 1, 2).Tensor, C: f(2, 2), Offsets: i([]float64{0, 2}, 2)})
+		},
+		"a bias that is not dense": func() error {
+			return b.dev.GroupedGemm(b.stream, &device.GroupedGemm{A: f(2, 5), B: f(2, 5, 2), Bias: f(2, 2).Permute(1, 0), C: f(2, 2), Offsets: i([]float64{0, 1, 2}, 3)})
+		},
+		"two forms": func() error {
+			return b.dev.WeightedSwiGLUBackward(b.stream, &device.WeightedSwiGLUGrad{Gate: f(2, 5), Up: f(2, 5), Weights: f(2), DY: f(2, 5), DGate: f(2, 5), DUp: f(2, 5), DWeights: f(2), GELU: true, Clamped: true})
 		},
 		"offsets of other matrices": func() error {
 			return b.dev.GroupedGemm(b.stream, &device.GroupedGemm{A: f(2, 5), B: f(1, 5, 2), C: f(2, 2), Offsets: i([]float64{0, 2, 2}, 3)})

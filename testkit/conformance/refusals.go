@@ -77,6 +77,12 @@ func testRefusals(s *suite) {
 		"SwiGLU of another dy": func() error {
 			return b.dev.SwiGLUBackward(b.stream, &device.SwiGLUGrad{Gate: x35, Up: x35, DY: x5, DGate: x35, DUp: x35})
 		},
+		"SwiGLU of two forms": func() error {
+			return b.dev.SwiGLUForward(b.stream, &device.SwiGLU{Gate: x35, Up: x35, Y: x35, GELU: true, Clamped: true})
+		},
+		"SwiGLU backward of two forms": func() error {
+			return b.dev.SwiGLUBackward(b.stream, &device.SwiGLUGrad{Gate: x35, Up: x35, DY: x35, DGate: x35, DUp: x35, GELU: true, Clamped: true})
+		},
 		"Embedding of F32 ids":       func() error { return b.dev.EmbeddingForward(b.stream, &device.Embedding{Table: x35, IDs: x3, Y: x35}) },
 		"Embedding of another width": func() error { return b.dev.EmbeddingForward(b.stream, &device.Embedding{Table: x35, IDs: ids, Y: x37}) },
 		"CrossEntropy of another T": func() error {

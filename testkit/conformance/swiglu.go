@@ -36,9 +36,8 @@ func (s *suite) swigluCase(d tensor.DType, suffix string, t, n int64, l layout, 
 		copy(gate, []float64{0, 90, -90, 200, -200, -1000, 1000, math.NaN(), -87.5, 88.5})
 	}
 	gate = rounded(d, gate)
-	if clamped && t*n > 6 { // at the limits, and beyond
-		copy(gate[t*n-6:], []float64{7, 8, -8, 1, 1, 1})
-		copy(up[t*n-6:], []float64{1, 1, 1, 7, -7, 9})
+	if clamped {
+		atLimits(gate, up)
 	}
 	f := ref.Convert[float32, float64]
 	of, of32 := ref.SwiGLUForm[float64](gelu, clamped), ref.SwiGLUForm[float32](gelu, clamped)
@@ -70,4 +69,13 @@ func (s *suite) swigluCase(d tensor.DType, suffix string, t, n int64, l layout, 
 		return []*array{dg, du, y}, b.dev.SwiGLUBackward(b.stream, &device.SwiGLUGrad{
 			Gate: dg.Tensor, Up: du.Tensor, DY: y.Tensor, DGate: dg.Tensor, DUp: du.Tensor, Restore: true, GELU: gelu, Clamped: clamped})
 	})
+}
+
+// atLimits sets gates and ups to the limits of the clamped form, beyond them, and to NaN.
+func atLimits(gate, up []float64) {
+	const n = 8
+	if at := len(gate) - n; at >= 0 {
+		copy(gate[at:], []float64{7, 8, -8, 1, 1, 1, 1, 1})
+		copy(up[at:], []float64{1, 1, 1, 7, -7, 9, -9, math.NaN()})
+	}
 }

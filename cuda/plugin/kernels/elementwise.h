@@ -1,11 +1,11 @@
 // Elementwise kernels: one kernel for every operation that computes each element from the elements
-// at the same index of its operands. swiglu.cu is an example.
+// at the same index of its operands. gates.cu has examples.
 //
 // An operation is a struct template F<T> over the type of the elements, float or bf16:
 //
-//   template <typename T> struct SwiGLUForward {
-//     enum { OPERANDS = 3, READ = 0b110, WRITTEN = 0b001 }; // bit o: operand o, here y, gate, up
-//     __device__ static void apply(float (&x)[3]) { x[0] = x[1] * sigmoid<T>(x[1]) * x[2]; }
+//   template <typename T> struct SigmoidForward {
+//     enum { OPERANDS = 3, READ = 0b110, WRITTEN = 0b001 }; // bit o: operand o, here y, x, gate
+//     __device__ static void apply(float (&x)[3]) { x[0] = x[1] * sigmoid<T>(x[2]); }
 //   };
 //
 // apply computes one element in F32. A thread loads the operands in READ before it stores those in

@@ -3,7 +3,7 @@
 // whose output has a weight by row. A warp has a token or a row.
 #include "check.h"
 #include "faults.h"
-#include "values.h"
+#include "swiglu.h"
 
 namespace {
 
@@ -125,7 +125,7 @@ template <typename T> struct Weighted {
 };
 
 // dgate and dup may be gate and up: a thread loads its elements before it stores.
-template <typename T, bool GELU, bool ALIGNED> __global__ void __launch_bounds__(THREADS)
+template <typename T, typename Form, bool ALIGNED> __global__ void __launch_bounds__(THREADS)
     weighted_swiglu(Weighted<T> a) {
   constexpr int K = Wide<T>::LANES;
   for (int64_t r = first_of_warp(); r < a.rows; r += all_warps()) {
@@ -138,10 +138,11 @@ template <typename T, bool GELU, bool ALIGNED> __global__ void __launch_bounds__
       load_some<ALIGNED, K>(a.dy + r * a.dy_step + i, a.n - i, dy);
 #pragma unroll
       for (int e = 0; e < K; e++) {
-        const float g = gate[e], u = up[e], s = sigmoid<T>(GELU ? gelu_z(g) : g), y = g * s * u, ds = w * dy[e] * s;
+        const SwiGLUOf<Form, T> of(gate[e], up[e]);
+        const float y = of.y(), ds = w * dy[e] * of.s;
         sum = fmaf(dy[e], y, sum);
-        gate[e] = ds * u * fmaf(GELU ? g * gelu_slope(g) : g, 1.0f - s, 1.0f);
-        up[e] = ds * g;
+        gate[e] = of.dgate(ds);
+        up[e] = of.dup(ds);
         dy[e] = w * y;
       }
       store_some<ALIGNED, K>(a.dgate + r * a.dgate_step + i, a.n - i, gate);
@@ -161,10 +162,11 @@ template <typename T> void start_weighted(uly_stream *s, const uly_weighted_swig
                          a.dgate.stride[0],        a.dup.stride[0],      a.restore};
   const unsigned grid = blocks_for(w.rows, WARPS);
   const bool vectors = aligned_rows({&a.gate, &a.up, &a.dy, &a.dgate, &a.dup});
-  if (a.gelu && vectors) LAUNCH((weighted_swiglu<T, true, true>), grid, THREADS, 0, s, w);
-  else if (a.gelu) LAUNCH((weighted_swiglu<T, true, false>), grid, THREADS, 0, s, w);
-  else if (vectors) LAUNCH((weighted_swiglu<T, false, true>), grid, THREADS, 0, s, w);
-  else LAUNCH((weighted_swiglu<T, false, false>), grid, THREADS, 0, s, w);
+  with_form(a, [&](auto form) {
+    typedef decltype(form) Form;
+    if (vectors) LAUNCH((weighted_swiglu<T, Form, true>), grid, THREADS, 0, s, w);
+    else LAUNCH((weighted_swiglu<T, Form, false>), grid, THREADS, 0, s, w);
+  });
 }
 
 int32_t weighted(uly_device *d, uly_stream *s, const void *args) {
@@ -178,6 +180,7 @@ int32_t weighted(uly_device *d, uly_stream *s, const void *args) {
   c.rows("dup", a.dup, type, Shape(a.gate));
   c.dense("weights", a.weights, ULY_F32, {a.gate.shape[0]});
   c.dense("dweights", a.dweights, ULY_F32, {a.gate.shape[0]});
+  check_form(c, a);
   if (c.failed() || a.gate.shape[0] == 0) return c.code;
   if (type == ULY_F32) start_weighted<float>(s, a);
   else start_weighted<bf16>(s, a);

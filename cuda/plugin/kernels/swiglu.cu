@@ -1,59 +1,37 @@
-// SwiGLU (Shazeer 2020, arXiv:2002.05202): y = silu(gate) · up, elementwise, where silu(g) = g ·
-// sigmoid(g). With gelu, g · sigmoid(z) instead, which equals GELU's approximation by tanh, g/2 ·
-// (1 + tanh(z/2)) (Hendrycks & Gimpel 2016, arXiv:1606.08415). gate, up, y and the gradients are
+// SwiGLU and its gradient, elementwise, in the forms of swiglu.h. gate, up, y and the gradients are
 // [T, N], F32 or BF16, with dense last axes.
 #include "check.h"
 #include "elementwise.h"
+#include "swiglu.h"
 
 namespace {
 
-// Operands: y, gate, up.
-template <typename T> struct SwiGLUForward {
-  enum { OPERANDS = 3, READ = 0b110, WRITTEN = 0b001 };
-  __device__ static void apply(float (&x)[3]) { x[0] = x[1] * sigmoid<T>(x[1]) * x[2]; }
-};
+template <typename Form> struct SwiGLU {
+  // Operands: y, gate, up.
+  template <typename T> struct Forward {
+    enum { OPERANDS = 3, READ = 0b110, WRITTEN = 0b001 };
+    __device__ static void apply(float (&x)[3]) { x[0] = SwiGLUOf<Form, T>(x[1], x[2]).y(); }
+  };
 
-// Operands: dgate, dup, gate, up, dy. dgate and dup may be gate and up.
-template <typename T> struct SwiGLUBackward {
-  enum { OPERANDS = 5, READ = 0b11100, WRITTEN = 0b00011 };
-  __device__ static void apply(float (&x)[5]) {
-    const float g = x[2], u = x[3], s = sigmoid<T>(g), ds = x[4] * s;
-    x[0] = ds * u * (1.0f + g * (1.0f - s)); // silu' = σ·(1 + g·(1 - σ))
-    x[1] = ds * g;
-  }
-};
+  // Operands: dgate, dup, gate, up, dy. dgate and dup may be gate and up.
+  template <typename T> struct Backward {
+    enum { OPERANDS = 5, READ = 0b11100, WRITTEN = 0b00011 };
+    __device__ static void apply(float (&x)[5]) {
+      const SwiGLUOf<Form, T> of(x[2], x[3]);
+      const float ds = x[4] * of.s;
+      x[0] = of.dgate(ds);
+      x[1] = of.dup(ds);
+    }
+  };
 
-// The same, and y replaces dy, for a forward pass that did not save y.
-template <typename T> struct SwiGLUBackwardRestore {
-  enum { OPERANDS = 5, READ = 0b11100, WRITTEN = 0b10011 };
-  __device__ static void apply(float (&x)[5]) {
-    const float g = x[2], u = x[3], s = sigmoid<T>(g);
-    SwiGLUBackward<T>::apply(x);
-    x[4] = g * s * u;
-  }
-};
-
-template <typename T> struct GELUForward {
-  enum { OPERANDS = 3, READ = 0b110, WRITTEN = 0b001 };
-  __device__ static void apply(float (&x)[3]) { x[0] = x[1] * sigmoid<T>(gelu_z(x[1])) * x[2]; }
-};
-
-template <typename T> struct GELUBackward {
-  enum { OPERANDS = 5, READ = 0b11100, WRITTEN = 0b00011 };
-  __device__ static void apply(float (&x)[5]) {
-    const float g = x[2], u = x[3], s = sigmoid<T>(gelu_z(g)), ds = x[4] * s;
-    x[0] = ds * u * (1.0f + g * gelu_slope(g) * (1.0f - s));
-    x[1] = ds * g;
-  }
-};
-
-template <typename T> struct GELUBackwardRestore {
-  enum { OPERANDS = 5, READ = 0b11100, WRITTEN = 0b10011 };
-  __device__ static void apply(float (&x)[5]) {
-    const float g = x[2], u = x[3], s = sigmoid<T>(gelu_z(g));
-    GELUBackward<T>::apply(x);
-    x[4] = g * s * u;
-  }
+  // The same, and y replaces dy, for a forward pass that did not save y.
+  template <typename T> struct BackwardRestore {
+    enum { OPERANDS = 5, READ = 0b11100, WRITTEN = 0b10011 };
+    __device__ static void apply(float (&x)[5]) {
+      Backward<T>::apply(x);
+      x[4] = SwiGLUOf<Form, T>(x[2], x[3]).y();
+    }
+  };
 };
 
 int32_t forward(uly_device *d, uly_stream *s, const void *args) {
@@ -63,9 +41,11 @@ int32_t forward(uly_device *d, uly_stream *s, const void *args) {
   c.rows("gate", a.gate, type, {-1, -1});
   c.rows("up", a.up, type, Shape(a.gate));
   c.rows("y", a.y, type, Shape(a.gate));
+  check_form(c, a);
   if (c.failed() || elements(a.gate) == 0) return c.code;
-  if (a.gelu) launch_elementwise<GELUForward>(s, type, {&a.y, &a.gate, &a.up});
-  else launch_elementwise<SwiGLUForward>(s, type, {&a.y, &a.gate, &a.up});
+  with_form(a, [&](auto form) {
+    launch_elementwise<SwiGLU<decltype(form)>::template Forward>(s, type, {&a.y, &a.gate, &a.up});
+  });
   return check_launch(d, "cuda.SwiGLUForward");
 }
 
@@ -78,11 +58,14 @@ int32_t backward(uly_device *d, uly_stream *s, const void *args) {
   c.rows("dy", a.dy, type, Shape(a.gate));
   c.rows("dgate", a.dgate, type, Shape(a.gate));
   c.rows("dup", a.dup, type, Shape(a.gate));
+  check_form(c, a);
   if (c.failed() || elements(a.gate) == 0) return c.code;
-  if (a.gelu && a.restore) launch_elementwise<GELUBackwardRestore>(s, type, {&a.dgate, &a.dup, &a.gate, &a.up, &a.dy});
-  else if (a.gelu) launch_elementwise<GELUBackward>(s, type, {&a.dgate, &a.dup, &a.gate, &a.up, &a.dy});
-  else if (a.restore) launch_elementwise<SwiGLUBackwardRestore>(s, type, {&a.dgate, &a.dup, &a.gate, &a.up, &a.dy});
-  else launch_elementwise<SwiGLUBackward>(s, type, {&a.dgate, &a.dup, &a.gate, &a.up, &a.dy});
+  with_form(a, [&](auto form) {
+    typedef SwiGLU<decltype(form)> Of;
+    const uly_tensor *const operands[] = {&a.dgate, &a.dup, &a.gate, &a.up, &a.dy};
+    if (a.restore) launch_elementwise<Of::template BackwardRestore>(s, type, operands);
+    else launch_elementwise<Of::template Backward>(s, type, operands);
+  });
   return check_launch(d, "cuda.SwiGLUBackward");
 }
 

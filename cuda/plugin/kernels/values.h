@@ -170,10 +170,6 @@ template <typename T> __device__ __forceinline__ float sigmoid(float x) {
 // silu_slope returns the derivative of x·sigmoid(x); s is sigmoid(x).
 __device__ __forceinline__ float silu_slope(float x, float s) { return s * fmaf(x, 1.0f - s, 1.0f); }
 
-// GELU's approximation by tanh is g·sigmoid(gelu_z(g)). gelu_slope(g) is the derivative of gelu_z.
-__device__ __forceinline__ float gelu_z(float g) { return g * fmaf(0.0713548163f, g * g, 1.59576912f); }
-__device__ __forceinline__ float gelu_slope(float g) { return fmaf(0.214064449f, g * g, 1.59576912f); }
-
 // aligned16 reports whether every row of memory at p begins at a multiple of 16 bytes. Elements
 // have `size` bytes; rows are stride_a and stride_b elements apart.
 inline bool aligned16(const void *p, int64_t size, int64_t stride_a = 0, int64_t stride_b = 0) {
