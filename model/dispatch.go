@@ -159,7 +159,8 @@ func (d *dispatch) begin(p *pass, tokens int64, backward bool) {
 		m.dlogits, m.dweight = p.temp(tokens, m.count), p.tempF32(own)
 		m.biases.allocate(p, m, all)
 	}
-	if h := &d.host; int64(len(h.places)) < all && !p.dry {
+	if h := &d.host; int64(len(h.places)) < all && !p.skip() {
+		p.err = p.ctx.Stream.Sync() // copies from the memory that is replaced
 		h.places = make([]int32, all)
 	}
 }
