@@ -20,12 +20,18 @@ import (
 	"ulysses/model"
 )
 
-// candidate is a mesh that search plans with each ZeRO stage.
+// sharding says how the weights of a candidate are divided among ranks.
+type sharding struct {
+	zero    int64 // ZeRO stage
+	experts int64 // ranks among which experts are divided; 0 = they are not
+}
+
+// candidate is a mesh that search plans with each sharding.
 type candidate struct {
-	mesh   file.Mesh // without World and GlobalBatch
-	stages []int64
-	// the plan with the stage of the most tokens a second; if none fits, with the last one
-	zero          int64
+	mesh      file.Mesh // without World and GlobalBatch
+	shardings []sharding
+	// the plan with the sharding of the most tokens a second; if none fits, with the last one
+	sharding
 	memory        int64   // bytes of a rank
 	seconds, rate float64 // of a step; tokens a second
 	longest       int64   // tokens of the longest sequence that fits; 0 = none
@@ -41,7 +47,8 @@ type candidate struct {
 const tooSlow = 3
 
 // search plans the meshes of the ranks, with both forms of a ring, and with the fastest of the ZeRO
-// stages. A ring or a stage that the job sets is kept. It prints the meshes, the fastest first, and
+// stages; in models with experts also with experts divided among as many ranks as possible. A ring,
+// a stage or a division that the job sets is kept. It prints the meshes, the fastest first, and
 // how many it has left out because their estimates are too slow.
 func search(w io.Writer, parse func(sets ...string) (*file.Job, error), ranks int, m *Machine, x *subject) error {
 	given, err := parse()
@@ -57,9 +64,15 @@ func search(w io.Writer, parse func(sets ...string) (*file.Job, error), ranks in
 	case given.Kind == "eval": // only weights can be sharded
 		stages = []int64{0, 3}
 	}
+	var shardings []sharding
+	for _, experts := range divisions(given, int64(ranks), x) {
+		for _, zero := range stages {
+			shardings = append(shardings, sharding{zero, experts})
+		}
+	}
 	var all []candidate
 	for _, mesh := range meshes(given, int64(ranks), m, x) {
-		c := candidate{mesh: mesh, stages: stages, parse: parse, ranks: ranks, estimate: estimate(given, &mesh, m, x)}
+		c := candidate{mesh: mesh, shardings: shardings, parse: parse, ranks: ranks, estimate: estimate(given, &mesh, m, x)}
 		if given.Kind == "eval" { // the estimate is of a pass, in which each replica has its own sequences
 			c.estimate /= float64(mesh.Replicas)
 		}
@@ -75,12 +88,28 @@ func search(w io.Writer, parse func(sets ...string) (*file.Job, error), ranks in
 	slices.SortStableFunc(planned, func(a, b candidate) int {
 		return cmp.Or(cmp.Compare(b.rate, a.rate), cmp.Compare(b.longest, a.longest))
 	})
-	if err := printCandidates(w, planned, m); err != nil || len(planned) == len(all) {
+	if err := printCandidates(w, planned, m, x.config != nil && x.config.SparseLayers() > 0); err != nil || len(planned) == len(all) {
 		return err
 	}
 	_, err = fmt.Fprintf(w, "\n%d of %d meshes are left out: by the formula, they take more than %d times as long as the fastest mesh that fits\n",
 		len(all)-len(planned), len(all), tooSlow)
 	return err
+}
+
+// divisions returns the numbers of ranks among which search divides experts: the number of the job,
+// or 0 and the largest one that is possible.
+func divisions(j *file.Job, ranks int64, x *subject) []int64 {
+	if j.IsSet("parallel.experts") || x.config == nil || x.config.SparseLayers() == 0 {
+		return []int64{j.Parallel.Experts}
+	}
+	most := min(ranks, x.config.Experts.Count)
+	for ranks%most > 0 {
+		most--
+	}
+	if most == 1 {
+		return []int64{0}
+	}
+	return []int64{0, most}
 }
 
 // planNear plans the candidates in the order of their estimates, and leaves out those that are too
@@ -150,10 +179,13 @@ func planAll(all []candidate, m *Machine, x *subject) error {
 	return cmp.Or(errs...)
 }
 
-// job returns the job on this mesh with a ZeRO stage.
-func (c *candidate) job(zero int64, sets ...string) (*file.Job, error) {
+// job returns the job on this mesh with a sharding.
+func (c *candidate) job(by sharding, sets ...string) (*file.Job, error) {
 	form := map[bool]string{false: "off", true: "on"}[c.mesh.Gather]
-	sets = append(sets, fmt.Sprintf("parallel.ulysses=%d", c.mesh.Ulysses), fmt.Sprintf("parallel.ring=%d", c.mesh.Ring), "parallel.gather="+form, fmt.Sprintf("parallel.zero=%d", zero))
+	sets = append(sets, fmt.Sprintf("parallel.ulysses=%d", c.mesh.Ulysses), fmt.Sprintf("parallel.ring=%d", c.mesh.Ring), "parallel.gather="+form, fmt.Sprintf("parallel.zero=%d", by.zero))
+	if by.experts > 0 {
+		sets = append(sets, fmt.Sprintf("parallel.experts=%d", by.experts))
+	}
 	j, err := c.parse(sets...)
 	if err == nil {
 		err = j.Resolve(c.ranks)
@@ -161,20 +193,20 @@ func (c *candidate) job(zero int64, sets ...string) (*file.Job, error) {
 	return j, err
 }
 
-// plan predicts the job with each stage, and the longest sequence that fits with the best one.
+// plan predicts the job with each sharding, and the longest sequence that fits with the best one.
 func (c *candidate) plan(m *Machine, x *subject) (err error) {
 	defer func() {
 		if p := recover(); p != nil { // the caller of search cannot recover it
 			err = status.Errorf(status.Internal, "panic: %v\n%s", p, debug.Stack())
 		}
 	}()
-	possible := false // with any stage
-	for _, zero := range c.stages {
-		f, err := c.predict(zero, m, x, true)
+	possible := false // with any sharding
+	for _, by := range c.shardings {
+		f, err := c.predict(by, m, x, true)
 		switch code := status.Of(err); {
 		case err == nil:
 			if rate := float64(f.tokens) / f.Seconds; rate > c.rate {
-				c.zero, c.memory, c.seconds, c.rate = zero, model.Bytes(f.Memory), f.Seconds, rate
+				c.sharding, c.memory, c.seconds, c.rate = by, model.Bytes(f.Memory), f.Seconds, rate
 			}
 			f.Close()
 			possible = true
@@ -189,13 +221,13 @@ func (c *candidate) plan(m *Machine, x *subject) (err error) {
 	if c.rate > 0 {
 		c.why = nil
 	} else {
-		c.zero = c.stages[len(c.stages)-1]
+		c.sharding = c.shardings[len(c.shardings)-1]
 	}
 	if !possible {
 		return nil
 	}
 	c.longest, err = longest(func(tokens int64) (bool, error) {
-		f, err := c.predict(c.zero, m, x, false, "data.sequence="+strconv.FormatInt(tokens, 10))
+		f, err := c.predict(c.sharding, m, x, false, "data.sequence="+strconv.FormatInt(tokens, 10))
 		if err == nil {
 			f.Close()
 		}
@@ -208,8 +240,8 @@ func (c *candidate) plan(m *Machine, x *subject) (err error) {
 }
 
 // predict dry-runs the job on this mesh.
-func (c *candidate) predict(zero int64, m *Machine, x *subject, timing bool, sets ...string) (*Forecast, error) {
-	j, err := c.job(zero, sets...)
+func (c *candidate) predict(by sharding, m *Machine, x *subject, timing bool, sets ...string) (*Forecast, error) {
+	j, err := c.job(by, sets...)
 	if err != nil {
 		return nil, err
 	}
@@ -255,10 +287,15 @@ func longest(fits func(tokens int64) (bool, error)) (int64, error) {
 	return lo, nil
 }
 
-func printCandidates(out io.Writer, all []candidate, m *Machine) error {
+// printCandidates prints the table. With experts, it has a column for their division.
+func printCandidates(out io.Writer, all []candidate, m *Machine, experts bool) error {
 	fmt.Fprintf(out, "%d a node: %s\n\n", m.Rates.PerNode, m.text)
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(w, "ulysses\tring\tkeys\tdata\tzero\tGiB of a rank\texpected s\ttokens/s\tlongest sequence\t")
+	head := ""
+	if experts {
+		head = "\texperts"
+	}
+	fmt.Fprintln(w, "ulysses\tring\tkeys\tdata\tzero"+head+"\tGiB of a rank\texpected s\ttokens/s\tlongest sequence\t")
 	for _, c := range all {
 		memory, seconds, rate := "does not fit", "", ""
 		if c.why == nil {
@@ -273,7 +310,11 @@ func printCandidates(out io.Writer, all []candidate, m *Machine) error {
 		case c.mesh.Ring > 1:
 			keys = "in steps"
 		}
-		fmt.Fprintf(w, "%d\t%d\t%s\t%d\t%d\t%s\t%s\t%s\t%d\t\n", c.mesh.Ulysses, c.mesh.Ring, keys, c.mesh.Replicas, c.zero, memory, seconds, rate, c.longest)
+		divided := ""
+		if experts {
+			divided = fmt.Sprintf("\t%d", max(1, c.experts))
+		}
+		fmt.Fprintf(w, "%d\t%d\t%s\t%d\t%d%s\t%s\t%s\t%s\t%d\t\n", c.mesh.Ulysses, c.mesh.Ring, keys, c.mesh.Replicas, c.zero, divided, memory, seconds, rate, c.longest)
 	}
 	return w.Flush()
 }

@@ -3,6 +3,7 @@ package plan
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -78,4 +79,55 @@ func tableRows(text string) int {
 	_, table, _ = strings.Cut(table, "\n")
 	rows, _, _ := strings.Cut(table, "\n\n")
 	return strings.Count(strings.TrimSpace(rows), "\n") + 1
+}
+
+// In models with experts, search also divides the experts, among as many ranks as possible, unless
+// the job says among how many. Where the weights of experts are large, that is faster than to
+// gather them.
+func TestSearchDividesExperts(t *testing.T) {
+	const moe = `
+[model.new]
+model_type = "qwen3_moe"
+vocab_size = 1000
+hidden_size = 1024
+intermediate_size = 1024
+num_hidden_layers = 4
+num_attention_heads = 8
+num_key_value_heads = 8
+head_dim = 128
+num_experts = 96
+num_experts_per_tok = 1
+moe_intermediate_size = 2048
+[data]
+path = ["a.txt"]
+sequence = 1024
+`
+	_, x := parsed(t, moe)
+	for _, c := range []struct {
+		sets  string
+		ranks int64
+		want  []int64
+	}{{"", 8, []int64{0, 8}}, {"", 7, []int64{0, 7}}, {"", 1, []int64{0}}, {"model.new.num_experts=6", 8, []int64{0, 4}}, {"parallel.experts=2", 8, []int64{2}}, {"parallel.experts=1", 8, []int64{1}}} {
+		parse := func(sets ...string) (*file.Job, error) {
+			return file.Parse([]byte(moe), "job.toml", append(strings.Fields(c.sets), sets...), os.LookupEnv)
+		}
+		j, x := mustParse(t, parse), x
+		if strings.Contains(c.sets, "num_experts") {
+			_, x = parsed(t, strings.Replace(moe, "num_experts = 96", "num_experts = 6", 1))
+		}
+		if got := divisions(j, c.ranks, x); !slices.Equal(got, c.want) {
+			t.Errorf("%s, %d ranks: %v, want %v", c.sets, c.ranks, got, c.want)
+		}
+	}
+	parse := func(sets ...string) (*file.Job, error) {
+		return file.Parse([]byte(moe), "job.toml", sets, os.LookupEnv)
+	}
+	for sets, want := range map[string]string{"parallel.zero=3": "data zero experts GiB of a rank expected s tokens/s longest sequence 1 1 8 3 8 ",
+		"parallel.zero=3 parallel.experts=1": "tokens/s longest sequence 1 1 8 3 1 "} {
+		var out strings.Builder
+		err := search(&out, func(more ...string) (*file.Job, error) { return parse(append(strings.Fields(sets), more...)...) }, 8, h200s(1), x)
+		if text := strings.Join(strings.Fields(out.String()), " "); err != nil || !strings.Contains(text, want) {
+			t.Errorf("%s: %v\n%s", sets, err, out.String())
+		}
+	}
 }
