@@ -3,7 +3,9 @@ package model
 import (
 	"cmp"
 	"fmt"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"ulysses/internal/notbuilt"
@@ -298,6 +300,37 @@ func (c *Config) unstack(e tensor.Entry) ([]tensor.Entry, error) {
 		}
 	}
 	return parts, nil
+}
+
+var (
+	layerOf  = regexp.MustCompile(`^model\.layers\.\d+\.`)
+	expertOf = regexp.MustCompile(`\.experts\.(\d+)\.`)
+)
+
+// expertsLast puts the experts of each layer after its other tensors, by their number, so that the
+// order in files does not depend on the ranks among which experts are divided.
+func (c *Config) expertsLast(tensors []Stored) []Stored {
+	if c.SparseLayers() == 0 {
+		return tensors
+	}
+	number := func(t Stored) int64 {
+		if m := expertOf.FindStringSubmatch(t.Name); m != nil {
+			if n, err := strconv.ParseInt(m[1], 10, 64); err == nil {
+				return n
+			}
+		}
+		return -1
+	}
+	tensors = slices.Clone(tensors)
+	for lo, hi := 0, 0; lo < len(tensors); lo = hi {
+		layer := layerOf.FindString(tensors[lo].Name)
+		for hi = lo + 1; hi < len(tensors) && layerOf.FindString(tensors[hi].Name) == layer; hi++ {
+		}
+		if layer != "" {
+			slices.SortStableFunc(tensors[lo:hi], func(a, b Stored) int { return cmp.Compare(number(a), number(b)) })
+		}
+	}
+	return tensors
 }
 
 // nameOf returns the name in this package of a tensor of a file; of experts in one tensor, that of

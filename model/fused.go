@@ -93,10 +93,10 @@ func (c *Config) split(parts map[string]location, x *fused, before, after string
 }
 
 // InFiles returns the tensors of a model as its family has them in files: rows in the order of the
-// files, and the parts of fused matrices as one tensor, at the place of the first. All parts are
-// there.
+// files, the parts of fused matrices as one tensor, at the place of the first, and the experts of a
+// layer after its other tensors. All parts are there.
 func (c *Config) InFiles(tensors []Stored) []Stored {
-	tensors = c.stackOSS(c.fuseLinear(tensors))
+	tensors = c.stackOSS(c.fuseLinear(c.expertsLast(tensors)))
 	if len(c.family.files.fused) == 0 && !c.family.files.pairs {
 		return tensors
 	}

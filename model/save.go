@@ -1,10 +1,8 @@
 package model
 
 import (
-	"cmp"
 	"io"
 	"path/filepath"
-	"slices"
 
 	"ulysses/tensor"
 )
@@ -57,8 +55,10 @@ func (m *Model) stored(whole func(Portion) (tensor.Tensor, error), frozen bool) 
 		if g.Frozen && !frozen {
 			continue
 		}
-		for _, x := range inFiles(g.Group) {
-			p, first := x.Param, x.at
+		lo := int64(0)
+		for _, p := range g.Params {
+			first := lo
+			lo += p.Numel()
 			tensors = append(tensors, Stored{Name: p.Name, DType: p.stored, Shape: p.Shape, portions: []int{i}, Read: func(at int64, dst []float32) (err error) {
 				if current != i {
 					if flat, err = whole(g); err != nil {
@@ -75,34 +75,6 @@ func (m *Model) stored(whole func(Portion) (tensor.Tensor, error), frozen bool) 
 		}
 	}
 	return m.Config.InFiles(tensors), func() { s.Close() }, nil
-}
-
-// placed is a parameter and its first element in a portion.
-type placed struct {
-	*Param
-	at int64
-}
-
-// inFiles returns the parameters of a portion in the order of files: experts come last and by their
-// number, so that the order does not depend on the ranks that they are divided among.
-func inFiles(g *Group) (all []placed) {
-	at := int64(0)
-	for _, p := range g.Params {
-		all = append(all, placed{p, at})
-		at += p.Numel()
-	}
-	slices.SortStableFunc(all, func(a, b placed) int {
-		switch {
-		case a.expert && b.expert:
-			return cmp.Compare(a.number, b.number)
-		case a.expert:
-			return 1
-		case b.expert:
-			return -1
-		}
-		return 0
-	})
-	return all
 }
 
 // SaveRest writes the files of a model's folder other than the weights to dir: config.json, with
