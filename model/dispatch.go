@@ -53,12 +53,8 @@ type dispatchHost struct {
 	send, receive []int64
 }
 
-// Expert returns the number of the expert that a parameter is a matrix of, and how many experts its
-// layer has; ok is false for other parameters.
-func (p *Param) Expert() (number, of int64, ok bool) { return p.number, p.experts, p.expert }
-
-// ExpertShard returns the rank of an expert group of n ranks that has a parameter; -1 if all ranks
-// have it.
+// ExpertShard returns the rank that has a parameter, of n ranks among which experts are divided;
+// AllRanks if all ranks have it.
 func (p *Param) ExpertShard(n int) int {
 	if p.expert && n > 1 {
 		for r := range n {
@@ -67,7 +63,7 @@ func (p *Param) ExpertShard(n int) int {
 			}
 		}
 	}
-	return -1
+	return AllRanks
 }
 
 // divideExperts divides the experts of each layer among the ranks of c.

@@ -72,12 +72,22 @@ func (m *Model) Portions() (all []Portion) {
 		n = m.expertRanks.Size()
 	}
 	for _, frozen := range []bool{false, true} {
-		for i, g := range m.groups {
-			dense, experts := g.Half(frozen).Shards(n)
-			for shard, x := range append([]*Group{dense}, experts...) {
-				if len(x.Params) > 0 {
-					all = append(all, Portion{x, i, frozen, AllRanks + shard})
-				}
+		for _, x := range PortionsOf(Halves(m.groups, frozen), n) {
+			x.Frozen = frozen
+			all = append(all, x)
+		}
+	}
+	return all
+}
+
+// PortionsOf returns the portions of groups that have parameters, with experts that n ranks divide;
+// n below 2 means that all ranks have all experts.
+func PortionsOf(groups []*Group, n int) (all []Portion) {
+	for i, g := range groups {
+		dense, experts := g.Shards(n)
+		for shard, x := range append([]*Group{dense}, experts...) {
+			if len(x.Params) > 0 {
+				all = append(all, Portion{Group: x, Index: i, Shard: AllRanks + shard})
 			}
 		}
 	}

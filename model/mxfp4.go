@@ -1,6 +1,7 @@
 package model
 
 import (
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -66,7 +67,8 @@ func (f *Folder) addPacked(e tensor.Entry, in *tensor.Safetensors) bool {
 // locatePacked checks the matrices in MXFP4 and adds the matrix of each expert.
 func (f *Folder) locatePacked() error {
 	c := f.Config
-	for name, x := range f.packed {
+	for _, name := range slices.Sorted(maps.Keys(f.packed)) { // the same error on all ranks
+		x := f.packed[name]
 		if x.blocks == nil || x.scales == nil {
 			return status.Errorf(status.InvalidConfig, "%s: %s has blocks without scales, or scales without blocks; restore the folder", f.Dir, input.Short(name))
 		}

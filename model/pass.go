@@ -114,5 +114,5 @@ func (p *pass) begin(m *Model, c *Ctx, b *Batch, tokens int64, sizes sizes, back
 	p.saving.begin(&m.off, m.activations.policies())
 	p.batch, p.tokens, p.first, p.backward = b, tokens, 0, backward
 	p.comm, p.plans, p.sizes, p.tiles = m.comm, &m.plans, sizes, m.tiles
-	p.expertTokens, p.expertBytes = tokens, 0
+	p.expertTokens, p.expertBytes, p.balance = tokens, 0, balance{}
 }

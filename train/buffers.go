@@ -37,16 +37,6 @@ func axisOf(c comm.Comm) string {
 	return "world"
 }
 
-// portionsOf returns the groups that have parameters as portions.
-func portionsOf(groups []*model.Group) (all []model.Portion) {
-	for i, g := range groups {
-		if len(g.Params) > 0 {
-			all = append(all, model.Portion{Group: g, Index: i, Shard: model.AllRanks})
-		}
-	}
-	return all
-}
-
 // components lists the buffers for the memory plan.
 func components(plan []planned) (c []model.Component) {
 	for _, b := range plan {

@@ -125,7 +125,7 @@ func (w *Divided) Begin(s device.Stream, microBatches int64) error {
 }
 
 func (w *Divided) GradReady(p *model.Param, s device.Stream) error {
-	if _, _, ok := p.Expert(); ok {
+	if p.ExpertShard(w.mesh.Expert.Size()) != model.AllRanks {
 		return w.experts.GradReady(p, s)
 	}
 	return w.dense.GradReady(p, s)
@@ -161,16 +161,8 @@ func (w *Divided) Update(s device.Stream, lr, scale float64, t int64) error {
 }
 
 // Portions lists the portions of all ranks, the same on every rank.
-func (w *Divided) Portions() (all []model.Portion) {
-	for i, g := range w.groups {
-		dense, experts := g.Shards(w.mesh.Expert.Size())
-		for shard, x := range append([]*model.Group{dense}, experts...) {
-			if len(x.Params) > 0 {
-				all = append(all, model.Portion{Group: x, Index: i, Shard: model.AllRanks + shard})
-			}
-		}
-	}
-	return all
+func (w *Divided) Portions() []model.Portion {
+	return model.PortionsOf(w.groups, w.mesh.Expert.Size())
 }
 
 func (w *Divided) Stored() (all []Stored) {

@@ -162,7 +162,7 @@ func (w *Replicated) stateOf(r device.Range) State {
 	return x
 }
 
-func (w *Replicated) Portions() []model.Portion { return portionsOf(w.groups) }
+func (w *Replicated) Portions() []model.Portion { return model.PortionsOf(w.groups, 1) }
 
 func (w *Replicated) Stored() (all []Stored) {
 	for _, x := range w.Portions() {

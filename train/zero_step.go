@@ -138,7 +138,7 @@ func (w *ZeRO) Portions() []model.Portion {
 	for i := range w.groups {
 		groups[i] = w.groups[i].Group
 	}
-	return portionsOf(groups)
+	return model.PortionsOf(groups, 1)
 }
 
 func (w *ZeRO) Stored() (all []Stored) {
