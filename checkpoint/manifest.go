@@ -52,6 +52,8 @@ type Manifest struct {
 	Mesh   string  `json:"mesh"`   // mesh of the run that wrote it; programs do not read it
 	Kinds  int     `json:"parts"`  // number of Kinds that the checkpoint has
 	Groups []Group `json:"groups"` // layer groups, which cover all trained parameters
+	// of the experts, see model.BiasTensor; none if the model has none
+	Biases []Vector `json:"expert_biases,omitempty"`
 	// parameters that are not trained and keep the values of the base model
 	Frozen []Tensor `json:"frozen,omitempty"`
 	Files  []File   `json:"files"` // of each rank
@@ -117,6 +119,12 @@ func (t Tensor) numel() (n int64, ok bool) {
 		n *= d
 	}
 	return n, true
+}
+
+// Vector is a tensor of one dimension.
+type Vector struct {
+	Name   string    `json:"name"`
+	Values []float32 `json:"values"`
 }
 
 // File is the length and checksum of a file.

@@ -73,6 +73,9 @@ func (d *Device) RouteForward(_ device.Stream, a *device.Route) error {
 	k := c.choices(a.Experts, a.Rows, tokens, experts)
 	c.dense("weights", a.Weights, tensor.F32, tokens*k)
 	c.dense("offsets", a.Offsets, tensor.I32, experts+1)
+	if !a.Bias.IsNil() {
+		c.dense("bias", a.Bias, tensor.F32, experts)
+	}
 	counted := !a.Sequence.IsNil()
 	if counted {
 		c.dense("sequence", a.Sequence, tensor.I32, tokens)
@@ -92,6 +95,9 @@ func (d *Device) RouteForward(_ device.Stream, a *device.Route) error {
 	*p = C.route_args{logits: floatsOf(a.Logits), chosen: ints(a.Experts), rows: ints(a.Rows), offsets: ints(a.Offsets), weights: floatsOf(a.Weights),
 		tokens: C.int64_t(tokens), experts: C.int64_t(experts), k: C.int64_t(k), per_task: C.int64_t(perTask),
 		logits_row: C.int64_t(a.Logits.Stride[0]), normalize: number(a.Normalize), sums_per_task: band}
+	if !a.Bias.IsNil() {
+		p.bias = floatsOf(a.Bias)
+	}
 	if counted {
 		p.sequence, p.counts, p.sums = ints(a.Sequence), doubles(a.Counts), doubles(a.Sums)
 	}

@@ -17,7 +17,7 @@
 extern "C" {
 #endif
 
-#define ULY_CUDA_ABI 9u
+#define ULY_CUDA_ABI 10u
 
 // The largest head sizes that the kernels of attention and of the gated delta rule support.
 enum { ULY_ATTENTION_HEAD = 256, ULY_DELTA_HEAD = 256 };

@@ -355,6 +355,7 @@ ULY_SIZE(uly_route_grad, 1304)
 
 typedef struct {
   uly_tensor logits;
+  uly_tensor bias;
   uly_tensor experts;
   uly_tensor rows;
   uly_tensor weights;
@@ -364,7 +365,7 @@ typedef struct {
   uly_tensor counts;
   uly_tensor sums;
 } uly_route;
-ULY_SIZE(uly_route, 1160)
+ULY_SIZE(uly_route, 1304)
 
 typedef struct {
   uly_tensor w;
@@ -499,4 +500,4 @@ ULY_SIZE(uly_weighted_swiglu_grad, 1016)
   X(WEIGHTED_SWIGLU_BACKWARD, weighted_swiglu_backward, uly_weighted_swiglu_grad)
 
 // A checksum of the above: program and plug-in must have the same operations.
-#define ULY_OPERATIONS_SUM 0xf4dc53c5u
+#define ULY_OPERATIONS_SUM 0x5c8e5f0bu

@@ -20,10 +20,15 @@ type ExpertOps interface {
 // Route chooses the K experts of each token with the largest logits; of equal logits, the expert
 // with the lower number. The weight of a choice is the softmax over all E at its logit, with
 // Normalize divided by the sum over the K of the token, which is the softmax over the K.
+//
+// With a Bias, the experts with the largest sums of softmax and bias are chosen (Wang et al. 2024,
+// arXiv:2408.15664, section 3). The weights do not have the bias. With Normalize they are divided
+// by 1e-12 if their sum is smaller, as in ERNIE 4.5.
 type Route struct {
 	// [T, E], last axis dense; replaced by the softmax over E
 	Logits tensor.Tensor `op:"in,out"`
-	// [T, K] I32: the experts of each token, in the order of falling logits
+	Bias   tensor.Tensor `op:"in,optional"` // [E] F32, for the choice alone
+	// [T, K] I32: the experts of each token, in the order of falling logits, or sums
 	Experts tensor.Tensor `op:"out"`
 	// [T, K] I32: the row of each choice. Rows are sorted by expert, then by token.
 	Rows    tensor.Tensor `op:"out"`

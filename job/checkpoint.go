@@ -142,6 +142,11 @@ func (s *session) resume(setup *train.Setup) error {
 		return err
 	}
 	setup.Loop.Stages = from.Stages
+	if from.Path != "" {
+		if err := s.parts.Model.SetBiases(from.Biases); err != nil {
+			return err
+		}
+	}
 	if from.Path == "" {
 		if err := s.needsCheckpoint(); err != nil {
 			return err
@@ -186,6 +191,9 @@ func (s *session) loadCheckpoint() error {
 	}
 	from, err := train.LoadCheckpoint(j.Checkpoint.Resume, e, s.Device, s.Mesh.World, s.parts.Weights, s.parts.Model.Groups())
 	if err != nil {
+		return err
+	}
+	if err := s.parts.Model.SetBiases(from.Biases); err != nil {
 		return err
 	}
 	s.from = from.Path

@@ -53,6 +53,9 @@ func (s *session) curve(r *train.Record) error {
 	if r.AuxLoss != nil {
 		values["train/aux_loss"] = float64(*r.AuxLoss)
 	}
+	if r.ExpertLoad != nil {
+		values["train/expert_load"] = float64(*r.ExpertLoad)
+	}
 	for phase, seconds := range r.PhaseSeconds {
 		values["phase_seconds/"+phase] = seconds
 	}

@@ -21,9 +21,16 @@ func newDivided(t *testing.T, sets ...string) (dir string, run func(ranks int, s
 
 // A checkpoint of divided experts is resumed with other divisions and without one, on other meshes
 // and ZeRO stages, and the other way round. Bits are the same on the same mesh; losses are equal on
-// others. The model folder and an export have the same tensors in the same order.
+// others. The model folder and an export have the same tensors in the same order. The biases of
+// experts are saved and resumed as well.
 func TestCheckpointsOfDividedExperts(t *testing.T) {
-	dir, run := newDivided(t, "checkpoint.keep=9")
+	for _, rate := range []string{"optimizer.name=adamw", "optimizer.expert_bias_rate=0.05"} {
+		checkpointsOfDividedExperts(t, "checkpoint.keep=9", rate)
+	}
+}
+
+func checkpointsOfDividedExperts(t *testing.T, sets ...string) {
+	dir, run := newDivided(t, sets...)
 	folder := filepath.Join(dir, "out", "model", "model.safetensors")
 	header := func() string {
 		text, err := os.ReadFile(folder)
@@ -55,25 +62,28 @@ func TestCheckpointsOfDividedExperts(t *testing.T) {
 		before, _ := os.ReadFile(folder)
 		drop(t, dir, 4, 6)
 		if _, err := run(x.ranks, x.sets...); err != nil {
-			t.Fatalf("%+v: %v", x, err)
+			t.Fatalf("%v, %+v: %v", sets, x, err)
 		}
 		for i, l := range losses(t, dir) {
 			if d := math.Abs(l - one[i]); !(d <= 1e-5) {
-				t.Errorf("%+v: step %d has loss %.8f, on one rank %.8f", x, i+1, l, one[i])
+				t.Errorf("%v, %+v: step %d has loss %.8f, on one rank %.8f", sets, x, i+1, l, one[i])
 			}
 		}
 		if header() != layout {
-			t.Errorf("%+v: the model folder has other tensors:\n%s\non one rank\n%s", x, header(), layout)
+			t.Errorf("%v, %+v: the model folder has other tensors:\n%s\non one rank\n%s", sets, x, header(), layout)
 		}
 		if after, _ := os.ReadFile(folder); i == 1 && !bytes.Equal(before, after) {
-			t.Errorf("%+v: the weights have other bits after a resume", x)
+			t.Errorf("%v, %+v: the weights have other bits after a resume", sets, x)
 		}
 		exported := filepath.Join(t.TempDir(), "exported")
 		exports(t, filepath.Join(dir, "out", "checkpoints"), exported, "after step 6")
 		a, b := readTensors(t, filepath.Join(exported, "model.safetensors")), readTensors(t, folder)
+		if len(a) != len(b) {
+			t.Errorf("%v, %+v: the export has %d tensors, the run's folder %d", sets, x, len(a), len(b))
+		}
 		for name, values := range b {
 			if !slices.Equal(values, a[name]) {
-				t.Errorf("%+v: %s of the export differs", x, name)
+				t.Errorf("%v, %+v: %s of the export differs", sets, x, name)
 			}
 		}
 	}
@@ -82,7 +92,7 @@ func TestCheckpointsOfDividedExperts(t *testing.T) {
 // Samples and evaluations in a run with divided experts equal the ones on one rank, also if some
 // ranks have no sequence to evaluate.
 func TestEvaluationsWithDividedExperts(t *testing.T) {
-	sets := []string{"eval.every=2", `eval.sample=["the cat "]`, "eval.sample_tokens=8", "data.pack=false"}
+	sets := []string{"optimizer.expert_bias_rate=0.05", "eval.every=2", `eval.sample=["the cat "]`, "eval.sample_tokens=8", "data.pack=false"}
 	var want []sampleLine
 	var loss []float64
 	evals := func(dir, folder string) (all []float64) {

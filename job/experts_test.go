@@ -117,16 +117,20 @@ func TestExportFused(t *testing.T) {
 func TestExpertsRefused(t *testing.T) {
 	path := filepath.Join(goldens, "qwen3_moe-sgd-packed", "job.toml")
 	for sets, want := range map[string]string{
-		"model.num_experts_per_tok=2":              "num_experts_per_tok: a field of config.json; set it in model.override",
-		"train.moe_router_bias_update_rate=0.001":  "balancing of experts by a bias of the router is not built; set output_router_logits = true",
-		"parallel.ep_size=2":                       "not a key of this program; set parallel.experts to divide the experts among ranks",
-		"train.moe_capacity_factor=2":              "limits of an expert's tokens are not built; leave it out",
-		"parallel.experts=3":                       "parallel.experts: 3 does not divide the 4 ranks; use parallel.experts = 2 or 4",
-		"parallel.experts=8 parallel.ulysses=4":    "parallel.experts = 8: the model has 6 experts, and each rank needs at least one",
-		"parallel.experts=-1":                      "parallel.experts = -1",
-		"model.override.num_experts_per_tok=9":     "num_experts_per_tok = 9, num_local_experts = 6",
-		"lora.rank=2 lora.targets=[\"gate_proj\"]": "adapters of experts, of routers, and of the inputs of linear attention in qwen3_next are not built",
-		"train.freeze=[\"*.experts.3.*\"]":         "freeze the matrices of all experts of a layer or of none",
+		"model.num_experts_per_tok=2":                "num_experts_per_tok: a field of config.json; set it in model.override",
+		"train.moe_router_bias_update_rate=0.001":    "not a key of this program; set optimizer.expert_bias_rate, for example to 0.001",
+		"optimizer.expert_bias_rate=1":               "optimizer.expert_bias_rate = 1.0: biases are added to probabilities",
+		"optimizer.expert_bias_rate=-0.1":            "optimizer.expert_bias_rate = -0.1",
+		"lora.rank=2 optimizer.expert_bias_rate=0.1": "a folder of adapters has no biases of experts",
+		"model.override.use_expert_bias=true":        "e_score_correction_bias[6] is missing, and config.json says use_expert_bias = true",
+		"parallel.ep_size=2":                         "not a key of this program; set parallel.experts to divide the experts among ranks",
+		"train.moe_capacity_factor=2":                "limits of an expert's tokens are not built; leave it out",
+		"parallel.experts=3":                         "parallel.experts: 3 does not divide the 4 ranks; use parallel.experts = 2 or 4",
+		"parallel.experts=8 parallel.ulysses=4":      "parallel.experts = 8: the model has 6 experts, and each rank needs at least one",
+		"parallel.experts=-1":                        "parallel.experts = -1",
+		"model.override.num_experts_per_tok=9":       "num_experts_per_tok = 9, num_local_experts = 6",
+		"lora.rank=2 lora.targets=[\"gate_proj\"]":   "adapters of experts, of routers, and of the inputs of linear attention in qwen3_next are not built",
+		"train.freeze=[\"*.experts.3.*\"]":           "freeze the matrices of all experts of a layer or of none",
 	} {
 		var stderr bytes.Buffer
 		ranks := 4

@@ -171,7 +171,10 @@ func (s *session) gatherSample(stream device.Stream) error {
 			return err
 		}
 	}
-	return nil
+	if s.Mesh.World.Rank() > 0 {
+		return nil
+	}
+	return s.sampler.model.SetBiases(s.parts.Model.Biases())
 }
 
 // generateSamples continues the prompts, on rank 0.

@@ -199,7 +199,7 @@ func (s *session) openConfig() (folder *model.Folder, err error) {
 		s.parts.Config = folder.Config
 	}
 	if err = j.ModelFault(err); err == nil {
-		err = j.CheckPositions(s.parts.Config)
+		err = j.Fit(s.parts.Config)
 	}
 	return folder, err
 }

@@ -16,7 +16,8 @@ import (
 // every number of ranks, replicas and micro-batches. Of the ranks of a sequence only the counts are
 // added, once in a pass, between the forward and the backward half. f is constant in the gradient.
 type balance struct {
-	on       bool // the pass has the loss
+	on       bool // choices are counted: for the loss, or to move biases (expertBias)
+	loss     bool // the pass has the loss
 	counting bool // Route counts: this is the forward half, not its repetition
 	// [layers with experts, sequences, E] F64: choices, of all ranks from the backward half on, and
 	// sums of the probabilities of this rank's tokens
@@ -37,14 +38,14 @@ type balancing struct {
 func (m *Model) SetSequences(n int64) {
 	layers, e := m.Config.SparseLayers(), m.Config.Experts.Count
 	m.balancing = balancing{sequences: n, scale: make([]float32, n), factors: make([]float64, n)}
-	if m.Config.Balances() {
+	if m.CountsExperts() {
 		m.balancing.counts, m.balancing.sums = make([]float64, layers*n*e), make([]float64, layers*n*e)
 	}
 }
 
 // begin allocates and clears the memory of a pass.
 func (b *balance) begin(p *pass, m *Model) {
-	*b = balance{on: p.backward && m.Config.Balances()}
+	*b = balance{on: p.backward && m.CountsExperts(), loss: p.backward && m.Config.Balances()}
 	if !b.on {
 		return
 	}
@@ -79,8 +80,11 @@ func (b *balance) share(p *pass) {
 	p.end()
 }
 
-// BalanceBytesSent returns the bytes that this rank sends in a ForwardBackward for the loss that
-// balances experts.
+// CountsExperts reports whether passes with a backward half count the choices of experts.
+func (m *Model) CountsExperts() bool { return m.Config.Balances() || m.bias.moves }
+
+// BalanceBytesSent returns the bytes that this rank sends in a ForwardBackward to count the choices
+// of experts.
 func (m *Model) BalanceBytesSent() int64 {
 	return comm.AllReduceBytes(m.comm.Rank(), m.comm.Size(), int64(len(m.balancing.counts)), tensor.F64.Size())
 }
@@ -94,20 +98,26 @@ func (b *balance) read(p *pass, m *Model) {
 	}
 }
 
-// loss returns this rank's share of the loss times the targets, once the stream has run.
-func (b *balance) loss(m *Model) float64 {
+// total returns this rank's share of the loss times the targets, and adds the choices to the ones
+// of earlier passes, once the stream has run.
+func (b *balance) total(m *Model) (loss float64) {
 	if !b.on {
 		return 0
 	}
-	x, sum := &m.balancing, 0.0
-	e := m.Config.Experts.Count
+	x, e := &m.balancing, m.Config.Experts.Count
 	for i, n := range x.counts {
-		sum += x.factors[int64(i)/e%x.sequences] * n * x.sums[i]
+		i := int64(i)
+		if m.bias.moves {
+			m.bias.choices[i/(e*x.sequences)*e+i%e] += n
+		}
+		if b.loss {
+			loss += x.factors[i/e%x.sequences] * n * x.sums[i]
+		}
 	}
-	return sum
+	return loss
 }
 
-// sequencesAt returns the sequences of tokens [lo, lo+n), nil if the pass has no loss of balance.
+// sequencesAt returns the sequences of tokens [lo, lo+n), nil if the pass counts no choices.
 func (p *pass) sequencesAt(lo, n int64) tensor.Tensor {
 	if !p.balance.on || p.skip() {
 		return tensor.Tensor{}
@@ -115,11 +125,11 @@ func (p *pass) sequencesAt(lo, n int64) tensor.Tensor {
 	return p.batch.Sequences.Slice(0, lo, lo+n)
 }
 
-// checkSequences checks the fields of a batch that the loss of balance needs.
+// checkSequences checks the fields of a batch that the balance of experts needs.
 func (m *Model) checkSequences(op string, b *Batch, tokens int64) error {
 	t, n := &b.Sequences, int64(len(b.SequenceTargets))
 	if t.DType != tensor.I32 || t.NDim != 1 || t.Shape[0] != tokens || !t.Contiguous() || n > m.balancing.sequences {
-		return status.Errorf(status.InvalidArgument, "model.%s: the sequences are %v with the targets of %d; the loss that balances experts needs I32[%d], and at most the %d sequences of SetSequences",
+		return status.Errorf(status.InvalidArgument, "model.%s: the sequences are %v with the targets of %d; the balance of experts needs I32[%d], and at most the %d sequences of SetSequences",
 			op, *t, n, tokens, m.balancing.sequences)
 	}
 	return nil

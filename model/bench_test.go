@@ -137,6 +137,8 @@ func configs(t testing.TB) map[string]*Config {
 		"olmo3":   make(map[string]any{"model_type": "olmo3", "num_hidden_layers": 4, "sliding_window": 4, "rope_theta": 300.0}),
 		"glm4":    make(map[string]any{"model_type": "glm4", "head_dim": 8, "attention_bias": true}),
 		"mixtral": make(map[string]any{"model_type": "mixtral", "num_local_experts": 5, "num_experts_per_tok": 2, "sliding_window": 9}),
+		"biased": make(map[string]any{"model_type": "mixtral", "num_local_experts": 5, "num_experts_per_tok": 2, "use_expert_bias": true,
+			"output_router_logits": true, "router_aux_loss_coef": 0.3}),
 		"qwen3_moe": make(map[string]any{"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 3, "moe_intermediate_size": 14, "num_hidden_layers": 3,
 			"head_dim": 10, "mlp_only_layers": []any{1}, "output_router_logits": true, "router_aux_loss_coef": 0.7}),
 		"qwen3_5_moe": make(map[string]any{"model_type": "qwen3_5_moe_text", "head_dim": 8, "full_attention_interval": 2,
@@ -201,6 +203,7 @@ func newRank(c comm.Comm, cfg *Config, tokens int64, backward bool) *rank {
 	m, err := New(dev, c, cfg, Options{})
 	must(err)
 	m.SetSequences(mostDocuments)
+	setBiases(m)
 	r := &rank{Model: m}
 	r.bind()
 	s, err := dev.NewStream()
@@ -212,6 +215,15 @@ func newRank(c comm.Comm, cfg *Config, tokens int64, backward bool) *rank {
 	must(err)
 	r.c = &Ctx{Stream: s, Arena: arena, Clock: clock.New()}
 	return r
+}
+
+// setBiases sets the biases of experts, if there are any, so that they change choices.
+func setBiases(m *Model) {
+	for _, b := range m.Biases() {
+		for i := range b.Values {
+			b.Values[i] = float32(i%3-1) * 0.4
+		}
+	}
 }
 
 func (r *rank) bind() {

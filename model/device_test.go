@@ -34,6 +34,7 @@ func newLate(host comm.Comm, cfg *Config, compute tensor.DType, tokens int64, se
 	m, err := New(dev, fake.Communicator(dev, host), cfg, Options{Compute: compute})
 	must(err)
 	m.SetSequences(mostDocuments)
+	setBiases(m)
 	for _, x := range set {
 		switch x := x.(type) {
 		case Tiles:

@@ -280,7 +280,7 @@ func (m *experts) choose(p *pass, x, sequence tensor.Tensor) routing {
 		bias = m.routerBias.Value
 	}
 	p.Gemm(r.probs, x, m.router.Value.Permute(1, 0), bias)
-	p.Route(&r, m.normalize, sequence, m.sparse)
+	p.Route(&r, p.bias.of(m.sparse), m.normalize, sequence, m.sparse)
 	return r
 }
 
@@ -373,13 +373,13 @@ func (m *experts) gradReady(p *pass) {
 	}
 }
 
-// Route chooses the experts of a layer from the logits in r.probs, and counts the choices of
-// sequences in the forward half of a pass.
-func (p *pass) Route(r *routing, normalize bool, sequence tensor.Tensor, layer int64) {
+// Route chooses the experts of a layer from the logits in r.probs and the bias, which may be nil,
+// and counts the choices of sequences in the forward half of a pass.
+func (p *pass) Route(r *routing, bias tensor.Tensor, normalize bool, sequence tensor.Tensor, layer int64) {
 	if p.skip() {
 		return
 	}
-	p.route = device.Route{Logits: r.probs, Experts: r.chosen, Rows: r.rows, Weights: r.weights, Offsets: r.offsets, Normalize: normalize}
+	p.route = device.Route{Logits: r.probs, Bias: bias, Experts: r.chosen, Rows: r.rows, Weights: r.weights, Offsets: r.offsets, Normalize: normalize}
 	if p.balance.counting && !sequence.IsNil() {
 		p.route.Sequence, p.route.Counts, p.route.Sums = sequence, p.balance.counts.Select(0, layer), p.balance.sums.Select(0, layer)
 	}
@@ -392,7 +392,7 @@ func (p *pass) RouteBack(dlogits, dweights tensor.Tensor, r *routing, normalize 
 		return
 	}
 	p.routeGrad = device.RouteGrad{Probs: r.probs, Experts: r.chosen, Rows: r.rows, Weights: r.weights, DWeights: dweights, DLogits: dlogits, Normalize: normalize}
-	if !sequence.IsNil() {
+	if p.balance.loss && !sequence.IsNil() {
 		p.routeGrad.Sequence, p.routeGrad.Counts, p.routeGrad.Scale = sequence, p.balance.counts.Select(0, layer), p.balance.scale
 	}
 	p.err = p.dev.RouteBackward(p.ctx.Stream, &p.routeGrad)

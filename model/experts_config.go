@@ -25,9 +25,13 @@ type Experts struct {
 	// Balance is the coefficient of the loss that balances the experts (router_aux_loss_coef); 0 =
 	// there is none. As in transformers, it has an effect only with output_router_logits.
 	Balance float64
+	// Biased says that each expert has a bias by which it is chosen (use_expert_bias), see
+	// expertBias.
+	Biased bool `json:",omitempty"`
 
-	dense map[int64]bool // layers without experts (mlp_only_layers)
-	step  int64          // of every so many layers, the last has experts (decoder_sparse_step)
+	newBias bool           // the folder has no biases
+	dense   map[int64]bool // layers without experts (mlp_only_layers)
+	step    int64          // of every so many layers, the last has experts (decoder_sparse_step)
 }
 
 // expertFields are the fields and the names of weights of a family whose MLPs have experts.
@@ -143,6 +147,7 @@ func readExperts(c *Config, r *reader) {
 	if r.flag("output_router_logits", false) {
 		e.Balance = coefficient
 	}
+	e.Biased = r.flag("use_expert_bias", false)
 }
 
 // readsPacked reports whether a folder is quantized in the form that is read: MXFP4 of gpt-oss. The
@@ -204,6 +209,9 @@ func writeExperts(c *Config, f fields) {
 	}
 	if !names.normalize {
 		f.put("norm_topk_prob", e.Normalize)
+	}
+	if e.Biased {
+		f.put("use_expert_bias", true)
 	}
 }
 

@@ -239,6 +239,7 @@ func (f *Folder) Check(m *Model) error {
 			faults = append(faults, p.disagree(at.entry)...)
 		}
 	}
+	faults = append(faults, f.checkBiases(expected)...)
 	for _, name := range slices.Sorted(maps.Keys(f.where)) {
 		if !expected[name] && !m.Config.ignored(name) && !(name == tiedName && m.Config.TieWordEmbeddings) {
 			faults = append(faults, fmt.Sprintf("tensor %v is not a parameter of a %s with this configuration", f.where[name].entry, m.Config.ModelType))
@@ -274,6 +275,13 @@ func (p *Param) disagree(e tensor.Entry) (faults []string) {
 // was made with f.Config, except adapters. NaN and Inf are errors (Numeric).
 func (f *Folder) Load(m *Model) error {
 	if err := f.Check(m); err != nil {
+		return err
+	}
+	biases, err := f.Biases()
+	if err == nil {
+		err = m.SetBiases(biases)
+	}
+	if err != nil {
 		return err
 	}
 	s, err := m.dev.NewStream()

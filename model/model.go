@@ -44,6 +44,7 @@ type Model struct {
 	targets   []int32 // of the current batch, in host memory
 	pass      pass
 	balancing balancing
+	bias      expertBias
 
 	expertRanks comm.Comm // that the experts are divided among; nil = each rank has all
 	most        []int64   // [1]
@@ -65,6 +66,8 @@ type Options struct {
 	// all. They need not be ranks of one sequence, but they run the same passes: all of them call
 	// ForwardBackward, or all of them Forward or Idle.
 	Experts comm.Comm
+	// MoveBiases says that training moves the biases of the experts (Config.Experts.Biased).
+	MoveBiases bool
 	// Overlap sends each of q, k and v while the next one is projected, and their gradients while
 	// gradients of weights are computed (sp.Overlap). Results are bitwise the same.
 	Overlap bool
@@ -78,6 +81,7 @@ func New(d device.Device, c comm.Comm, cfg *Config, o Options) (*Model, error) {
 	}
 	m := &Model{Config: cfg, dev: d, comm: c, compute: o.Compute, ring: max(1, o.Ring), hostSum: make([]float64, 1), most: make([]int64, 1),
 		scale: cfg.embeddingScale(o.Compute), lora: o.LoRA}
+	m.bias.make(cfg, o.MoveBiases)
 	m.SetSequences(1)
 	if err := m.plans.make(d, c, cfg, o); err != nil {
 		return nil, err
@@ -236,7 +240,7 @@ func (m *Model) run(op string, c *Ctx, b *Batch, backward bool) (loss Loss, err 
 	if p.err != nil {
 		return Loss{}, status.Errorf(status.Of(p.err), "model.%s: %s: %w", op, m.groups[p.group].Name, p.err)
 	}
-	loss.Sum, loss.Balance = m.hostSum[0], p.balance.loss(m)
+	loss.Sum, loss.Balance = m.hostSum[0], p.balance.total(m)
 	for _, id := range targets {
 		if id >= 0 {
 			loss.Tokens++
@@ -255,6 +259,7 @@ func (m *Model) execute(p *pass) {
 	b := p.batch
 	p.passBuffers.allocate(&p.executor, p.tokens, m.Config.HiddenSize, m.Config.RotaryDim, m.Config.LocalRope != nil)
 	m.allocateStores(p)
+	m.bias.upload(p, m)
 	p.balance.begin(p, m)
 	p.phase("rope")
 	for k := range m.rotations {
@@ -400,7 +405,7 @@ func (m *Model) check(op string, b *Batch, backward, gathered bool) error {
 	if m.Config.Switches() && b.Length < 1 {
 		return bad("the length is %d; RoPE chooses its frequencies by the longest document of the batch, so set Length", b.Length)
 	}
-	if backward && m.Config.Balances() {
+	if backward && m.CountsExperts() {
 		if err := m.checkSequences(op, b, tokens); err != nil {
 			return err
 		}

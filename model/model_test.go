@@ -21,8 +21,12 @@ import (
 func newReference(t testing.TB, cfg *Config) *reference {
 	r := &reference{cfg: cfg, w: map[string][]float64{}}
 	ranks(t, 1, func(c comm.Comm) error {
-		for name, x := range weights(newRank(c, cfg, 1, false).Model) {
+		m := newRank(c, cfg, 1, false).Model
+		for name, x := range weights(m) {
 			r.w[name] = ref.Convert[float64](x)
+		}
+		for _, b := range m.Biases() {
+			r.w[b.Name] = ref.Convert[float64](b.Values)
 		}
 		return nil
 	})

@@ -48,8 +48,8 @@ type Batch struct {
 	// adapters is a function of Seed, adapter, token and feature.
 	Numbers tensor.Tensor
 
-	// If Config.Balances: the sequence of each token, from 0 on, -1 for tokens without a target,
-	// and the targets of each sequence on all ranks together.
+	// If Config.Balances or Model.MovesBiases: the sequence of each token, from 0 on, -1 for tokens
+	// without a target, and the targets of each sequence on all ranks together.
 	Sequences       tensor.Tensor // [T] I32
 	SequenceTargets []int64
 }
@@ -79,6 +79,7 @@ type pass struct {
 	sizes    sizes // of the plans' calls
 	tiles    Tiles
 	balance  balance
+	bias     *expertBias
 	// with experts that are divided among ranks: the largest number of tokens of these ranks, and
 	// the bytes that this rank has sent to experts and back
 	expertTokens, expertBytes int64
@@ -114,5 +115,5 @@ func (p *pass) begin(m *Model, c *Ctx, b *Batch, tokens int64, sizes sizes, back
 	p.saving.begin(&m.off, m.activations.policies())
 	p.batch, p.tokens, p.first, p.backward = b, tokens, 0, backward
 	p.comm, p.plans, p.sizes, p.tiles = m.comm, &m.plans, sizes, m.tiles
-	p.expertTokens, p.expertBytes, p.balance = tokens, 0, balance{}
+	p.expertTokens, p.expertBytes, p.balance, p.bias = tokens, 0, balance{}, &m.bias
 }

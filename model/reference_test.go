@@ -20,6 +20,11 @@ type reference struct {
 	balance float64 // of the last call of loss: the loss that balances experts, times the targets
 }
 
+// biasOf returns the biases by which the experts of a module are chosen; nil if there are none.
+func (r *reference) biasOf(module string) []float64 {
+	return r.w[module+"."+r.cfg.family.experts.routerName()+".e_score_correction_bias"]
+}
+
 // linear returns x·Wᵀ + b for lines of in elements.
 func (r *reference) linear(x []float64, in int64, name string) []float64 {
 	w, b := r.w[name+".weight"], r.w[name+".bias"]
@@ -147,7 +152,7 @@ func (r *reference) loss(s *sequence) float64 {
 // order.
 func (r *reference) experts(s *sequence, x []float64, name string) (all []float64) {
 	e, names, h := &r.cfg.Experts, r.cfg.family.experts, r.cfg.HiddenSize
-	chosen := ref.Route(e.Count, e.PerToken, r.linear(x, h, name+"."+names.routerName()), e.Normalize)
+	chosen := ref.Route(e.Count, e.PerToken, r.linear(x, h, name+"."+names.routerName()), r.biasOf(name), e.Normalize)
 	for t := range int64(len(s.ids)) {
 		in, y := x[t*h:(t+1)*h], make([]float64, h)
 		for j := t * e.PerToken; j < (t+1)*e.PerToken; j++ {

@@ -74,6 +74,9 @@ func (m *Model) stored(whole func(Portion) (tensor.Tensor, error), frozen bool) 
 			}})
 		}
 	}
+	if frozen {
+		tensors = append(tensors, StoredBiases(m.Biases())...)
+	}
 	return m.Config.InFiles(tensors), func() { s.Close() }, nil
 }
 

@@ -81,6 +81,14 @@ func shardsOf(portions []model.Portion, mesh *comm.Mesh) (all []checkpoint.Group
 	return all
 }
 
+// biasesOf returns the biases of the experts in a checkpoint.
+func biasesOf(from *checkpoint.Checkpoint) (all []model.BiasTensor) {
+	for _, b := range from.Biases {
+		all = append(all, model.BiasTensor(b))
+	}
+	return all
+}
+
 // frozenOf lists the frozen parameters for a manifest.
 func frozenOf(groups []*model.Group) (all []checkpoint.Tensor) {
 	for _, g := range groups {

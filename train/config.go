@@ -18,6 +18,9 @@ type OptimizerConfig struct {
 	// the last steps of schedule wsd, in which the rate falls; below 1: a share of all steps
 	Decay      float64 `toml:"decay" min:"0"`
 	DecayShape string  `toml:"decay_shape" enum:"cosine linear 1-sqrt"`
+	// after each step, the bias by which an expert is chosen moves by this towards equal loads; 0 =
+	// off
+	ExpertBiasRate float64 `toml:"expert_bias_rate" min:"0"`
 	// steps that an earlier schedule had: the schedule is of the steps that follow
 	Begin int64 `toml:"begin" min:"0"`
 	// parameters with a weight decay of their own; the first one that matches decides

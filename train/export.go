@@ -61,6 +61,7 @@ func export(c *checkpoint.Checkpoint, folder string, merge bool) error {
 	case adapters && !merge:
 		return model.WriteAdapters(folder, c.ModelPath(), c.ModelFiles(), tensors)
 	}
+	biases := model.StoredBiases(biasesOf(c))
 	if len(c.Frozen) > 0 {
 		base, err := openBase(c)
 		if err != nil {
@@ -88,7 +89,7 @@ func export(c *checkpoint.Checkpoint, folder string, merge bool) error {
 	if err != nil {
 		return err
 	}
-	return model.WriteFolder(folder, func(dir string) error { return model.CopyRest(dir, c.ModelPath(), c.ModelFiles()) }, cfg.InFiles(tensors))
+	return model.WriteFolder(folder, func(dir string) error { return model.CopyRest(dir, c.ModelPath(), c.ModelFiles()) }, cfg.InFiles(append(tensors, biases...)))
 }
 
 // merged returns the tensors of the base model with the adapters of a checkpoint merged.

@@ -52,7 +52,7 @@ func LoadCheckpoint(path string, e *Evaluated, d device.Device, world comm.Comm,
 			for i := range damage {
 				damage[i] = "skipped a damaged checkpoint: " + damage[i]
 			}
-			return Resumed{Path: p, Step: from.Step, Updates: from.Updates, Notes: append(damage, notes...)}, err
+			return Resumed{Path: p, Step: from.Step, Updates: from.Updates, Notes: append(damage, notes...), Biases: biasesOf(from)}, err
 		}
 		if _, ok := err.(*damaged); !ok || len(paths) == 1 {
 			return r, err

@@ -35,7 +35,10 @@ type Record struct {
 	Step int64 `json:"step"` // from 1
 	Loss Float `json:"loss"` // nats per target token
 	// AuxLoss is the loss that balances experts, without its coefficient; it is not part of Loss
-	AuxLoss         *Float  `json:"aux_loss,omitempty"`
+	AuxLoss *Float `json:"aux_loss,omitempty"`
+	// ExpertLoad is the largest load of an expert in a layer, divided by the mean load, if
+	// optimizer.expert_bias_rate is set
+	ExpertLoad      *Float  `json:"expert_load,omitempty"`
 	GradNorm        Float   `json:"grad_norm"`
 	LR              float64 `json:"lr"`
 	Tokens          int64   `json:"tokens"`        // input tokens of the global batch

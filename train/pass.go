@@ -37,7 +37,7 @@ func (t *Trainer) pass(m *data.MicroBatch, valid int64, backward, alone bool) (m
 			return model.Loss{}, err
 		}
 	}
-	if backward && t.Model.Config.Balances() {
+	if backward && t.Model.CountsExperts() {
 		if err := t.copySequences(m, ranges, &b); err != nil {
 			return model.Loss{}, err
 		}
@@ -95,6 +95,22 @@ func (t *Trainer) update(lr, norm float64) error {
 	}
 	// Readers of the weights use other streams, and the measured time must include the update.
 	return t.stream.Sync()
+}
+
+// sumChoices adds the choices of experts of all sequences, if they move biases, and records the
+// largest load. Collective.
+func (t *Trainer) sumChoices(r *Record) error {
+	if !t.Model.MovesBiases() {
+		return nil
+	}
+	choices := t.Model.Choices()
+	if t.Mesh.Seq.Rank() > 0 { // every rank of a sequence has the choices of the whole sequence
+		clear(choices)
+	}
+	err := t.Mesh.World.AllReduce(nil, tensor.OfFloat64(choices, int64(len(choices))), comm.Sum)
+	load := Float(t.Model.ExpertLoad())
+	r.ExpertLoad = &load
+	return err
 }
 
 // sumLoss returns the sum of the losses of all ranks. Collective.

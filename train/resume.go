@@ -20,8 +20,9 @@ type Resumed struct {
 	Path          string // path of the checkpoint; "" if there is none
 	Step, Updates int64  // steps done, and steps in which the optimizer updated the weights
 	Notes         []string
-	Best          *checkpoint.Best // the comparison of evaluations; nil = there was none
-	Stages        []Stage          // up to that of this run, without a checkpoint this one alone
+	Best          *checkpoint.Best   // the comparison of evaluations; nil = there was none
+	Biases        []model.BiasTensor // of the experts, for Model.SetBiases
+	Stages        []Stage            // up to that of this run, without a checkpoint this one alone
 }
 
 // settings returns the keys of the job file that affect later steps, with exact values. Keys
@@ -38,6 +39,7 @@ func settings(o *OptimizerConfig, steps int64) map[string]string {
 	}
 	all["optimizer.begin"] = fmt.Sprint(o.Begin)
 	all["optimizer.group"] = fmt.Sprintf("%v", o.Group)
+	all["optimizer.expert_bias_rate"] = number(o.ExpertBiasRate)
 	if o.Schedule != "constant" {
 		all["optimizer.min_lr"] = number(o.MinLR)
 	}
@@ -51,7 +53,7 @@ func settings(o *OptimizerConfig, steps int64) map[string]string {
 }
 
 // laterSettings has the values of settings that older programs did not have.
-var laterSettings = map[string]string{"optimizer.begin": "0", "optimizer.group": "[]"}
+var laterSettings = map[string]string{"optimizer.begin": "0", "optimizer.group": "[]", "optimizer.expert_bias_rate": "0"}
 
 // rateOf returns the learning rate at step s, counted from 0, under a checkpoint's settings.
 func rateOf(was map[string]string, s int64) (float64, error) {
@@ -102,7 +104,7 @@ func (c *Checkpoints) Resume(path string, d device.Device, world comm.Comm, w We
 			for i := range damage {
 				damage[i] = "skipped a damaged checkpoint: " + damage[i]
 			}
-			return Resumed{p, from.Step, from.Updates, append(damage, notes...), from.Best, c.stages(from)}, err
+			return Resumed{p, from.Step, from.Updates, append(damage, notes...), from.Best, biasesOf(from), c.stages(from)}, err
 		}
 		if unusable, ok := err.(*damaged); ok && path == "" {
 			damage = append(damage, unusable.Error())

@@ -2,6 +2,7 @@ package train
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"ulysses/checkpoint"
@@ -18,6 +19,7 @@ type saver struct {
 	dev      device.Device
 	stream   device.Stream
 	mesh     *comm.Mesh
+	model    *model.Model
 	weights  Weights
 	stored   []Stored // the trained parameters
 	frozen   []checkpoint.Tensor
@@ -46,7 +48,7 @@ type written struct {
 }
 
 func newSaver(s *Setup) *saver {
-	return &saver{Checkpoints: s.Checkpoints, dev: s.Device, mesh: s.Mesh, weights: s.Weights, stored: s.Weights.Stored(), frozen: frozenOf(s.Model.Groups()), kinds: s.Optimizer.kinds(), saved: s.Hooks.Saved,
+	return &saver{Checkpoints: s.Checkpoints, dev: s.Device, mesh: s.Mesh, model: s.Model, weights: s.Weights, stored: s.Weights.Stored(), frozen: frozenOf(s.Model.Groups()), kinds: s.Optimizer.kinds(), saved: s.Hooks.Saved,
 		settings: settings(s.Optimizer, s.Loop.Steps), stages: s.Loop.Stages}
 }
 
@@ -167,6 +169,9 @@ func (s *saver) begin(step, updates int64, best *checkpoint.Best) error {
 		return err
 	}
 	s.next, s.began = checkpoint.Manifest{Step: step, Updates: updates, Best: best}, time.Now()
+	for _, b := range s.model.Biases() {
+		s.next.Biases = append(s.next.Biases, checkpoint.Vector{Name: b.Name, Values: slices.Clone(b.Values)})
+	}
 	s.written, s.done = make(chan written, 1), nil
 	if s.copies == nil {
 		s.written <- s.write(step)

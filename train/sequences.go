@@ -31,7 +31,7 @@ type tokenInput struct {
 // of returns the inputs that a model needs.
 func (x *tokenInputs) of(m *model.Model) []tokenInput {
 	all := []tokenInput{{&x.ids, tensor.I32}, {&x.targets, tensor.I32}, {&x.positions, tensor.I32}}
-	if m.Config.Balances() {
+	if m.CountsExperts() {
 		all = append(all, tokenInput{&x.sequences, tensor.I32})
 	}
 	if m.Drops() {

@@ -21,6 +21,7 @@ func (t *Trainer) Step(s int64) (*Record, error) {
 	if err := t.Weights.Begin(t.stream, int64(len(t.microBatches))); err != nil {
 		return nil, err
 	}
+	t.Model.MoveBiases(0) // forget the choices of a step that was skipped
 	var loss model.Loss
 	for i, m := range t.microBatches {
 		began := time.Now()
@@ -49,6 +50,9 @@ func (t *Trainer) Step(s int64) (*Record, error) {
 		balance := Float(loss.Balance / float64(max(1, valid)))
 		r.AuxLoss = &balance
 	}
+	if err := t.sumChoices(r); err != nil {
+		return nil, err
+	}
 	norm, err := t.Weights.Reduce(t.stream)
 	if err != nil {
 		return nil, err
@@ -59,6 +63,7 @@ func (t *Trainer) Step(s int64) (*Record, error) {
 		if err := t.update(r.LR, norm); err != nil {
 			return nil, err
 		}
+		t.Model.MoveBiases(t.Optimizer.ExpertBiasRate)
 	}
 	if err := t.agree(finite); err != nil {
 		return nil, err

@@ -215,7 +215,7 @@ func (t *Trainer) Allocations() []Allocation {
 // messages: counts, sums of losses, errors, and the values that ranks agree on after a step.
 func (t *Trainer) Traffic() []Traffic {
 	all := append([]Traffic{{"sequence", comm.OpAllToAll, "queries, keys, values, outputs and states, and their gradients", t.sent}}, t.Weights.Traffic()...)
-	if t.Model.Config.Balances() {
+	if t.Model.CountsExperts() {
 		all = append(all, Traffic{"sequence", comm.OpAllReduce, "counts of experts", t.balanceSent})
 	}
 	if t.Mesh.Expert != nil {

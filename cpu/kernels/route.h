@@ -8,6 +8,7 @@ typedef struct {
   float *logits; // [tokens, experts], replaced by their softmax
   int32_t *chosen, *rows, *offsets;
   float *weights;          // [tokens·k], by row
+  const float *bias;       // [experts], added to the softmax for the choice; NULL = logits are compared
   const int32_t *sequence; // of each token; NULL = nothing is counted
   double *counts, *sums;   // [sequences, experts]
   int64_t tokens, experts, k, per_task, logits_row, normalize, sums_per_task;

@@ -32,7 +32,7 @@ type Area struct {
 
 // Areas are all features, in the order of the page.
 var Areas = []Area{
-	{"Parallelism", []*Feature{ModelParallelism, ExpertLimits, RouterBias}},
+	{"Parallelism", []*Feature{ModelParallelism, ExpertLimits}},
 	{"Attention", []*Feature{SoftCaps}},
 	{"Models", []*Feature{ModelTypes, Experts, RouterNoise, Clamps, ExpertAdapters, Multimodal, LayerTypes, HybridLayerTypes, WindowLayerTypes, Activations, BidirectionalModels, OutputGates, PartialRotary, LayerRoPE, RoPETypes, PhiRoPE, ResidualDropout, StorageTypes}},
 	{"Training", []*Feature{Adapters, Preferences, LowPrecision, Float16, Extras}},
@@ -46,9 +46,6 @@ var (
 
 	ExpertLimits = &Feature{Name: "limits of an expert's tokens", Where: "keys of other trainers such as `expert_capacity`", Many: true,
 		Instead: "leave it out: no token is dropped, and tile.mlp bounds the memory of a layer"}
-
-	RouterBias = &Feature{Name: "balancing of experts by a bias of the router", Where: "keys of other trainers such as `router_bias_update_rate`",
-		Instead: "set output_router_logits = true and router_aux_loss_coef in model.override: the models that are built have no such bias in their files"}
 
 	SoftCaps = &Feature{Name: "soft caps of scores and logits, except in gemma2 and gemma3_text", Where: "`attn_logit_softcapping` and `final_logit_softcapping` of a config.json", Many: true,
 		Instead: "set it to 0 with model.override if the model was trained without it"}

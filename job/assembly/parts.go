@@ -64,7 +64,8 @@ func (p *Parts) Layout() error {
 	// On the CPU, the ranks that move bytes and the kernels share cores.
 	overlap := j.Parallel.Overlap == "on" || j.Parallel.Overlap == "auto" && p.Device.Info().Place != tensor.Host
 	p.Model, err = model.New(p.Device, p.Mesh.Seq, p.Config, model.Options{Compute: p.Compute, Strategy: strategy, Tokens: cmp.Or(j.Data.Budget, j.Data.Batch*j.Data.Sequence),
-		Ring: int64(p.Mesh.Ring), Gather: j.Mesh.Gather, Overlap: overlap, Freeze: freeze, LoRA: j.Adapters(), Experts: p.Mesh.ExpertRanks()})
+		Ring: int64(p.Mesh.Ring), Gather: j.Mesh.Gather, Overlap: overlap, Freeze: freeze, LoRA: j.Adapters(), Experts: p.Mesh.ExpertRanks(),
+		MoveBiases: j.Kind == "train" && j.Optimizer.ExpertBiasRate > 0})
 	if err != nil {
 		return err
 	}

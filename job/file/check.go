@@ -137,6 +137,11 @@ var conflicts = []rule{
 			return err != nil || len(g.Match) == 0
 		})
 	}, "match has no patterns of names; write names with * and ?, or \"re:\" and a regular expression"},
+	{"optimizer.expert_bias_rate", func(j *Job) bool {
+		return j.Kind == "train" && j.IsSet("optimizer.expert_bias_rate") && j.LoRA.Rank > 0
+	}, "a folder of adapters has no biases of experts; remove it, or train without [lora]"},
+	{"optimizer.expert_bias_rate", func(j *Job) bool { return j.Optimizer.ExpertBiasRate >= 1 },
+		"biases are added to probabilities; set a number below 1, such as 0.001"},
 	{"optimizer.begin", func(j *Job) bool {
 		return j.Kind == "train" && j.Optimizer.Begin > 0 && j.Train.Epochs == 0 && j.Optimizer.Begin >= j.Train.Steps
 	}, "no step of the run is left for the schedule; set it to the steps that the checkpoint has, below train.steps"},

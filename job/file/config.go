@@ -33,7 +33,7 @@ func (j *Job) ReadConfig() (c *model.Config, err error) {
 		c, err = j.NewConfig()
 	}
 	if err = j.ModelFault(err); err == nil {
-		err = j.CheckPositions(c)
+		err = j.Fit(c)
 	}
 	return c, err
 }

@@ -28,7 +28,7 @@ var features = []feature{
 	{words(`tensor_parallel|tensor_parallel_.*|tensor_model_parallel_size|tp|tp_size|tp_degree|pipeline|pipeline_.*|pipeline_model_parallel_size|pp|pp_size|num_stages`),
 		notbuilt.ModelParallelism.Text(notbuilt.ModelParallelism.Instead), false},
 	{words(`num_experts|num_local_experts|num_experts_per_tok|norm_topk_prob|router_aux_loss_coef|output_router_logits`), "a field of config.json; set it in model.override", true},
-	{words(`.*bias_update_rate|.*bias_update_speed|.*enable_expert_bias|load_balance_coeff`), notbuilt.RouterBias.Text(notbuilt.RouterBias.Instead), false},
+	{words(`.*bias_update_rate|.*bias_update_speed|.*enable_expert_bias|load_balance_coeff`), "not a key of this program; set optimizer.expert_bias_rate, for example to 0.001", true},
 	{words(`expert_capacity.*|moe_capacity.*|capacity_factor|.*token_drop.*|moe_min_capacity`), notbuilt.ExpertLimits.Text(notbuilt.ExpertLimits.Instead), false},
 	{words(`moe|moe_.*|expert_.*|experts|ep|ep_.*|autoep.*|router_.*`), "not a key of this program; set parallel.experts to divide the experts among ranks, and fields of config.json in model.override", true},
 	{words(`ema|ema_.*|label_smoothing|label_smoothing_factor|neftune_noise_alpha|z_loss|z_loss_.*|distillation|distill|early_stopping.*|gradient_noise.*`), notbuilt.Extras.Text("remove it"), false},

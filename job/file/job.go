@@ -134,7 +134,7 @@ type CheckpointTable struct {
 	Dir    string `toml:"dir" path:"inside"`                 // inside output.dir
 	Resume string `toml:"resume" path:"dir" enum:"auto off"` // or a checkpoint
 	// Accept lists the keys that a resumed run may have changed.
-	Accept []string `toml:"accept" enum:"optimizer.lr optimizer.min_lr optimizer.betas optimizer.eps optimizer.weight_decay optimizer.clip optimizer.schedule optimizer.warmup optimizer.decay optimizer.decay_shape optimizer.begin optimizer.group train.steps data.sequence data.global_batch data.path"`
+	Accept []string `toml:"accept" enum:"optimizer.lr optimizer.min_lr optimizer.betas optimizer.eps optimizer.weight_decay optimizer.clip optimizer.schedule optimizer.warmup optimizer.decay optimizer.decay_shape optimizer.begin optimizer.group optimizer.expert_bias_rate train.steps data.sequence data.global_batch data.path"`
 }
 
 // OutputTable is [output].

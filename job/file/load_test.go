@@ -104,6 +104,7 @@ schedule = "cosine"
 warmup = 10
 decay = 0.1
 decay_shape = "cosine"
+expert_bias_rate = 0.0
 begin = 0
 group = []
 [train]

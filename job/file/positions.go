@@ -8,9 +8,20 @@ import (
 	"ulysses/model"
 )
 
-// CheckPositions refuses sequences with more positions than the model has. The error has the line
+// Fit applies keys of the job to the configuration of its model, and refuses what does not fit the
+// model.
+func (j *Job) Fit(c *model.Config) error {
+	if key := "optimizer.expert_bias_rate"; j.IsSet(key) {
+		if err := c.AddExpertBias(); err != nil {
+			return j.Errorf(status.InvalidConfig, key, "%v, and %v; remove it", j.Optimizer.ExpertBiasRate, err)
+		}
+	}
+	return j.checkPositions(c)
+}
+
+// checkPositions refuses sequences with more positions than the model has. The error has the line
 // that extends the model.
-func (j *Job) CheckPositions(c *model.Config) error {
+func (j *Job) checkPositions(c *model.Config) error {
 	n, most := j.Data.Sequence, c.Positions()
 	if n <= most {
 		return nil

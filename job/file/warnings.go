@@ -30,6 +30,9 @@ func (j *Job) Warnings(c *model.Config, folder *model.Folder, steps int64) []str
 			lines = append(lines, text)
 		}
 	}
+	if j.Kind == "train" && c != nil && c.Experts.Biased {
+		lines = append(lines, fmt.Sprintf("optimizer.expert_bias_rate: transformers does not read the biases of experts in models of type %s; it chooses other experts than this program", c.ModelType))
+	}
 	if folder != nil {
 		for _, d := range folder.Dropped() {
 			what := fmt.Sprintf("%d tensors %s* (%s) are", d.Tensors, d.Prefix, units.Bytes(d.Bytes))

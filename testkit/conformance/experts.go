@@ -13,7 +13,9 @@ import (
 func testExperts(s *suite) {
 	for _, c := range []struct{ tokens, experts, k int64 }{{1, 1, 1}, {7, 4, 2}, {100, 8, 3}, {65, 17, 17}, {33, 128, 8}, {0, 4, 2}, {3, 64, 1}, {900, 40, 4}} {
 		for _, normalize := range []bool{true, false} {
-			s.routeCase(c.tokens, c.experts, c.k, normalize)
+			for _, biased := range []bool{false, true} {
+				s.routeCase(c.tokens, c.experts, c.k, normalize, biased)
+			}
 		}
 		for _, l := range []layout{dense, padded} {
 			s.typed(func(d tensor.DType, suffix string) { s.rowsCase(d, suffix, c.tokens, c.experts, c.k, 21, 13, l) })
@@ -22,13 +24,14 @@ func testExperts(s *suite) {
 	// several tiles of each axis, and rows that begin at multiples of 16 bytes
 	s.typed(func(d tensor.DType, suffix string) { s.rowsCase(d, suffix, 150, 3, 2, 200, 136, dense) })
 	s.routeEqualLogits()
+	s.routeUnlikely()
 	s.expertRefusals()
 	s.expertFaults()
 }
 
-// route returns the reference's choices for random logits. Some experts get no tokens, and with
-// many experts one gets all.
-func route(tokens, experts, k int64, normalize bool) (logits []float64, r ref.Routing[float64]) {
+// route returns the reference's choices for random logits and, if biased, a random bias of the
+// choice. Some experts get no tokens, and with many experts one gets all.
+func route(tokens, experts, k int64, normalize, biased bool) (logits, bias []float64, r ref.Routing[float64]) {
 	logits = normal(seeded(31, tokens, experts, k), tokens*experts)
 	for i := range logits {
 		switch e := int64(i) % experts; {
@@ -39,14 +42,17 @@ func route(tokens, experts, k int64, normalize bool) (logits []float64, r ref.Ro
 		}
 		logits[i] = float64(float32(logits[i]))
 	}
-	return logits, ref.Route(experts, k, logits, normalize)
+	if biased {
+		bias = rounded32(normal(seeded(35, tokens, experts, k), experts))
+	}
+	return logits, bias, ref.Route(experts, k, logits, bias, normalize)
 }
 
-func (s *suite) routeCase(tokens, experts, k int64, normalize bool) {
+func (s *suite) routeCase(tokens, experts, k int64, normalize, biased bool) {
 	const sequences = 3
 	f := ref.Convert[float32, float64]
-	logits, r := route(tokens, experts, k, normalize)
-	r32 := ref.Route(experts, k, f(logits), normalize)
+	logits, bias, r := route(tokens, experts, k, normalize, biased)
+	r32 := ref.Route(experts, k, f(logits), narrow(bias), normalize)
 	sequence, random := make([]float64, tokens), seeded(32, tokens)
 	counts, sums := make([]float64, sequences*experts), make([]float64, sequences*experts)
 	counts[0], sums[0] = 4, 0.5 // added to
@@ -65,7 +71,7 @@ func (s *suite) routeCase(tokens, experts, k int64, normalize bool) {
 			counts[at+e]++
 		}
 	}
-	name := fmt.Sprintf("route %d tokens to %d of %d, normalize %v", tokens, k, experts, normalize)
+	name := fmt.Sprintf("route %d tokens to %d of %d, normalize %v, biased %v", tokens, k, experts, normalize, biased)
 	wants := []want{both("probs", r.Probs, r32.Probs), {name: "experts", ref: floats(r.Experts), exact: true}, {name: "rows", ref: floats(r.Rows), exact: true},
 		both("weights", r.Weights, r32.Weights), {name: "offsets", ref: floats(r.Offsets), exact: true}}
 	run := func(b *bench, counted bool) ([]*array, *device.Route) {
@@ -73,6 +79,9 @@ func (s *suite) routeCase(tokens, experts, k int64, normalize bool) {
 		weights, offsets := b.out("weights", tensor.F32, dense, tokens*k), b.out("offsets", tensor.I32, dense, experts+1)
 		all := []*array{probs, chosen, rows, weights, offsets}
 		a := &device.Route{Logits: probs.Tensor, Experts: chosen.Tensor, Rows: rows.Tensor, Weights: weights.Tensor, Offsets: offsets.Tensor, Normalize: normalize}
+		if biased {
+			a.Bias = b.in("bias", tensor.F32, dense, bias, experts).Tensor
+		}
 		if counted {
 			n, p := b.inout("counts", tensor.F64, dense, before, sequences, experts), b.inout("sums", tensor.F64, dense, sumsBefore, sequences, experts)
 			a.Sequence, a.Counts, a.Sums = b.in("sequence", tensor.I32, dense, sequence, tokens).Tensor, n.Tensor, p.Tensor
@@ -136,10 +145,25 @@ func (s *suite) routeEqualLogits() {
 	})
 }
 
+// With a bias the chosen experts may have nearly no probability. Their weights are small, and not
+// 0/0. Of equal sums of probability and bias, the lower expert is chosen first.
+func (s *suite) routeUnlikely() {
+	logits, bias := []float64{0, -29, -30, -31, -30}, []float64{-2, 0, 1, 0.5, 1}
+	f := ref.Convert[float32, float64]
+	r, r32 := ref.Route(5, 3, logits, bias, true), ref.Route(5, 3, f(logits), f(bias), true)
+	weights := both("weights", r.Weights, r32.Weights)
+	weights.chain = 31 * ulp // the relative error of exp(x) is that of x times x
+	s.check("route to experts without probability", []want{{name: "experts", ref: []float64{2, 4, 3}, exact: true}, weights}, func(b *bench) ([]*array, error) {
+		chosen, weights := b.out("experts", tensor.I32, dense, 1, 3), b.out("weights", tensor.F32, dense, 3)
+		return []*array{chosen, weights}, b.dev.RouteForward(b.stream, &device.Route{Logits: b.inout("logits", tensor.F32, dense, logits, 1, 5).Tensor, Bias: b.in("bias", tensor.F32, dense, bias, 5).Tensor,
+			Experts: chosen.Tensor, Rows: b.out("rows", tensor.I32, dense, 1, 3).Tensor, Weights: weights.Tensor, Offsets: b.out("offsets", tensor.I32, dense, 6).Tensor, Normalize: true})
+	})
+}
+
 // rowsCase tests the operations on the rows of a routing, with matrices [m, n].
 func (s *suite) rowsCase(d tensor.DType, suffix string, tokens, experts, k, n, m int64, l layout) {
 	f := ref.Convert[float32, float64]
-	_, r := route(tokens, experts, k, true)
+	_, _, r := route(tokens, experts, k, true, false)
 	random, rows := seeded(33, tokens, experts, k), tokens*k
 	x, sorted, matrices := normalAs(d, random, tokens*n), normalAs(d, random, rows*n), normalAs(d, random, experts*n*m)
 	grads, was := normalAs(d, random, rows*m), normal(random, experts*m*n)
@@ -360,6 +384,9 @@ func (s *suite) expertRefusals() {
 		},
 		"few weights": func() error {
 			return b.dev.RouteForward(b.stream, &device.Route{Logits: f(2, 2), Experts: i(nil, 2, 1), Rows: i(nil, 2, 1), Weights: f(1), Offsets: i(nil, 3)})
+		},
+		"a bias of few of the experts": func() error {
+			return b.dev.RouteForward(b.stream, &device.Route{Logits: f(1, 2), Bias: f(1), Experts: i(nil, 1, 1), Rows: i(nil, 1, 1), Weights: f(1), Offsets: i(nil, 3)})
 		},
 		"rows of another length": func() error {
 			return b.dev.SpreadRows(b.stream, &device.SpreadRows{X: f(3, 5), Rows: i([]float64{0, 1, 2, 3}, 2, 2), Y: f(6, 5)})

@@ -15,13 +15,20 @@ type Routing[T Float] struct {
 }
 
 // Route chooses the k experts with the largest logits; of equal logits, the lower expert first. It
-// sorts the choices by expert, then by token.
-func Route[T Float](experts, k int64, logits []T, normalize bool) (r Routing[T]) {
+// sorts the choices by expert, then by token. With a bias [E] it chooses by probability + bias.
+func Route[T Float](experts, k int64, logits, bias []T, normalize bool) (r Routing[T]) {
 	tokens := int64(len(logits)) / max(1, experts)
 	var weights []T // by choice
 	for t := range tokens {
 		x := logits[t*experts : (t+1)*experts]
 		p := Softmax(x)
+		least := T(0) // of the divisor
+		if bias != nil {
+			x, least = slices.Clone(p), 1e-12
+			for e := range x {
+				x[e] += bias[e]
+			}
+		}
 		order := make([]int64, experts)
 		for e := range order {
 			order[e] = int64(e)
@@ -42,7 +49,7 @@ func Route[T Float](experts, k int64, logits []T, normalize bool) (r Routing[T])
 		for _, e := range order[:k] {
 			w := p[e]
 			if normalize {
-				w /= sum
+				w /= max(sum, least)
 			}
 			weights = append(weights, w)
 		}

@@ -15,7 +15,8 @@ enum { WARPS = 8, THREADS = 32 * WARPS, STAGED = 2048, SORT_THREADS = 1024 };
 constexpr int64_t PART_TOKENS = 64, PARTS = 256; // minimum tokens of a part, maximum number of parts
 
 struct RouteCall {
-  float *logits; // [T, E], then probabilities
+  float *logits;     // [T, E], then probabilities
+  const float *bias; // [E], added to the probabilities for the choice; null = logits are compared
   int32_t *chosen, *rows, *offsets;
   float *weights;
   int32_t *counts; // [parts, E]: the choices of a part for each expert, then its first row
@@ -43,6 +44,26 @@ __device__ __forceinline__ unsigned long long order_of(float x, int64_t expert) 
   return (unsigned long long)order << 32 | (0xffffffffu - (uint32_t)expert);
 }
 
+// choose writes the k experts with the largest x + bias. A warp calls it.
+__device__ __forceinline__ void choose(int32_t *chosen, const float *x, const float *bias, int experts, int k,
+                                       int lane) {
+  unsigned long long last = ~0ull;
+  for (int j = 0; j < k; j++) { // the largest below the last one
+    unsigned long long best = 0;
+    for (int e = lane; e < experts; e += 32) {
+      const unsigned long long o = order_of(bias ? x[e] + bias[e] : x[e], e);
+      if (o < last && o > best) best = o;
+    }
+#pragma unroll
+    for (int i = 16; i > 0; i /= 2) {
+      const unsigned long long other = __shfl_xor_sync(0xffffffffu, best, i);
+      if (other > best) best = other;
+    }
+    last = best;
+    if (lane == 0) chosen[j] = (int32_t)(0xffffffffu - (uint32_t)best);
+  }
+}
+
 // route_tokens chooses experts and computes the softmax. Until route_rows, `rows` has the weights
 // of the choices.
 __global__ void __launch_bounds__(THREADS) route_tokens(RouteCall a) {
@@ -50,21 +71,7 @@ __global__ void __launch_bounds__(THREADS) route_tokens(RouteCall a) {
   for (int64_t t = (int64_t)blockIdx.x * WARPS + threadIdx.x / 32; t < a.tokens; t += (int64_t)gridDim.x * WARPS) {
     float *x = a.logits + t * a.step;
     int32_t *chosen = a.chosen + t * a.k;
-    unsigned long long last = ~0ull;
-    for (int j = 0; j < k; j++) { // the largest below the last one
-      unsigned long long best = 0;
-      for (int e = lane; e < experts; e += 32) {
-        const unsigned long long o = order_of(x[e], e);
-        if (o < last && o > best) best = o;
-      }
-#pragma unroll
-      for (int i = 16; i > 0; i /= 2) {
-        const unsigned long long other = __shfl_xor_sync(0xffffffffu, best, i);
-        if (other > best) best = other;
-      }
-      last = best;
-      if (lane == 0) chosen[j] = (int32_t)(0xffffffffu - (uint32_t)best);
-    }
+    if (!a.bias) choose(chosen, x, nullptr, experts, k, lane);
     float top = -INFINITY, sum = 0;
     for (int e = lane; e < experts; e += 32) top = fmaxf(top, x[e]);
     top = warp_max(top);
@@ -74,10 +81,12 @@ __global__ void __launch_bounds__(THREADS) route_tokens(RouteCall a) {
     }
     const float factor = 1.0f / warp_sum(sum);
     for (int e = lane; e < experts; e += 32) x[e] *= factor;
+    if (a.bias) choose(chosen, x, a.bias, experts, k, lane);
     __syncwarp();
     float all = 0;
     for (int j = lane; j < k; j += 32) all += x[chosen[j]];
     all = a.normalize ? warp_sum(all) : 1.0f;
+    if (a.bias) all = fmaxf(all, 1e-12f);
     for (int j = lane; j < k; j += 32) a.rows[t * a.k + j] = __float_as_int(x[chosen[j]] / all);
   }
 }
@@ -255,6 +264,7 @@ int32_t forward(uly_device *d, uly_stream *s, const void *args) {
   const int64_t k = choices(c, a.experts, a.rows, tokens, experts);
   c.dense("weights", a.weights, ULY_F32, {tokens * k});
   c.dense("offsets", a.offsets, ULY_I32, {experts + 1});
+  if (a.bias.dtype != 0) c.dense("bias", a.bias, ULY_F32, {experts});
   const bool counted = a.sequence.dtype != 0;
   if (counted) {
     c.dense("sequence", a.sequence, ULY_I32, {tokens});
@@ -269,7 +279,7 @@ int32_t forward(uly_device *d, uly_stream *s, const void *args) {
   r.offsets = (int32_t *)a.offsets.data, r.weights = (float *)a.weights.data, r.counts = (int32_t *)s->scratch;
   r.tokens = tokens, r.experts = experts, r.k = k, r.step = a.logits.stride[0], r.normalize = a.normalize;
   r.parts = parts_of(tokens, experts, most(PART_TOKENS, ceil_div(tokens, PARTS)), s->scratch_bytes / 4);
-  r.fault = s->fault;
+  r.fault = s->fault, r.bias = a.bias.dtype != 0 ? (const float *)a.bias.data : nullptr;
   if (tokens > 0) LAUNCH(route_tokens, blocks_for(tokens, WARPS), THREADS, 0, s, r);
   LAUNCH(route_count, blocks_for(r.parts, 1), THREADS, 0, s, r);
   LAUNCH(route_offsets, 1, SORT_THREADS, 0, s, r);
