@@ -83,7 +83,9 @@ func newer(a, b string) bool {
 // spilling has the kernels that may use local memory, by a part of their symbol, each with the
 // reason.
 var spilling = map[string]string{
-	"attention_dkv_kernelILi2ELb1E": "dk and dv of the widest heads take 128 registers; with the options of scores, 24 bytes spill",
+	"attention_mma_scored_dkv_kernelILi1ELb1E": "dk, dv and a tile of dq take 96 registers; with the options of scores, 28 bytes spill",
+	"attention_mma_scored_forward_kernelILi1E": "the output takes 128 registers; with the options of scores, 16 bytes spill",
+	"attention_dkv_kernelILi2ELb1E":            "dk and dv of the widest heads take 128 registers; with the options of scores, 24 bytes spill",
 }
 
 var (
@@ -140,6 +142,7 @@ var onTensorCores = []string{"delta_prepare_kernel", "delta_out_kernel", "delta_
 // cores.
 var inTiles = map[string]struct{ builds, products int }{
 	"attention_mma_forward_kernel": {6, 128}, "attention_mma_dq_kernel": {3, 96}, "attention_mma_dkv_kernel": {6, 128}, "attention_mma_delta": {1, 2},
+	"attention_mma_scored_forward_kernel": {3, 128}, "attention_mma_scored_dq_kernel": {3, 96}, "attention_mma_scored_dkv_kernel": {6, 128},
 	"delta_scan_tiles": {2, 48}, "delta_scan_back_tiles": {2, 78},
 }
 

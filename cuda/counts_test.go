@@ -6,6 +6,10 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unsafe"
+
+	"ulysses/device"
+	"ulysses/tensor"
 )
 
 // sums are the counts of a call's launches.
@@ -26,14 +30,11 @@ func sum(all []launch) (s sums) {
 // must cost the same: a pass that began again with each panel would cost more with each.
 // Attention's multiply-adds are quadratic, and its bytes read at most.
 func TestCounts(t *testing.T) {
-	needEmulated(t)
-	if out, err := exec.Command("make", "-s", "-C", "..", "cuda-races-build").CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	path := countingPlugin(t)
 	const step, lengths = 128, 4
 	counted := map[string][]sums{}
 	for n := int64(1); n <= lengths; n++ {
-		x := newShaped(t, "../build/cuda/races/libulysses_cuda_emulated.so", n*step, true)
+		x := newShaped(t, path, n*step, true)
 		calls := x.operations(256, 2, 64)
 		for name, call := range calls {
 			if n < lengths || strings.HasPrefix(name, "attention") {
@@ -62,6 +63,47 @@ func TestCounts(t *testing.T) {
 				t.Errorf("%s: %s at lengths with a step of %d: %d; want the same for each step", name, what, step, counts)
 			}
 		}
+	}
+}
+
+// countingPlugin builds the emulated plug-in that counts multiply-adds, and returns its path.
+func countingPlugin(t *testing.T) string {
+	needEmulated(t)
+	if out, err := exec.Command("make", "-s", "-C", "..", "cuda-races-build").CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return "../build/cuda/races/libulysses_cuda_emulated.so"
+}
+
+// TestHiddenTilesAreSkipped: attention multiplies only the tiles that the block mask shows, forward
+// and backward. Under a mask of the diagonal blocks, 8 of the 64 blocks are seen: by a tile of 128
+// queries, 2 of 8 columns.
+func TestHiddenTilesAreSkipped(t *testing.T) {
+	const tokens, block = 512, 64
+	x := newShaped(t, countingPlugin(t), tokens, true)
+	counted := func(shows func(row, column int) bool) (forward, backward int64) {
+		mask := make([]uint8, 64)
+		for i := range mask {
+			if shows(i/8, i%8) {
+				mask[i] = 1
+			}
+		}
+		onDevice := x.alloc(tensor.U8, 1, 8, 8)
+		if err := x.d.Copy(x.s, onDevice, tensor.Of(unsafe.Pointer(&mask[0]), tensor.U8, 1, 8, 8)); err != nil {
+			t.Fatal(err)
+		}
+		f, b := x.attentionWith(2, 1, 64, func(a *device.Attention) {
+			a.Causal, a.BlockMask = false, onDevice
+			a.QuerySeq, a.KeySeq, a.BlockRows, a.BlockColumns = tokens, tokens, block, block
+		})
+		return sum(x.launches(f)).multiplyAdds, sum(x.launches(b)).multiplyAdds
+	}
+	all, allBack := counted(func(int, int) bool { return true })
+	some, someBack := counted(func(row, column int) bool { return row == column })
+	none, noneBack := counted(func(int, int) bool { return false })
+	t.Logf("multiply-adds forward: %d, on the diagonal %d, without keys %d; backward %d, %d, %d", all, some, none, allBack, someBack, noneBack)
+	if !(some-none <= (all-none)/4 && some > none && someBack-noneBack <= (allBack-noneBack)/4 && someBack > noneBack) {
+		t.Error("hidden tiles are multiplied")
 	}
 }
 

@@ -105,11 +105,17 @@ func symbolsOf(t *testing.T, path string) map[uint64]string {
 
 // attention returns calls of attention with some heads of a size, forward and backward.
 func (x *shaped) attention(heads, kvHeads, dim int64) (forward, backward func() error) {
+	return x.attentionWith(heads, kvHeads, dim, func(*device.Attention) {})
+}
+
+// attentionWith is attention with options, which set sets.
+func (x *shaped) attentionWith(heads, kvHeads, dim int64, set func(a *device.Attention)) (forward, backward func() error) {
 	t, take := x.tokens, func(heads int64) tensor.Tensor { return x.alloc(tensor.BF16, x.tokens, heads, dim) }
 	cu := []int64{0, t}
 	g := device.AttentionGrad{Attention: device.Attention{Q: take(heads), K: take(kvHeads), V: take(kvHeads), Out: take(heads),
 		LSE: x.alloc(tensor.F32, heads, t).Permute(1, 0), CuQ: cu, CuK: cu, Causal: true, Scale: 0.1},
 		DOut: take(heads), DQ: take(heads), DK: take(kvHeads), DV: take(kvHeads)}
+	set(&g.Attention)
 	g.Workspace = x.alloc(tensor.U8, max(1, x.d.AttentionWorkspace(&g.Attention, false), x.d.AttentionWorkspace(&g.Attention, true)))
 	return func() error { return x.d.AttentionForward(x.s, &g.Attention) }, func() error { return x.d.AttentionBackward(x.s, &g) }
 }

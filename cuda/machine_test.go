@@ -17,6 +17,7 @@ import (
 	"strings"
 	"testing"
 
+	"ulysses/device"
 	"ulysses/testkit/need"
 )
 
@@ -224,7 +225,12 @@ type shapeOf struct{ threads, shared int64 }
 func launchShapes(t *testing.T) map[string][]shapeOf {
 	x := newShaped(t, needEmulated(t), 32768, false)
 	bySymbol := map[string][]shapeOf{}
-	for _, call := range x.operations(4096, 32, 64, 128, 256) {
+	calls := slices.Collect(maps.Values(x.operations(4096, 32, 64, 128, 256)))
+	for _, dim := range []int64{64, 128, 256} { // with options of scores
+		forward, backward := x.attentionWith(32, 8, dim, func(a *device.Attention) { a.Softcap = 30 })
+		calls = append(calls, forward, backward)
+	}
+	for _, call := range calls {
 		for _, l := range x.launches(call) {
 			if s := (shapeOf{l.threads, l.shared}); !slices.Contains(bySymbol[l.symbol], s) {
 				bySymbol[l.symbol] = append(bySymbol[l.symbol], s)

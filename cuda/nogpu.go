@@ -92,8 +92,7 @@ func (g NoGPU) AttentionWorkspace(a *device.Attention, backward bool) int64 {
 // attention.cu).
 func (g NoGPU) addsToDQ(a *device.Attention) bool {
 	d, dv, scale := a.Q.Shape[2], a.V.Shape[2], float32(a.Scale)
-	scored := !a.Slopes.IsNil() || !a.BlockMask.IsNil() || a.Softcap != 0 || a.Dropout != 0
-	return !g.Deterministic && !a.Deterministic && !scored && a.Q.DType == tensor.BF16 && d%16 == 0 && dv%16 == 0 &&
+	return !g.Deterministic && !a.Deterministic && a.Slopes.IsNil() && a.Q.DType == tensor.BF16 && d%16 == 0 && dv%16 == 0 &&
 		max(d, dv) <= 256 && scale >= 1e-30 && scale <= 1e30
 }
 

@@ -45,9 +45,8 @@ func TestMoveBiases(t *testing.T) {
 	})
 }
 
-// A folder has the biases beside the routers in F32. Biases that are missing, of another shape or
-// not finite are refused, and so are biases that the configuration does not have. A configuration
-// that gets biases begins with 0.
+// A folder has the biases beside the routers in F32. Biases that are missing, of another shape, not
+// finite or not in the configuration are refused. A configuration that gets biases begins with 0.
 func TestFoldersWithBiases(t *testing.T) {
 	ranks(t, 1, func(c comm.Comm) error {
 		r := newRank(c, configs(t)["biased"], 1, false)

@@ -22,9 +22,10 @@ int32_t attention_upload(uly_device *d, uly_stream *s, const uly_attention *a, c
 static bool mma_fits(uly_device *d, const AttentionArgs &a);
 
 // mma_adds reports whether the blocks of the mma kernel add to dq in any order. This takes five
-// products instead of seven, and its results are not reproducible.
+// products instead of seven, and its results are not reproducible. The gradient of slopes is
+// computed by the dq kernel.
 static bool mma_adds(uly_device *d, const AttentionArgs &a) {
-  return a.backward && !d->deterministic && !a.deterministic && mma_fits(d, a);
+  return a.backward && !d->deterministic && !a.deterministic && a.slopes.dtype == 0 && mma_fits(d, a);
 }
 
 static int64_t workspace_bytes(uly_device *d, const AttentionArgs &a) {
@@ -189,13 +190,15 @@ struct Kernels {
 static Kernels forward_kernels[] = {{attention_forward_kernels, {}},
                                     {attention_mma_forward_kernels, {}},
                                     {attention_scored_forward_kernels, {}},
+                                    {attention_mma_scored_forward_kernels, {}},
                                     {attention_mma_begun_kernels, {}}};
-static Kernels dq_kernels[] = {
-    {attention_dq_kernels, {}}, {attention_mma_dq_kernels, {}}, {attention_scored_dq_kernels, {}}};
-static Kernels dkv_kernels[] = {{attention_dkv_kernels, {}},
-                                {attention_mma_dkv_kernels, {}},
-                                {attention_scored_dkv_kernels, {}},
-                                {attention_mma_gradient_kernels, {}}};
+static Kernels dq_kernels[] = {{attention_dq_kernels, {}},
+                               {attention_mma_dq_kernels, {}},
+                               {attention_scored_dq_kernels, {}},
+                               {attention_mma_scored_dq_kernels, {}}};
+static Kernels dkv_kernels[] = {{attention_dkv_kernels, {}},          {attention_mma_dkv_kernels, {}},
+                                {attention_scored_dkv_kernels, {}},   {attention_mma_scored_dkv_kernels, {}},
+                                {attention_mma_gradient_kernels, {}}, {attention_mma_scored_gradient_kernels, {}}};
 
 // Tiles has the tile sizes of a call, their index in the table of the variant, and the bytes of
 // shared memory. back_threads is the number of threads of the dk and dv kernel.
@@ -213,9 +216,9 @@ static Tiles tiles_of(int64_t dim, int64_t dv, Variant variant, bool scored) {
             s.dq_rows,
             ATTENTION_MMA_BACK,
             32 * s.warps,
-            attention_mma_shared(s),
-            attention_mma_dq_shared(s),
-            attention_mma_dkv_shared(s)};
+            attention_mma_shared(s, scored),
+            attention_mma_dq_shared(s, scored),
+            attention_mma_dkv_shared(s, scored)};
   }
   const AttentionSize &s = attention_size(dim, dv, variant == SMALL);
   const int64_t backward = attention_shared(s, true, scored);
@@ -235,7 +238,7 @@ static Tiles tiles_of(int64_t dim, int64_t dv, Variant variant, bool scored) {
 static bool scored(const uly_attention &a) {
   return given(a.slopes) || given(a.block_mask) || a.softcap != 0 || a.dropout != 0;
 }
-static int kernels_of(Variant variant, bool scored) { return variant == MMA ? 1 : scored ? 2 : 0; }
+static int kernels_of(Variant variant, bool scored) { return (variant == MMA ? 1 : 0) + (scored ? 2 : 0); }
 static int threads_of(Variant variant) { return variant == MMA ? (int)ATTENTION_MMA_THREADS : (int)ATTENTION_THREADS; }
 
 // launch launches a kernel for `work` items.
@@ -257,9 +260,9 @@ static int32_t forward(uly_device *d, uly_stream *s, const void *args, Variant v
   c.count_q = attention_count(a.cu_q, a.cu_q.documents(), tiles.rows);
   if (c.heads * c.count_q == 0) return ULY_OK;
   TRY(attention_upload(d, s, &a, l, tiles.rows, tiles.columns));
-  return launch(d, s, op,
-                forward_kernels[variant == MMA && (a.carry || given(a.sinks)) ? 3 : kernels_of(variant, scored(a))],
-                tiles.index, threads_of(variant), tiles.forward_shared, c.heads * c.count_q, c);
+  const bool begun = variant == MMA && !scored(a) && (a.carry || given(a.sinks));
+  return launch(d, s, op, forward_kernels[begun ? 4 : kernels_of(variant, scored(a))], tiles.index, threads_of(variant),
+                tiles.forward_shared, c.heads * c.count_q, c);
 }
 
 static int32_t backward(uly_device *d, uly_stream *s, const void *args, Variant variant) {
@@ -287,7 +290,7 @@ static int32_t backward(uly_device *d, uly_stream *s, const void *args, Variant 
   }
   if (adds && rows > 0) TRY(check(d, cudaMemsetAsync(c.dq_sums, 0, (size_t)(4 * rows * c.dq.width), s->s), op));
   const int kernels = kernels_of(variant, scored(a));
-  TRY(launch(d, s, op, dkv_kernels[adds ? 3 : kernels], tiles.index, tiles.back_threads, tiles.dkv_shared,
+  TRY(launch(d, s, op, dkv_kernels[adds ? 4 + scored(a) : kernels], tiles.index, tiles.back_threads, tiles.dkv_shared,
              c.kv_heads * c.count_k, c));
   if (!adds) {
     TRY(launch(d, s, op, dq_kernels[kernels], tiles.index, threads_of(variant), tiles.dq_shared, c.heads * c.count_q,
@@ -352,7 +355,6 @@ static bool mma_fits(uly_device *d, const AttentionArgs &a) {
   if (a.q.ndim != 3 || a.v.ndim != 3 || a.q.dtype != ULY_BF16) why = "a type is not BF16";
   else if (dim % 16 != 0 || dv % 16 != 0) why = "a head size is not a multiple of 16";
   else if (!((float)a.scale >= 1e-30f && (float)a.scale <= 1e30f)) why = "the scale is not positive, or out of range";
-  else if (scored(a)) why = "slopes, block masks, soft caps and dropout are left to other kernels";
   if (!why) return fits_shared(d, a, MMA, a.backward);
   fail(d, ULY_UNSUPPORTED, "kernels on tensor cores: %s", why);
   return false;

@@ -66,6 +66,10 @@ extern const AttentionKernel attention_mma_forward_kernels[ATTENTION_MMA_SIZES],
     attention_mma_begun_kernels[ATTENTION_MMA_SIZES], attention_mma_dq_kernels[ATTENTION_MMA_SIZES];
 extern const AttentionKernel attention_mma_dkv_kernels[ATTENTION_MMA_SIZES],
     attention_mma_gradient_kernels[ATTENTION_MMA_SIZES];
+// The same with AttentionScores; forward kernels also for a softmax that has begun.
+extern const AttentionKernel attention_mma_scored_forward_kernels[ATTENTION_MMA_SIZES],
+    attention_mma_scored_dq_kernels[ATTENTION_MMA_SIZES], attention_mma_scored_dkv_kernels[ATTENTION_MMA_SIZES],
+    attention_mma_scored_gradient_kernels[ATTENTION_MMA_SIZES];
 __global__ void attention_mma_delta(AttentionCall a);
 __global__ void attention_mma_dq_finish(AttentionCall a);
 

@@ -111,8 +111,8 @@ constexpr int64_t attention_shared(const AttentionSize &s, bool backward, bool s
                        : (s.head + ATTENTION_GAP) * (s.rows + 2 * s.columns) + s.rows * (s.columns + ATTENTION_GAP));
 }
 
-// AttentionMmaSize has the sizes of one instantiation of the kernels on tensor cores, in BF16, none
-// of which is scored. A block of the forward pass has `rows` queries and loads `columns` keys at a
+// AttentionMmaSize has the sizes of one instantiation of the kernels on tensor cores, in BF16. A
+// block of the forward pass has `rows` queries and loads `columns` keys at a
 // time. A block of the dq kernel has dq_rows and dq_columns of them. A block of the dk and dv
 // kernel has ATTENTION_MMA_BACK keys and loads as many queries at a time; it has `warps` warps, and
 // buffers for `ahead` tiles of queries.
@@ -125,16 +125,18 @@ constexpr AttentionMmaSize attention_mma_sizes[ATTENTION_MMA_SIZES] = {
 
 // These return the bytes of shared memory, with ATTENTION_MMA_BLOCK bytes for the block's work.
 // Streamed tiles have two buffers, except dout and, for the widest heads, the queries of the dk and
-// dv kernel.
-constexpr int64_t attention_mma_shared(const AttentionMmaSize &s) {
-  return 2 * s.head * (s.rows + 4 * s.columns) + ATTENTION_MMA_BLOCK;
+// dv kernel. Scored kernels have an AttentionRow for each row of q and k as well.
+constexpr int64_t attention_mma_shared(const AttentionMmaSize &s, bool scored) {
+  return 2 * s.head * (s.rows + 4 * s.columns) + ATTENTION_MMA_BLOCK + (scored ? 16 * (s.rows + 2 * s.columns) : 0);
 }
-constexpr int64_t attention_mma_dq_shared(const AttentionMmaSize &s) {
-  return 2 * s.head * (2 * s.dq_rows + 4 * s.dq_columns) + ATTENTION_MMA_BLOCK;
+constexpr int64_t attention_mma_dq_shared(const AttentionMmaSize &s, bool scored) {
+  return 2 * s.head * (2 * s.dq_rows + 4 * s.dq_columns) + ATTENTION_MMA_BLOCK +
+         (scored ? 16 * (s.dq_rows + 2 * s.dq_columns) : 0);
 }
 // with P, dS, and lse and delta of the queries
-constexpr int64_t attention_mma_dkv_shared(const AttentionMmaSize &s) {
-  return 2 * ATTENTION_MMA_BACK * (s.head * (3 + s.ahead) + 2 * ATTENTION_MMA_BACK + 4 * s.ahead) + ATTENTION_MMA_BLOCK;
+constexpr int64_t attention_mma_dkv_shared(const AttentionMmaSize &s, bool scored) {
+  return 2 * ATTENTION_MMA_BACK * (s.head * (3 + s.ahead) + 2 * ATTENTION_MMA_BACK + 4 * s.ahead) +
+         ATTENTION_MMA_BLOCK + (scored ? 16 * ATTENTION_MMA_BACK * (1 + s.ahead) : 0);
 }
 inline const AttentionMmaSize &attention_mma_size(int64_t d, int64_t dv) {
   int i = 0;

@@ -289,13 +289,16 @@ static void test_sizes() {
       }
   for (int64_t d = 1; d <= ATTENTION_HEAD; d++) {
     const AttentionMmaSize &m = attention_mma_size(d, 1);
-    const ll small = 99 * 1024, hopper = 227 * 1024, forward = attention_mma_shared(m), dq = attention_mma_dq_shared(m),
-             dkv = attention_mma_dkv_shared(m);
-    CHECK(m.head >= d && forward <= small && dq <= small && dkv <= (d <= 128 ? small : hopper),
-          "head size %lld on tensor cores: %lld, %lld and %lld bytes", (ll)d, forward, dq, dkv);
-    // eight warps on a multiprocessor of Hopper; each block needs 1 KiB more for the system
-    CHECK(2 * (most(forward, dq) + 1024) <= 228 * 1024 && 8 / m.warps * (dkv + 1024) <= 228 * 1024,
-          "head size %lld on tensor cores: less than eight warps on a multiprocessor", (ll)d);
+    for (bool scored : {false, true}) { // the tables of scored kernels need more than 99 KiB
+      const ll small = 99 * 1024, hopper = 227 * 1024, forward = attention_mma_shared(m, scored),
+               dq = attention_mma_dq_shared(m, scored), dkv = attention_mma_dkv_shared(m, scored),
+               allowed = scored ? hopper : small;
+      CHECK(m.head >= d && forward <= allowed && dq <= allowed && dkv <= (d <= 128 ? allowed : hopper),
+            "head size %lld on tensor cores: %lld, %lld and %lld bytes", (ll)d, forward, dq, dkv);
+      // eight warps on a multiprocessor of Hopper; each block needs 1 KiB more for the system
+      CHECK(2 * (most(forward, dq) + 1024) <= 228 * 1024 && 8 / m.warps * (dkv + 1024) <= 228 * 1024,
+            "head size %lld on tensor cores: less than eight warps on a multiprocessor", (ll)d);
+    }
     CHECK(&m == &attention_mma_size(1, d), "head sizes %lld and 1 on tensor cores", (ll)d);
     // Rows of tiles are swizzled in units of 64 columns. A warp has whole strips of 16 rows,
     // columns come in pairs of eight, and a block has a thread for the statistics of each query.

@@ -59,7 +59,10 @@ struct Scores {
   // exponential returns exp(x + bias - base). The bias and base, which may be large and nearly
   // equal, are rounded once, together.
   __device__ __forceinline__ float exponential(float x, float distance, float base) const {
-    return expf(x + fmaf(slope, distance, -base));
+    return expf(exponent(x, distance, base));
+  }
+  __device__ __forceinline__ float exponent(float x, float distance, float base) const {
+    return x + fmaf(slope, distance, -base);
   }
   // factor returns what dropout multiplies a weight by.
   __device__ __forceinline__ float factor(uint64_t query_bits, uint32_t key_bits) const {
