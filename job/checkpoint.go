@@ -142,15 +142,13 @@ func (s *session) resume(setup *train.Setup) error {
 		return err
 	}
 	setup.Loop.Stages = from.Stages
-	if from.Path != "" {
-		if err := s.parts.Model.SetBiases(from.Biases); err != nil {
-			return err
-		}
-	}
 	if from.Path == "" {
-		if err := s.needsCheckpoint(); err != nil {
-			return err
-		}
+		err = s.needsCheckpoint()
+	} else {
+		err = s.parts.Model.SetBiases(from.Biases)
+	}
+	if err != nil {
+		return err
 	}
 	s.from, setup.Loop.Resumed, setup.Loop.Updates = from.Path, from.Step, from.Updates
 	if err := s.resumeBest(setup, &from); err != nil {

@@ -1,9 +1,8 @@
 package job
 
 import (
-	"encoding/json"
+	"maps"
 	"math"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -14,27 +13,14 @@ import (
 
 // expertLoads returns expert_load of each step of a run.
 func expertLoads(t *testing.T, dir string) (all []float64) {
-	text, err := os.ReadFile(filepath.Join(dir, "out", "metrics.jsonl"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for line := range strings.Lines(string(text)) {
-		var x struct {
-			Load *float64 `json:"expert_load"`
-		}
-		if err := json.Unmarshal([]byte(line), &x); err != nil {
-			t.Fatal(err)
-		}
-		if x.Load != nil {
-			all = append(all, *x.Load)
-		}
+	for _, r := range readMetrics(t, filepath.Join(dir, "out", "metrics.jsonl")) {
+		all = append(all, *r.ExpertLoad)
 	}
 	return all
 }
 
 // With a learning rate of 0 the biases alone change. They balance the loads, with the same loads on
-// every mesh and for every number of micro-batches, bit for bit after a resume, and a rate of 0
-// keeps them.
+// every mesh, for every number of micro-batches and after a resume.
 func TestExpertBias(t *testing.T) {
 	sets := []string{"optimizer.expert_bias_rate=0.0005", "optimizer.lr=0.0", "optimizer.weight_decay=0.0", "data.global_batch=16", "checkpoint.every=20", "checkpoint.keep=9", "train.steps=60"}
 	var want []float64
@@ -81,8 +67,8 @@ func TestExpertBias(t *testing.T) {
 }
 
 // A run with biases of experts, its checkpoint, its model folder and an export have the same
-// evaluation; without the biases it is another. A run that resumes with a rate of 0 keeps the
-// biases, and another rate needs checkpoint.accept.
+// evaluation. A run that resumes with a rate of 0 keeps the biases, and another rate needs
+// checkpoint.accept.
 func TestExpertBiasIsKept(t *testing.T) {
 	dir, run := newDivided(t, "optimizer.expert_bias_rate=0.1", "eval.every=6", "eval.split=0.2", "checkpoint.every=6", "checkpoint.keep=9")
 	if _, err := run(2, "parallel.ulysses=2", "parallel.zero=3"); err != nil {
@@ -103,16 +89,9 @@ func TestExpertBiasIsKept(t *testing.T) {
 	if export != folder || !(math.Abs(folder-want) <= 2e-6) || !(math.Abs(kept-want) <= 2e-6) {
 		t.Errorf("the loss is %v in the run, %v of its folder, %v of an export, %v of the checkpoint", want, folder, export, kept)
 	}
-	biases := func() map[string][]float64 {
-		all := readTensors(t, filepath.Join(out, "model", "model.safetensors"))
-		found := map[string][]float64{}
-		for name, x := range all {
-			if strings.HasSuffix(name, "gate.e_score_correction_bias") {
-				for _, v := range x {
-					found[name] = append(found[name], float64(v))
-				}
-			}
-		}
+	biases := func() map[string][]float32 {
+		found := readTensors(t, filepath.Join(out, "model", "model.safetensors"))
+		maps.DeleteFunc(found, func(name string, _ []float32) bool { return !strings.HasSuffix(name, "gate.e_score_correction_bias") })
 		return found
 	}
 	first := biases()

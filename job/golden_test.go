@@ -121,6 +121,7 @@ type metricsLine struct {
 	EvalLoss     *float64 `json:"eval_loss"`
 	GradNorm     float64  `json:"grad_norm"`
 	AuxLoss      *float64 `json:"aux_loss"`
+	ExpertLoad   *float64 `json:"expert_load"`
 	LR           float64
 	Tokens       int64
 	TargetTokens int64 `json:"target_tokens"`

@@ -24,8 +24,8 @@ type expertBias struct {
 
 // BiasTensor is the bias of the experts of a layer.
 type BiasTensor struct {
-	Name   string    `json:"name"` // in Hugging Face files
-	Values []float32 `json:"values"`
+	Name   string // in Hugging Face files
+	Values []float32
 }
 
 // AddExpertBias adds biases of 0 to the experts of a configuration that has none.
@@ -71,12 +71,14 @@ func (b *expertBias) of(layer int64) tensor.Tensor {
 func (m *Model) MovesBiases() bool { return m.bias.moves }
 
 // Choices returns the numbers of choices of each expert of each layer by tokens with a target, in
-// the passes with a backward half since the last MoveBiases. Every rank of a sequence has the
-// choices of the whole sequence. The caller adds the choices of other sequences to them.
+// the passes with a backward half since MoveBiases or ForgetChoices. Every rank of a sequence has
+// the choices of the whole sequence. The caller adds the choices of other sequences to them.
 func (m *Model) Choices() []float64 { return m.bias.choices }
 
-// MoveBiases moves the biases by rate, given Choices of the global batch, and begins to count
-// again. A rate of 0 moves nothing.
+// ForgetChoices begins to count Choices again.
+func (m *Model) ForgetChoices() { clear(m.bias.choices) }
+
+// MoveBiases moves the biases by rate, given Choices of the global batch, and forgets these.
 func (m *Model) MoveBiases(rate float64) {
 	e := m.Config.Experts.Count
 	for lo := int64(0); lo < int64(len(m.bias.choices)); lo += e {
@@ -90,7 +92,7 @@ func (m *Model) MoveBiases(rate float64) {
 			}
 		}
 	}
-	clear(m.bias.choices)
+	m.ForgetChoices()
 }
 
 // ExpertLoad returns the largest share of an expert in the Choices of a layer, divided by the share

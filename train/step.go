@@ -21,7 +21,7 @@ func (t *Trainer) Step(s int64) (*Record, error) {
 	if err := t.Weights.Begin(t.stream, int64(len(t.microBatches))); err != nil {
 		return nil, err
 	}
-	t.Model.MoveBiases(0) // forget the choices of a step that was skipped
+	t.Model.ForgetChoices() // of a step that was skipped
 	var loss model.Loss
 	for i, m := range t.microBatches {
 		began := time.Now()

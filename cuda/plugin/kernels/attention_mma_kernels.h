@@ -22,7 +22,7 @@
 
 // RowTables are tables of rows in shared memory, if SCORED: of the tile that stays, and of the two
 // tiles that are streamed.
-template <bool SCORED> struct RowTables {
+struct RowTables {
   AttentionRow *stays, *streamed;
   int rows;
   __device__ __forceinline__ RowTables(BlockTile &work, int resident, int streamed_rows)
@@ -55,6 +55,33 @@ __device__ __forceinline__ Graded graded(const Scores &s, float product, float d
   return {p * factor, d, d * slope};
 }
 
+// load_next copies the n next keys and values to a tile of COLUMNS of both. load_any copies the
+// keys and values of a step, and writes the table of the keys.
+template <int HEAD, int COLUMNS> __device__ __forceinline__ void load_next(Copies &copies, bf16 *to,
+                                                                           TileRows<HEAD> &keys, TileRows<HEAD> &values,
+                                                                           const AttentionCall &a, int n) {
+  keys.template load<COLUMNS>(copies, to, a.k, n);
+  values.template load<COLUMNS>(copies, to + COLUMNS * HEAD, a.v, n);
+}
+template <int HEAD, int COLUMNS> __device__ __forceinline__ void load_any(Copies &copies, bf16 *to, AttentionRow *table,
+                                                                          const AttentionCall &a, const BlockTile &work,
+                                                                          int step) {
+  const int64_t row = work.t.k + work.from + (int64_t)step * COLUMNS;
+  const int n = work.rows_of(step, COLUMNS);
+  TileRows<HEAD> keys(a.k, row, work.kv), values(a.v, row, work.kv);
+  load_next<HEAD, COLUMNS>(copies, to, keys, values, a, n);
+  key_rows<COLUMNS>(table, a.scores, row, n);
+}
+
+// seen_from returns the first step from this one on whose keys the block mask does not hide.
+template <int COLUMNS>
+__device__ __forceinline__ int seen_from(const Scores &s, const BlockTile &work, int step, int steps) {
+  while (step < steps && s.hides(work.t.q + work.t.first, work.t.rows, work.t.k + work.from + (int64_t)step * COLUMNS,
+                                 work.rows_of(step, COLUMNS)))
+    step++;
+  return step;
+}
+
 // exponent_base returns the base of the exponents of a row with maximum m. It is rounded once. If
 // the largest exponential is therefore not exactly 1, the sum has the same relative error.
 __device__ __forceinline__ float exponent_base(float m, float scale) { return m == -INFINITY ? 0 : m * scale; }
@@ -70,7 +97,7 @@ __device__ __forceinline__ void attention_mma_forward(const AttentionCall &a) {
   SHARED(bf16, shared);
   bf16 *qs = shared, *kvs = qs + ROWS * HEAD; // two buffers of keys and values
   BlockTile &work = *reinterpret_cast<BlockTile *>(kvs + 4 * COLUMNS * HEAD);
-  const RowTables<SCORED> tables(work, ROWS, COLUMNS);
+  const RowTables tables(work, ROWS, COLUMNS);
   const int strip = (int)threadIdx.x / 32 * STRIP;
   const float scale = SCORED ? LOG2E : a.scale * LOG2E;
   Copies copies;
@@ -83,24 +110,10 @@ __device__ __forceinline__ void attention_mma_forward(const AttentionCall &a) {
     const Scores scored(a, work.head);
     auto load_keys = [&](int step, int buffer) {
       bf16 *const to = kvs + buffer * 2 * COLUMNS * HEAD;
-      const int n = work.rows_of(step, COLUMNS);
-      if constexpr (SCORED) {
-        const int64_t row = work.t.k + work.from + (int64_t)step * COLUMNS;
-        load_tile<HEAD, COLUMNS>(copies, to, a.k, row, work.kv, n);
-        load_tile<HEAD, COLUMNS>(copies, to + COLUMNS * HEAD, a.v, row, work.kv, n);
-        key_rows<COLUMNS>(tables.of(buffer), a.scores, row, n);
-        return;
-      }
-      keys.template load<COLUMNS>(copies, to, a.k, n);
-      values.template load<COLUMNS>(copies, to + COLUMNS * HEAD, a.v, n);
+      if (SCORED) load_any<HEAD, COLUMNS>(copies, to, tables.of(buffer), a, work, step);
+      else load_next<HEAD, COLUMNS>(copies, to, keys, values, a, work.rows_of(step, COLUMNS));
     };
-    auto visible_from = [&](int step) { // the first step from this one on that the block mask does not hide
-      while (SCORED && step < steps &&
-             scored.hides(work.t.q + work.t.first, work.t.rows, work.t.k + work.from + (int64_t)step * COLUMNS,
-                          work.rows_of(step, COLUMNS)))
-        step++;
-      return step;
-    };
+    auto visible_from = [&](int step) { return SCORED ? seen_from<COLUMNS>(scored, work, step, steps) : step; };
     const int begin = visible_from(0);
     if (steps > 0) {
       load_tile<HEAD, ROWS>(copies, qs, a.q, work.t.q + work.t.first, work.head, work.t.rows);
@@ -276,7 +289,7 @@ template <int SIZE, bool SCORED> __device__ __forceinline__ void attention_mma_d
   SHARED(bf16, shared);
   bf16 *qs = shared, *douts = qs + ROWS * HEAD, *kvs = douts + ROWS * HEAD; // two buffers of keys and values
   BlockTile &work = *reinterpret_cast<BlockTile *>(kvs + 4 * COLUMNS * HEAD);
-  const RowTables<SCORED> tables(work, ROWS, COLUMNS);
+  const RowTables tables(work, ROWS, COLUMNS);
   const int strip = (int)threadIdx.x / 32 * STRIP;
   const float scale = SCORED ? LOG2E : a.scale * LOG2E;
   Copies copies;
@@ -289,24 +302,10 @@ template <int SIZE, bool SCORED> __device__ __forceinline__ void attention_mma_d
     const Scores scored(a, work.head);
     auto load_keys = [&](int step, int buffer) {
       bf16 *const to = kvs + buffer * 2 * COLUMNS * HEAD;
-      const int n = work.rows_of(step, COLUMNS);
-      if constexpr (SCORED) {
-        const int64_t row = work.t.k + work.from + (int64_t)step * COLUMNS;
-        load_tile<HEAD, COLUMNS>(copies, to, a.k, row, work.kv, n);
-        load_tile<HEAD, COLUMNS>(copies, to + COLUMNS * HEAD, a.v, row, work.kv, n);
-        key_rows<COLUMNS>(tables.of(buffer), a.scores, row, n);
-        return;
-      }
-      keys.template load<COLUMNS>(copies, to, a.k, n);
-      values.template load<COLUMNS>(copies, to + COLUMNS * HEAD, a.v, n);
+      if (SCORED) load_any<HEAD, COLUMNS>(copies, to, tables.of(buffer), a, work, step);
+      else load_next<HEAD, COLUMNS>(copies, to, keys, values, a, work.rows_of(step, COLUMNS));
     };
-    auto visible_from = [&](int step) { // the first step from this one on that the block mask does not hide
-      while (SCORED && step < steps &&
-             scored.hides(work.t.q + work.t.first, work.t.rows, work.t.k + work.from + (int64_t)step * COLUMNS,
-                          work.rows_of(step, COLUMNS)))
-        step++;
-      return step;
-    };
+    auto visible_from = [&](int step) { return SCORED ? seen_from<COLUMNS>(scored, work, step, steps) : step; };
     const int begin = visible_from(0);
     if (steps > 0) {
       load_tile<HEAD, ROWS>(copies, qs, a.q, work.t.q + work.t.first, work.head, work.t.rows);
@@ -426,7 +425,7 @@ template <int SIZE, bool DQ, bool SCORED> __device__ __forceinline__ void attent
   const B tile(shared);
   Copies copies;
   BlockTile &work = tile.work();
-  const RowTables<SCORED> tables(work, ROWS, ROWS);
+  const RowTables tables(work, ROWS, ROWS);
   for (int64_t w = blockIdx.x; w < a.kv_heads * a.count_k; w += gridDim.x) {
     __syncthreads(); // all threads have read the previous tile
     if (threadIdx.x == 0) work.keys(a, w, ROWS);

@@ -10,8 +10,7 @@ template <int SIZE> __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2)
     attention_mma_scored_dq_kernel(AttentionCall a) {
   attention_mma_dq<SIZE, true>(a);
 }
-template <int SIZE, bool DQ>
-__global__ void __launch_bounds__(MmaBackward<SIZE>::THREADS, 8 / MmaBackward<SIZE>::WARPS)
+template <int SIZE, bool DQ> __global__ void __launch_bounds__(MmaBackward<SIZE>::THREADS, 8 / MmaBackward<SIZE>::WARPS)
     attention_mma_scored_dkv_kernel(AttentionCall a) {
   attention_mma_dkv<SIZE, DQ, true>(a);
 }
