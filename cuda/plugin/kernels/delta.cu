@@ -81,6 +81,9 @@ int32_t start(uly_device *d, uly_stream *s, const char *what, Kernel &kernel, in
   return check_launch(d, what);
 }
 
+// by_keys returns the number of a kernel for the type and the features of keys.
+int by_keys(bool bf16, const DeltaCall &call) { return !bf16 ? 0 : call.dim_k <= 128 ? 1 : 2; }
+
 // copy_through copies states through documents without tokens, which the kernels do not process:
 // such a document's final state is its initial state, or zero. In the backward pass, it copies the
 // gradients of the final states to the gradients of the initial states.
@@ -179,7 +182,7 @@ int32_t run_panel(uly_device *d, uly_stream *s, const Operands &a, bool bf16, co
   if (!backward) return ULY_OK;
   TRY(start(d, s, a.op, gradients, bf16, tiles.gradients, chunks, call));
   const int64_t heads = a.per_head ? call.value_heads : call.key_heads;
-  return start(d, s, a.op, finish, bf16, 0, ceil_div(2 * call.tokens * heads, halves), call);
+  return start(d, s, a.op, finish, by_keys(bf16, call), 0, ceil_div(2 * call.tokens * heads, halves), call);
 }
 
 int32_t run(uly_device *d, uly_stream *s, const Operands &a) {

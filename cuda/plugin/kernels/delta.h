@@ -151,8 +151,9 @@ struct DeltaRows {
 typedef void (*DeltaKernel)(DeltaCall);
 
 // The kernels, for F32 and for BF16.
-extern const DeltaKernel delta_norms[2], delta_prepare[2], delta_out[2], delta_gradients[2], delta_finish[2];
-// The scans, for F32, for BF16, and for BF16 with keys of more than 128 features.
+extern const DeltaKernel delta_norms[2], delta_prepare[2], delta_out[2], delta_gradients[2];
+// These and the scans are for F32, for BF16, and for BF16 with keys of more than 128 features.
+extern const DeltaKernel delta_finish[3];
 __global__ void delta_scan_f32(DeltaCall a);
 __global__ void delta_scan_back_f32(DeltaCall a);
 extern const DeltaKernel delta_scan[3], delta_scan_back[3];
