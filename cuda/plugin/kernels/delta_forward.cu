@@ -60,43 +60,98 @@ static __device__ __forceinline__ void delta_gates(const DeltaCall &a, const Del
   }
 }
 
-// delta_invert computes T = (1 + A)⁻¹ for A [64][DELTA_WIDE], strictly lower triangular, 16 rows at
-// a time: first the contribution of the rows above, then one column a thread. `rows` is a multiple
-// of 16. Elements of T above the diagonal blocks are not written.
-static __device__ __forceinline__ void delta_invert(const float *m, float *t, int rows) {
-  const int r = (int)threadIdx.x / 16, x = (int)threadIdx.x % 16;
-  for (int b = 0; b < rows; b += 16) {
-    for (int c0 = 0; c0 <= b; c0 += 16) {
-      const int c = c0 + x;
-      float sum = c == b + r ? 1.0f : 0.0f;
-      for (int j = c0; j < b; j++) sum = madd(-m[(b + r) * DELTA_WIDE + j], t[j * DELTA_WIDE + c], sum);
-      t[(b + r) * DELTA_WIDE + c] = sum;
-    }
-    __syncthreads();
-    const int c = (int)threadIdx.x;
-    if (c < b + 16) {
-      float column[16];
+// delta_merge completes the inverses of blocks of 2·SIZE rows of 1 + A, whose halves are inverted:
+// the lower left quarter of an inverse is -T22·(A21·T11). A thread has SIZE / 8 neighbours of a
+// row, a warp eight rows. A21·T11 is written above the diagonal of A.
+template <int SIZE> static __device__ __forceinline__ void delta_merge(float *m, float *t, int rows) {
+  const uint32_t thread = in_loop(threadIdx.x);
+  constexpr int C = SIZE / 8, STEP = DELTA_WIDE;
+  const int eight = (int)(thread / 64 * 8), b = eight / SIZE * 2 * SIZE, i = eight % SIZE + (int)(thread % 32 / 4),
+            c = (int)(thread / 32 % 2 * (SIZE / 2) + thread % 4 * C);
+  const float *from = m + (b + SIZE + i) * STEP + b; // row i of A21
+  float *between = m + b * STEP + b + SIZE, *to = t + (b + SIZE + i) * STEP + b;
+  const bool there = b + SIZE + i < rows;
+  // product adds row [lo, hi) · y [lo, hi) to the thread's elements.
+  auto product = [&](float (&sum)[C], const float *row, const float *y, int lo, int hi) {
+#pragma unroll 1
+    for (int k = lo; k < hi; k += 8) {
+      float x[8];
+      load<4>(row + k, reinterpret_cast<float (&)[4]>(x[0]));
+      load<4>(row + k + 4, reinterpret_cast<float (&)[4]>(x[4]));
 #pragma unroll
-      for (int i = 0; i < 16; i++) {
-        column[i] = t[(b + i) * DELTA_WIDE + c];
+      for (int j = 0; j < 8; j++) {
+        float z[C];
+        load<C>(y + (k + j) * STEP + c, z);
 #pragma unroll
-        for (int j = 0; j < i; j++) column[i] = madd(-m[(b + i) * DELTA_WIDE + b + j], column[j], column[i]);
-        t[(b + i) * DELTA_WIDE + c] = column[i];
+        for (int e = 0; e < C; e++) sum[e] = madd(x[j], z[e], sum[e]);
       }
     }
-    __syncthreads();
+  };
+  auto put = [&](float *row, const float (&sum)[C]) {
+#pragma unroll
+    for (int e = 0; e < C; e += 2) put_pair(row + c + e, sum[e], sum[e + 1]);
+  };
+  float sum[C] = {};
+  // T11 is zero in the blocks of 16 above its diagonal, and T22 to the right of row i's.
+  if (there) {
+    product(sum, from, t + b * STEP + b, c / 16 * 16, SIZE);
+    put(between + i * STEP, sum);
   }
+  __syncthreads();
+  if (there) {
+#pragma unroll
+    for (int e = 0; e < C; e++) sum[e] = 0;
+    product(sum, to + SIZE, between, 0, i / 16 * 16 + 16);
+#pragma unroll
+    for (int e = 0; e < C; e++) sum[e] = -sum[e];
+    put(to, sum);
+  }
+  __syncthreads();
+}
+
+// delta_invert computes T = (1 + A)⁻¹ for A [64][DELTA_WIDE], strictly lower triangular: first the
+// diagonal blocks of 16 rows, one column a thread, then blocks of 32 rows, then all. `rows` is a
+// multiple of 16. Elements of T above the diagonal blocks are not written, and elements of A above
+// them are overwritten.
+static __device__ __forceinline__ void delta_invert(float *m, float *t, int rows) {
+  const int x = (int)in_loop(threadIdx.x), b = x & ~15;
+  if (x < rows) {
+    const float *from = m + b * DELTA_WIDE + b;
+    float column[16];
+#pragma unroll
+    for (int g = 0; g < 16; g += 4) {
+#pragma unroll
+      for (int i = g; i < g + 4; i++) column[i] = b + i == x ? 1 : 0;
+#pragma unroll
+      for (int j = 0; j <= g; j += 4) {
+        float y[4][4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) load<4>(from + (g + i) * DELTA_WIDE + j, y[i]);
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+#pragma unroll
+          for (int i = 0; i < 4; i++)
+            if (j + k < g + i) column[g + i] = madd(-y[i][k], column[j + k], column[g + i]);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 16; i++) t[(b + i) * DELTA_WIDE + x] = column[i];
+  }
+  __syncthreads();
+  if (rows > 16) delta_merge<16>(m, t, rows);
+  if (rows > 32) delta_merge<32>(m, t, rows);
 }
 
 // delta_prepare computes T and P of a chunk and head, or one of them. It does not write the blocks
 // of 16 x 32 above P's diagonal, which are not read.
-template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 2) delta_prepare_kernel(DeltaCall a) {
+template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, ON_CORES<T> ? 3 : 2)
+    delta_prepare_kernel(DeltaCall a) {
   constexpr int KEYS = DeltaTiles<sizeof(T)>::KEYS, STEP = KEYS + TILE_GAP, UNIT = Wide<T>::LANES;
   SHARED(T, shared);
   T *ks = shared, *qs = ks + DELTA_CHUNK * STEP;
   float *m = (float *)(qs + DELTA_CHUNK * STEP), *inverse = (float *)ks, *beta = m + DELTA_CHUNK * DELTA_WIDE;
   float2 *sums = (float2 *)(beta + DELTA_CHUNK);
-  const Lane lane;
+  float *units = (float *)(sums + DELTA_CHUNK); // of the keys, then of the queries
   const int warp = (int)threadIdx.x / 32, m0 = warp % 4 * 16, n0 = warp / 4 * 32;
   Copies copies;
   for (int64_t w = blockIdx.x; w < a.chunks * a.value_heads; w += gridDim.x) {
@@ -104,48 +159,66 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 2) delta_
     const DeltaChunk c = a.find(w / a.value_heads);
     const int rows = up16(c.rows);
     const bool active = m0 < rows && n0 <= m0;
-    float kk[4][4], qk[4][4];
-    zero(kk);
-    zero(qk);
-    for (int c0 = 0; c0 < a.dim_k; c0 += KEYS) {
-      const int depth = up16((int)least(KEYS, a.dim_k - c0));
-      __syncthreads(); // all threads have read the previous keys
-      for (int at = 0; at < depth; at += 64) {
+    auto copy_keys = [&](int c0) {
+      for (int at = 0; at < KEYS && c0 + at < a.dim_k; at += 64) {
         copy_view<64>(copies, ks + at, STEP, a.k, c, key, c0 + at);
         if (a.scores) copy_view<64>(copies, qs + at, STEP, a.q, c, key, c0 + at);
       }
       copies.close();
-      if (c0 == 0) delta_gates(a, c, head, sums, beta);
+    };
+    __syncthreads(); // all threads have read the previous tiles
+    copy_keys(0);
+    delta_gates(a, c, head, sums, beta);
+    if (threadIdx.x >= DELTA_THREADS / 2) { // other warps
+      const int r = (int)threadIdx.x % DELTA_CHUNK;
+      const float *of = threadIdx.x / DELTA_CHUNK % 2 == 0 ? a.unit_k : a.unit_q;
+      units[threadIdx.x - DELTA_THREADS / 2] = of && r < c.rows ? of[a.row(key, c.token) + r] : 1;
+    }
+    float kk[4][4], qk[4][4];
+    zero(kk);
+    zero(qk);
+    for (int c0 = 0; c0 < a.dim_k; c0 += KEYS) {
+      if (c0 > 0) {
+        __syncthreads(); // all threads have read the previous keys
+        copy_keys(c0);
+      }
       copies.wait<0>();
       __syncthreads();
       if (!active) continue;
+      const int depth = up16((int)least(KEYS, a.dim_k - c0));
       if (!a.solved) tile_product<true, true>(kk, ks + m0 * STEP, STEP, ks + n0 * STEP, STEP, depth);
       if (a.scores) tile_product<true, true>(qk, qs + m0 * STEP, STEP, ks + n0 * STEP, STEP, depth);
     }
     if (active) {
-      const int64_t at = a.row(key, c.token);
+      const Lane lane((int)in_loop(threadIdx.x));
+      int last[2]; // of the columns of a row that exist
+      float2 sum[2];
+      float by_k[2], by_q[2];
 #pragma unroll
       for (int half = 0; half < 2; half++) {
         const int i = m0 + lane.row + 8 * half;
-        const bool there = i < c.rows;
-        const float by_k = there && a.unit_k ? a.unit_k[at + i] : 1,
-                    by_q = (there && a.unit_q ? a.unit_q[at + i] : 1) * a.scale;
+        last[half] = i < c.rows ? i : -1;
+        sum[half] = sums[i], by_k[half] = units[i], by_q[half] = units[DELTA_CHUNK + i] * a.scale;
+      }
 #pragma unroll
-        for (int x = 0; x < 8; x++) {
-          const int j = n0 + x / 2 * 8 + lane.column + x % 2;
-          float &b = kk[x / 2][2 * half + x % 2], &p = qk[x / 2][2 * half + x % 2], decay = 0;
-          if (there && j <= i) {
-            decay = expf((sums[i].x - sums[j].x) + (sums[i].y - sums[j].y));
-            if (a.unit_k) decay *= a.unit_k[at + j];
+      for (int n = 0; n < 4; n++) {
+        const int j = n0 + 8 * n + lane.column;
+        float of[4], unit[2]; // the sums and units of two columns
+        load<4>(reinterpret_cast<const float *>(sums + j), of);
+        load<2>(units + j, unit);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+          const int i = m0 + lane.row + 8 * half;
+#pragma unroll
+          for (int e = 0; e < 2; e++) {
+            float &b = kk[n][2 * half + e], &p = qk[n][2 * half + e];
+            const float decay = expf((sum[half].x - of[2 * e]) + (sum[half].y - of[2 * e + 1])) * unit[e];
+            // the elements of other tokens may be NaN
+            b = j + e < last[half] ? b * by_k[half] * decay * beta[i] : 0;
+            p = j + e <= last[half] ? p * by_q[half] * decay : 0;
           }
-          // the elements of other tokens may be NaN
-          b = there && j < i ? b * by_k * decay * beta[i] : 0;
-          p = there && j <= i ? p * by_q * decay : 0;
+          if (!a.solved) put_pair(m + i * DELTA_WIDE + j, kk[n][2 * half], kk[n][2 * half + 1]);
         }
-        if (a.solved) continue;
-#pragma unroll
-        for (int n = 0; n < 4; n++)
-          put_pair(m + i * DELTA_WIDE + n0 + 8 * n + lane.column, kk[n][2 * half], kk[n][2 * half + 1]);
       }
       if (a.scores)
         store_results(
