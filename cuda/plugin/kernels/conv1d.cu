@@ -142,12 +142,12 @@ template <typename T, bool ALIGNED> __global__ void __launch_bounds__(BLOCK)
 }
 
 // conv_backward, for width W, computes dx of a part's runs and the part's sums for the weights. The
-// loads of a row are issued AHEAD rows before their use: with two blocks, 24 KB of BF16 are in
-// flight on a multiprocessor, 16 KB if dx is dy (BEHIND). More rows would spill registers. A row of
-// dy is loaded before it is overwritten.
+// loads of a row are issued AHEAD rows before their use: with two blocks, 32 KB of BF16 are in
+// flight on a multiprocessor, 16 KB of F32. More rows would spill registers. A row of dy is loaded
+// before it is overwritten.
 template <typename T, int W, bool ALIGNED, bool BEHIND> __global__ void __launch_bounds__(BLOCK, 2)
     conv_backward(Conv<T> a, Documents documents, Gradient<T> g) {
-  constexpr int AHEAD = !ALIGNED || sizeof(T) == 4 ? 1 : BEHIND ? 2 : 3;
+  constexpr int AHEAD = !ALIGNED || sizeof(T) == 4 ? 1 : 4;
   __shared__ float room[CONV_WARPS][CONV_TILE * W];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int64_t across = ceil_div(a.n, CONV_TILE);
@@ -179,12 +179,12 @@ template <typename T, int W, bool ALIGNED, bool BEHIND> __global__ void __launch
                 own = (int)(last - from), left = ALIGNED ? K : (int)least(a.n - c, K);
       const T *next_x = a.x + from * a.x_row + c, *next_dy = g.row(a, run, last, from) + c;
       T *dx = g.dx + from * g.dx_row + c;
-      Pack<T, K> xs[AHEAD] = {}, dys[AHEAD] = {};
+      Word<K, T> xs[AHEAD] = {}, dys[AHEAD] = {};
       const auto fetch = [&](int i, int j) { // leaves the packs of rows that do not exist
         if (BEHIND && i == own) next_dy = g.row(a, run, last, last) + c;
         if (i < there) {
-          load_raw<ALIGNED, K>(next_x, left, xs[j]);
-          load_raw<ALIGNED, K>(next_dy, left, dys[j]);
+          load_word<ALIGNED, K>(next_x, left, xs[j]);
+          load_word<ALIGNED, K>(next_dy, left, dys[j]);
         }
         next_x += a.x_row, next_dy += BEHIND && i >= own ? a.n : g.dy_row;
       };
@@ -198,14 +198,16 @@ template <typename T, int W, bool ALIGNED, bool BEHIND> __global__ void __launch
           shift(ds);
           float dy[K];
 #pragma unroll
-          for (int k = 0; k < K; k++) x[W - 1][k] = widen(xs[j].v[k]), dy[k] = widen(dys[j].v[k]);
+          for (int k = 0; k < K; k++) x[W - 1][k] = in_word<T>(xs[j], k), dy[k] = in_word<T>(dys[j], k);
           fetch(i + AHEAD, j);
+          // A condition at its use would become a branch for each channel.
+          const uint32_t mask = i < there ? ~0u : 0;
 #pragma unroll
           for (int k = 0; k < K; k++) {
             float s = w[0][k] * x[0][k];
 #pragma unroll
             for (int m = 1; m < W; m++) s = madd(w[m][k], x[m][k], s);
-            ds[W - 1][k] = i < there ? dy[k] * silu_slope(s, sigmoid<T>(s)) : 0.0f;
+            ds[W - 1][k] = __uint_as_float(mask & __float_as_uint(dy[k] * silu_slope(s, sigmoid<T>(s))));
             if (i < count) {
 #pragma unroll
               for (int m = 0; m < W; m++) dw[m][k] = madd(ds[W - 1][k], x[m][k], dw[m][k]);

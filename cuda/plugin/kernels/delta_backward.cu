@@ -366,13 +366,11 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, ON_CORES<
 // error, so it is computed directly.
 //
 // The row and the results of AHEAD value heads are loaded before the first of them is used: 48
-// bytes a thread, 48 KB on a multiprocessor with four blocks. They stay as loaded (uint4) until
-// then: in a Pack of BF16, the compiler keeps each element in a register, and waits for every load
-// to unpack it.
+// bytes a thread, 48 KB on a multiprocessor with four blocks.
 template <typename T, int PARTS> __global__ void __launch_bounds__(DELTA_THREADS, PARTS == 1 ? 4 : 2)
     delta_finish_kernel(DeltaCall a) {
   constexpr int N = Wide<T>::LANES, AHEAD = 2;
-  typedef uint4 Units[PARTS];
+  typedef Word<N, T> Units[PARTS];
   const DeltaRows rows;
   const int64_t heads = a.per_head ? a.value_heads : a.key_heads, all = a.tokens * heads;
   const bool vectors = a.dim_k % N == 0, one = a.normed && a.dim_k == 1;  // vectors: of delta_gradients' results
@@ -386,23 +384,13 @@ template <typename T, int PARTS> __global__ void __launch_bounds__(DELTA_THREADS
                                  : (int)(a.value_first[out + 1] - lo),
               both = (int)most(own, __shfl_xor_sync(0xffffffffu, own, DeltaRows::LANES)); // the most of both halves
     const DeltaView &of = is_q ? a.q : a.k, &to = is_q ? a.dq : a.dk;
-    auto element = [](const uint4 &units, int e) {
-      Pack<T, N> unit;
-      memcpy(&unit, &units, sizeof unit);
-      return widen(unit.v[e]);
-    };
     auto column = [&](int i) { return (rows.lane + DeltaRows::LANES * i) * N; };
     auto fetch = [&](const T *from, bool has, bool wide, Units &units) {
 #pragma unroll
       for (int i = 0; i < PARTS; i++) {
         const int left = has ? a.dim_k - column(i) : 0;
-        if (wide && left >= N) {
-          units[i] = *reinterpret_cast<const uint4 *>(from + column(i));
-        } else {
-          Pack<T, N> unit;
-          load_raw<false>(from + column(i), left, unit);
-          memcpy(&units[i], &unit, sizeof unit);
-        }
+        if (wide && left >= N) load_word<true, N>(from + column(i), left, units[i]);
+        else load_word<false, N>(from + column(i), left, units[i]);
       }
     };
     const float unit = a.normed ? (is_q ? a.unit_q : a.unit_k)[a.row(key, token)] : 1;
@@ -418,7 +406,7 @@ template <typename T, int PARTS> __global__ void __launch_bounds__(DELTA_THREADS
 #pragma unroll
     for (int i = 0; i < PARTS; i++)
 #pragma unroll
-      for (int e = 0; e < N; e++) sum[i][e] = own > 0 ? -0.0f : 0.0f, x[i][e] = element(row[i], e) * unit;
+      for (int e = 0; e < N; e++) sum[i][e] = own > 0 ? -0.0f : 0.0f, x[i][e] = in_word<T>(row[i], e) * unit;
 #pragma unroll 1
     for (int h = 0; h < both; h += AHEAD) {
 #pragma unroll
@@ -429,7 +417,7 @@ template <typename T, int PARTS> __global__ void __launch_bounds__(DELTA_THREADS
         for (int i = 0; i < PARTS; i++)
 #pragma unroll
           for (int e = 0; e < N; e++) {
-            g[i][e] = element(next[j][i], e);
+            g[i][e] = in_word<T>(next[j][i], e);
             along = madd(x[i][e], g[i][e], along);
           }
         along = a.normed ? group_sum<DeltaRows::LANES>(along, nullptr) : 0;

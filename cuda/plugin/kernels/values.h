@@ -88,6 +88,28 @@ __device__ __forceinline__ void store_raw(T *p, int64_t n, const Pack<T, K> &x) 
   }
 }
 
+// Word is K elements in registers as one instruction loads them. load_word is load_raw for a Word,
+// and in_word returns element i. Loads that are issued before others are used stay in Words: the
+// compiler may keep each element of a Pack of BF16 in a register, and then waits for a load at
+// once, to unpack it.
+template <int K, typename T> using Word = typename Vector<K * sizeof(T)>::type;
+
+template <bool ALIGNED, int K, typename T>
+__device__ __forceinline__ void load_word(const T *p, int64_t n, Word<K, T> &x) {
+  if (ALIGNED && n > 0) {
+    x = *reinterpret_cast<const Word<K, T> *>(p);
+  } else {
+    Pack<T, K> elements;
+    load_raw<false>(p, ALIGNED ? 0 : n, elements);
+    memcpy(&x, &elements, sizeof x);
+  }
+}
+template <typename T, typename W> __device__ __forceinline__ float in_word(const W &x, int i) {
+  Pack<T, sizeof(W) / sizeof(T)> elements;
+  memcpy(&elements, &x, sizeof x);
+  return widen(elements.v[i]);
+}
+
 // load_some and store_some move the first n of K elements; n may be negative or greater than K.
 // load_some reads missing elements as 0. If ALIGNED, they use one vector access, and n must be K or
 // at most 0; otherwise they move single elements. A thread has the same elements in both cases, so
