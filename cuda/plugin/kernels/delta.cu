@@ -165,11 +165,10 @@ int32_t run_scan(uly_device *d, uly_stream *s, const Operands &a, bool bf16, Del
 
 // run_panel launches the kernels for a panel.
 int32_t run_panel(uly_device *d, uly_stream *s, const Operands &a, bool bf16, const DeltaCall &call) {
-  const bool backward = a.pass == DELTA_BACKWARD, has_q = given(a.q), has_v = given(a.v);
+  const bool backward = a.pass == DELTA_BACKWARD, has_v = given(a.v);
   const TileBytes tiles = bf16 ? tile_bytes<2> : tile_bytes<4>;
   const int64_t halves = DELTA_THREADS / 16, chunks = call.chunks * call.value_heads; // rows of a block
-  if (a.l2norm)
-    TRY(start(d, s, a.op, norms, bf16, 0, ceil_div((has_q ? 2 : 1) * call.key_heads * call.tokens, halves), call));
+  if (a.l2norm) TRY(start(d, s, a.op, norms, bf16, 0, ceil_div(call.key_heads * call.tokens, halves), call));
   TRY(start(d, s, a.op, prepare, bf16, tiles.prepare, chunks, call));
   // DeltaStateGrad has no values and needs only the backward scan.
   if (has_v) {

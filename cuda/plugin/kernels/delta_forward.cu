@@ -2,26 +2,40 @@
 // shard of a sequence (DeltaState).
 #include "delta.h"
 
-// delta_norms computes the factors 1 / |row| of keys and queries. Half a warp has a row.
-template <typename T> __global__ void __launch_bounds__(DELTA_THREADS) delta_norms_kernel(DeltaCall a) {
+// delta_norms computes the factors 1 / |row| of keys and queries. Half a warp has a row of the keys
+// and the same row of the queries, if there are any. Both are loaded before one is used: 64 KB are
+// in flight on a multiprocessor.
+template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 8) delta_norms_kernel(DeltaCall a) {
   constexpr int N = Wide<T>::LANES;
   const DeltaRows at;
-  const int64_t rows = a.key_heads * a.tokens, all = a.q.data ? 2 * rows : rows;
-  for (int64_t first = at.first; first < all; first += at.step) { // both halves of a warp take part
-    const int64_t w = first + at.half;
-    const bool there = w < all;
-    const DeltaView &x = w < rows ? a.k : a.q;
-    const int64_t i = there ? w < rows ? w : w - rows : 0, key = i / a.tokens, token = a.token0 + i % a.tokens;
-    const T *p = x.row<T>(token, key);
-    float sum = 0;
-    for (int c = at.lane * N; there && c < x.width; c += DeltaRows::LANES * N) {
-      float v[N];
-      load_flat<N>(p + c, x.width - c, x.vectors, v);
+  const int64_t rows = a.key_heads * a.tokens;
+  for (int64_t first = at.first; first < rows; first += at.step) { // both halves of a warp take part
+    const bool there = first + at.half < rows, has_q = a.q.data;
+    const int64_t w = there ? first + at.half : 0, key = w / a.tokens, token = a.token0 + w % a.tokens;
+    float sum[2] = {0, 0};
+    for (int c = at.lane * N; there && c < a.dim_k; c += DeltaRows::LANES * N) {
+      Word<N, T> x[2];
+      auto fetch = [&](const DeltaView &of, bool has, Word<N, T> &to) {
+        const int left = has ? a.dim_k - c : 0;
+        const T *p = of.row<T>(token, key) + c;
+        if (of.vectors && left >= N) load_word<true, N>(p, left, to);
+        else load_word<false, N>(p, left, to);
+      };
+      fetch(a.k, true, x[0]);
+      fetch(a.q, has_q, x[1]);
 #pragma unroll
-      for (int e = 0; e < N; e++) sum = madd(v[e], v[e], sum);
+      for (int i = 0; i < 2; i++)
+#pragma unroll
+        for (int e = 0; e < N; e++) {
+          const float v = in_word<T>(x[i], e);
+          sum[i] = madd(v, v, sum[i]);
+        }
     }
-    sum = group_sum<DeltaRows::LANES>(sum, nullptr);
-    if (there && at.lane == 0) (w < rows ? a.unit_k : a.unit_q)[a.row(key, token)] = 1 / sqrtf(sum + DELTA_EPS);
+#pragma unroll
+    for (int i = 0; i < 2; i++) sum[i] = group_sum<DeltaRows::LANES>(sum[i], nullptr);
+    if (!there || at.lane > 0) continue;
+    a.unit_k[a.row(key, token)] = 1 / sqrtf(sum[0] + DELTA_EPS);
+    if (has_q) a.unit_q[a.row(key, token)] = 1 / sqrtf(sum[1] + DELTA_EPS);
   }
 }
 
