@@ -88,36 +88,37 @@ template <typename T> struct Backward {
   bool add;
 };
 
-// norm_gradient writes dx = rstd·dy·w - x·rstd³·mean(dy·w·x) of one pack, plus `was` if add is set.
-// w stands for weight + centre; mean is rstd³·mean(dy·w·x).
+// norm_gradient writes dx = rstd·dy·w - x·rstd³·mean(dy·w·x) of a unit of 16 bytes, plus `was` if
+// add is set. w stands for weight + centre; mean is rstd³·mean(dy·w·x).
 template <typename T, bool ALIGNED>
-__device__ __forceinline__ void norm_gradient(const Pack<T, Wide<T>::LANES> &x, const Pack<T, Wide<T>::LANES> &dy,
-                                              const Pack<T, Wide<T>::LANES> &was, const Pack<T, Wide<T>::LANES> &w,
-                                              T *dx, int64_t left, float centre, float rstd, float mean, bool add) {
+__device__ __forceinline__ void norm_gradient(const uint4 &x, const uint4 &dy, const uint4 &was, const uint4 &w, T *dx,
+                                              int64_t left, float centre, float rstd, float mean, bool add) {
   constexpr int K = Wide<T>::LANES;
   float v[K];
 #pragma unroll
-  for (int i = 0; i < K; i++) v[i] = widen(dy.v[i]) * rstd * (widen(w.v[i]) + centre) - widen(x.v[i]) * mean;
+  for (int i = 0; i < K; i++) v[i] = in_word<T>(dy, i) * rstd * (in_word<T>(w, i) + centre) - in_word<T>(x, i) * mean;
   if (add) {
 #pragma unroll
-    for (int i = 0; i < K; i++) v[i] += widen(was.v[i]);
+    for (int i = 0; i < K; i++) v[i] += in_word<T>(was, i);
   }
   store_some<ALIGNED, K>(dx, left, v);
 }
 
-// norm_dot returns Σ dy·w·x of one pack.
-template <typename T, int K> __device__ __forceinline__ float norm_dot(const Pack<T, K> &x, const Pack<T, K> &dy,
-                                                                       const Pack<T, K> &w, float centre) {
+// norm_dot returns Σ dy·w·x of a unit of 16 bytes.
+template <typename T>
+__device__ __forceinline__ float norm_dot(const uint4 &x, const uint4 &dy, const uint4 &w, float centre) {
+  constexpr int K = Wide<T>::LANES;
   float sum = 0;
 #pragma unroll
-  for (int i = 0; i < K; i++) sum += widen(dy.v[i]) * (widen(w.v[i]) + centre) * widen(x.v[i]);
+  for (int i = 0; i < K; i++) sum += in_word<T>(dy, i) * (in_word<T>(w, i) + centre) * in_word<T>(x, i);
   return sum;
 }
 
-// NormRow is a thread's packs of x and dy in one row of the backward pass.
+// NormRow is a thread's units of x and dy in one row of the backward pass. They stay as loaded
+// (Word in values.h), so that a row can be in flight while another is summed.
 template <typename T, int G, int M, bool ALIGNED> struct NormRow {
   enum { K = Wide<T>::LANES };
-  Pack<T, K> x[M], dy[M];
+  uint4 x[M], dy[M];
 
   // load loads row r. Rows from `end` on are zeros.
   __device__ __forceinline__ void load(const Backward<T> &a, int64_t r, int64_t end) {
@@ -129,8 +130,8 @@ template <typename T, int G, int M, bool ALIGNED> struct NormRow {
             *ds = a.dy + t * a.rows.token[1] + h * a.rows.head[1] + c;
 #pragma unroll
     for (int m = 0; m < M; m++) {
-      load_raw<ALIGNED, K>(xs + m * G * K, left - c - m * G * K, x[m]);
-      load_raw<ALIGNED, K>(ds + m * G * K, left - c - m * G * K, dy[m]);
+      load_word<ALIGNED, K>(xs + m * G * K, left - c - m * G * K, x[m]);
+      load_word<ALIGNED, K>(ds + m * G * K, left - c - m * G * K, dy[m]);
     }
   }
 };
@@ -146,9 +147,9 @@ template <typename T, int G, int M, bool ALIGNED> __global__ void __launch_bound
   __shared__ float room[2][BLOCK / 32];
   __shared__ float sums[GROUPS == 1 ? 1 : GROUPS][GROUPS == 1 ? 1 : G * M * K];
   const int lane = threadIdx.x % G, group = threadIdx.x / G;
-  Pack<T, K> w[M];
+  uint4 w[M];
 #pragma unroll
-  for (int m = 0; m < M; m++) load_raw<ALIGNED, K>(a.w + (m * G + lane) * K, a.n - (m * G + lane) * K, w[m]);
+  for (int m = 0; m < M; m++) load_word<ALIGNED, K>(a.w + (m * G + lane) * K, a.n - (m * G + lane) * K, w[m]);
   for (int64_t part = blockIdx.x; part < a.parts; part += gridDim.x) {
     const int64_t first = part_at(a.rows.rows, a.parts, part), end = part_at(a.rows.rows, a.parts, part + 1);
     float dw[M][K];
@@ -168,20 +169,20 @@ template <typename T, int G, int M, bool ALIGNED> __global__ void __launch_bound
       a.rows.split(r, &t, &h);
       T *dx = a.dx + t * a.rows.token[2] + h * a.rows.head[2];
       const float rstd = n > 0 ? a.rstd[r] : 0.0f;
-      Pack<T, K> was[M];
+      uint4 was[M] = {};
       float dot = 0;
 #pragma unroll
       for (int m = 0; m < M; m++)
-        if (a.add) load_raw<ALIGNED, K>(dx + (m * G + lane) * K, n - (m * G + lane) * K, was[m]);
+        if (a.add) load_word<ALIGNED, K>(dx + (m * G + lane) * K, n - (m * G + lane) * K, was[m]);
 #pragma unroll
-      for (int m = 0; m < M; m++) dot += norm_dot(row.x[m], row.dy[m], w[m], a.centre);
+      for (int m = 0; m < M; m++) dot += norm_dot<T>(row.x[m], row.dy[m], w[m], a.centre);
       const float mean = rstd * rstd * rstd * (group_sum<G>(dot, room[turn]) / (float)a.n);
 #pragma unroll
       for (int m = 0; m < M; m++) {
         const int64_t c = (m * G + lane) * K;
         norm_gradient<T, ALIGNED>(row.x[m], row.dy[m], was[m], w[m], dx + c, n - c, a.centre, rstd, mean, a.add);
 #pragma unroll
-        for (int i = 0; i < K; i++) dw[m][i] += widen(row.dy[m].v[i]) * rstd * widen(row.x[m].v[i]);
+        for (int i = 0; i < K; i++) dw[m][i] += in_word<T>(row.dy[m], i) * rstd * in_word<T>(row.x[m], i);
       }
     }
     if (G == BLOCK) __syncthreads(); // the next part begins with the first half of the room
@@ -228,20 +229,22 @@ template <typename T, bool ALIGNED> __global__ void __launch_bounds__(BLOCK, LON
     const T *x = a.x + t * a.rows.token[0] + h * a.rows.head[0], *dy = a.dy + t * a.rows.token[1] + h * a.rows.head[1];
     T *dx = a.dx + t * a.rows.token[2] + h * a.rows.head[2];
     const float rstd = a.rstd[r];
-    Pack<T, K> xs, ds, was, w;
     float dot = 0;
+#pragma unroll 2
     for (int64_t c = threadIdx.x * K; c < a.n; c += BLOCK * K) {
-      load_raw<ALIGNED, K>(x + c, a.n - c, xs);
-      load_raw<ALIGNED, K>(dy + c, a.n - c, ds);
-      load_raw<ALIGNED, K>(a.w + c, a.n - c, w);
-      dot += norm_dot(xs, ds, w, a.centre);
+      uint4 xs, ds, w;
+      load_word<ALIGNED, K>(x + c, a.n - c, xs);
+      load_word<ALIGNED, K>(dy + c, a.n - c, ds);
+      load_word<ALIGNED, K>(a.w + c, a.n - c, w);
+      dot += norm_dot<T>(xs, ds, w, a.centre);
     }
     const float mean = rstd * rstd * rstd * (block_sum(dot, room) / (float)a.n);
     for (int64_t c = threadIdx.x * K; c < a.n; c += BLOCK * K) {
-      load_raw<ALIGNED, K>(x + c, a.n - c, xs);
-      load_raw<ALIGNED, K>(dy + c, a.n - c, ds);
-      load_raw<ALIGNED, K>(a.w + c, a.n - c, w);
-      if (a.add) load_raw<ALIGNED, K>(dx + c, a.n - c, was);
+      uint4 xs, ds, was = {}, w;
+      load_word<ALIGNED, K>(x + c, a.n - c, xs);
+      load_word<ALIGNED, K>(dy + c, a.n - c, ds);
+      load_word<ALIGNED, K>(a.w + c, a.n - c, w);
+      if (a.add) load_word<ALIGNED, K>(dx + c, a.n - c, was);
       norm_gradient<T, ALIGNED>(xs, ds, was, w, dx + c, a.n - c, a.centre, rstd, mean, a.add);
     }
     __syncthreads();
