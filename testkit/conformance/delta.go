@@ -19,6 +19,7 @@ type deltaCase struct {
 	alone   bool // Deterministic: compared with calls with other heads or documents
 	decay   int  // of decayKinds
 	beta    int  // of betaKinds
+	similar bool // the keys of a head differ little, and so the rows of a chunk's matrix
 }
 
 // decayKinds are distributions of the logarithms of decays: as in trained layers, none, some
@@ -65,6 +66,9 @@ func (c *deltaCase) String() string {
 	if c.beta > 0 {
 		s += ", beta " + betaKinds[c.beta].name
 	}
+	if c.similar {
+		s += ", similar keys"
+	}
 	return s
 }
 
@@ -80,6 +84,9 @@ func newDeltaInput(d tensor.DType, c *deltaCase, r *rand.Rand) deltaInput {
 	n, states := c.T(), c.Hv*c.Dk*c.Dv
 	x := deltaInput{d: d, q: normalAs(d, r, n*c.Hk*c.Dk), k: normal(r, n*c.Hk*c.Dk), v: normalAs(d, r, n*c.Hv*c.Dv), g: make([]float64, n*c.Hv), beta: make([]float64, n*c.Hv),
 		in: normal(r, c.In*states), dout: normalAs(d, r, n*c.Hv*c.Dv), dlast: normal(r, c.Out*states)}
+	for i := c.Hk * c.Dk; i < int64(len(x.k)) && c.similar; i++ {
+		x.k[i] = x.k[i%(c.Hk*c.Dk)] + 0.03*x.k[i]
+	}
 	for at := int64(0); at < int64(len(x.k)) && !c.L2Norm; at += c.Dk {
 		key := x.k[at:][:c.Dk]
 		by := (1 - r.Float64()/2) / math.Sqrt(ref.SumSquares(key))
@@ -323,6 +330,7 @@ func deltaCases() []deltaCase {
 			add(deltaCase{GatedDelta: ref.GatedDelta{Hk: heads[0], Hv: heads[1], Dk: 12, Dv: 20, Cu: bounds(40, 7), L2Norm: perHead, In: 2, Out: 1}, perHead: perHead})
 		}
 	}
+	add(deltaCase{GatedDelta: ref.GatedDelta{Hk: 1, Hv: 2, Dk: 64, Dv: 64, Cu: bounds(130, 48), L2Norm: true, In: 1, Out: 1}, decay: 1, similar: true})
 	for i := range cases {
 		cases[i].Scale = []float64{1, 0.7, 1.5, 0.3}[i%4] / math.Sqrt(float64(cases[i].Dk))
 	}
