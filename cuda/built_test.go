@@ -86,6 +86,32 @@ var spilling = map[string]string{
 	"attention_mma_scored_dkv_kernelILi1ELb1E": "dk, dv and a tile of dq take 96 registers; with the options of scores, 28 bytes spill",
 	"attention_mma_scored_forward_kernelILi1E": "the output takes 128 registers; with the options of scores, 16 bytes spill",
 	"attention_dkv_kernelILi2ELb1E":            "dk and dv of the widest heads take 128 registers; with the options of scores, 24 bytes spill",
+	"delta_scan_tilesILi128E":                  "values that only the start and the end of a segment need",
+	"delta_scan_back_tilesILi128E":             "values that only the start and the end of a segment need",
+	"delta_scan_back_tilesILi64E":              "values that only the start and the end of a segment need",
+}
+
+// TestScanLoops: between the first and the last product of a chunk, scans of the gated delta rule
+// access no local memory, wherever they do elsewhere.
+func TestScanLoops(t *testing.T) {
+	scans := 0
+	kernelsBuilt(t, func(symbol string, code []instruction) {
+		if !strings.Contains(symbol, "delta_scan_tiles") && !strings.Contains(symbol, "delta_scan_back_tiles") {
+			return
+		}
+		scans++
+		product := func(i instruction) bool { return i.is(0x23c) } // HMMA
+		chunk := code[slices.IndexFunc(code, product):]
+		for len(chunk) > 0 && !product(chunk[len(chunk)-1]) {
+			chunk = chunk[:len(chunk)-1]
+		}
+		if local := count(chunk, 0x983) + count(chunk, 0x387); local > 0 { // LDL, STL
+			t.Errorf("%s: %d accesses to local memory for each chunk", symbol, local)
+		}
+	})
+	if scans == 0 || scans%6 != 0 {
+		t.Errorf("%d scans, want a multiple of 6", scans)
+	}
 }
 
 var (
@@ -143,7 +169,7 @@ var onTensorCores = []string{"delta_prepare_kernel", "delta_out_kernel", "delta_
 var inTiles = map[string]struct{ builds, products int }{
 	"attention_mma_forward_kernel": {6, 128}, "attention_mma_dq_kernel": {3, 96}, "attention_mma_dkv_kernel": {6, 128}, "attention_mma_delta": {1, 2},
 	"attention_mma_scored_forward_kernel": {3, 128}, "attention_mma_scored_dq_kernel": {3, 96}, "attention_mma_scored_dkv_kernel": {6, 128},
-	"delta_scan_tiles": {2, 48}, "delta_scan_back_tiles": {2, 78},
+	"delta_scan_tiles": {3, 104}, "delta_scan_back_tiles": {3, 156},
 }
 
 // tileInstructions has, for heads of 128, the instructions of the GPU in a kernel of attention: the

@@ -69,6 +69,13 @@ template <bool TRANSPOSED> void ldmatrix(uint32_t (&r)[4], uint32_t address) {
   }
 }
 
+inline uint32_t transposed(uint32_t x) {
+  const uint64_t *all = uly_emulated::exchange(0xffffffffu, x, "movmatrix", __FILE__, __LINE__);
+  const int lane = (int)threadIdx.x % 32, row = lane % 4 * 2, column = lane / 4;
+  auto at = [&](int row) { return (uint32_t)(all[4 * row + column / 2] >> 16 * (column % 2) & 0xffff); };
+  return at(row) | at(row + 1) << 16;
+}
+
 // A single mma has no plain form: product (kernels/mma.h) uses fused multiply-adds on the host.
 void mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) = delete;
 
@@ -98,6 +105,10 @@ inline void mma_pair(float (&c0)[4], float (&c1)[4], const uint32_t (&a)[4], con
       c0[e] = madd(x[e / 2][k], y[e % 2][k], c0[e]);
       c1[e] = madd(x[e / 2][k], y[2 + e % 2][k], c1[e]);
     }
+}
+
+inline void store_if(bool there, void *to, uint32_t x) {
+  if (there) *(uint32_t *)to = x;
 }
 
 inline uint32_t in_loop(uint32_t x) { return x; }

@@ -48,6 +48,14 @@ template <bool TRANSPOSED> __device__ __forceinline__ void ldmatrix(uint32_t (&r
                  : "r"(address));
 }
 
+// transposed transposes a matrix of 8 x 8 16-bit elements: lane l has elements 2·(l % 4) and 2·(l %
+// 4) + 1 of row l / 4, before and after.
+__device__ __forceinline__ uint32_t transposed(uint32_t x) {
+  uint32_t y;
+  asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+  return y;
+}
+
 // mma adds A [16 x 16] · B [16 x 8] of BF16 to c [16 x 8] of F32, on tensor cores.
 __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
   asm volatile(
@@ -62,6 +70,14 @@ __device__ __forceinline__ void mma_pair(float (&c0)[4], float (&c1)[4], const u
                                          const uint32_t (&b)[4]) {
   mma(c0, a, {b[0], b[1]});
   mma(c1, a, {b[2], b[3]});
+}
+
+// store_if writes x to global memory if `there` is true. It is one instruction, where a condition
+// in C++ may become a branch, over which the compiler does not move other instructions.
+__device__ __forceinline__ void store_if(bool there, void *to, uint32_t x) {
+  asm volatile("{ .reg .pred p; setp.ne.u32 p, %0, 0; @p st.global.u32 [%1], %2; }" ::"r"((uint32_t)there), "l"(to),
+               "r"(x)
+               : "memory");
 }
 
 // in_loop returns x. The compiler does not move what depends on the result out of a loop, where it

@@ -67,17 +67,17 @@ DeltaGate gate(const uly_tensor &t) {
 // start launches kernel `which` of a table for `work` items. `configured` is for allow_shared.
 struct Kernel {
   const DeltaKernel *of;
-  std::atomic<uint64_t> configured[3];
+  std::atomic<uint64_t> configured[4];
 };
 Kernel norms = {delta_norms, {}}, prepare = {delta_prepare, {}}, scan = {delta_scan, {}}, out = {delta_out, {}},
        scan_back = {delta_scan_back, {}}, gradients = {delta_gradients, {}}, finish = {delta_finish, {}},
        join = {delta_join, {}}, join_back = {delta_join_back, {}};
 
 int32_t start(uly_device *d, uly_stream *s, const char *what, Kernel &kernel, int which, int64_t shared, int64_t work,
-              const DeltaCall &call) {
+              const DeltaCall &call, int threads = DELTA_THREADS) {
   if (work == 0) return ULY_OK;
   if (shared > 0) TRY(allow_shared(d, (const void *)kernel.of[which], d->shared_limit, kernel.configured[which], what));
-  LAUNCH(kernel.of[which], (unsigned)least(work, GRID_LIMIT), DELTA_THREADS, (size_t)shared, s, call);
+  LAUNCH(kernel.of[which], (unsigned)least(work, GRID_LIMIT), (unsigned)threads, (size_t)shared, s, call);
   return check_launch(d, what);
 }
 
@@ -146,21 +146,25 @@ constexpr TileBytes tile_bytes = {DeltaTiles<SIZE>::PREPARE, DeltaTiles<SIZE>::O
 int32_t run_scan(uly_device *d, uly_stream *s, const Operands &a, bool bf16, DeltaCall call, Kernel &kernel,
                  Kernel &joins, int64_t transition_slices) {
   const bool back = &kernel == &scan_back;
-  const int which = !bf16 ? 0 : call.dim_k <= 128 ? 1 : 2;
+  const int half = delta_scan_half(call.dim_k),
+            which = !bf16        ? 0
+                    : half == 32 ? 1
+                    : half == 64 ? 2
+                                 : 3,
+            threads = bf16 ? (int)DELTA_SCAN_THREADS : (int)DELTA_THREADS;
   const int64_t blocks = call.segments * call.value_heads, value_slices = ceil_div(call.dim_v, DELTA_SLICE);
-  DeltaScanTiles tiles(call.dim_k, call.chunk, back, 2);
-  call.stages = tiles.bytes <= d->shared_limit ? 2 : 1;
-  if (call.stages == 1) tiles = DeltaScanTiles(call.dim_k, call.chunk, back, 1);
-  const int64_t bytes = bf16 ? tiles.bytes : delta_scan_bytes(call.dim_k, call.chunk);
+  call.stages = delta_scan_stages(call.dim_k, back, d->shared_limit);
+  const int64_t bytes =
+      bf16 ? delta_scan_tile_bytes(call.dim_k, back, call.stages) : delta_scan_bytes(call.dim_k, call.chunk);
   if (call.segments > call.panel_documents) {
     DeltaCall partial = call;
     partial.partial = true, partial.x = partial.y = partial.states = partial.dstates = nullptr;
     const int64_t moves = back ? 0 : ceil_div(call.dim_k, DELTA_SLICE);
-    TRY(start(d, s, a.op, kernel, which, bytes, blocks * (value_slices + moves), partial));
+    TRY(start(d, s, a.op, kernel, which, bytes, blocks * (value_slices + moves), partial, threads));
     TRY(start(d, s, a.op, joins, bf16, 0,
               call.panel_documents * call.value_heads * ceil_div(call.dim_v, DELTA_JOIN_COLUMNS), call));
   }
-  return start(d, s, a.op, kernel, which, bytes, blocks * (value_slices + transition_slices), call);
+  return start(d, s, a.op, kernel, which, bytes, blocks * (value_slices + transition_slices), call, threads);
 }
 
 // run_panel launches the kernels for a panel.

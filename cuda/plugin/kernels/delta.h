@@ -39,8 +39,8 @@ struct DeltaGate {
   int64_t token, head;
 }; // [tokens, heads] F32
 
-// DeltaStored is a state or its gradient in memory: one at a seam, in the call's type, or an
-// argument in F32. If both are NULL, the state is zero.
+// DeltaStored is a state or its gradient in memory: one at a seam, in the call's type and in BF16
+// transposed, [dim_v, dim_k], or an argument in F32. If both are NULL, the state is zero.
 template <typename T> struct DeltaStored {
   const T *seam;
   const float *argument;
@@ -127,6 +127,7 @@ struct DeltaCall {
 struct DeltaFactors {
   float4 decay;
   float unit, beta;
+  DeltaFactors() = default;
   __device__ __forceinline__ DeltaFactors(const DeltaCall &a, const DeltaChunk &c, int64_t head, int64_t key, int r) {
     const bool there = r < c.rows;
     decay = there ? a.decay[a.row(head, c.token + r)] : make_float4(0, 0, 0, 0);
@@ -152,11 +153,12 @@ typedef void (*DeltaKernel)(DeltaCall);
 
 // The kernels, for F32 and for BF16.
 extern const DeltaKernel delta_norms[2], delta_prepare[2], delta_out[2], delta_gradients[2];
-// These and the scans are for F32, for BF16, and for BF16 with keys of more than 128 features.
+// For F32, for BF16, and for BF16 with keys of more than 128 features.
 extern const DeltaKernel delta_finish[3];
+// The scans, for F32, and for BF16 with keys of at most 64, 128 and 256 features.
 __global__ void delta_scan_f32(DeltaCall a);
 __global__ void delta_scan_back_f32(DeltaCall a);
-extern const DeltaKernel delta_scan[3], delta_scan_back[3];
+extern const DeltaKernel delta_scan[4], delta_scan_back[4];
 // These add up the states, and their gradients, at joints. They are the same for both types.
 extern const DeltaKernel delta_join[2], delta_join_back[2];
 
@@ -175,12 +177,31 @@ template <int COLUMNS, typename T> __device__ __forceinline__ void copy_rows(Cop
   const bool vectors = width % Wide<T>::LANES == 0 && (uintptr_t)from % 16 == 0;
   copy_tile<DELTA_THREADS, COLUMNS>(copies, to, step, from + c0, width, vectors, width - c0, rows, all);
 }
-template <int COLUMNS, typename T> __device__ __forceinline__ void copy_state(Copies &copies, T *to, int step,
-                                                                              const DeltaStored<T> &s, int width,
-                                                                              int k0, int c0, int rows, int all) {
-  const int64_t at = (int64_t)k0 * width;
-  if (s.seam) copy_rows<COLUMNS>(copies, to, step, s.seam + at, width, c0, rows, all);
-  else convert_tile<DELTA_THREADS, COLUMNS>(to, step, s.argument + at + c0, width, width - c0, rows, all);
+// copy_state copies rows k0 … k0 + ROWS - 1 and columns c0 … c0 + COLUMNS - 1 of a state, in BF16
+// transposed: row k of column c is at c·step + k.
+template <int ROWS, int COLUMNS> __device__ __forceinline__ void copy_state(Copies &copies, float *to, int step,
+                                                                            const DeltaStored<float> &s, int dim_k,
+                                                                            int dim_v, int k0, int c0) {
+  const float *from = (s.seam ? s.seam : s.argument) + (int64_t)k0 * dim_v;
+  copy_rows<COLUMNS>(copies, to, step, from, dim_v, c0, (int)least(ROWS, dim_k - k0), ROWS);
+}
+template <int ROWS, int COLUMNS> __device__ __forceinline__ void copy_state(Copies &copies, bf16 *to, int step,
+                                                                            const DeltaStored<bf16> &s, int dim_k,
+                                                                            int dim_v, int k0, int c0) {
+  const int columns = (int)least(COLUMNS, dim_v - c0);
+  if (s.seam) {
+    for (int at = 0; at < ROWS && k0 + at < dim_k; at += 64)
+      copy_rows<64>(copies, to + at, step, s.seam + (int64_t)c0 * dim_k, dim_k, k0 + at, columns, COLUMNS);
+    return;
+  }
+#pragma unroll 1
+  for (int i = (int)threadIdx.x; i < ROWS / 2 * COLUMNS; i += DELTA_THREADS) {
+    const int row = i / COLUMNS * 2, column = i % COLUMNS;
+    const float *from = s.argument + (int64_t)(k0 + row) * dim_v + c0 + column;
+    const bool there = column < columns;
+    put_pair(to + column * step + row, there && k0 + row < dim_k ? from[0] : 0,
+             there && k0 + row + 1 < dim_k ? from[dim_v] : 0);
+  }
 }
 
 // load_two and store_two move two neighbouring columns of a lane, as many as exist, of a tensor or
@@ -222,6 +243,9 @@ template <int N> struct DeltaSlice {
           if (row < rows && column < width) f(row, column, c[i][n][2 * half], c[i][n][2 * half + 1]);
         }
   }
+  __device__ __forceinline__ void identity() {
+    each([](int row, int column, float &x, float &y) { x = row == column, y = row == column + 1; });
+  }
   __device__ __forceinline__ void load(const float *from) {
     const bool wide = even(from, width);
     each([&](int row, int column, float &x, float &y) {
@@ -236,19 +260,6 @@ template <int N> struct DeltaSlice {
       store_two(to + (int64_t)row * width + column, width - column, wide, x, y);
     });
   }
-  // split writes the slice to a split tile.
-  __device__ __forceinline__ void split(bf16 *to, int low, int step) const {
-    const Lane lane;
-#pragma unroll
-    for (int i = 0; i < N; i++)
-      if (first(i) < rows)
-#pragma unroll
-        for (int n = 0; n < 4; n++)
-#pragma unroll
-          for (int half = 0; half < 2; half++)
-            put_split(to + (first(i) + lane.row + 8 * half) * step + 8 * n + lane.column, low, c[i][n][2 * half],
-                      c[i][n][2 * half + 1]);
-  }
   // tile writes the slice to a tile of F32.
   __device__ __forceinline__ void tile(float *to, int step) const {
     const Lane lane;
@@ -262,34 +273,21 @@ template <int N> struct DeltaSlice {
             put_pair(to + (first(i) + lane.row + 8 * half) * step + 8 * n + lane.column, c[i][n][2 * half],
                      c[i][n][2 * half + 1]);
   }
-  // add_products multiplies the slice by `by` and adds a product, of which product(part, row) adds
-  // 16 rows to a sum. The product is summed separately, so that the state is rounded once. add adds
-  // keysᵀ·values of two tiles of `depth` rows.
-  template <typename F> __device__ __forceinline__ void add_products(float by, F product) {
+  // add multiplies the slice by `by` and adds keysᵀ·values of two tiles of `depth` rows. The
+  // product is summed separately, so that the state is rounded once.
+  __device__ __forceinline__ void add(float by, const float *keys, int step, const float *values, int values_step,
+                                      int depth) {
 #pragma unroll
     for (int i = 0; i < N; i++)
       if (first(i) < rows) {
         float part[4][4];
         zero(part);
-        product(part, first(i));
+        tile_product<false, false>(part, keys + first(i), step, values, values_step, depth);
 #pragma unroll
         for (int n = 0; n < 4; n++)
 #pragma unroll
           for (int e = 0; e < 4; e++) c[i][n][e] = madd(by, c[i][n][e], part[n][e]);
       }
-  }
-  __device__ __forceinline__ void add(float by, const float *keys, int step, const float *values, int values_step,
-                                      int depth) {
-    add_products(by, [&](float (&part)[4][4], int row) {
-      tile_product<false, false>(part, keys + row, step, values, values_step, depth);
-    });
-  }
-  // the same for keys in BF16 and a split tile of values
-  __device__ __forceinline__ void add_split(float by, const bf16 *keys, int step, const bf16 *values, int low,
-                                            int values_step, int depth) {
-    add_products(by, [&](float (&part)[4][4], int row) {
-      split_product<false>(part, keys + row, step, values, low, values_step, depth);
-    });
   }
 };
 
@@ -323,37 +321,39 @@ struct DeltaScan {
     return a.partial ? a.transition_at(head, range.joint) : a.transition + head * a.dim_k * a.dim_k;
   }
   template <class S> __device__ __forceinline__ void begin(const DeltaCall &a, S &s) const {
-    if (identity && (a.partial || range.begins))
-      s.each([&](int row, int column, float &x, float &y) { x = row == column, y = row == column + 1; });
-    else if (identity) s.load(transition(a));
-    else if (range.follows) {
-      if (!a.partial) s.load(a.end_at(head, range.joint - 1));
-    } else if (!range.begins) s.load(a.state_of(a.carried_in, 0, head));
-    else if (id < a.states_in && a.state_in) s.load(a.state_of(a.state_in, id, head));
+    const float *from = nullptr;
+    if (identity && (a.partial || range.begins)) s.identity();
+    else if (identity) from = transition(a);
+    else if (range.follows) from = a.partial ? nullptr : a.end_at(head, range.joint - 1);
+    else if (!range.begins) from = a.state_of(a.carried_in, 0, head);
+    else if (id < a.states_in && a.state_in) from = a.state_of(a.state_in, id, head);
+    if (from) s.load(from);
   }
   template <class S> __device__ __forceinline__ void end(const DeltaCall &a, S &s) const {
     const int64_t behind = id - (a.all_documents - a.states_out);
-    if (identity) s.store(transition(a));
-    else if (range.leads) {
-      if (a.partial) s.store(a.end_at(head, range.joint));
-    } else if (!range.ends) {
-      if (a.carried_out) s.store(a.state_of(a.carried_out, 0, head));
-    } else if (behind >= 0 && a.state_out) s.store(a.state_of(a.state_out, behind, head));
+    float *to = nullptr;
+    if (identity) to = transition(a);
+    else if (range.leads) to = a.partial ? a.end_at(head, range.joint) : nullptr;
+    else if (!range.ends) to = a.carried_out ? a.state_of(a.carried_out, 0, head) : nullptr;
+    else if (behind >= 0 && a.state_out) to = a.state_of(a.state_out, behind, head);
+    if (to) s.store(to);
   }
 
   // No segment needs the gradient before the first.
   __device__ __forceinline__ bool skipped_back(const DeltaCall &a) const { return a.partial && !range.follows; }
   template <class S> __device__ __forceinline__ void begin_back(const DeltaCall &a, S &s) const {
     const int64_t behind = id - (a.all_documents - a.states_out);
-    if (range.leads) {
-      if (!a.partial) s.load(a.end_at(head, range.joint));
-    } else if (!range.ends) s.load(a.state_of(a.dcarried_in, 0, head));
-    else if (behind >= 0 && a.dstate_out) s.load(a.state_of(a.dstate_out, behind, head));
+    const float *from = nullptr;
+    if (range.leads) from = a.partial ? nullptr : a.end_at(head, range.joint);
+    else if (!range.ends) from = a.state_of(a.dcarried_in, 0, head);
+    else if (behind >= 0 && a.dstate_out) from = a.state_of(a.dstate_out, behind, head);
+    if (from) s.load(from);
   }
   template <class S> __device__ __forceinline__ void end_back(const DeltaCall &a, S &s) const {
-    if (range.follows) {
-      if (a.partial) s.store(a.end_at(head, range.joint - 1));
-    } else if (!range.begins) s.store(a.state_of(a.dcarried_out, 0, head));
-    else if (id < a.states_in && a.dstate_in) s.store(a.state_of(a.dstate_in, id, head));
+    float *to = nullptr;
+    if (range.follows) to = a.partial ? a.end_at(head, range.joint - 1) : nullptr;
+    else if (!range.begins) to = a.state_of(a.dcarried_out, 0, head);
+    else if (id < a.states_in && a.dstate_in) to = a.state_of(a.dstate_in, id, head);
+    if (to) s.store(to);
   }
 };

@@ -75,6 +75,8 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, ON_CORES<
   const int vstep = resident ? all_step : SSTEP;
   const Lane lane;
   const int warp = (int)threadIdx.x / 32, m0 = warp % 4 * 16, half_of = warp / 4, n0 = half_of * 32;
+  constexpr bool ALONG = !ON_CORES<T>; // states are dense along the columns of the values
+  const int s0 = ALONG ? n0 * SSTEP : n0;
   Copies copies;
   for (int64_t w = blockIdx.x; w < a.chunks * a.value_heads; w += gridDim.x) {
     const int head = (int)(w % a.value_heads), key = (int)a.key_head[head];
@@ -95,9 +97,8 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, ON_CORES<
       copy_rows<SLICE>(copies, t.ys + at, vstep, a.rows_of<T>(a.y, a.dim_v, head, c.token), a.dim_v, v0, c.rows, rows);
     };
     auto copy_states = [&](int k0, int v0) {
-      const int columns = (int)least(64, a.dim_k - k0);
-      if (has_s) copy_state<SLICE>(copies, t.ss, SSTEP, a.before<T>(c, head), a.dim_v, k0, v0, columns, 64);
-      if (has_d) copy_state<SLICE>(copies, t.ds, SSTEP, a.after<T>(c, head), a.dim_v, k0, v0, columns, 64);
+      if (has_s) copy_state<64, SLICE>(copies, t.ss, SSTEP, a.before<T>(c, head), a.dim_k, a.dim_v, k0, v0);
+      if (has_d) copy_state<64, SLICE>(copies, t.ds, SSTEP, a.after<T>(c, head), a.dim_k, a.dim_v, k0, v0);
     };
     auto arrive = [&] {
       copies.close();
@@ -277,10 +278,10 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, ON_CORES<
           }
         if (!active) continue;
         if (has_s) {
-          tile_product<true, true>(p, t.ws + m0 * vstep + at, vstep, t.ss + n0 * SSTEP, SSTEP, depth);
-          tile_product<true, true>(yk, t.ys + m0 * vstep + at, vstep, t.ss + n0 * SSTEP, SSTEP, depth);
+          tile_product<true, ALONG>(p, t.ws + m0 * vstep + at, vstep, t.ss + s0, SSTEP, depth);
+          tile_product<true, ALONG>(yk, t.ys + m0 * vstep + at, vstep, t.ss + s0, SSTEP, depth);
         }
-        if (has_d) tile_product<true, true>(b, t.xs + m0 * vstep + at, vstep, t.ds + n0 * SSTEP, SSTEP, depth);
+        if (has_d) tile_product<true, ALONG>(b, t.xs + m0 * vstep + at, vstep, t.ds + s0, SSTEP, depth);
       }
       __syncthreads();
       copy_keys(k0, t.qs, t.ks);

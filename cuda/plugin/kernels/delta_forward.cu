@@ -255,7 +255,7 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, ON_CORES<
 
 // delta_out computes out for a chunk, a head and 64 columns.
 template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 3) delta_out_kernel(DeltaCall a) {
-  constexpr int KEYS = DeltaTiles<sizeof(T)>::KEYS, STEP = KEYS + TILE_GAP;
+  constexpr int KEYS = DeltaTiles<sizeof(T)>::KEYS, STEP = KEYS + TILE_GAP, SSTEP = ON_CORES<T> ? STEP : DELTA_WIDE;
   SHARED(T, shared);
   T *qs = shared, *ss = qs + DELTA_CHUNK * STEP, *ps = ss + KEYS * DELTA_WIDE, *xs = ps + DELTA_CHUNK * DELTA_WIDE;
   const Lane lane;
@@ -276,11 +276,13 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 3) delta_
       const int depth = (int)least(KEYS, a.dim_k - k0);
       if (k0 > 0) __syncthreads();
       for (int at = 0; at < depth; at += 64) copy_view<64>(copies, qs + at, STEP, a.q, c, key, k0 + at);
-      copy_state<64>(copies, ss, DELTA_WIDE, s, a.dim_v, k0, c0, depth, up16(depth));
+      copy_state<KEYS, 64>(copies, ss, SSTEP, s, a.dim_k, a.dim_v, k0, c0);
       copies.close();
       copies.wait<0>();
       __syncthreads();
-      if (active) tile_product<true, false>(o, qs + m0 * STEP, STEP, ss + n0, DELTA_WIDE, up16(depth));
+      if (active)
+        tile_product<true, ON_CORES<T>>(o, qs + m0 * STEP, STEP, ss + (ON_CORES<T> ? n0 * SSTEP : n0), SSTEP,
+                                        up16(depth));
     }
     if (!s) {
       copies.close();

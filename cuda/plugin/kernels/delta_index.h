@@ -41,24 +41,38 @@ inline int64_t delta_scan_bytes(int dim_k, int chunk) {
               2 * chunk * (DELTA_SLICE + 4) + 4 * chunk);
 }
 
-// DeltaScanTiles has the extents of the tiles of the scans in BF16, in elements. Forward, a stage
-// has the keys of a chunk, T, and the values, which become R. Backward, it has keys, queries, T, P
-// and dout. Once, there are tiles of the state and of results, which are split (tile.h), and the
-// factors of two chunks. If a GPU has room for two stages, the tiles of the next chunk are copied
-// while a chunk is computed.
-struct DeltaScanTiles {
-  int keys, square, slice, state, stage, once, factors;
-  int64_t bytes;
-  ULY_BOTH DeltaScanTiles(int dim_k, int chunk, bool back, int stages)
-      : keys(chunk * ((dim_k > 128 ? 256 : 128) + 8)),
-        square(chunk * DELTA_WIDE),
-        slice(chunk * (DELTA_SLICE + 8)),
-        state((int)most(up16(dim_k), chunk) * (DELTA_SLICE + 8)), // the backward pass has Y there as well
-        stage((back ? 2 : 1) * (keys + square) + slice),
-        once(2 * state + (back ? 4 : 3) * slice),
-        factors(3 * chunk + 4), // floats
-        bytes(2 * ((int64_t)stages * stage + once) + 2 * 4 * factors) {}
+// Scans in BF16: warps that multiply, and threads of a block, of which the others copy.
+enum : int { DELTA_SCAN_WARPS = 4, DELTA_SCAN_THREADS = 32 * DELTA_SCAN_WARPS + 64 };
+
+// DeltaScanTiles has the extents of the tiles of the scans in BF16, in elements, for keys of at
+// most 2·HALF features and chunks of at most ROWS tokens. Forward, a stage has the keys of a chunk,
+// T, and the values. Backward, it has keys, queries, T, P and dout. Behind the stages are the
+// factors of two chunks, and a result of each warp. With two or three stages, the tiles of the
+// following chunks are copied while a chunk is computed.
+template <int HALF> struct DeltaScanTiles {
+  static constexpr int ROWS = HALF > 64 ? 32 : DELTA_CHUNK, KEYS = ROWS * (2 * HALF + 8), SQUARE = ROWS * (ROWS + 8),
+                       SLICE = ROWS * (DELTA_SLICE + 8), FORWARD = KEYS + SQUARE + SLICE,
+                       BACK = FORWARD + KEYS + SQUARE,
+                       FACTORS = 3 * ROWS + 4; // floats
+  static constexpr int64_t bytes(bool back, int stages) {
+    return 2 * (int64_t)stages * (back ? BACK : FORWARD) + 4 * (2 * FACTORS + DELTA_SCAN_WARPS * 16 * ROWS);
+  }
 };
+// delta_scan_half returns HALF for keys of dim_k features.
+inline int delta_scan_half(int dim_k) { return dim_k <= 64 ? 32 : dim_k <= 128 ? 64 : 128; }
+inline int64_t delta_scan_tile_bytes(int dim_k, bool back, int stages) {
+  switch (delta_scan_half(dim_k)) {
+    case 32: return DeltaScanTiles<32>::bytes(back, stages);
+    case 64: return DeltaScanTiles<64>::bytes(back, stages);
+    default: return DeltaScanTiles<128>::bytes(back, stages);
+  }
+}
+// delta_scan_stages returns the most stages, at most 3, that fit into `limit` bytes.
+inline int delta_scan_stages(int dim_k, bool back, int64_t limit) {
+  int stages = 3;
+  while (stages > 1 && delta_scan_tile_bytes(dim_k, back, stages) > limit) stages--;
+  return stages;
+}
 
 // DeltaShape has the extents that sizes depend on.
 struct DeltaShape {
@@ -200,7 +214,7 @@ struct DeltaLayout {
   int64_t solve, scores;   // [value heads][rows][chunk]
   int64_t x, y;            // [value heads][rows][dv]
   int64_t dq, dk;          // [value heads][rows][dk]
-  int64_t states, dstates; // [value heads][slots][dk][dv]
+  int64_t states, dstates; // [value heads][slots][dk][dv], in BF16 [dv][dk]
   int64_t bytes;
 };
 

@@ -295,10 +295,10 @@ int main() {
     const int chunk = (int)delta_chunk(0, dk);
     int64_t bytes = most(delta_scan_bytes((int)dk, chunk), LARGEST);
     for (bool back : {false, true}) {
-      bytes = most(bytes, DeltaScanTiles((int)dk, chunk, back, 1).bytes); // with one stage
-      const DeltaScanTiles two((int)dk, chunk, back, 2);
-      CHECK(two.bytes + 1024 <= (dk <= 128 && !back ? 114 : 228) << 10, "keys of %lld need %lld bytes for two stages",
-            (long long)dk, (long long)two.bytes);
+      CHECK(2 * delta_scan_half((int)dk) >= dk && chunk <= (dk > 128 ? 32 : 64), "keys of %lld", (long long)dk);
+      bytes = most(bytes, delta_scan_tile_bytes((int)dk, back, 1));
+      const int stages = delta_scan_stages((int)dk, back, 227 << 10), few = delta_scan_stages((int)dk, back, 99 << 10);
+      CHECK(stages == 3 && few >= (back ? 1 : 2), "keys of %lld: %d stages, %d in 99 KiB", (long long)dk, stages, few);
     }
     CHECK(bytes <= 99 << 10, "keys of %lld need %lld bytes of shared memory", (long long)dk, (long long)bytes);
   }

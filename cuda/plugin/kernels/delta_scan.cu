@@ -1,272 +1,567 @@
 // The scans of the gated delta rule in BF16 (formulas in delta.h and delta_backward.cu). A block
-// has a slice of the columns of the state, or of its gradient, in registers in F32, and loops over
-// the chunks of a segment. Products are computed on tensor cores from tiles of BF16 in shared
-// memory, with sums in F32. Keys, queries, T and P are BF16 in memory. The state, and the results
-// that are factors of a further product, are split (tile.h): roundings to BF16 along the sequence
-// would exceed twice the error of a plain implementation.
+// has a slice of the columns of the state, or of its gradient, and loops over the chunks of a
+// segment. A chunk is a chain of three products, each of which needs the one before. What a scan
+// takes is the latency of this chain, so nothing else is in it:
 //
-// A chunk is a chain of three products, each of which needs the one before. What a scan takes is
-// the latency of this chain and the transfer of the tiles. Therefore the tiles of the next chunk
-// are copied while a chunk is computed, its factors are loaded to registers, and the tables of
-// documents are read once.
+//  - The state stays in registers in F32. It is transposed there, [columns, dim_k], so that the
+//    result of each product, rounded, is the first operand of the next one without leaving the
+//    registers of its warp (the layouts of mma.h). Columns of the state are independent of each
+//    other: a warp has 16 of them.
+//  - Two warps share the columns, with half of dim_k each. They exchange one result a chunk, the
+//    sum over dim_k, and compute the product with T both.
+//  - Further warps copy the tiles of following chunks to shared memory and prepare the factors of
+//    their rows.
+//
+// Products are computed on tensor cores with sums in F32. Keys, queries, T, P, values and dout are
+// BF16. The state, and the results that are factors of a further product, are two BF16 numbers each
+// (Fragment): roundings to BF16 along the sequence would exceed twice the error of a plain
+// implementation.
 #include "delta.h"
 
 namespace {
 
-constexpr int STEP = DELTA_SLICE + TILE_GAP;
+constexpr int WARPS = DELTA_SCAN_WARPS, LOADERS = DELTA_SCAN_THREADS - 32 * WARPS;
+constexpr int STEP = DELTA_SLICE + TILE_GAP; // of a tile of values or of dout
 
-// Factors are the factors of a chunk's rows, and of its end. A thread has a row.
+// Factors are the factors of a chunk's rows, and of its end.
 struct Factors {
   float *end, *first, *second, *third;
-  __device__ __forceinline__ Factors(float *at, int chunk)
-      : end(at), first(at + 4), second(first + chunk), third(second + chunk) {}
+  __device__ __forceinline__ Factors(float *at, int rows)
+      : end(at), first(at + 4), second(first + rows), third(second + rows) {}
+  __device__ __forceinline__ void set(int row, float x, float y, float z) const {
+    if (row < third - second) first[row] = x, second[row] = y, third[row] = z;
+  }
 };
 
-// copy_columns copies all columns of a chunk's rows of keys or queries.
-__device__ __forceinline__ void copy_columns(Copies &copies, bf16 *to, int step, const DeltaView &x,
-                                             const DeltaChunk &c, int64_t head, int width) {
-  for (int at = 0; at < width; at += 64) copy_view<64>(copies, to + at, step, x, c, head, at);
-}
-// copy_square copies a chunk's rows of T or P.
-__device__ __forceinline__ void copy_square(Copies &copies, bf16 *to, const bf16 *from, int chunk, int rows) {
-  copy_rows<64>(copies, to, DELTA_WIDE, from, chunk, 0, rows, up16(rows));
-}
+// QueryFactors has the factor of the L2 norm of a row's query as well.
+struct QueryFactors : DeltaFactors {
+  float unit_q;
+  QueryFactors() = default;
+  __device__ __forceinline__ QueryFactors(const DeltaCall &a, const DeltaChunk &c, int64_t head, int64_t key, int r)
+      : DeltaFactors(a, c, head, key, r), unit_q(r < c.rows && a.unit_q ? a.unit_q[a.row(key, c.token + r)] : 1) {}
+};
 
-// store_state writes the tile of a slice to a state [dim_k, width], from column c0 on.
-__device__ __forceinline__ void store_state(bf16 *to, const bf16 *tile, int dim_k, int width, int c0) {
-  constexpr int LANES = DELTA_SLICE / 8;
-  const int column = (int)threadIdx.x % LANES * 8;
-  const bool vectors = width % 8 == 0; // states begin at multiples of 16 bytes
-  for (int row = (int)threadIdx.x / LANES; row < dim_k; row += DELTA_THREADS / LANES) {
-    const bf16 *from = tile + row * STEP + column;
-    bf16 *at = to + (int64_t)row * width + c0 + column;
-    if (vectors && c0 + column < width) *reinterpret_cast<uint4 *>(at) = *reinterpret_cast<const uint4 *>(from);
-    else if (!vectors)
-      for (int e = 0; e < 8; e++)
-        if (c0 + column + e < width) at[e] = from[e];
+// Fragment is an operand [16 x 16] with 16 bits of mantissa: the roundings of its elements to BF16,
+// and the roundings of what is left. The error of a product is 2^-17 of its terms, near that of
+// F32, for twice the work.
+struct Fragment {
+  uint32_t x[2][4];
+  // The elements are columns 0 … 15 of two results.
+  __device__ __forceinline__ Fragment(const float (&left)[4], const float (&right)[4]) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const float *c = i < 2 ? left : right;
+      set(i, c[i % 2 * 2], c[i % 2 * 2 + 1]);
+    }
+  }
+  // The same, multiplied by the factors of the columns.
+  __device__ __forceinline__ Fragment(const float (&left)[4], const float (&right)[4], const float *by) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const float *c = i < 2 ? left : right;
+      set(i, factors(by, i), make_float2(c[i % 2 * 2], c[i % 2 * 2 + 1]));
+    }
+  }
+  // The elements of a fragment of BF16, multiplied by the factors of the columns.
+  __device__ __forceinline__ Fragment(const uint32_t (&of)[4], const float *by) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) set(i, factors(by, i), pair_of(of[i]));
+  }
+
+ private:
+  static __device__ __forceinline__ float2 factors(const float *by, int i) {
+    return pair_at(by + i / 2 * 8 + Lane().column);
+  }
+  __device__ __forceinline__ void set(int i, float left, float right) {
+    x[0][i] = pair(left, right), x[1][i] = pair_behind(x[0][i], left, right);
+  }
+  __device__ __forceinline__ void set(int i, float2 by, float2 v) { set(i, by.x * v.x, by.y * v.y); }
+};
+
+// Operand is a tile of a second operand in shared memory: element [k][n] is at n·step + k if it is
+// DENSE, otherwise at k·step + n. load loads 16 x 16 elements.
+template <bool DENSE> struct Operand {
+  uint32_t at;
+  int step;
+  __device__ __forceinline__ Operand(const bf16 *tile, int step)
+      : at((uint32_t)__cvta_generic_to_shared(tile + (DENSE ? quarters_along(step) : quarters_down(step)))),
+        step(step) {}
+  __device__ __forceinline__ void load(uint32_t (&y)[4], int k, int n) const {
+    ldmatrix<!DENSE>(y, at + 2 * (DENSE ? n * step + k : k * step + n));
+  }
+};
+
+// add_product adds the product of an operand [16 x 16], the sum of PARTS fragments, and rows k …
+// k + 15 of b to tiles [lo, hi) of c. All tiles of b are loaded before the first product, and
+// neighbouring products add to different tiles of c: an addition to the same one would wait.
+template <int PARTS, bool DENSE, int NT>
+__device__ __forceinline__ void add_product(float (&c)[NT][4], const uint32_t (&x)[PARTS][4], const Operand<DENSE> &b,
+                                            int k, int lo = 0, int hi = NT) {
+#pragma unroll
+  for (int n0 = 0; n0 < NT; n0 += 8) {
+    uint32_t y[4][4];
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+      if (n0 + 2 * i >= lo && n0 + 2 * i < hi) b.load(y[i], k, 8 * (n0 + 2 * i));
+#pragma unroll
+    for (int part = 0; part < PARTS; part++)
+#pragma unroll
+      for (int i = 0; i < 4; i++)
+        if (n0 + 2 * i >= lo && n0 + 2 * i < hi) mma_pair(c[n0 + 2 * i], c[n0 + 2 * i + 1], x[part], y[i]);
   }
 }
 
-// store_rows writes two columns of rows of X or Y.
-__device__ __forceinline__ void store_rows(const DeltaCall &a, void *of, int64_t head, const DeltaChunk &c, int row,
-                                           int column, float x, float y) {
-  if (of && row < c.rows && column < a.dim_v)
-    store_two(a.rows_of<bf16>(of, a.dim_v, head, c.token + row) + column, a.dim_v - column, a.dim_v % 2 == 0, x, y);
+// Across is a tile of rows of 16 columns or more. load loads rows k … k + 15, transposed, as a
+// fragment.
+struct Across {
+  uint32_t at;
+  int step;
+  __device__ __forceinline__ Across(const bf16 *tile, int step)
+      : at((uint32_t)__cvta_generic_to_shared(tile + quarters_along(step))), step(step) {}
+  __device__ __forceinline__ void load(uint32_t (&x)[4], int k) const { ldmatrix<true>(x, at + 2 * k * step); }
+};
+
+// Results is where results [16 columns, n rows], transposed in registers, are written: row r of
+// memory begins at to + r·width, and `rows` and `columns` of it exist. full writes a full chunk of
+// an even width, if `there`, with conditions that are the same for all rows: more would be in the
+// way of other instructions. other writes any chunk. Both write one half of the rows; the other
+// warp with these columns writes the other half.
+struct Results {
+  bf16 *to;
+  int width, rows, columns;
+
+  template <int NT> __device__ __forceinline__ void full(const float (&x)[NT][4], int half, bool there) const {
+    const Lane lane;
+    const int width = (int)in_loop((uint32_t)this->width);
+    bf16 *const at = to + (4 * NT * half + lane.row) * width + lane.column;
+    const bool left = there && lane.column < columns, right = there && lane.column + 8 < columns;
+#pragma unroll
+    for (int k = 0; k < NT / 4; k++) {
+      uint32_t upper[4], lower[4];
+      fragment_of(upper, x, k);
+      fragment_of(lower, x, k + NT / 4);
+#pragma unroll
+      for (int i = 0; i < 4; i++) upper[i] = transposed(half ? lower[i] : upper[i]);
+#pragma unroll
+      for (int i = 0; i < 4; i++)
+        store_if(i % 2 ? right : left, at + (16 * k + i / 2 * 8) * width + i % 2 * 8, upper[i]);
+    }
+  }
+  template <int NT> __device__ __forceinline__ void other(const float (&x)[NT][4], int half) const {
+    const Lane lane((int)in_loop(threadIdx.x));
+#pragma unroll
+    for (int n = 0; n < NT; n++)
+#pragma unroll
+      for (int e = 0; e < 4; e++) {
+        const int row = 8 * n + lane.column + e % 2, column = lane.row + e / 2 * 8;
+        if (2 * n / NT == half && row < rows && column < columns)
+          to[row * width + column] = __float2bfloat16_rn(x[n][e]);
+      }
+  }
+};
+
+// DeltaColumns is a slice of a state [dim_k, 32 columns from c0 of `width`], transposed in
+// registers: a warp has 16 columns and HALF rows, from row0 on.
+template <int HALF> struct DeltaColumns {
+  static constexpr int N = HALF / 8;
+  float c[N][4];
+  int row0, column0, rows, width;
+
+  __device__ __forceinline__ DeltaColumns(int rows, int width, int c0)
+      : row0((int)threadIdx.x / 64 * HALF), column0(c0 + (int)threadIdx.x / 32 % 2 * 16), rows(rows), width(width) {
+    zero(c);
+  }
+  // each calls f for the elements that exist, with their row and column in the state.
+  template <typename F> __device__ __forceinline__ void each(F f, int thread = (int)threadIdx.x) {
+    const Lane lane(thread);
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+      for (int e = 0; e < 4; e++) {
+        const int row = row0 + 8 * n + lane.column + e % 2, column = column0 + lane.row + e / 2 * 8;
+        if (row < rows && column < width) f(row, column, c[n][e]);
+      }
+  }
+  __device__ __forceinline__ void identity() {
+    each([](int row, int column, float &x) { x = row == column; });
+  }
+  __device__ __forceinline__ void load(const float *from) {
+    each([&](int row, int column, float &x) { x = from[(int64_t)row * width + column]; });
+  }
+  __device__ __forceinline__ void store(float *to) {
+    each([&](int row, int column, float x) { to[(int64_t)row * width + column] = x; });
+  }
+  // times computes the product with rows of dim_k elements, of which b has this warp's half, and
+  // writes the roundings of the state, [width, dim_k], if `writes` and there are as many rows as in
+  // registers.
+  template <int NT>
+  __device__ __forceinline__ void times(float (&r)[NT][4], const Operand<true> &b, bf16 *state, bool writes) const {
+    const Lane at;
+    const int column = column0 + at.row;
+    bf16 *const left = state + (int64_t)column * rows + row0 + at.column, *const right = left + 8 * (int64_t)rows;
+    writes = writes && rows == 2 * HALF;
+    const bool in_left = writes && column < width, in_right = writes && column + 8 < width;
+#pragma unroll
+    for (int k = 0; k < HALF; k += 16) {
+      const Fragment x(c[k / 8], c[k / 8 + 1]);
+      add_product(r, x.x, b, k);
+#pragma unroll
+      for (int i = 0; i < 4; i++)
+        store_if(i % 2 ? in_right : in_left, (i % 2 ? right : left) + k + i / 2 * 8, x.x[0][i]);
+    }
+  }
+  // write writes the roundings of a state with fewer rows.
+  __device__ __forceinline__ void write(bf16 *state) {
+    each([&](int row, int column, float x) { state[(int64_t)column * rows + row] = __float2bfloat16_rn(x); },
+         (int)in_loop(threadIdx.x));
+  }
+  // decay multiplies the state by `by` and adds a sum, so that the state is rounded once.
+  __device__ __forceinline__ void decay(float by, const float (&sum)[N][4]) {
+#pragma unroll
+    for (int n = 0; n < N; n++)
+#pragma unroll
+      for (int e = 0; e < 4; e++) c[n][e] = madd(by, c[n][e], sum[n][e]);
+  }
+};
+
+// Written is where a scan writes results of its n-th chunk: the state, and rows of X or Y. Both are
+// at a fixed distance from the results of the chunk before.
+struct Written {
+  bf16 *states, *first_rows;
+  int64_t by_state, by_rows;
+  int from_state, partial, chunk, partial_rows, width, columns;
+  bool full, other; // rows that Results::full writes, except in the partial chunk, and others
+
+  // states, rows: of the first chunk, or NULL. The first state is not written if it is at an end of
+  // the document. Chunk `partial` has partial_rows rows, the others are full. `whole`: the rows of
+  // results in registers.
+  __device__ __forceinline__ Written(const DeltaCall &a, int count, bf16 *states, bool ends, bf16 *rows, int partial,
+                                     int partial_rows, int whole, int columns, int direction)
+      : states(states),
+        first_rows(rows),
+        by_state((int64_t)direction * a.dim_k * a.dim_v),
+        by_rows((int64_t)direction * a.chunk * a.dim_v),
+        from_state(states ? ends : count),
+        partial(partial_rows < a.chunk ? partial : -1),
+        chunk(a.chunk),
+        partial_rows(partial_rows),
+        width(a.dim_v),
+        columns(columns),
+        full(rows && a.chunk == whole && a.dim_v % 2 == 0),
+        other(rows && !full) {}
+  __device__ __forceinline__ bool has_state(int n) const { return n >= from_state; }
+  __device__ __forceinline__ bf16 *state(int n) const { return states + n * by_state; }
+  // put writes this warp's half of the rows.
+  template <int NT> __device__ __forceinline__ void put(const float (&x)[NT][4], int n, int half) const {
+    rows(n).full(x, half, full && n != partial);
+  }
+  template <int NT> __device__ __forceinline__ void put_other(const float (&x)[NT][4], int n, int half) const {
+    if (other || (full && n == partial)) rows(n).other(x, half);
+  }
+
+ private:
+  __device__ __forceinline__ Results rows(int n) const {
+    return {first_rows + n * by_rows, width, n == partial ? partial_rows : chunk, columns};
+  }
+};
+
+// Exchange adds the results of the two warps that share columns. put writes a warp's own result,
+// and after a barrier, add adds the other's. Both get the same sum.
+template <int NT> struct Exchange {
+  float4 *mine, *other;
+  __device__ __forceinline__ explicit Exchange(void *shared) {
+    const int lane = (int)threadIdx.x % 32, warp = (int)threadIdx.x / 32;
+    mine = (float4 *)shared + warp * NT * 32 + lane, other = (float4 *)shared + (warp ^ 2) * NT * 32 + lane;
+  }
+  __device__ __forceinline__ void put(const float (&r)[NT][4]) const {
+#pragma unroll
+    for (int n = 0; n < NT; n++) mine[32 * n] = make_float4(r[n][0], r[n][1], r[n][2], r[n][3]);
+  }
+  __device__ __forceinline__ void add(float (&r)[NT][4]) const {
+#pragma unroll
+    for (int n = 0; n < NT; n++) {
+      const float4 x = other[32 * n];
+      r[n][0] += x.x, r[n][1] += x.y, r[n][2] += x.z, r[n][3] += x.w;
+    }
+  }
+};
+
+// Loader copies tiles of a chunk of ROWS rows, by the threads after the products' warps.
+template <int ROWS> struct Loader {
+  Copies copies;
+  int me; // number of the thread; it has row `me` of the factors
+  __device__ __forceinline__ Loader() : me((int)threadIdx.x - 32 * WARPS) {}
+  __device__ __forceinline__ bool loads() const { return me >= 0; }
+
+  template <int COLUMNS> __device__ __forceinline__ void view(bf16 *to, int step, const DeltaView &x,
+                                                              const DeltaChunk &c, int64_t head, int c0) {
+    copy_whole<LOADERS, COLUMNS, ROWS>(copies, me, to, step, x.row<bf16>(c.token, head) + c0, x.token, x.vectors,
+                                       x.width - c0, c.rows);
+  }
+  // keys copies WIDTH columns of keys or queries.
+  template <int WIDTH>
+  __device__ __forceinline__ void keys(bf16 *to, const DeltaView &x, const DeltaChunk &c, int64_t head) {
+#pragma unroll
+    for (int at = 0; at < WIDTH; at += 64) view<64>(to + at, WIDTH + TILE_GAP, x, c, head, at);
+  }
+  // square copies rows of T or P, of a.chunk elements.
+  __device__ __forceinline__ void square(const DeltaCall &a, bf16 *to, const bf16 *from, const DeltaChunk &c) {
+    copy_whole<LOADERS, ROWS, ROWS>(copies, me, to, ROWS + TILE_GAP, from, a.chunk, true, a.chunk, c.rows);
+  }
+};
+
+// sync waits for all threads. Threads that copy and threads that multiply call it in loops of their
+// own; a barrier counts the warps that have come to it, wherever they are.
+__device__ __forceinline__ void sync() { __syncthreads(); }
+
+// copy_chunks copies the tiles of `count` chunks to stages of shared memory, in the scan's order.
+// load(n, tiles) copies the tiles of a chunk; fetch(n) loads the factors of its rows, which put(n,
+// factors) writes to shared memory a chunk later, when they have come from memory. fetch and put
+// are also called for chunks after the last one.
+template <int ROWS, class Load, class Fetch, class Put>
+__device__ __forceinline__ void copy_chunks(Loader<ROWS> &loader, bf16 *shared, int stages, int stage, int count,
+                                            const Load &load, const Fetch &fetch, const Put &put) {
+  auto copy = [&](int n, int to) {
+    if (n < count) load(n, shared + to * stage);
+    loader.copies.close();
+  };
+  for (int n = 0; n < (stages > 1 ? stages - 1 : 1); n++) copy(n, n);
+  put(0, fetch(0));
+  auto factors = fetch(1);
+  int to = stages - 1;
+  for (int n = 0; n < count; n++) {
+    if (stages == 3) loader.copies.template wait<1>(); // the following chunk may still be on its way
+    else loader.copies.template wait<0>();
+    sync(); // the tiles have arrived
+    sync(); // both at once, so that the other threads never wait for copies here
+    if (stages == 1) sync();
+    copy(n + (stages > 1 ? stages - 1 : 1), to);
+    to = to + 1 == stages ? 0 : to + 1;
+    put(n + 1, factors);
+    factors = fetch(n + 2);
+  }
+}
+
+// for_chunks calls first(n, tiles) for each chunk and, after a barrier, second(n, tiles).
+template <class First, class Second>
+__device__ __forceinline__ void for_chunks(const bf16 *shared, int stages, int stage, int count, const First &first,
+                                           const Second &second) {
+  int at = 0;
+  for (int n = 0; n < count; n++) {
+    const bf16 *tiles = shared + at * stage;
+    at = at + 1 == stages ? 0 : at + 1;
+    sync(); // the tiles have arrived, and all threads have read the tiles of the previous chunk
+    first(n, tiles);
+    sync(); // both halves of the sums are there
+    second(n, tiles);
+    if (stages == 1) sync(); // all threads have read the tiles
+  }
 }
 
 } // namespace
 
 // delta_scan_tiles writes the states at seams, and X. The slices after the values compute
 // the transition: their initial state is the identity, and their values are zero.
-template <int N> __global__ void __launch_bounds__(DELTA_THREADS, 2 / N) delta_scan_tiles(DeltaCall a) {
+template <int HALF> __global__ void __launch_bounds__(DELTA_SCAN_THREADS, 1) delta_scan_tiles(DeltaCall a) {
+  typedef DeltaScanTiles<HALF> Tiles;
+  constexpr int ROWS = Tiles::ROWS, KEYS = 2 * HALF + TILE_GAP, SQUARE = ROWS + TILE_GAP, NT = ROWS / 8;
   SHARED(bf16, shared);
-  const DeltaScanTiles of(a.dim_k, a.chunk, false, a.stages);
-  constexpr int KEYS = 128 * N + TILE_GAP;   // columns of a tile of keys
-  const int low = of.state, rest = of.slice; // from a split tile to its second half
-  bf16 *const state = shared + a.stages * of.stage, *const xs = state + 2 * of.state, *const rs_low = xs + 2 * of.slice;
-  float *const factors = (float *)(shared + a.stages * of.stage + of.once);
+  float *const factors = (float *)(shared + a.stages * Tiles::FORWARD);
+  const Exchange<NT> exchange(factors + 2 * Tiles::FACTORS);
   const Lane lane;
-  const int warp = (int)threadIdx.x / 32, m0 = warp % 4 * 16, n0 = warp / 4 * 16, me = (int)threadIdx.x;
+  const int warp = (int)threadIdx.x / 32, half = warp / 2, n0 = warp % 2 * 16, k0 = half * HALF;
   const int value_slices = (a.dim_v + DELTA_SLICE - 1) / DELTA_SLICE,
             slices = value_slices + (a.transition || a.partial ? (a.dim_k + DELTA_SLICE - 1) / DELTA_SLICE : 0);
-  Copies copies;
+  Loader<ROWS> loader;
   for (int64_t w = blockIdx.x; w < a.segments * a.value_heads * slices; w += gridDim.x) {
     const DeltaScan of_block(a, w, slices, value_slices);
     if (of_block.skipped(a)) continue;
-    const int head = (int)of_block.head, key = (int)of_block.key;
-    const int64_t lo = of_block.range.lo, hi = of_block.range.hi;
+    const int head = (int)of_block.head, key = (int)of_block.key, c0 = of_block.c0;
+    const int64_t lo = of_block.range.lo;
+    const int count = (int)(of_block.range.hi - lo); // of a panel
     const bool identity = of_block.identity;
-    const int width = of_block.width, c0 = of_block.c0;
     const DeltaDocument document(a.start, a.chunks_before, of_block.range.document);
-    auto stage = [&](int64_t i) { return shared + (a.stages == 2 ? (int)(i & 1) : 0) * of.stage; };
-    auto load = [&](int64_t i) {
-      const DeltaChunk c = document.at(i, a.chunk);
-      bf16 *const keys = stage(i), *const solve = keys + of.keys;
-      copy_columns(copies, keys, KEYS, a.k, c, key, a.dim_k);
-      copy_square(copies, solve, a.solve_row<bf16>(head, c.token), a.chunk, c.rows);
-      if (!identity) copy_view<DELTA_SLICE>(copies, solve + of.square, STEP, a.v, c, head, c0);
-      copies.close();
-    };
-    __syncthreads(); // all threads have read the tiles of the previous segment
-    if (lo < hi) load(lo);
-    DeltaFactors row(a, lo < hi ? document.at(lo, a.chunk) : DeltaChunk{}, head, key, me);
-    DeltaSlice<N> s(a.dim_k, width, c0);
-    of_block.begin(a, s);
-    for (int64_t i = lo; i < hi; i++) {
-      const DeltaChunk c = document.at(i, a.chunk);
-      const int rows = up16(c.rows);
-      const bool active = m0 < rows;
-      bf16 *const keys = stage(i), *const solve = keys + of.keys, *const rs = solve + of.square; // values, then R
-      const int rs_rest = (int)(rs_low - rs);
-      const Factors f(factors + (int)(i & 1) * of.factors, a.chunk); // E·unit, F·unit, beta
-      s.split(state, low, STEP);
-      if (me < a.chunk)
-        f.first[me] = row.decay.z * row.unit, f.second[me] = row.decay.w * row.unit, f.third[me] = row.beta;
-      if (me == c.rows - 1) *f.end = row.decay.z;
-      copies.wait<0>();
-      __syncthreads(); // the tiles have arrived, and all threads have read the previous chunk
-      if (i + 1 < hi) {
-        if (a.stages == 2) load(i + 1);
-        row = DeltaFactors(a, document.at(i + 1, a.chunk), head, key, me);
-      }
-      if (!c.first && a.states) store_state(a.at_seam<bf16>(a.states, head, c.seam - 1), state, a.dim_k, width, c0);
-      if (active) {
-        float r[2][4];
-        zero(r);
-        split_product<true>(r, keys + m0 * KEYS, KEYS, state + n0, low, STEP, up16(a.dim_k));
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-          const int at = m0 + lane.row + 8 * half;
-          const float ek = f.first[at], beta = f.third[at];
-#pragma unroll
-          for (int n = 0; n < 2; n++) {
-            bf16 *const p = rs + at * STEP + n0 + 8 * n + lane.column;
-            const float2 v = identity ? make_float2(0, 0) : pair_at(p);
-            put_split(p, rs_rest, beta * (v.x - ek * r[n][2 * half]), beta * (v.y - ek * r[n][2 * half + 1]));
-          }
-        }
-      }
-      __syncthreads();
-      if (active) {
-        float x[2][4];
-        zero(x);
-        split_product<true>(x, solve + m0 * DELTA_WIDE, DELTA_WIDE, rs + n0, rs_rest, STEP, m0 + 16);
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-          const int at = m0 + lane.row + 8 * half;
-          const float fk = f.second[at];
-#pragma unroll
-          for (int n = 0; n < 2; n++) {
-            const int column = n0 + 8 * n + lane.column;
-            const float u = x[n][2 * half], v = x[n][2 * half + 1];
-            if (!identity) store_rows(a, a.x, head, c, at, c0 + column, u, v);
-            put_split(xs + at * STEP + column, rest, fk * u, fk * v);
-          }
-        }
-      }
-      __syncthreads();
-      s.add_split(*f.end, keys, KEYS, xs, rest, STEP, rows);
-      if (a.stages == 1 && i + 1 < hi) {
-        __syncthreads(); // all threads have read the tiles
-        load(i + 1);
-      }
+    auto chunk = [&](int n) { return n < count ? document.at(lo + n, a.chunk) : DeltaChunk{}; };
+    auto factors_of = [&](int n) { return Factors(factors + n % 2 * Tiles::FACTORS, ROWS); };
+    sync(); // all threads have read the tiles of the previous segment
+    if (loader.loads()) {
+      copy_chunks(
+          loader, shared, a.stages, Tiles::FORWARD, count,
+          [&](int n, bf16 *keys) {
+            const DeltaChunk c = chunk(n);
+            bf16 *const solve = keys + Tiles::KEYS;
+            loader.template keys<2 * HALF>(keys, a.k, c, key);
+            loader.square(a, solve, a.solve_row<bf16>(head, c.token), c);
+            if (!identity) loader.template view<DELTA_SLICE>(solve + Tiles::SQUARE, STEP, a.v, c, head, c0);
+          },
+          [&](int n) { return DeltaFactors(a, chunk(n), head, key, loader.me); },
+          [&](int n, const DeltaFactors &row) { // E·unit, F·unit, beta
+            const Factors f = factors_of(n);
+            if (loader.me == chunk(n).rows - 1) *f.end = row.decay.z;
+            f.set(loader.me, row.decay.z * row.unit, row.decay.w * row.unit, row.beta);
+          });
+      continue;
     }
+    DeltaColumns<HALF> s(a.dim_k, of_block.width, c0);
+    of_block.begin(a, s);
+    // The states before the chunks are written, except before a document's first chunk, and X.
+    const Written to(a, count, a.states ? a.at_seam<bf16>(a.states, head, document.seam + lo - 1) : nullptr, lo == 0,
+                     a.x && !identity ? a.rows_of<bf16>(a.x, a.dim_v, head, chunk(0).token) + c0 + n0 : nullptr,
+                     count - 1, chunk(count - 1).rows, ROWS, a.dim_v - c0 - n0, 1);
+    float r[NT][4];
+    for_chunks(
+        shared, a.stages, Tiles::FORWARD, count,
+        [&](int n, const bf16 *keys) {
+          zero(r);
+          s.times(r, Operand<true>(keys + k0, KEYS), to.state(n), to.has_state(n));
+          exchange.put(r);
+        },
+        [&](int n, const bf16 *keys) {
+          const Factors f = factors_of(n);
+          const float end = *f.end;
+          const Operand<true> solve(keys + Tiles::KEYS, SQUARE);
+          const Across values(keys + Tiles::KEYS + Tiles::SQUARE + n0, STEP);
+          exchange.add(r);
+#pragma unroll
+          for (int k = 0; k < NT; k += 2) {
+            uint32_t v[4];
+            values.load(v, 8 * k);
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+              float *const to = &r[k + i / 2][i % 2 * 2];
+              const int at = 8 * (k + i / 2) + lane.column;
+              const float2 e = pair_at(f.first + at), beta = pair_at(f.third + at),
+                           value = pair_of(identity ? 0 : v[i]);
+              to[0] = beta.x * (value.x - e.x * to[0]), to[1] = beta.y * (value.y - e.y * to[1]);
+            }
+          }
+          float x[NT][4];
+          zero(x);
+#pragma unroll
+          for (int k = 0; k < NT; k += 2) add_product(x, Fragment(r[k], r[k + 1]).x, solve, 8 * k, k);
+          to.put(x, n, half);
+          const Operand<false> keys_across(keys + k0, KEYS);
+          float sum[HALF / 8][4];
+          zero(sum);
+#pragma unroll
+          for (int k = 0; k < NT; k += 2)
+            add_product(sum, Fragment(x[k], x[k + 1], f.second + 8 * k).x, keys_across, 8 * k);
+          to.put_other(x, n, half);
+          if (a.dim_k != 2 * HALF && to.has_state(n)) s.write(to.state(n));
+          s.decay(end, sum);
+        });
     DeltaScan(a, w, slices, value_slices).end(a, s); // found again, to save registers in the loop
   }
 }
 
 // delta_scan_back_tiles loops from the last chunk to the first. It writes the gradients at seams,
 // and Y.
-template <int N> __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_scan_back_tiles(DeltaCall a) {
+template <int HALF> __global__ void __launch_bounds__(DELTA_SCAN_THREADS, 1) delta_scan_back_tiles(DeltaCall a) {
+  typedef DeltaScanTiles<HALF> Tiles;
+  constexpr int ROWS = Tiles::ROWS, KEYS = 2 * HALF + TILE_GAP, SQUARE = ROWS + TILE_GAP, NT = ROWS / 8;
   SHARED(bf16, shared);
-  const DeltaScanTiles of(a.dim_k, a.chunk, true, a.stages);
-  constexpr int KEYS = 128 * N + TILE_GAP;   // columns of a tile of keys
-  const int low = of.state, rest = of.slice; // from a split tile to its second half
-  // Y and the gradient share a tile. scaled: scale·E·unit·dout
-  bf16 *const state = shared + a.stages * of.stage, *const ys = state, *const rs = state + 2 * of.state,
-              *const scaled = rs + 2 * of.slice;
-  float *const factors = (float *)(shared + a.stages * of.stage + of.once);
+  float *const factors = (float *)(shared + a.stages * Tiles::BACK);
+  const Exchange<NT> exchange(factors + 2 * Tiles::FACTORS);
   const Lane lane;
-  const int warp = (int)threadIdx.x / 32, m0 = warp % 4 * 16, n0 = warp / 4 * 16, me = (int)threadIdx.x;
+  const int warp = (int)threadIdx.x / 32, half = warp / 2, n0 = warp % 2 * 16, k0 = half * HALF;
   const int slices = (a.dim_v + DELTA_SLICE - 1) / DELTA_SLICE;
-  Copies copies;
+  Loader<ROWS> loader;
   for (int64_t w = blockIdx.x; w < a.segments * a.value_heads * slices; w += gridDim.x) {
     const DeltaScan of_block(a, w, slices, slices);
     if (of_block.skipped_back(a)) continue;
-    const int head = (int)of_block.head, key = (int)of_block.key;
-    const int64_t lo = of_block.range.lo, hi = of_block.range.hi;
-    const int c0 = of_block.c0;
+    const int head = (int)of_block.head, key = (int)of_block.key, c0 = of_block.c0;
+    const int64_t hi = of_block.range.hi;
+    const int count = (int)(hi - of_block.range.lo); // of a panel
     const DeltaDocument document(a.start, a.chunks_before, of_block.range.document);
-    auto stage = [&](int64_t i) { return shared + (a.stages == 2 ? (int)(i & 1) : 0) * of.stage; };
-    auto load = [&](int64_t i) {
-      const DeltaChunk c = document.at(i, a.chunk);
-      bf16 *const keys = stage(i), *const queries = keys + of.keys, *const solve = queries + of.keys,
-                  *const scores = solve + of.square;
-      copy_view<DELTA_SLICE>(copies, scores + of.square, STEP, a.dout, c, head, c0);
-      copy_square(copies, scores, a.rows_of<bf16>(a.scores, a.chunk, head, c.token), a.chunk, c.rows);
-      copy_columns(copies, keys, KEYS, a.k, c, key, a.dim_k);
-      copy_columns(copies, queries, KEYS, a.q, c, key, a.dim_k);
-      copy_square(copies, solve, a.solve_row<bf16>(head, c.token), a.chunk, c.rows);
-      copies.close();
-    };
-    // unit_of_query returns the norm's factor of a row's query.
-    auto unit_of_query = [&](const DeltaChunk &c) {
-      return me < c.rows && a.unit_q ? a.unit_q[a.row(key, c.token + me)] : 1;
-    };
-    __syncthreads(); // all threads have read the tiles of the previous segment
-    if (lo < hi) load(hi - 1);
-    const DeltaChunk begun = lo < hi ? document.at(hi - 1, a.chunk) : DeltaChunk{};
-    DeltaFactors row(a, begun, head, key, me);
-    float unit_q = unit_of_query(begun);
-    DeltaSlice<N> s(a.dim_k, a.dim_v, c0);
-    of_block.begin_back(a, s);
-    for (int64_t i = hi - 1; i >= lo; i--) {
-      const DeltaChunk c = document.at(i, a.chunk);
-      const int rows = up16(c.rows);
-      const bool active = m0 < rows;
-      bf16 *const keys = stage(i), *const queries = keys + of.keys, *const solve = queries + of.keys,
-                  *const scores = solve + of.square, *const ws = scores + of.square;
-      const Factors f(factors + (int)(i & 1) * of.factors, a.chunk); // F·unit, -beta·E·unit, scale·E·unit of q
-      s.split(state, low, STEP);
-      if (me < a.chunk)
-        f.first[me] = row.decay.w * row.unit, f.second[me] = -row.beta * row.decay.z * row.unit,
-        f.third[me] = a.scale * row.decay.z * unit_q;
-      if (me == c.rows - 1) *f.end = row.decay.z;
-      copies.wait<0>();
-      __syncthreads(); // the tiles have arrived
-      if (i > lo) {
-        if (a.stages == 2) load(i - 1);
-        const DeltaChunk before = document.at(i - 1, a.chunk);
-        row = DeltaFactors(a, before, head, key, me), unit_q = unit_of_query(before);
-      }
-      if (!c.last && a.dstates) store_state(a.at_seam<bf16>(a.dstates, head, c.seam), state, a.dim_k, a.dim_v, c0);
-      if (active) {
-        float x[2][4], y[2][4];
-        zero(x);
-        zero(y);
-        tile_product<false, false>(x, scores + m0 * DELTA_WIDE + m0, DELTA_WIDE, ws + m0 * STEP + n0, STEP, rows - m0);
-        split_product<true>(y, keys + m0 * KEYS, KEYS, state + n0, low, STEP, up16(a.dim_k));
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-          const int at = m0 + lane.row + 8 * half;
-          const float fk = f.first[at], eq = f.third[at];
-#pragma unroll
-          for (int n = 0; n < 2; n++) {
-            const int p = at * STEP + n0 + 8 * n + lane.column;
-            const float2 dout = pair_at(ws + p);
-            put_split(scaled + p, rest, eq * dout.x, eq * dout.y);
-            put_split(rs + p, rest, madd(fk, y[n][2 * half], x[n][2 * half]),
-                      madd(fk, y[n][2 * half + 1], x[n][2 * half + 1]));
-          }
-        }
-      }
-      __syncthreads();
-      if (active) {
-        float y[2][4];
-        zero(y);
-        split_product<false>(y, solve + m0 * DELTA_WIDE + m0, DELTA_WIDE, rs + m0 * STEP + n0, rest, STEP, rows - m0);
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-          const int at = m0 + lane.row + 8 * half;
-          const float bek = f.second[at];
-#pragma unroll
-          for (int n = 0; n < 2; n++) {
-            const int column = n0 + 8 * n + lane.column;
-            const float u = y[n][2 * half], v = y[n][2 * half + 1];
-            store_rows(a, a.y, head, c, at, c0 + column, u, v);
-            put_split(ys + at * STEP + column, low, bek * u, bek * v);
-          }
-        }
-      }
-      s.add_split(*f.end, queries, KEYS, scaled, rest, STEP, rows);
-      __syncthreads();
-      s.add_split(1, keys, KEYS, ys, low, STEP, rows);
-      __syncthreads(); // all threads have read the tiles
-      if (a.stages == 1 && i > lo) load(i - 1);
+    auto chunk = [&](int n) { return n < count ? document.at(hi - 1 - n, a.chunk) : DeltaChunk{}; };
+    auto factors_of = [&](int n) { return Factors(factors + n % 2 * Tiles::FACTORS, ROWS); };
+    sync(); // all threads have read the tiles of the previous segment
+    if (loader.loads()) {
+      copy_chunks(
+          loader, shared, a.stages, Tiles::BACK, count,
+          [&](int n, bf16 *keys) {
+            const DeltaChunk c = chunk(n);
+            bf16 *const queries = keys + Tiles::KEYS, *const solve = queries + Tiles::KEYS,
+                        *const scores = solve + Tiles::SQUARE;
+            loader.template keys<2 * HALF>(keys, a.k, c, key);
+            loader.template view<DELTA_SLICE>(scores + Tiles::SQUARE, STEP, a.dout, c, head, c0);
+            loader.template keys<2 * HALF>(queries, a.q, c, key);
+            loader.square(a, scores, a.rows_of<bf16>(a.scores, a.chunk, head, c.token), c);
+            loader.square(a, solve, a.solve_row<bf16>(head, c.token), c);
+          },
+          [&](int n) { return QueryFactors(a, chunk(n), head, key, loader.me); },
+          [&](int n, const QueryFactors &row) { // F·unit, -beta·E·unit, scale·E·unit of q
+            const Factors f = factors_of(n);
+            if (loader.me == chunk(n).rows - 1) *f.end = row.decay.z;
+            f.set(loader.me, row.decay.w * row.unit, -row.beta * row.decay.z * row.unit,
+                  a.scale * row.decay.z * row.unit_q);
+          });
+      continue;
     }
+    DeltaColumns<HALF> s(a.dim_k, a.dim_v, c0);
+    of_block.begin_back(a, s);
+    // The gradients of the states after the chunks are written, except after a document's last
+    // chunk, and Y.
+    const Written to(a, count, a.dstates ? a.at_seam<bf16>(a.dstates, head, document.seam + hi - 1) : nullptr,
+                     hi == document.chunks,
+                     a.y ? a.rows_of<bf16>(a.y, a.dim_v, head, chunk(0).token) + c0 + n0 : nullptr, 0, chunk(0).rows,
+                     ROWS, a.dim_v - c0 - n0, -1);
+    auto dout_of = [&](const bf16 *keys) { return Across(keys + 2 * (Tiles::KEYS + Tiles::SQUARE) + n0, STEP); };
+    float r[NT][4], sum[HALF / 8][4];
+    for_chunks(
+        shared, a.stages, Tiles::BACK, count,
+        [&](int n, const bf16 *keys) {
+          zero(r);
+          s.times(r, Operand<true>(keys + k0, KEYS), to.state(n), to.has_state(n));
+          exchange.put(r);
+          // The products with dout do not depend on the gradient of the state.
+          const Across dout = dout_of(keys);
+          const Operand<false> queries(keys + Tiles::KEYS + k0, KEYS);
+          const Factors f = factors_of(n);
+          zero(sum);
+#pragma unroll
+          for (int k = 0; k < NT; k += 2) {
+            uint32_t rows[4];
+            dout.load(rows, 8 * k);
+            add_product(sum, Fragment(rows, f.third + 8 * k).x, queries, 8 * k);
+          }
+        },
+        [&](int n, const bf16 *keys) {
+          const Factors f = factors_of(n);
+          const float end = *f.end;
+          const Across dout = dout_of(keys);
+          const Operand<false> solve(keys + 2 * Tiles::KEYS, SQUARE),
+              scores(keys + 2 * Tiles::KEYS + Tiles::SQUARE, SQUARE), keys_across(keys + k0, KEYS);
+          float x[NT][4], y[NT][4];
+          zero(x);
+#pragma unroll
+          for (int k = NT - 2; k >= 0; k -= 2) {
+            uint32_t rows[1][4];
+            dout.load(rows[0], 8 * k);
+            add_product(x, rows, scores, 8 * k, 0, k + 2);
+          }
+          exchange.add(r);
+#pragma unroll
+          for (int k = 0; k < NT; k++) {
+            const float2 by = pair_at(f.first + 8 * k + lane.column);
+#pragma unroll
+            for (int e = 0; e < 4; e++) r[k][e] = madd(e % 2 ? by.y : by.x, r[k][e], x[k][e]);
+          }
+          zero(y);
+#pragma unroll
+          for (int k = NT - 2; k >= 0; k -= 2) add_product(y, Fragment(r[k], r[k + 1]).x, solve, 8 * k, 0, k + 2);
+          to.put(y, n, half);
+#pragma unroll
+          for (int k = 0; k < NT; k += 2)
+            add_product(sum, Fragment(y[k], y[k + 1], f.second + 8 * k).x, keys_across, 8 * k);
+          to.put_other(y, n, half);
+          if (a.dim_k != 2 * HALF && to.has_state(n)) s.write(to.state(n));
+          s.decay(end, sum);
+        });
     DeltaScan(a, w, slices, slices).end_back(a, s);
   }
 }
 
-const DeltaKernel delta_scan[3] = {delta_scan_f32, delta_scan_tiles<1>, delta_scan_tiles<2>};
-const DeltaKernel delta_scan_back[3] = {delta_scan_back_f32, delta_scan_back_tiles<1>, delta_scan_back_tiles<2>};
+const DeltaKernel delta_scan[4] = {delta_scan_f32, delta_scan_tiles<32>, delta_scan_tiles<64>, delta_scan_tiles<128>};
+const DeltaKernel delta_scan_back[4] = {delta_scan_back_f32, delta_scan_back_tiles<32>, delta_scan_back_tiles<64>,
+                                        delta_scan_back_tiles<128>};

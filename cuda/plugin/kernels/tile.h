@@ -11,6 +11,15 @@
 
 constexpr int TILE_GAP = 8; // elements after each row
 
+// copy_unit copies 16 bytes to a tile at once, with zeros for the elements from `left` on.
+template <typename T> __device__ __forceinline__ void copy_unit(const T *from, int left, T *to) {
+  Pack<T, Wide<T>::LANES> unit;
+  load_raw<false>(from, left, unit);
+  uint4 w;
+  memcpy(&w, &unit, sizeof w);
+  *reinterpret_cast<uint4 *>(to) = w;
+}
+
 // copy_tile copies rows [0, rows) of `width` elements to rows [0, all) and columns [0, COLUMNS) of
 // a tile, with zeros for missing elements. `vectors`: every row of the source begins at a multiple
 // of 16 bytes. Whole units of 16 bytes are copied asynchronously, others at once. All THREADS
@@ -29,13 +38,34 @@ __device__ __forceinline__ void copy_tile(Copies &copies, T *to, int step, const
     if (whole) {
       copies.copy<4>(reinterpret_cast<float *>(to), reinterpret_cast<const float *>(r < rows ? p : from), r < rows);
     } else {
-      Pack<T, N> unit;
-      load_raw<false>(p, r < rows ? width - c : 0, unit);
-      uint4 w;
-      memcpy(&w, &unit, sizeof w);
-      *reinterpret_cast<uint4 *>(to) = w;
+      copy_unit(p, r < rows ? width - c : 0, to);
     }
   }
+}
+
+// copy_whole is copy_tile for a tile of ROWS rows, by threads of which `thread` is the number. Its
+// copies are unrolled, so that few instructions are between them.
+template <int THREADS, int COLUMNS, int ROWS, typename T>
+__device__ __forceinline__ void copy_whole(Copies &copies, int thread, T *to, int step, const T *from, int64_t stride,
+                                           bool vectors, int width, int rows) {
+  constexpr int N = Wide<T>::LANES, LANES = COLUMNS / N, STEP = THREADS / LANES;
+  static_assert(ROWS % STEP == 0, "all threads copy equally many rows");
+  const int c = thread % LANES * N, first = thread / LANES;
+  const T *p = from + first * stride + c;
+  to += first * step + c;
+  if (c >= width) rows = 0;
+  if (vectors && (c + N <= width || width <= c)) {
+#pragma unroll
+    for (int i = 0; i < ROWS / STEP; i++, p += STEP * stride) {
+      const bool there = first + i * STEP < rows;
+      copies.copy<4>(reinterpret_cast<float *>(to + i * STEP * step), reinterpret_cast<const float *>(there ? p : from),
+                     there);
+    }
+    return;
+  }
+#pragma unroll 1
+  for (int i = 0; i < ROWS / STEP; i++, p += STEP * stride)
+    copy_unit(p, first + i * STEP < rows ? width - c : 0, to + i * STEP * step);
 }
 
 // put_pair writes two neighbours of a row to a tile, and pair_at reads them.
@@ -44,24 +74,11 @@ __device__ __forceinline__ void put_pair(float *to, float x, float y) {
 }
 __device__ __forceinline__ void put_pair(bf16 *to, float x, float y) { *reinterpret_cast<uint32_t *>(to) = pair(x, y); }
 __device__ __forceinline__ float2 pair_at(const float *p) { return *reinterpret_cast<const float2 *>(p); }
-__device__ __forceinline__ float2 pair_at(const bf16 *p) {
-  const uint32_t w = *reinterpret_cast<const uint32_t *>(p); // BF16 is the upper half of F32
+// pair_of returns two packed numbers.
+__device__ __forceinline__ float2 pair_of(uint32_t w) { // BF16 is the upper half of F32
   return make_float2(__uint_as_float(w << 16), __uint_as_float(w & 0xffff0000u));
 }
-
-// convert_tile copies a tile from F32 with the same bounds, and rounds the elements to T.
-template <int THREADS, int COLUMNS, typename T>
-__device__ __forceinline__ void convert_tile(T *to, int step, const float *from, int64_t stride, int width, int rows,
-                                             int all) {
-  constexpr int LANES = COLUMNS / 2;
-  const int c = (int)threadIdx.x % LANES * 2;
-#pragma unroll 1
-  for (int r = (int)threadIdx.x / LANES; r < all; r += THREADS / LANES) {
-    float x[2];
-    load_some<false, 2>(from + r * stride + c, r < rows ? width - c : 0, x);
-    put_pair(to + r * step + c, x[0], x[1]);
-  }
-}
+__device__ __forceinline__ float2 pair_at(const bf16 *p) { return pair_of(*reinterpret_cast<const uint32_t *>(p)); }
 
 // four_elements loads elements k … k + 3 of row or column x.
 template <bool DENSE>
@@ -123,41 +140,10 @@ __device__ __forceinline__ void tile_product(float (&c)[NT][4], const bf16 *a, i
   }
 }
 
-// A split tile has BF16 numbers with 16 bits of mantissa: their roundings, and, LOW elements
-// behind, the roundings of what is left. put_split writes two neighbours of a row.
-__device__ __forceinline__ void put_split(bf16 *to, int low, float x, float y) {
-  const uint32_t hi = pair(x, y); // BF16 is the upper half of F32
-  *reinterpret_cast<uint32_t *>(to) = hi;
-  put_pair(to + low, x - __uint_as_float(hi << 16), y - __uint_as_float(hi & 0xffff0000u));
-}
-
-// split_product is tile_product for a split tile of b that is not DENSE. The error of a product is
-// 2^-17 of its terms, near that of F32, for twice the work.
-template <bool A_DENSE, int NT> __device__ __forceinline__ void split_product(float (&c)[NT][4], const bf16 *a,
-                                                                              int a_step, const bf16 *b, int low,
-                                                                              int b_step, int depth) {
-  const uint32_t at_a =
-                     (uint32_t)__cvta_generic_to_shared(a + (A_DENSE ? quarters_down(a_step) : quarters_along(a_step))),
-                 at_b = (uint32_t)__cvta_generic_to_shared(b + quarters_down(b_step));
-  float rest[NT][4]; // a sum of its own, so that fewer products wait for the one before
-  zero(rest);
-#pragma unroll 2
-  for (int k = 0; k < depth; k += 16) {
-    uint32_t x[4];
-    ldmatrix<!A_DENSE>(x, at_a + 2 * (A_DENSE ? k : k * a_step));
-#pragma unroll
-    for (int n = 0; n < NT; n += 2) {
-      uint32_t y[4], z[4];
-      ldmatrix<true>(y, at_b + 2 * (k * b_step + 8 * n));
-      ldmatrix<true>(z, at_b + 2 * (low + k * b_step + 8 * n));
-      mma_pair(c[n], c[n + 1], x, y);
-      mma_pair(rest[n], rest[n + 1], x, z);
-    }
-  }
-#pragma unroll
-  for (int n = 0; n < NT; n++)
-#pragma unroll
-    for (int e = 0; e < 4; e++) c[n][e] += rest[n][e];
+// pair_behind returns the roundings of what is left of x and y, if hi has their roundings.
+__device__ __forceinline__ uint32_t pair_behind(uint32_t hi, float x, float y) {
+  const float2 rounded = pair_of(hi);
+  return pair(x - rounded.x, y - rounded.y);
 }
 
 // quad_transpose exchanges registers between the four lanes that have a row: register i of lane j
