@@ -168,14 +168,14 @@ extern const DeltaKernel delta_join[2], delta_join_back[2];
 template <int COLUMNS, typename T> __device__ __forceinline__ void copy_view(Copies &copies, T *to, int step,
                                                                              const DeltaView &x, const DeltaChunk &c,
                                                                              int64_t head, int c0) {
-  copy_tile<DELTA_THREADS, COLUMNS>(copies, to, step, x.row<T>(c.token, head) + c0, x.token, x.vectors, x.width - c0,
-                                    c.rows, up16(c.rows));
+  copy_tile<DELTA_THREADS, COLUMNS, DELTA_CHUNK>(copies, to, step, x.row<T>(c.token, head) + c0, x.token, x.vectors,
+                                                 x.width - c0, c.rows, up16(c.rows));
 }
 template <int COLUMNS, typename T> __device__ __forceinline__ void copy_rows(Copies &copies, T *to, int step,
                                                                              const T *from, int width, int c0, int rows,
                                                                              int all) {
   const bool vectors = width % Wide<T>::LANES == 0 && (uintptr_t)from % 16 == 0;
-  copy_tile<DELTA_THREADS, COLUMNS>(copies, to, step, from + c0, width, vectors, width - c0, rows, all);
+  copy_tile<DELTA_THREADS, COLUMNS, DELTA_CHUNK>(copies, to, step, from + c0, width, vectors, width - c0, rows, all);
 }
 // copy_state copies rows k0 … k0 + ROWS - 1 and columns c0 … c0 + COLUMNS - 1 of a state, in BF16
 // transposed: row k of column c is at c·step + k.

@@ -156,22 +156,28 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, ON_CORES<
         tile_product<true, true>(p, t.ws + m0 * vstep + at, vstep, t.xs + n0 * vstep + at, vstep, depth);
         tile_product<true, true>(b, t.ys + m0 * vstep + at, vstep, t.xs + n0 * vstep + at, vstep, depth);
       }
-#pragma unroll 1
-      for (int i = 0; i < 2; i++) { // not unrolled, to save registers
-        const int r = (int)threadIdx.x / 8 + i * (DELTA_THREADS / 8), column = (int)threadIdx.x % 8 * UNIT;
-        const int left = a.dim_v - v0 - column;
+      const int first = (int)threadIdx.x / 8, column = (int)threadIdx.x % 8 * UNIT, left = a.dim_v - v0 - column;
+      Word<UNIT, T> units[2];
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        const int r = first + i * (DELTA_THREADS / 8);
+        const T *v = a.v.row<T>(c.token + r, head) + v0 + column;
+        if (a.v.vectors && left >= UNIT) load_word<true, UNIT>(v, r < c.rows ? left : 0, units[i]);
+        else load_word<false, UNIT>(v, r < c.rows ? left : 0, units[i]);
+      }
+#pragma unroll
+      for (int i = 0; i < 2; i++) {
+        const int r = first + i * (DELTA_THREADS / 8);
         if (r >= c.rows || left <= 0) continue;
         float v[UNIT], sum = 0;
-        load_flat<UNIT>(a.v.row<T>(c.token + r, head) + v0 + column, left, a.v.vectors, v);
         const T *y = t.ys + r * vstep + at + column;
 #pragma unroll
         for (int e = 0; e < UNIT; e += 2) {
           const float2 two = pair_at(y + e);
-          sum = madd(two.y, v[e + 1], madd(two.x, v[e], sum));
+          sum = madd(two.y, in_word<T>(units[i], e + 1), madd(two.x, in_word<T>(units[i], e), sum));
           v[e] = t.bs[r] * two.x, v[e + 1] = t.bs[r] * two.y;
         }
-        with_v[0] += i == 0 ? sum : 0;
-        with_v[1] += i == 1 ? sum : 0;
+        with_v[i] += sum;
         store_flat<UNIT>(a.dv.row<T>(c.token + r, head) + v0 + column, left, a.dv.vectors, v);
       }
     }
@@ -187,34 +193,33 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, ON_CORES<
     float along[2] = {0, 0};
     if (lower) {
 #pragma unroll
-      for (int n = 0; n < 4; n++)
+      for (int half = 0; half < 2; half++) {
+        const int i = m0 + lane.row + 8 * half, last = i < c.rows ? i : -1; // last: of the columns that exist
+        const float2 sum = t.sums[i];
+        const float by_q = t.uq[i], by_k = t.uk[i], beta = t.bs[i];
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-          const int i = m0 + lane.row + 8 * half, j = n0 + 8 * n + lane.column;
-          float dp[2], db[2];
+        for (int n = 0; n < 4; n++) {
+          const int j = n0 + 8 * n + lane.column;
+          const float2 unit = pair_at(t.uk + j);
+          float of[4], dp[2], db[2]; // of: the sums of two columns
+          load<4>(reinterpret_cast<const float *>(t.sums + j), of);
 #pragma unroll
           for (int e = 0; e < 2; e++) {
             const int at = 2 * half + e;
             float &pair = qk[n][at];
-            dp[e] = db[e] = 0;
-            if (j + e <= i && i < c.rows) {
-              const float decay = expf((t.sums[i].x - t.sums[j + e].x) + (t.sums[i].y - t.sums[j + e].y)) * t.uk[j + e];
-              dp[e] = a.scale * decay * t.uq[i] * p[n][at];
-              if (j + e < i) {
-                const float by = decay * t.uk[i] * b[n][at], in_b = -by * kk[n][at];
-                along[half] += in_b;
-                db[e] = -t.bs[i] * by;
-                pair = madd(dp[e], pair, t.bs[i] * in_b);
-              } else {
-                pair = 0;
-              }
-            } else {
-              pair = 0;
-            }
+            // Without branches. What is computed for other elements may be infinite or NaN.
+            const float decay = expf((sum.x - of[2 * e]) + (sum.y - of[2 * e + 1])) * (e ? unit.y : unit.x),
+                        in_p = a.scale * decay * by_q * p[n][at], by = decay * by_k * b[n][at], in_b = -by * kk[n][at];
+            const bool there = j + e <= last, below = j + e < last;
+            dp[e] = there ? in_p : 0;
+            db[e] = below ? -beta * by : 0;
+            along[half] += below ? in_b : 0;
+            pair = below ? madd(in_p, pair, beta * in_b) : 0;
           }
           put_pair(t.dps + i * DELTA_WIDE + j, dp[0], dp[1]);
           put_pair(t.dbs + i * DELTA_WIDE + j, db[0], db[1]);
         }
+      }
       with_later(qk);
     } else {
       zero(qk);
@@ -240,7 +245,8 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, ON_CORES<
         for (int e = 0; e < 2; e++) {
           const int j = n0 + 8 * n + lane.column + e;
           float below = 0;
-          for (int strip = 3; lower && strip > m0 / 16; strip--) below += t.strips[strip * DELTA_CHUNK + j];
+#pragma unroll
+          for (int strip = 3; strip > 0; strip--) below += strip > m0 / 16 ? t.strips[strip * DELTA_CHUNK + j] : 0;
 #pragma unroll
           for (int half = 0; half < 2; half++)
             if (lower && j < m0 + lane.row + 8 * half) sum[half] += qk[n][2 * half + e] + below;

@@ -295,8 +295,8 @@ template <int ROWS> struct Loader {
 
   template <int COLUMNS> __device__ __forceinline__ void view(bf16 *to, int step, const DeltaView &x,
                                                               const DeltaChunk &c, int64_t head, int c0) {
-    copy_whole<LOADERS, COLUMNS, ROWS>(copies, me, to, step, x.row<bf16>(c.token, head) + c0, x.token, x.vectors,
-                                       x.width - c0, c.rows);
+    copy_tile<LOADERS, COLUMNS, ROWS>(copies, to, step, x.row<bf16>(c.token, head) + c0, x.token, x.vectors,
+                                      x.width - c0, c.rows, ROWS, me);
   }
   // keys copies WIDTH columns of keys or queries.
   template <int WIDTH>
@@ -306,7 +306,7 @@ template <int ROWS> struct Loader {
   }
   // square copies rows of T or P, of a.chunk elements.
   __device__ __forceinline__ void square(const DeltaCall &a, bf16 *to, const bf16 *from, const DeltaChunk &c) {
-    copy_whole<LOADERS, ROWS, ROWS>(copies, me, to, ROWS + TILE_GAP, from, a.chunk, true, a.chunk, c.rows);
+    copy_tile<LOADERS, ROWS, ROWS>(copies, to, ROWS + TILE_GAP, from, a.chunk, true, a.chunk, c.rows, ROWS, me);
   }
 };
 

@@ -54,8 +54,9 @@ template <typename T, bool DENSE> struct Factor {
     typedef Sizes<T> Z;
     constexpr int STEP = TileOf<T, DENSE>::STEP;
     const int left = (int)least(Z::DEPTH, depth - k);
-    if (DENSE) copy_tile<THREADS, Z::DEPTH>(copies, to, STEP, p + k, stride, vectors, left, lines, Z::SIDE);
-    else copy_tile<THREADS, Z::SIDE>(copies, to, STEP, p + k * stride, stride, vectors, lines, left, Z::DEPTH);
+    if (DENSE) copy_tile<THREADS, Z::DEPTH, Z::SIDE>(copies, to, STEP, p + k, stride, vectors, left, lines, Z::SIDE);
+    else
+      copy_tile<THREADS, Z::SIDE, Z::DEPTH>(copies, to, STEP, p + k * stride, stride, vectors, lines, left, Z::DEPTH);
   }
 };
 

@@ -20,52 +20,32 @@ template <typename T> __device__ __forceinline__ void copy_unit(const T *from, i
   *reinterpret_cast<uint4 *>(to) = w;
 }
 
-// copy_tile copies rows [0, rows) of `width` elements to rows [0, all) and columns [0, COLUMNS) of
-// a tile, with zeros for missing elements. `vectors`: every row of the source begins at a multiple
-// of 16 bytes. Whole units of 16 bytes are copied asynchronously, others at once. All THREADS
-// threads of the block take part; a thread's rows are the same for all columns.
-template <int THREADS, int COLUMNS, typename T>
-__device__ __forceinline__ void copy_tile(Copies &copies, T *to, int step, const T *from, int64_t stride, bool vectors,
-                                          int width, int rows, int all) {
-  constexpr int N = Wide<T>::LANES, LANES = COLUMNS / N, STEP = THREADS / LANES;
-  const int c = (int)threadIdx.x % LANES * N, first = (int)threadIdx.x / LANES;
-  const bool whole = vectors && (c + N <= width || width <= c);
-  const T *p = from + first * stride + c;
-  to += first * step + c;
-  if (c >= width) rows = 0;
-#pragma unroll 1
-  for (int r = first; r < all; r += STEP, p += STEP * stride, to += STEP * step) {
-    if (whole) {
-      copies.copy<4>(reinterpret_cast<float *>(to), reinterpret_cast<const float *>(r < rows ? p : from), r < rows);
-    } else {
-      copy_unit(p, r < rows ? width - c : 0, to);
-    }
-  }
-}
-
-// copy_whole is copy_tile for a tile of ROWS rows, by threads of which `thread` is the number. Its
-// copies are unrolled, so that few instructions are between them.
+// copy_tile copies rows [0, rows) of `width` elements to rows [0, all), at most ROWS, and columns
+// [0, COLUMNS) of a tile, with zeros for missing elements. `vectors`: every row of the source
+// begins at a multiple of 16 bytes. Whole units of 16 bytes are copied asynchronously, with few
+// instructions between them, others at once. THREADS threads take part, of which `thread` is the
+// number; a thread's rows are the same for all columns.
 template <int THREADS, int COLUMNS, int ROWS, typename T>
-__device__ __forceinline__ void copy_whole(Copies &copies, int thread, T *to, int step, const T *from, int64_t stride,
-                                           bool vectors, int width, int rows) {
+__device__ __forceinline__ void copy_tile(Copies &copies, T *to, int step, const T *from, int64_t stride, bool vectors,
+                                          int width, int rows, int all = ROWS, int thread = (int)threadIdx.x) {
   constexpr int N = Wide<T>::LANES, LANES = COLUMNS / N, STEP = THREADS / LANES;
-  static_assert(ROWS % STEP == 0, "all threads copy equally many rows");
   const int c = thread % LANES * N, first = thread / LANES;
   const T *p = from + first * stride + c;
   to += first * step + c;
   if (c >= width) rows = 0;
   if (vectors && (c + N <= width || width <= c)) {
 #pragma unroll
-    for (int i = 0; i < ROWS / STEP; i++, p += STEP * stride) {
-      const bool there = first + i * STEP < rows;
-      copies.copy<4>(reinterpret_cast<float *>(to + i * STEP * step), reinterpret_cast<const float *>(there ? p : from),
-                     there);
+    for (int i = 0; i < ROWS; i += STEP, p += STEP * stride) {
+      const bool there = first + i < rows;
+      if (first + i < all)
+        copies.copy<4>(reinterpret_cast<float *>(to + i * step), reinterpret_cast<const float *>(there ? p : from),
+                       there);
     }
     return;
   }
 #pragma unroll 1
-  for (int i = 0; i < ROWS / STEP; i++, p += STEP * stride)
-    copy_unit(p, first + i * STEP < rows ? width - c : 0, to + i * STEP * step);
+  for (int i = 0; first + i < all; i += STEP, p += STEP * stride)
+    copy_unit(p, first + i < rows ? width - c : 0, to + i * step);
 }
 
 // put_pair writes two neighbours of a row to a tile, and pair_at reads them.
