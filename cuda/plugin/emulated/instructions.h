@@ -111,6 +111,8 @@ inline void store_if(bool there, void *to, uint32_t x) {
   if (there) *(uint32_t *)to = x;
 }
 
+template <int THREADS> inline void sync_warps() { __syncthreads(); }
+
 inline uint32_t in_loop(uint32_t x) { return x; }
 
 // Atomic additions of different threads are no race.

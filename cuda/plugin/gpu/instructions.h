@@ -80,6 +80,12 @@ __device__ __forceinline__ void store_if(bool there, void *to, uint32_t x) {
                : "memory");
 }
 
+// sync_warps is a barrier for all THREADS of a block, whose warps may call it in different places,
+// where __syncthreads may not be called: bar.sync counts the warps that have come to it.
+template <int THREADS> __device__ __forceinline__ void sync_warps() {
+  asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory");
+}
+
 // in_loop returns x. The compiler does not move what depends on the result out of a loop, where it
 // would take registers.
 __device__ __forceinline__ uint32_t in_loop(uint32_t x) {

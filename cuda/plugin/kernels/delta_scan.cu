@@ -311,8 +311,8 @@ template <int ROWS> struct Loader {
 };
 
 // sync waits for all threads. Threads that copy and threads that multiply call it in loops of their
-// own; a barrier counts the warps that have come to it, wherever they are.
-__device__ __forceinline__ void sync() { __syncthreads(); }
+// own.
+__device__ __forceinline__ void sync() { sync_warps<DELTA_SCAN_THREADS>(); }
 
 // copy_chunks copies the tiles of `count` chunks to stages of shared memory, in the scan's order.
 // load(n, tiles) copies the tiles of a chunk; fetch(n) loads the factors of its rows, which put(n,
