@@ -30,6 +30,7 @@ type machineCode struct {
 	registers, static int64 // static: bytes of shared memory of fixed size
 	spilled           int64 // bytes of spill stores and loads, and of the stack frame
 	whole, loop       instructions
+	step              step // of the loop
 }
 
 // instructions counts some of a range.
@@ -50,19 +51,14 @@ func counted(code []instruction) instructions {
 	return instructions{len(code), count(code, opHMMA), count(code, opLDSM), count(code, opLDGSTS), count(code, opLDG)}
 }
 
-// innerLoop returns the counts of the innermost loop with most products on tensor cores or, without
-// any, most loads from global memory; zeros if there is no such loop. A loop is a range that ends
-// with a branch to its start.
-func innerLoop(code []instruction) (best instructions) {
+// innerLoop returns the innermost loop with most products on tensor cores or, without any, most
+// loads from global memory; nil if there is no such loop. A loop is a range that ends with a branch
+// to its start.
+func innerLoop(code []instruction) (loop []instruction) {
 	type span struct{ lo, hi int }
 	var loops []span
 	for at, i := range code {
-		if !i.is(opBRA) {
-			continue
-		}
-		// 56 bits, in units of 4 bytes from the next instruction
-		offset := int64((i.high&0x3ffff<<38|i.low>>34<<8|i.low>>16&0xff)<<8) >> 8
-		if to := at + 1 + int(offset/4); offset%4 == 0 && to >= 0 && to < at {
+		if to, branch := i.target(at); branch && to >= 0 && to < at {
 			loops = append(loops, span{to, at + 1})
 		}
 	}
@@ -72,16 +68,17 @@ func innerLoop(code []instruction) (best instructions) {
 		}
 		return n.ldg
 	}
+	var best instructions
 	for _, l := range loops {
 		n := counted(code[l.lo:l.hi])
 		inner := !slices.ContainsFunc(loops, func(m span) bool {
 			return m != l && m.lo >= l.lo && m.hi <= l.hi && work(counted(code[m.lo:m.hi])) > 0
 		})
 		if inner && (work(n) > work(best) || work(n) > 0 && work(n) == work(best) && n.all < best.all) {
-			best = n
+			best, loop = n, code[l.lo:l.hi]
 		}
 	}
-	return best
+	return loop
 }
 
 // kernelsOfObject returns the kernels of an object file that nvcc built without compression, by
@@ -135,7 +132,8 @@ func addKernels(t *testing.T, gpu *elf.File, to map[string]*machineCode) {
 		for len(code) > 0 && code[len(code)-1].is(opNOP) { // padding
 			code = code[:len(code)-1]
 		}
-		to[symbol] = &machineCode{whole: counted(code), loop: innerLoop(code)}
+		loop := innerLoop(code)
+		to[symbol] = &machineCode{whole: counted(code), loop: counted(loop), step: oneStep(loop)}
 	}
 }
 
@@ -297,7 +295,7 @@ func kernelsTable(t *testing.T, object string, shapes map[string][]shapeOf, seen
 		return ""
 	}
 	slices.Sort(rows)
-	return kernelsHead + strings.Join(rows, "")
+	return kernelsHead + strings.Join(rows, "") + stepsTable(kernels, names)
 }
 
 // TestMachineCode compares the tables of docs/gpu-kernels.md with the objects that nvcc has built.

@@ -8,6 +8,7 @@
 // the blocks of a launch, accesses are not ordered.
 #include <dlfcn.h>
 
+#include <memory>
 #include <unordered_map>
 
 #include "../blocks.h"
@@ -30,20 +31,25 @@ bool ordered(const Access &before, const Access &now) { // both accesses are of 
          (before.thread / 32 == now.thread / 32 && before.exchanges != now.exchanges);
 }
 
-enum : size_t { page_bits = 12 };
+enum : size_t { page_bits = 12, page_limit = 4096 };
 struct Page {
   Cell cell[1 << page_bits];
 };
-std::unordered_map<uintptr_t, Page *> pages;
+std::unordered_map<uintptr_t, std::unique_ptr<Page>> pages;
 
-Cell &cell(uintptr_t at) {
+// cell returns the cell of an address. Cells of earlier launches are not needed any more. The
+// cells of page_limit pages take 2 GB.
+Cell &cell(uintptr_t at, uint64_t launch) {
   static uintptr_t last = 0;
   static Page *page = nullptr;
+  static uint64_t current = 0;
+  if (launch != current && pages.size() > page_limit) pages.clear(), page = nullptr;
+  current = launch;
   if (at >> page_bits != last || !page) {
     last = at >> page_bits;
-    Page *&p = pages[last];
-    if (!p) p = new Page();
-    page = p;
+    std::unique_ptr<Page> &p = pages[last];
+    if (!p) p.reset(new Page());
+    page = p.get();
   }
   return page->cell[at & ((1 << page_bits) - 1)];
 }
@@ -66,7 +72,7 @@ void touch(const void *p, size_t bytes, bool write, const void *code) {
     return; // counting alone, for larger calls than those that are checked
   }
   for (size_t i = 0; i < bytes; i++) {
-    Cell &c = cell((uintptr_t)p + i);
+    Cell &c = cell((uintptr_t)p + i, now.launch);
     const char *what = nullptr;
     const Access *other = nullptr;
     if (c.writer.launch == now.launch && !ordered(c.writer, now)) what = "written", other = &c.writer;
