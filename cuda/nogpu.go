@@ -219,7 +219,7 @@ func (s *deltaShape) workspace(documents int64, pass deltaPass) int64 {
 	if pass != deltaBackward {
 		l.take(n*s.chunk, s.size)
 	}
-	if pass == deltaState {
+	if pass == deltaState || pass == deltaForward && s.size == 2 { // scans in BF16 compute out
 		return l.bytes
 	}
 	states := slots * s.valueHeads * s.dk * s.dv

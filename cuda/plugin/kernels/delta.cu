@@ -67,7 +67,7 @@ DeltaGate gate(const uly_tensor &t) {
 // start launches kernel `which` of a table for `work` items. `configured` is for allow_shared.
 struct Kernel {
   const DeltaKernel *of;
-  std::atomic<uint64_t> configured[4];
+  std::atomic<uint64_t> configured[7];
 };
 Kernel norms = {delta_norms, {}}, prepare = {delta_prepare, {}}, scan = {delta_scan, {}}, out = {delta_out, {}},
        scan_back = {delta_scan_back, {}}, gradients = {delta_gradients, {}}, finish = {delta_finish, {}},
@@ -153,18 +153,22 @@ int32_t run_scan(uly_device *d, uly_stream *s, const Operands &a, bool bf16, Del
                                  : 3,
             threads = bf16 ? (int)DELTA_SCAN_THREADS : (int)DELTA_THREADS;
   const int64_t blocks = call.segments * call.value_heads, value_slices = ceil_div(call.dim_v, DELTA_SLICE);
-  call.stages = delta_scan_stages(call.dim_k, back, d->shared_limit);
-  const int64_t bytes =
-      bf16 ? delta_scan_tile_bytes(call.dim_k, back, call.stages) : delta_scan_bytes(call.dim_k, call.chunk);
+  // launch launches the scan, or one that computes out.
+  auto launch = [&](DeltaCall c, int64_t slices, bool with_out) {
+    const bool queries = back || with_out;
+    c.stages = delta_scan_stages(c.dim_k, queries, d->shared_limit);
+    const int64_t bytes = bf16 ? delta_scan_tile_bytes(c.dim_k, queries, c.stages) : delta_scan_bytes(c.dim_k, c.chunk);
+    return start(d, s, a.op, kernel, which + (with_out ? 3 : 0), bytes, blocks * slices, c, threads);
+  };
   if (call.segments > call.panel_documents) {
     DeltaCall partial = call;
     partial.partial = true, partial.x = partial.y = partial.states = partial.dstates = nullptr;
     const int64_t moves = back ? 0 : ceil_div(call.dim_k, DELTA_SLICE);
-    TRY(start(d, s, a.op, kernel, which, bytes, blocks * (value_slices + moves), partial, threads));
+    TRY(launch(partial, value_slices + moves, false));
     TRY(start(d, s, a.op, joins, bf16, 0,
               call.panel_documents * call.value_heads * ceil_div(call.dim_v, DELTA_JOIN_COLUMNS), call));
   }
-  return start(d, s, a.op, kernel, which, bytes, blocks * (value_slices + transition_slices), call, threads);
+  return launch(call, value_slices + transition_slices, bf16 && a.pass == DELTA_FORWARD);
 }
 
 // run_panel launches the kernels for a panel.
@@ -180,7 +184,8 @@ int32_t run_panel(uly_device *d, uly_stream *s, const Operands &a, bool bf16, co
     if (backward) forward.state_out = nullptr, forward.states_out = 0;
     TRY(run_scan(d, s, a, bf16, forward, scan, join, given(a.transition) ? ceil_div(call.dim_k, DELTA_SLICE) : 0));
   }
-  if (a.pass == DELTA_FORWARD) TRY(start(d, s, a.op, out, bf16, tiles.out, chunks * ceil_div(call.dim_v, 64), call));
+  if (a.pass == DELTA_FORWARD && !bf16) // the scan in BF16 has computed out
+    TRY(start(d, s, a.op, out, 0, tiles.out, chunks * ceil_div(call.dim_v, 64), call));
   if (backward || !has_v) TRY(run_scan(d, s, a, bf16, call, scan_back, join_back, 0));
   if (!backward) return ULY_OK;
   TRY(start(d, s, a.op, gradients, bf16, tiles.gradients, chunks, call));
@@ -276,7 +281,7 @@ int32_t run(uly_device *d, uly_stream *s, const Operands &a) {
   if (a.l2norm) call.unit_q = floats(l.unit_q), call.unit_k = floats(l.unit_k);
   call.decay = (float4 *)(w + l.decay);
   call.scores = has_q ? w + l.scores : nullptr;
-  if (!state) call.x = w + l.x, call.states = w + l.states;
+  if (l.states > 0) call.x = w + l.x, call.states = w + l.states;
   if (backward) call.y = w + l.y, call.grad_q = w + l.dq, call.grad_k = w + l.dk, call.dstates = w + l.dstates;
   call.solved = backward;
 

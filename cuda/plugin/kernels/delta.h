@@ -10,7 +10,8 @@
 //
 // All chunks are prepared (B, T, P) and finished (out, gradients) in parallel. Between these, a
 // block loops over the chunks of a segment (delta_index.h) with a slice of the state's columns: in
-// the forward pass with S, in the backward pass with its gradient.
+// the forward pass with S, in the backward pass with its gradient. In BF16, the forward pass
+// computes out in this loop.
 //
 // Intermediate results in memory have the type of q, k and v. Decays, norms, and the states that
 // panels and segments pass on are F32. Sums are F32.
@@ -152,13 +153,15 @@ struct DeltaRows {
 typedef void (*DeltaKernel)(DeltaCall);
 
 // The kernels, for F32 and for BF16.
-extern const DeltaKernel delta_norms[2], delta_prepare[2], delta_out[2], delta_gradients[2];
+extern const DeltaKernel delta_norms[2], delta_prepare[2], delta_gradients[2];
+extern const DeltaKernel delta_out[1]; // for F32
 // For F32, for BF16, and for BF16 with keys of more than 128 features.
 extern const DeltaKernel delta_finish[3];
-// The scans, for F32, and for BF16 with keys of at most 64, 128 and 256 features.
+// The scans, for F32, and for BF16 with keys of at most 64, 128 and 256 features; then the scans
+// in BF16 that compute out.
 __global__ void delta_scan_f32(DeltaCall a);
 __global__ void delta_scan_back_f32(DeltaCall a);
-extern const DeltaKernel delta_scan[4], delta_scan_back[4];
+extern const DeltaKernel delta_scan[7], delta_scan_back[4];
 // These add up the states, and their gradients, at joints. They are the same for both types.
 extern const DeltaKernel delta_join[2], delta_join_back[2];
 
@@ -177,25 +180,21 @@ template <int COLUMNS, typename T> __device__ __forceinline__ void copy_rows(Cop
   const bool vectors = width % Wide<T>::LANES == 0 && (uintptr_t)from % 16 == 0;
   copy_tile<DELTA_THREADS, COLUMNS, DELTA_CHUNK>(copies, to, step, from + c0, width, vectors, width - c0, rows, all);
 }
-// copy_state copies rows k0 … k0 + ROWS - 1 and columns c0 … c0 + COLUMNS - 1 of a state, in BF16
+// copy_state copies rows k0 … k0 + 63 and columns c0 … c0 + COLUMNS - 1 of a state, in BF16
 // transposed: row k of column c is at c·step + k.
-template <int ROWS, int COLUMNS> __device__ __forceinline__ void copy_state(Copies &copies, float *to, int step,
-                                                                            const DeltaStored<float> &s, int dim_k,
-                                                                            int dim_v, int k0, int c0) {
+template <int COLUMNS> __device__ __forceinline__ void copy_state(Copies &copies, float *to, int step,
+                                                                  const DeltaStored<float> &s, int dim_k, int dim_v,
+                                                                  int k0, int c0) {
   const float *from = (s.seam ? s.seam : s.argument) + (int64_t)k0 * dim_v;
-  copy_rows<COLUMNS>(copies, to, step, from, dim_v, c0, (int)least(ROWS, dim_k - k0), ROWS);
+  copy_rows<COLUMNS>(copies, to, step, from, dim_v, c0, (int)least(64, dim_k - k0), 64);
 }
-template <int ROWS, int COLUMNS> __device__ __forceinline__ void copy_state(Copies &copies, bf16 *to, int step,
-                                                                            const DeltaStored<bf16> &s, int dim_k,
-                                                                            int dim_v, int k0, int c0) {
+template <int COLUMNS> __device__ __forceinline__ void copy_state(Copies &copies, bf16 *to, int step,
+                                                                  const DeltaStored<bf16> &s, int dim_k, int dim_v,
+                                                                  int k0, int c0) {
   const int columns = (int)least(COLUMNS, dim_v - c0);
-  if (s.seam) {
-    for (int at = 0; at < ROWS && k0 + at < dim_k; at += 64)
-      copy_rows<64>(copies, to + at, step, s.seam + (int64_t)c0 * dim_k, dim_k, k0 + at, columns, COLUMNS);
-    return;
-  }
+  if (s.seam) return copy_rows<64>(copies, to, step, s.seam + (int64_t)c0 * dim_k, dim_k, k0, columns, COLUMNS);
 #pragma unroll 1
-  for (int i = (int)threadIdx.x; i < ROWS / 2 * COLUMNS; i += DELTA_THREADS) {
+  for (int i = (int)threadIdx.x; i < 32 * COLUMNS; i += DELTA_THREADS) {
     const int row = i / COLUMNS * 2, column = i % COLUMNS;
     const float *from = s.argument + (int64_t)(k0 + row) * dim_v + c0 + column;
     const bool there = column < columns;

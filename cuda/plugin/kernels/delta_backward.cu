@@ -97,8 +97,8 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, ON_CORES<
       copy_rows<SLICE>(copies, t.ys + at, vstep, a.rows_of<T>(a.y, a.dim_v, head, c.token), a.dim_v, v0, c.rows, rows);
     };
     auto copy_states = [&](int k0, int v0) {
-      if (has_s) copy_state<64, SLICE>(copies, t.ss, SSTEP, a.before<T>(c, head), a.dim_k, a.dim_v, k0, v0);
-      if (has_d) copy_state<64, SLICE>(copies, t.ds, SSTEP, a.after<T>(c, head), a.dim_k, a.dim_v, k0, v0);
+      if (has_s) copy_state<SLICE>(copies, t.ss, SSTEP, a.before<T>(c, head), a.dim_k, a.dim_v, k0, v0);
+      if (has_d) copy_state<SLICE>(copies, t.ds, SSTEP, a.after<T>(c, head), a.dim_k, a.dim_v, k0, v0);
     };
     auto arrive = [&] {
       copies.close();

@@ -253,11 +253,11 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, ON_CORES<
   }
 }
 
-// delta_out computes out for a chunk, a head and 64 columns.
-template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 3) delta_out_kernel(DeltaCall a) {
-  constexpr int KEYS = DeltaTiles<sizeof(T)>::KEYS, STEP = KEYS + TILE_GAP, SSTEP = ON_CORES<T> ? STEP : DELTA_WIDE;
-  SHARED(T, shared);
-  T *qs = shared, *ss = qs + DELTA_CHUNK * STEP, *ps = ss + KEYS * DELTA_WIDE, *xs = ps + DELTA_CHUNK * DELTA_WIDE;
+// delta_out computes out in F32 for a chunk, a head and 64 columns. In BF16, the scan does.
+__global__ void __launch_bounds__(DELTA_THREADS, 3) delta_out_kernel(DeltaCall a) {
+  constexpr int KEYS = DeltaTiles<4>::KEYS, STEP = KEYS + TILE_GAP;
+  SHARED(float, shared);
+  float *qs = shared, *ss = qs + DELTA_CHUNK * STEP, *ps = ss + KEYS * DELTA_WIDE, *xs = ps + DELTA_CHUNK * DELTA_WIDE;
   const Lane lane;
   const int warp = (int)threadIdx.x / 32, m0 = warp % 4 * 16, n0 = warp / 4 * 32, slices = (a.dim_v + 63) / 64;
   Copies copies;
@@ -265,24 +265,22 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 3) delta_
     const int64_t head = w / slices % a.value_heads, key = a.key_head[head];
     const DeltaChunk c = a.find(w / slices / a.value_heads);
     const int c0 = (int)(w % slices) * 64, rows = up16(c.rows);
-    const DeltaStored<T> s = a.before<T>(c, head);
+    const DeltaStored<float> s = a.before<float>(c, head);
     const bool active = m0 < rows;
     __syncthreads(); // all threads have read the previous tiles
-    copy_rows<64>(copies, ps, DELTA_WIDE, a.rows_of<T>(a.scores, a.chunk, head, c.token), a.chunk, 0, c.rows, rows);
-    copy_rows<64>(copies, xs, DELTA_WIDE, a.rows_of<T>(a.x, a.dim_v, head, c.token), a.dim_v, c0, c.rows, rows);
+    copy_rows<64>(copies, ps, DELTA_WIDE, a.rows_of<float>(a.scores, a.chunk, head, c.token), a.chunk, 0, c.rows, rows);
+    copy_rows<64>(copies, xs, DELTA_WIDE, a.rows_of<float>(a.x, a.dim_v, head, c.token), a.dim_v, c0, c.rows, rows);
     float o[4][4];
     zero(o);
     for (int k0 = 0; s && k0 < a.dim_k; k0 += KEYS) {
       const int depth = (int)least(KEYS, a.dim_k - k0);
       if (k0 > 0) __syncthreads();
       for (int at = 0; at < depth; at += 64) copy_view<64>(copies, qs + at, STEP, a.q, c, key, k0 + at);
-      copy_state<KEYS, 64>(copies, ss, SSTEP, s, a.dim_k, a.dim_v, k0, c0);
+      copy_state<64>(copies, ss, DELTA_WIDE, s, a.dim_k, a.dim_v, k0, c0);
       copies.close();
       copies.wait<0>();
       __syncthreads();
-      if (active)
-        tile_product<true, ON_CORES<T>>(o, qs + m0 * STEP, STEP, ss + (ON_CORES<T> ? n0 * SSTEP : n0), SSTEP,
-                                        up16(depth));
+      if (active) tile_product<true, false>(o, qs + m0 * STEP, STEP, ss + n0, DELTA_WIDE, up16(depth));
     }
     if (!s) {
       copies.close();
@@ -302,10 +300,10 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 3) delta_
     tile_product<true, false>(o, ps + m0 * DELTA_WIDE, DELTA_WIDE, xs + n0, DELTA_WIDE, m0 + 16);
     store_results(
         o, c.rows - m0, a.dim_v - c0 - n0, a.out.vectors,
-        [&](int row) { return a.out.row<T>(c.token + m0 + row, head) + c0 + n0; }, T());
+        [&](int row) { return a.out.row<float>(c.token + m0 + row, head) + c0 + n0; }, 0.0f);
   }
 }
 
 const DeltaKernel delta_norms[2] = {delta_norms_kernel<float>, delta_norms_kernel<bf16>};
 const DeltaKernel delta_prepare[2] = {delta_prepare_kernel<float>, delta_prepare_kernel<bf16>};
-const DeltaKernel delta_out[2] = {delta_out_kernel<float>, delta_out_kernel<bf16>};
+const DeltaKernel delta_out[1] = {delta_out_kernel};

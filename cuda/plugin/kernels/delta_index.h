@@ -22,8 +22,8 @@ constexpr int DELTA_WIDE = DELTA_CHUNK + 8;
 
 // DeltaTiles has the extents of tiles in shared memory for elements of SIZE bytes.
 template <int SIZE> struct DeltaTiles {
-  // columns of q and k that delta_prepare and delta_out multiply at a time, and of X, Y, v, dout
-  // and the states in delta_gradients
+  // columns of q and k that delta_prepare and (in F32) delta_out multiply at a time, and of X, Y,
+  // v, dout and the states in delta_gradients
   static constexpr int KEYS = 256 / SIZE, SLICE = 128 / SIZE;
   static constexpr int SQUARE = DELTA_CHUNK * DELTA_WIDE; // elements of a tile of 64 rows and columns
   // delta_gradients: elements of all columns of a chunk's rows, in BF16 and if they fit, otherwise
@@ -45,32 +45,33 @@ inline int64_t delta_scan_bytes(int dim_k, int chunk) {
 enum : int { DELTA_SCAN_WARPS = 4, DELTA_SCAN_THREADS = 32 * DELTA_SCAN_WARPS + 64 };
 
 // DeltaScanTiles has the extents of the tiles of the scans in BF16, in elements, for keys of at
-// most 2·HALF features and chunks of at most ROWS tokens. Forward, a stage has the keys of a chunk,
-// T, and the values. Backward, it has keys, queries, T, P and dout. Behind the stages are the
-// factors of two chunks, and a result of each warp. With two or three stages, the tiles of the
-// following chunks are copied while a chunk is computed.
+// most 2·HALF features and chunks of at most ROWS tokens. A stage has the keys of a chunk, T, and
+// the values. The scans that compute out or gradients have queries and P as well, and gradients
+// dout instead of the values. Behind the stages are the factors of two chunks, and results of each
+// warp. With two or three stages, the tiles of the following chunks are copied while a chunk is
+// computed.
 template <int HALF> struct DeltaScanTiles {
   static constexpr int ROWS = HALF > 64 ? 32 : DELTA_CHUNK, KEYS = ROWS * (2 * HALF + 8), SQUARE = ROWS * (ROWS + 8),
-                       SLICE = ROWS * (DELTA_SLICE + 8), FORWARD = KEYS + SQUARE + SLICE,
-                       BACK = FORWARD + KEYS + SQUARE,
-                       FACTORS = 3 * ROWS + 4; // floats
-  static constexpr int64_t bytes(bool back, int stages) {
-    return 2 * (int64_t)stages * (back ? BACK : FORWARD) + 4 * (2 * FACTORS + DELTA_SCAN_WARPS * 16 * ROWS);
+                       SLICE = ROWS * (DELTA_SLICE + 8), FACTORS = 4 * ROWS + 4, // floats
+      RESULTS = DELTA_SCAN_WARPS * 16 * ROWS * 3 / 2;                            // floats
+  static ULY_BOTH constexpr int stage(bool queries) { return (queries ? 2 : 1) * (KEYS + SQUARE) + SLICE; }
+  static constexpr int64_t bytes(bool queries, int stages) {
+    return 2 * (int64_t)stages * stage(queries) + 4 * (2 * FACTORS + RESULTS);
   }
 };
 // delta_scan_half returns HALF for keys of dim_k features.
 inline int delta_scan_half(int dim_k) { return dim_k <= 64 ? 32 : dim_k <= 128 ? 64 : 128; }
-inline int64_t delta_scan_tile_bytes(int dim_k, bool back, int stages) {
+inline int64_t delta_scan_tile_bytes(int dim_k, bool queries, int stages) {
   switch (delta_scan_half(dim_k)) {
-    case 32: return DeltaScanTiles<32>::bytes(back, stages);
-    case 64: return DeltaScanTiles<64>::bytes(back, stages);
-    default: return DeltaScanTiles<128>::bytes(back, stages);
+    case 32: return DeltaScanTiles<32>::bytes(queries, stages);
+    case 64: return DeltaScanTiles<64>::bytes(queries, stages);
+    default: return DeltaScanTiles<128>::bytes(queries, stages);
   }
 }
 // delta_scan_stages returns the most stages, at most 3, that fit into `limit` bytes.
-inline int delta_scan_stages(int dim_k, bool back, int64_t limit) {
+inline int delta_scan_stages(int dim_k, bool queries, int64_t limit) {
   int stages = 3;
-  while (stages > 1 && delta_scan_tile_bytes(dim_k, back, stages) > limit) stages--;
+  while (stages > 1 && delta_scan_tile_bytes(dim_k, queries, stages) > limit) stages--;
   return stages;
 }
 
@@ -247,7 +248,7 @@ inline DeltaLayout delta_layout(const DeltaShape &s, int64_t documents, DeltaPas
   l.decay = take(n, 16);
   l.scores = take(n * s.chunk, s.size);
   if (pass != DELTA_BACKWARD) l.solve = take(n * s.chunk, s.size);
-  if (pass == DELTA_STATE) return l;
+  if (pass == DELTA_STATE || (pass == DELTA_FORWARD && s.size == 2)) return l; // scans in BF16 compute out
   const int64_t states = l.slots * s.value_heads * s.dk * s.dv;
   l.x = take(n * s.dv, s.size);
   l.states = take(states, s.size);

@@ -294,11 +294,13 @@ int main() {
   for (int64_t dk = 1; dk <= DELTA_HEAD; dk++) {
     const int chunk = (int)delta_chunk(0, dk);
     int64_t bytes = most(delta_scan_bytes((int)dk, chunk), LARGEST);
-    for (bool back : {false, true}) {
+    for (bool queries : {false, true}) {
       CHECK(2 * delta_scan_half((int)dk) >= dk && chunk <= (dk > 128 ? 32 : 64), "keys of %lld", (long long)dk);
-      bytes = most(bytes, delta_scan_tile_bytes((int)dk, back, 1));
-      const int stages = delta_scan_stages((int)dk, back, 227 << 10), few = delta_scan_stages((int)dk, back, 99 << 10);
-      CHECK(stages == 3 && few >= (back ? 1 : 2), "keys of %lld: %d stages, %d in 99 KiB", (long long)dk, stages, few);
+      bytes = most(bytes, delta_scan_tile_bytes((int)dk, queries, 1));
+      const int stages = delta_scan_stages((int)dk, queries, 227 << 10),
+                few = delta_scan_stages((int)dk, queries, 99 << 10);
+      CHECK(stages == 3 && few >= (queries ? 1 : 2), "keys of %lld: %d stages, %d in 99 KiB", (long long)dk, stages,
+            few);
     }
     CHECK(bytes <= 99 << 10, "keys of %lld need %lld bytes of shared memory", (long long)dk, (long long)bytes);
   }

@@ -25,11 +25,11 @@ constexpr int STEP = DELTA_SLICE + TILE_GAP; // of a tile of values or of dout
 
 // Factors are the factors of a chunk's rows, and of its end.
 struct Factors {
-  float *end, *first, *second, *third;
+  float *end, *first, *second, *third, *fourth;
   __device__ __forceinline__ Factors(float *at, int rows)
-      : end(at), first(at + 4), second(first + rows), third(second + rows) {}
-  __device__ __forceinline__ void set(int row, float x, float y, float z) const {
-    if (row < third - second) first[row] = x, second[row] = y, third[row] = z;
+      : end(at), first(at + 4), second(first + rows), third(second + rows), fourth(third + rows) {}
+  __device__ __forceinline__ void set(int row, float x, float y, float z, float w = 0) const {
+    if (row < third - second) first[row] = x, second[row] = y, third[row] = z, fourth[row] = w;
   }
 };
 
@@ -121,6 +121,19 @@ struct Across {
   __device__ __forceinline__ void load(uint32_t (&x)[4], int k) const { ldmatrix<true>(x, at + 2 * k * step); }
 };
 
+// Rounded is a fragment of BF16.
+struct Rounded {
+  uint32_t x[1][4];
+  __device__ __forceinline__ explicit Rounded(const Fragment &f) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) x[0][i] = f.x[0][i];
+  }
+  __device__ __forceinline__ Rounded(const float (&left)[4], const float (&right)[4]) {
+    x[0][0] = pair(left[0], left[1]), x[0][1] = pair(left[2], left[3]);
+    x[0][2] = pair(right[0], right[1]), x[0][3] = pair(right[2], right[3]);
+  }
+};
+
 // Results is where results [16 columns, n rows], transposed in registers, are written: row r of
 // memory begins at to + r·width, and `rows` and `columns` of it exist. full writes a full chunk of
 // an even width, if `there`, with conditions that are the same for all rows: more would be in the
@@ -160,6 +173,32 @@ struct Results {
   }
 };
 
+// write_out writes rows of out, transposed in registers, of which `rows` and `columns` exist.
+template <int NT> __device__ __forceinline__ void write_out(const DeltaView &of, bf16 *to, const float (&x)[NT][4],
+                                                            int rows, int columns) {
+  const Lane lane;
+  const bool full = of.vectors && rows >= 8 * NT;
+  bf16 *const at = to + lane.row * of.token + lane.column;
+#pragma unroll
+  for (int k = 0; k < NT; k += 2) {
+    Rounded r(x[k], x[k + 1]);
+#pragma unroll
+    for (int i = 0; i < 4; i++) r.x[0][i] = transposed(r.x[0][i]);
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+      store_if(full && lane.column + i % 2 * 8 < columns, at + (8 * k + i / 2 * 8) * of.token + i % 2 * 8, r.x[0][i]);
+  }
+  if (full) return;
+  const Lane other((int)in_loop(threadIdx.x));
+#pragma unroll
+  for (int n = 0; n < NT; n++)
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+      const int row = 8 * n + other.column + e % 2, column = other.row + e / 2 * 8;
+      if (row < rows && column < columns) to[row * of.token + column] = __float2bfloat16_rn(x[n][e]);
+    }
+}
+
 // DeltaColumns is a slice of a state [dim_k, 32 columns from c0 of `width`], transposed in
 // registers: a warp has 16 columns and HALF rows, from row0 on.
 template <int HALF> struct DeltaColumns {
@@ -194,8 +233,9 @@ template <int HALF> struct DeltaColumns {
   // times computes the product with rows of dim_k elements, of which b has this warp's half, and
   // writes the roundings of the state, [width, dim_k], if `writes` and there are as many rows as in
   // registers.
-  template <int NT>
-  __device__ __forceinline__ void times(float (&r)[NT][4], const Operand<true> &b, bf16 *state, bool writes) const {
+  // also(k, fragment) is called for each 16 columns of the state.
+  template <int NT, class F> __device__ __forceinline__ void times(float (&r)[NT][4], const Operand<true> &b,
+                                                                   bf16 *state, bool writes, const F &also) const {
     const Lane at;
     const int column = column0 + at.row;
     bf16 *const left = state + (int64_t)column * rows + row0 + at.column, *const right = left + 8 * (int64_t)rows;
@@ -208,6 +248,7 @@ template <int HALF> struct DeltaColumns {
 #pragma unroll
       for (int i = 0; i < 4; i++)
         store_if(i % 2 ? in_right : in_left, (i % 2 ? right : left) + k + i / 2 * 8, x.x[0][i]);
+      also(k, x);
     }
   }
   // write writes the roundings of a state with fewer rows.
@@ -266,7 +307,8 @@ struct Written {
 };
 
 // Exchange adds the results of the two warps that share columns. put writes a warp's own result,
-// and after a barrier, add adds the other's. Both get the same sum.
+// and after a barrier, add adds the other's. Both get the same sum. put_half is for twice as many
+// tiles, of which each warp gets the sum of one half.
 template <int NT> struct Exchange {
   float4 *mine, *other;
   __device__ __forceinline__ explicit Exchange(void *shared) {
@@ -283,6 +325,16 @@ template <int NT> struct Exchange {
       const float4 x = other[32 * n];
       r[n][0] += x.x, r[n][1] += x.y, r[n][2] += x.z, r[n][3] += x.w;
     }
+  }
+  // put_half writes the other warp's half and returns this warp's in `own`.
+  __device__ __forceinline__ void put_half(const float (&r)[2 * NT][4], float (&own)[NT][4], int half) const {
+    float others[NT][4];
+#pragma unroll
+    for (int n = 0; n < NT; n++)
+#pragma unroll
+      for (int e = 0; e < 4; e++)
+        own[n][e] = half ? r[NT + n][e] : r[n][e], others[n][e] = half ? r[n][e] : r[NT + n][e];
+    put(others);
   }
 };
 
@@ -361,17 +413,22 @@ __device__ __forceinline__ void for_chunks(const bf16 *shared, int stages, int s
 } // namespace
 
 // delta_scan_tiles writes the states at seams, and X. The slices after the values compute
-// the transition: their initial state is the identity, and their values are zero.
-template <int HALF> __global__ void __launch_bounds__(DELTA_SCAN_THREADS, 1) delta_scan_tiles(DeltaCall a) {
+// the transition: their initial state is the identity, and their values are zero. If OUT, it
+// computes out instead: there are no such slices, and neither states nor X are written.
+template <int HALF, bool OUT> __global__ void __launch_bounds__(DELTA_SCAN_THREADS, 1) delta_scan_tiles(DeltaCall a) {
   typedef DeltaScanTiles<HALF> Tiles;
   constexpr int ROWS = Tiles::ROWS, KEYS = 2 * HALF + TILE_GAP, SQUARE = ROWS + TILE_GAP, NT = ROWS / 8;
   SHARED(bf16, shared);
-  float *const factors = (float *)(shared + a.stages * Tiles::FORWARD);
+  constexpr int SOLVE = (OUT ? 2 : 1) * Tiles::KEYS, SCORES = SOLVE + Tiles::SQUARE,
+                VALUES = SOLVE + (OUT ? 2 : 1) * Tiles::SQUARE; // of a stage; queries begin at KEYS
+  float *const factors = (float *)(shared + a.stages * Tiles::stage(OUT));
   const Exchange<NT> exchange(factors + 2 * Tiles::FACTORS);
+  const Exchange<NT / 2> exchange_out(factors + 2 * Tiles::FACTORS + WARPS * 16 * ROWS);
   const Lane lane;
   const int warp = (int)threadIdx.x / 32, half = warp / 2, n0 = warp % 2 * 16, k0 = half * HALF;
   const int value_slices = (a.dim_v + DELTA_SLICE - 1) / DELTA_SLICE,
-            slices = value_slices + (a.transition || a.partial ? (a.dim_k + DELTA_SLICE - 1) / DELTA_SLICE : 0);
+            slices =
+                value_slices + (!OUT && (a.transition || a.partial) ? (a.dim_k + DELTA_SLICE - 1) / DELTA_SLICE : 0);
   Loader<ROWS> loader;
   for (int64_t w = blockIdx.x; w < a.segments * a.value_heads * slices; w += gridDim.x) {
     const DeltaScan of_block(a, w, slices, value_slices);
@@ -379,48 +436,59 @@ template <int HALF> __global__ void __launch_bounds__(DELTA_SCAN_THREADS, 1) del
     const int head = (int)of_block.head, key = (int)of_block.key, c0 = of_block.c0;
     const int64_t lo = of_block.range.lo;
     const int count = (int)(of_block.range.hi - lo); // of a panel
-    const bool identity = of_block.identity;
+    const bool identity = !OUT && of_block.identity;
     const DeltaDocument document(a.start, a.chunks_before, of_block.range.document);
     auto chunk = [&](int n) { return n < count ? document.at(lo + n, a.chunk) : DeltaChunk{}; };
     auto factors_of = [&](int n) { return Factors(factors + n % 2 * Tiles::FACTORS, ROWS); };
     sync(); // all threads have read the tiles of the previous segment
     if (loader.loads()) {
       copy_chunks(
-          loader, shared, a.stages, Tiles::FORWARD, count,
+          loader, shared, a.stages, Tiles::stage(OUT), count,
           [&](int n, bf16 *keys) {
             const DeltaChunk c = chunk(n);
-            bf16 *const solve = keys + Tiles::KEYS;
             loader.template keys<2 * HALF>(keys, a.k, c, key);
-            loader.square(a, solve, a.solve_row<bf16>(head, c.token), c);
-            if (!identity) loader.template view<DELTA_SLICE>(solve + Tiles::SQUARE, STEP, a.v, c, head, c0);
+            loader.square(a, keys + SOLVE, a.solve_row<bf16>(head, c.token), c);
+            if (!identity) loader.template view<DELTA_SLICE>(keys + VALUES, STEP, a.v, c, head, c0);
+            if (!OUT) return;
+            loader.template keys<2 * HALF>(keys + Tiles::KEYS, a.q, c, key);
+            loader.square(a, keys + SCORES, a.rows_of<bf16>(a.scores, a.chunk, head, c.token), c);
           },
-          [&](int n) { return DeltaFactors(a, chunk(n), head, key, loader.me); },
-          [&](int n, const DeltaFactors &row) { // E·unit, F·unit, beta
+          [&](int n) { return QueryFactors(a, chunk(n), head, key, loader.me); },
+          [&](int n, const QueryFactors &row) { // E·unit, F·unit, beta, scale·E·unit of q
             const Factors f = factors_of(n);
             if (loader.me == chunk(n).rows - 1) *f.end = row.decay.z;
-            f.set(loader.me, row.decay.z * row.unit, row.decay.w * row.unit, row.beta);
+            f.set(loader.me, row.decay.z * row.unit, row.decay.w * row.unit, row.beta,
+                  a.scale * row.decay.z * row.unit_q);
           });
       continue;
     }
     DeltaColumns<HALF> s(a.dim_k, of_block.width, c0);
     of_block.begin(a, s);
     // The states before the chunks are written, except before a document's first chunk, and X.
-    const Written to(a, count, a.states ? a.at_seam<bf16>(a.states, head, document.seam + lo - 1) : nullptr, lo == 0,
-                     a.x && !identity ? a.rows_of<bf16>(a.x, a.dim_v, head, chunk(0).token) + c0 + n0 : nullptr,
+    const Written to(a, count, !OUT && a.states ? a.at_seam<bf16>(a.states, head, document.seam + lo - 1) : nullptr,
+                     lo == 0,
+                     !OUT && a.x && !identity ? a.rows_of<bf16>(a.x, a.dim_v, head, chunk(0).token) + c0 + n0 : nullptr,
                      count - 1, chunk(count - 1).rows, ROWS, a.dim_v - c0 - n0, 1);
-    float r[NT][4];
+    bf16 *const outs = OUT ? a.out.row<bf16>(chunk(0).token, head) + c0 + n0 : nullptr;
+    float r[NT][4], out[NT / 2][4];
     for_chunks(
-        shared, a.stages, Tiles::FORWARD, count,
+        shared, a.stages, Tiles::stage(OUT), count,
         [&](int n, const bf16 *keys) {
+          float q[NT][4];
+          const Operand<true> queries(keys + Tiles::KEYS + k0, KEYS);
           zero(r);
-          s.times(r, Operand<true>(keys + k0, KEYS), to.state(n), to.has_state(n));
+          zero(q);
+          s.times(r, Operand<true>(keys + k0, KEYS), to.state(n), to.has_state(n), [&](int k, const Fragment &x) {
+            if (OUT) add_product(q, Rounded(x).x, queries, k);
+          });
           exchange.put(r);
+          if (OUT) exchange_out.put_half(q, out, half);
         },
         [&](int n, const bf16 *keys) {
           const Factors f = factors_of(n);
           const float end = *f.end;
-          const Operand<true> solve(keys + Tiles::KEYS, SQUARE);
-          const Across values(keys + Tiles::KEYS + Tiles::SQUARE + n0, STEP);
+          const Operand<true> solve(keys + SOLVE, SQUARE);
+          const Across values(keys + VALUES + n0, STEP);
           exchange.add(r);
 #pragma unroll
           for (int k = 0; k < NT; k += 2) {
@@ -439,15 +507,32 @@ template <int HALF> __global__ void __launch_bounds__(DELTA_SCAN_THREADS, 1) del
           zero(x);
 #pragma unroll
           for (int k = 0; k < NT; k += 2) add_product(x, Fragment(r[k], r[k + 1]).x, solve, 8 * k, k);
-          to.put(x, n, half);
+          if (OUT) {
+            // the half of the rows from ROWS / 2·half on: scale·E·q·S + P·X
+            const Operand<true> scores(keys + SCORES + half * (ROWS / 2) * SQUARE, SQUARE);
+            exchange_out.add(out);
+#pragma unroll
+            for (int k = 0; k < NT / 2; k++) {
+              const float2 by = pair_at(f.fourth + half * (ROWS / 2) + 8 * k + lane.column);
+              out[k][0] *= by.x, out[k][1] *= by.y, out[k][2] *= by.x, out[k][3] *= by.y;
+            }
+#pragma unroll
+            for (int k = 0; k < NT; k += 2)
+              if (k < NT / 2 || half) add_product(out, Rounded(x[k], x[k + 1]).x, scores, 8 * k);
+            const int rows = chunk(n).rows - half * (ROWS / 2);
+            write_out(a.out, outs + (n * (int64_t)a.chunk + half * (ROWS / 2)) * a.out.token, out, rows,
+                      a.dim_v - c0 - n0);
+          } else {
+            to.put(x, n, half);
+          }
           const Operand<false> keys_across(keys + k0, KEYS);
           float sum[HALF / 8][4];
           zero(sum);
 #pragma unroll
           for (int k = 0; k < NT; k += 2)
             add_product(sum, Fragment(x[k], x[k + 1], f.second + 8 * k).x, keys_across, 8 * k);
-          to.put_other(x, n, half);
-          if (a.dim_k != 2 * HALF && to.has_state(n)) s.write(to.state(n));
+          if (!OUT) to.put_other(x, n, half);
+          if (!OUT && a.dim_k != 2 * HALF && to.has_state(n)) s.write(to.state(n));
           s.decay(end, sum);
         });
     DeltaScan(a, w, slices, value_slices).end(a, s); // found again, to save registers in the loop
@@ -460,7 +545,7 @@ template <int HALF> __global__ void __launch_bounds__(DELTA_SCAN_THREADS, 1) del
   typedef DeltaScanTiles<HALF> Tiles;
   constexpr int ROWS = Tiles::ROWS, KEYS = 2 * HALF + TILE_GAP, SQUARE = ROWS + TILE_GAP, NT = ROWS / 8;
   SHARED(bf16, shared);
-  float *const factors = (float *)(shared + a.stages * Tiles::BACK);
+  float *const factors = (float *)(shared + a.stages * Tiles::stage(true));
   const Exchange<NT> exchange(factors + 2 * Tiles::FACTORS);
   const Lane lane;
   const int warp = (int)threadIdx.x / 32, half = warp / 2, n0 = warp % 2 * 16, k0 = half * HALF;
@@ -478,7 +563,7 @@ template <int HALF> __global__ void __launch_bounds__(DELTA_SCAN_THREADS, 1) del
     sync(); // all threads have read the tiles of the previous segment
     if (loader.loads()) {
       copy_chunks(
-          loader, shared, a.stages, Tiles::BACK, count,
+          loader, shared, a.stages, Tiles::stage(true), count,
           [&](int n, bf16 *keys) {
             const DeltaChunk c = chunk(n);
             bf16 *const queries = keys + Tiles::KEYS, *const solve = queries + Tiles::KEYS,
@@ -509,10 +594,10 @@ template <int HALF> __global__ void __launch_bounds__(DELTA_SCAN_THREADS, 1) del
     auto dout_of = [&](const bf16 *keys) { return Across(keys + 2 * (Tiles::KEYS + Tiles::SQUARE) + n0, STEP); };
     float r[NT][4], sum[HALF / 8][4];
     for_chunks(
-        shared, a.stages, Tiles::BACK, count,
+        shared, a.stages, Tiles::stage(true), count,
         [&](int n, const bf16 *keys) {
           zero(r);
-          s.times(r, Operand<true>(keys + k0, KEYS), to.state(n), to.has_state(n));
+          s.times(r, Operand<true>(keys + k0, KEYS), to.state(n), to.has_state(n), [](int, const Fragment &) {});
           exchange.put(r);
           // The products with dout do not depend on the gradient of the state.
           const Across dout = dout_of(keys);
@@ -562,6 +647,14 @@ template <int HALF> __global__ void __launch_bounds__(DELTA_SCAN_THREADS, 1) del
   }
 }
 
-const DeltaKernel delta_scan[4] = {delta_scan_f32, delta_scan_tiles<32>, delta_scan_tiles<64>, delta_scan_tiles<128>};
+const DeltaKernel delta_scan[7] = {
+    delta_scan_f32,
+    delta_scan_tiles<32, false>,
+    delta_scan_tiles<64, false>,
+    delta_scan_tiles<128, false>,
+    delta_scan_tiles<32, true>,
+    delta_scan_tiles<64, true>,
+    delta_scan_tiles<128, true>,
+};
 const DeltaKernel delta_scan_back[4] = {delta_scan_back_f32, delta_scan_back_tiles<32>, delta_scan_back_tiles<64>,
                                         delta_scan_back_tiles<128>};

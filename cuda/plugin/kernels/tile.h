@@ -22,19 +22,19 @@ template <typename T> __device__ __forceinline__ void copy_unit(const T *from, i
 
 // copy_tile copies rows [0, rows) of `width` elements to rows [0, all), at most ROWS, and columns
 // [0, COLUMNS) of a tile, with zeros for missing elements. `vectors`: every row of the source
-// begins at a multiple of 16 bytes. Whole units of 16 bytes are copied asynchronously, with few
-// instructions between them, others at once. THREADS threads take part, of which `thread` is the
-// number; a thread's rows are the same for all columns.
+// begins at a multiple of 16 bytes. Whole units of 16 bytes are copied asynchronously, in BF16 with
+// few instructions between them, others at once. THREADS threads take part, of which `thread` is
+// the number; a thread's rows are the same for all columns.
 template <int THREADS, int COLUMNS, int ROWS, typename T>
 __device__ __forceinline__ void copy_tile(Copies &copies, T *to, int step, const T *from, int64_t stride, bool vectors,
                                           int width, int rows, int all = ROWS, int thread = (int)threadIdx.x) {
-  constexpr int N = Wide<T>::LANES, LANES = COLUMNS / N, STEP = THREADS / LANES;
+  constexpr int N = Wide<T>::LANES, LANES = COLUMNS / N, STEP = THREADS / LANES, UNROLLED = ON_CORES<T> ? 8 : 1;
   const int c = thread % LANES * N, first = thread / LANES;
   const T *p = from + first * stride + c;
   to += first * step + c;
   if (c >= width) rows = 0;
   if (vectors && (c + N <= width || width <= c)) {
-#pragma unroll
+#pragma unroll UNROLLED
     for (int i = 0; i < ROWS; i += STEP, p += STEP * stride) {
       const bool there = first + i < rows;
       if (first + i < all)
