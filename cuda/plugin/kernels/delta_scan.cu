@@ -12,6 +12,8 @@
 //  - Further warps copy the tiles of following chunks to shared memory and prepare the factors of
 //    their rows.
 //
+// The forward pass computes out from the same registers.
+//
 // Products are computed on tensor cores with sums in F32. Keys, queries, T, P, values and dout are
 // BF16. The state, and the results that are factors of a further product, are two BF16 numbers each
 // (Fragment): roundings to BF16 along the sequence would exceed twice the error of a plain
