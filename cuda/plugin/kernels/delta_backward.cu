@@ -162,8 +162,7 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, ON_CORES<
       for (int i = 0; i < 2; i++) {
         const int r = first + i * (DELTA_THREADS / 8);
         const T *v = a.v.row<T>(c.token + r, head) + v0 + column;
-        if (a.v.vectors && left >= UNIT) load_word<true, UNIT>(v, r < c.rows ? left : 0, units[i]);
-        else load_word<false, UNIT>(v, r < c.rows ? left : 0, units[i]);
+        load_flat_word<UNIT>(v, r < c.rows ? left : 0, a.v.vectors, units[i]);
       }
 #pragma unroll
       for (int i = 0; i < 2; i++) {
@@ -396,8 +395,7 @@ template <typename T, int PARTS> __global__ void __launch_bounds__(DELTA_THREADS
 #pragma unroll
       for (int i = 0; i < PARTS; i++) {
         const int left = has ? a.dim_k - column(i) : 0;
-        if (wide && left >= N) load_word<true, N>(from + column(i), left, units[i]);
-        else load_word<false, N>(from + column(i), left, units[i]);
+        load_flat_word<N>(from + column(i), left, wide, units[i]);
       }
     };
     const float unit = a.normed ? (is_q ? a.unit_q : a.unit_k)[a.row(key, token)] : 1;

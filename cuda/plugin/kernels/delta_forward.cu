@@ -18,8 +18,7 @@ template <typename T> __global__ void __launch_bounds__(DELTA_THREADS, 8) delta_
       auto fetch = [&](const DeltaView &of, bool has, Word<N, T> &to) {
         const int left = has ? a.dim_k - c : 0;
         const T *p = of.row<T>(token, key) + c;
-        if (of.vectors && left >= N) load_word<true, N>(p, left, to);
-        else load_word<false, N>(p, left, to);
+        load_flat_word<N>(p, left, of.vectors, to);
       };
       fetch(a.k, true, x[0]);
       fetch(a.q, has_q, x[1]);

@@ -104,6 +104,12 @@ __device__ __forceinline__ void load_word(const T *p, int64_t n, Word<K, T> &x) 
     memcpy(&x, &elements, sizeof x);
   }
 }
+// load_flat_word loads as many of K elements as exist. `wide`: p is a multiple of their size.
+template <int K, typename T>
+__device__ __forceinline__ void load_flat_word(const T *p, int left, bool wide, Word<K, T> &x) {
+  if (wide && left >= K) load_word<true, K>(p, left, x);
+  else load_word<false, K>(p, left, x);
+}
 template <typename T, typename W> __device__ __forceinline__ float in_word(const W &x, int i) {
   Pack<T, sizeof(W) / sizeof(T)> elements;
   memcpy(&elements, &x, sizeof x);
