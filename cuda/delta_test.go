@@ -184,7 +184,7 @@ func TestDeltaSegments(t *testing.T) {
 	if !slices.Equal(whole, same) {
 		t.Error("a deterministic device and a deterministic call differ in bits")
 	}
-	if small != smallToo || small.Forward >= size.Forward || small.Backward >= size.Backward {
+	if small != smallToo || small.Saved >= size.Saved || small.Forward >= size.Forward || small.Backward >= size.Backward {
 		t.Errorf("%+v with segments, %+v and %+v without", size, small, smallToo)
 	}
 	var most, largest float64

@@ -166,9 +166,16 @@ func (s *deltaShape) panels() int64 { return max(1, (s.tokens+s.span()-1)/s.span
 // state returns the bytes of the states of all heads in F32.
 func (s *deltaShape) state() int64 { return s.valueHeads * s.dk * s.dv * 4 }
 
-// saved returns the bytes of the matrices T and of the states that panels pass on (delta_saved).
+// saved returns the bytes of the matrices T, of the states that panels pass on, and of what is at
+// joints (DeltaSaved).
 func (s *deltaShape) saved() int64 {
-	return roundUp(s.valueHeads*s.tokens*s.chunk*s.size, align) + roundUp((s.panels()-1)*s.state(), align)
+	var l allocator
+	l.take(s.valueHeads*s.tokens*s.chunk, s.size)
+	l.take((s.panels()-1)*s.state(), 1)
+	joints := s.panels() * s.joints() * s.valueHeads
+	l.take(joints*s.dk*s.dv, 4)
+	l.take(joints*s.dk*s.dk, 4)
+	return l.bytes
 }
 
 // joints returns the most boundaries between segments of a document in a panel (delta_joints).
@@ -209,7 +216,9 @@ func (s *deltaShape) workspace(documents int64, pass deltaPass) int64 {
 		joints = s.joints()
 	}
 	l.take(joints*s.valueHeads*s.dk*s.dv, 4)
-	l.take(joints*s.valueHeads*s.dk*s.dk, 4)
+	if pass != deltaBackward {
+		l.take(joints*s.valueHeads*s.dk*s.dk, 4)
+	}
 	rows, slots := min(s.tokens, s.span()+s.chunk), min(s.tokens, s.span())/s.chunk+1
 	n := s.valueHeads * rows
 	l.take(s.keyHeads*rows, 4)

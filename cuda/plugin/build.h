@@ -39,4 +39,4 @@ constexpr Limit STREAM_SCRATCH = {64 << 20, 1 << 20};     // bytes of a stream's
 constexpr Limit DELTA_PANEL_BYTES = {2ll << 30, 1 << 18}; // workspace for a panel (delta_index.h)
 // The gated delta rule's division into segments is made for this number of multiprocessors on every
 // GPU, and for this time of a step between segments, in chunks of the scan (delta_index.h).
-constexpr Limit DELTA_MULTIPROCESSORS = {132, 20}, DELTA_FOLD_CHUNKS = {4, 0};
+constexpr Limit DELTA_MULTIPROCESSORS = {132, 20}, DELTA_FOLD_CHUNKS = {2, 0};

@@ -107,16 +107,17 @@ int32_t copy_through(uly_device *d, uly_stream *s, const Operands &a, const Delt
 }
 
 // set_panel sets the extents of a panel between two borders, and the memory that depends on it. The
-// carried states are saved if a backward pass follows. The results of DeltaState and DeltaStateGrad
-// serve as their carried states, because these operations have one document.
-void set_panel(DeltaCall &call, const Operands &a, const DeltaShape &shape, const DeltaLayout &l, int64_t panel,
-               const DeltaBorder &lo, const DeltaBorder &hi) {
-  char *w = (char *)a.workspace.data;
+// carried states and what is at joints are saved if a backward pass follows. The results of
+// DeltaState and DeltaStateGrad serve as their carried states, because these operations have one
+// document.
+void set_panel(DeltaCall &call, const Operands &a, const DeltaShape &shape, const DeltaLayout &l,
+               const DeltaSaved &of_saved, int64_t panel, const DeltaBorder &lo, const DeltaBorder &hi) {
+  char *const w = (char *)a.workspace.data, *const kept = (char *)a.saved.data;
   call.chunk0 = lo.chunk, call.chunks = hi.chunk - lo.chunk, call.token0 = lo.token, call.tokens = hi.token - lo.token;
   call.document0 = lo.document, call.panel_documents = hi.document + hi.crossed - lo.document, call.seam0 = lo.seam;
   call.segment0 = lo.segment, call.segments = hi.segments_end - lo.segment, call.joint0 = lo.segment - lo.document;
   const bool saved = given(a.saved);
-  call.solve = saved ? (char *)a.saved.data : w + l.solve;
+  call.solve = saved ? kept : w + l.solve;
   call.solve_token = saved ? 0 : lo.token, call.solve_rows = saved ? shape.tokens : l.rows;
   if (a.pass == DELTA_STATE) {
     call.carried_in = call.carried_out = call.state_out;
@@ -125,9 +126,11 @@ void set_panel(DeltaCall &call, const Operands &a, const DeltaShape &shape, cons
   }
   // border n is the one before panel n
   auto carried = [&](int64_t border) {
-    return saved ? (float *)((char *)a.saved.data + delta_saved_states(shape) + (border - 1) * delta_state(shape))
-                 : (float *)(w + l.carried[border % 2]);
+    return (float *)(saved ? kept + of_saved.carried + (border - 1) * delta_state(shape) : w + l.carried[border % 2]);
   };
+  call.ends = (float *)(saved ? kept + of_saved.ends + panel * of_saved.panel_ends : w + l.ends);
+  call.transitions =
+      (float *)(saved ? kept + of_saved.transitions + panel * of_saved.panel_transitions : w + l.transitions);
   call.carried_in = lo.crossed ? carried(panel) : nullptr;
   call.carried_out = hi.crossed && a.pass == DELTA_FORWARD ? carried(panel + 1) : nullptr;
   call.dcarried_in = (const float *)(w + l.carried[(panel + 1) % 2]);
@@ -160,12 +163,13 @@ int32_t run_scan(uly_device *d, uly_stream *s, const Operands &a, bool bf16, Del
     const int64_t bytes = bf16 ? delta_scan_tile_bytes(c.dim_k, queries, c.stages) : delta_scan_bytes(c.dim_k, c.chunk);
     return start(d, s, a.op, kernel, which + (with_out ? 3 : 0), bytes, blocks * slices, c, threads);
   };
-  if (call.segments > call.panel_documents) {
+  if (call.segments > call.panel_documents && !(call.solved && !back)) {
     DeltaCall partial = call;
     partial.partial = true, partial.x = partial.y = partial.states = partial.dstates = nullptr;
     const int64_t moves = back ? 0 : ceil_div(call.dim_k, DELTA_SLICE);
     TRY(launch(partial, value_slices + moves, false));
-    TRY(start(d, s, a.op, joins, bf16, 0,
+    const bool large = call.dim_k > 128;
+    TRY(start(d, s, a.op, joins, large, delta_join_bytes(large ? DELTA_HEAD : 128),
               call.panel_documents * call.value_heads * ceil_div(call.dim_v, DELTA_JOIN_COLUMNS), call));
   }
   return launch(call, value_slices + transition_slices, bf16 && a.pass == DELTA_FORWARD);
@@ -231,17 +235,17 @@ int32_t run(uly_device *d, uly_stream *s, const Operands &a) {
   if (given(a.dstate_in)) c.dense("DStateIn", a.dstate_in, ULY_F32, {in, hv, dk, dv});
   if (given(a.dstate_out)) c.dense("DStateOut", a.dstate_out, ULY_F32, {out_states, hv, dk, dv});
   if (given(a.transition)) c.dense("Transition", a.transition, ULY_F32, {hv, dk, dk});
-  if (given(a.saved) || (backward && delta_saved(shape) > 0)) { // the matrices T and carried states
-    c.dense("saved", a.saved, ULY_U8, {-1});
-    if (!c.failed() && a.saved.shape[0] < delta_saved(shape))
-      c.refuse("saved %s: GatedDeltaSizes requires %lld bytes", text_of(a.saved).c_str(),
-               (long long)delta_saved(shape));
-    if (!c.failed() && (uintptr_t)a.saved.data % 256 != 0)
-      c.refuse("saved at %p: it must be aligned to 256 bytes", a.saved.data);
-  }
   const int64_t documents = state ? 1 : delta_documents(a.cu, a.cu.documents(), tokens);
   const bool divided = !state && !a.deterministic && !d->deterministic;
   const DeltaLayout l = delta_layout(shape, documents, a.pass, divided);
+  const DeltaSaved saved(shape, divided);
+  if (given(a.saved) || (backward && saved.bytes > 0)) {
+    c.dense("saved", a.saved, ULY_U8, {-1});
+    if (!c.failed() && a.saved.shape[0] < saved.bytes)
+      c.refuse("saved %s: GatedDeltaSizes requires %lld bytes", text_of(a.saved).c_str(), (long long)saved.bytes);
+    if (!c.failed() && (uintptr_t)a.saved.data % 256 != 0)
+      c.refuse("saved at %p: it must be aligned to 256 bytes", a.saved.data);
+  }
   c.dense("workspace", a.workspace, ULY_U8, {-1});
   if (!c.failed() && a.workspace.shape[0] < l.bytes)
     c.refuse("workspace %s: GatedDeltaSizes requires %lld bytes", text_of(a.workspace).c_str(), (long long)l.bytes);
@@ -270,7 +274,7 @@ int32_t run(uly_device *d, uly_stream *s, const Operands &a) {
   call.dim_k = (int)dk, call.dim_v = (int)dv, call.chunk = (int)shape.chunk;
   call.start = table(l.start), call.chunks_before = table(l.chunks), call.document = table(l.document);
   call.segments_before = table(l.segments), call.segment = segment, call.joints = l.joints;
-  call.ends = floats(l.ends), call.transitions = floats(l.transitions);
+  call.dends = floats(l.ends);
   call.key_head = table(l.key_head), call.value_first = table(l.first);
   call.states_in = in, call.states_out = out_states, call.all_documents = a.cu.documents();
   call.state_in = (const float *)a.state_in.data, call.state_out = (float *)a.state_out.data;
@@ -293,7 +297,7 @@ int32_t run(uly_device *d, uly_stream *s, const Operands &a) {
     const int64_t panel = descends ? panels - 1 - n : n;
     const DeltaBorder lo = tokens > 0 ? border(panel * stride) : none,
                       hi = tokens > 0 ? border((panel + 1) * stride) : end;
-    set_panel(call, a, shape, l, panel, lo, hi);
+    set_panel(call, a, shape, l, saved, panel, lo, hi);
     TRY(run_panel(d, s, a, type == ULY_BF16, call));
   }
   return ULY_OK;
@@ -361,7 +365,7 @@ int32_t delta_sizes(uly_device *d, const uly_gated_delta *a, uly_delta_sizes *to
                                    a->k.shape[2], a->v.shape[2], a->chunk, a->key_head);
   const int64_t documents = delta_documents(a->cu, a->cu.documents(), s.tokens);
   const bool divided = !a->deterministic && !d->deterministic;
-  *to = {delta_saved(s), delta_layout(s, documents, DELTA_FORWARD, divided).bytes,
+  *to = {DeltaSaved(s, divided).bytes, delta_layout(s, documents, DELTA_FORWARD, divided).bytes,
          delta_layout(s, documents, DELTA_BACKWARD, divided).bytes, delta_layout(s, 1, DELTA_STATE, false).bytes};
   return ULY_OK;
 }

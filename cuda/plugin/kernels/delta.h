@@ -72,14 +72,15 @@ struct DeltaCall {
   // after it; in the backward pass, their gradients from the following panel and to the preceding
   const float *carried_in, *dcarried_in;
   float *carried_out, *dcarried_out;
-  // at joints: the states after the preceding segments or the gradients before the following ones,
+  // at joints: the states after the preceding segments, the gradients before the following ones,
   // and the segments' transition matrices
-  float *ends, *transitions;
+  float *ends, *dends, *transitions;
   float *unit_q, *unit_k;                                            // NULL = 1
   float4 *decay;                                                     // G as the sum of two floats, then E and F
   void *solve, *scores, *x, *y, *grad_q, *grad_k, *states, *dstates; // of the call's type
   float scale;
-  // partial: the scan computes each segment for zero before it, and its transition matrix
+  // solved: the forward pass has saved T and what is at joints; partial: the scan computes each
+  // segment for zero before it, and its transition matrix
   bool solved, normed, per_head, partial;
   int stages; // of the tiles of a scan in BF16
 
@@ -109,8 +110,9 @@ struct DeltaCall {
     const int64_t behind = document[c.document] - (all_documents - states_out);
     return {nullptr, behind >= 0 && dstate_out ? state_of(dstate_out, behind, head) : nullptr};
   }
-  __device__ __forceinline__ float *end_at(int64_t head, int64_t joint) const {
-    return ends + (head * joints + joint - joint0) * dim_k * dim_v;
+  // end_at returns a state at a joint, or its gradient, of ends or dends.
+  __device__ __forceinline__ float *end_at(float *of, int64_t head, int64_t joint) const {
+    return of + (head * joints + joint - joint0) * dim_k * dim_v;
   }
   __device__ __forceinline__ float *transition_at(int64_t head, int64_t joint) const {
     return transitions + (head * joints + joint - joint0) * dim_k * dim_k;
@@ -162,7 +164,8 @@ extern const DeltaKernel delta_finish[3];
 __global__ void delta_scan_f32(DeltaCall a);
 __global__ void delta_scan_back_f32(DeltaCall a);
 extern const DeltaKernel delta_scan[7], delta_scan_back[4];
-// These add up the states, and their gradients, at joints. They are the same for both types.
+// These add up the states, and their gradients, at joints, for keys of at most 128 and of at most
+// DELTA_HEAD features.
 extern const DeltaKernel delta_join[2], delta_join_back[2];
 
 // copy_view copies columns c0 … c0 + COLUMNS - 1 of a chunk's rows of a tensor to a tile
@@ -323,7 +326,7 @@ struct DeltaScan {
     const float *from = nullptr;
     if (identity && (a.partial || range.begins)) s.identity();
     else if (identity) from = transition(a);
-    else if (range.follows) from = a.partial ? nullptr : a.end_at(head, range.joint - 1);
+    else if (range.follows) from = a.partial ? nullptr : a.end_at(a.ends, head, range.joint - 1);
     else if (!range.begins) from = a.state_of(a.carried_in, 0, head);
     else if (id < a.states_in && a.state_in) from = a.state_of(a.state_in, id, head);
     if (from) s.load(from);
@@ -332,7 +335,7 @@ struct DeltaScan {
     const int64_t behind = id - (a.all_documents - a.states_out);
     float *to = nullptr;
     if (identity) to = transition(a);
-    else if (range.leads) to = a.partial ? a.end_at(head, range.joint) : nullptr;
+    else if (range.leads) to = a.partial ? a.end_at(a.ends, head, range.joint) : nullptr;
     else if (!range.ends) to = a.carried_out ? a.state_of(a.carried_out, 0, head) : nullptr;
     else if (behind >= 0 && a.state_out) to = a.state_of(a.state_out, behind, head);
     if (to) s.store(to);
@@ -343,14 +346,14 @@ struct DeltaScan {
   template <class S> __device__ __forceinline__ void begin_back(const DeltaCall &a, S &s) const {
     const int64_t behind = id - (a.all_documents - a.states_out);
     const float *from = nullptr;
-    if (range.leads) from = a.partial ? nullptr : a.end_at(head, range.joint);
+    if (range.leads) from = a.partial ? nullptr : a.end_at(a.dends, head, range.joint);
     else if (!range.ends) from = a.state_of(a.dcarried_in, 0, head);
     else if (behind >= 0 && a.dstate_out) from = a.state_of(a.dstate_out, behind, head);
     if (from) s.load(from);
   }
   template <class S> __device__ __forceinline__ void end_back(const DeltaCall &a, S &s) const {
     float *to = nullptr;
-    if (range.follows) to = a.partial ? a.end_at(head, range.joint - 1) : nullptr;
+    if (range.follows) to = a.partial ? a.end_at(a.dends, head, range.joint - 1) : nullptr;
     else if (!range.begins) to = a.state_of(a.dcarried_out, 0, head);
     else if (id < a.states_in && a.dstate_in) to = a.state_of(a.dstate_in, id, head);
     if (to) s.store(to);

@@ -10,7 +10,9 @@
 #include "index.h"
 
 enum : int { DELTA_HEAD = ULY_DELTA_HEAD, DELTA_CHUNK = 64, DELTA_THREADS = 256, DELTA_SLICE = 32 };
-enum : int { DELTA_JOIN_COLUMNS = 16 }; // of a block that adds up states at joints
+// The sum of states at joints: columns of the states of a block, and columns or rows of a
+// transition matrix in a tile.
+enum : int { DELTA_JOIN_COLUMNS = 8, DELTA_JOIN_DEPTH = 32 };
 
 ULY_BOTH int up16(int n) { return (n + 15) / 16 * 16; }
 ULY_BOTH int up32(int n) { return (n + 31) / 32 * 32; }
@@ -75,6 +77,13 @@ inline int delta_scan_stages(int dim_k, bool queries, int64_t limit) {
   return stages;
 }
 
+// delta_join_stages and delta_join_bytes return the tiles in shared memory, and its bytes, of a
+// block that adds up states with at most `head` features of keys.
+constexpr int delta_join_stages(int head) { return head <= 128 ? 4 : 2; }
+constexpr int64_t delta_join_bytes(int head) {
+  return 4 * (delta_join_stages(head) * head * (DELTA_JOIN_DEPTH + 4) + head * (DELTA_JOIN_COLUMNS + 4));
+}
+
 // DeltaShape has the extents that sizes depend on.
 struct DeltaShape {
   int64_t size; // bytes of an element of q, k, v and of intermediate results
@@ -132,9 +141,10 @@ inline int64_t delta_stride(const DeltaShape &s) {
 //     DeltaFold: state ← transition · state + state from zero. Both are F32.
 //  3. Each segment is computed with the state before it.
 //
-// The backward scan does so from the last segment to the first, with the transposed matrices. A
-// joint is the boundary between two segments of a document in a panel. Segments are multiples of
-// chunks from the start of a document.
+// The backward scan does so from the last segment to the first, with the transposed matrices. The
+// forward pass saves the states and matrices, so that the backward pass begins with step 3 for the
+// states, and does steps 1 and 2 for their gradients alone. A joint is the boundary between two
+// segments of a document in a panel. Segments are multiples of chunks from the start of a document.
 
 // delta_most_segments returns the number of segments of one document that the multiprocessors can
 // compute at the same time.
@@ -185,13 +195,22 @@ inline int64_t delta_segment(const DeltaShape &s, const int64_t *cu, int64_t doc
 // delta_state returns the bytes of the states of all heads in F32.
 inline int64_t delta_state(const DeltaShape &s) { return s.value_heads * s.dk * s.dv * 4; }
 
-// Saved has the matrices T, [value heads][T][chunk], then the carried states [panels - 1].
-inline int64_t delta_saved_states(const DeltaShape &s) {
-  return ceil_div(s.value_heads * s.tokens * s.chunk * s.size, 256) * 256;
-}
-inline int64_t delta_saved(const DeltaShape &s) {
-  return delta_saved_states(s) + ceil_div((delta_panels(s) - 1) * delta_state(s), 256) * 256;
-}
+// DeltaSaved is the layout of what the forward pass saves: the matrices T, [value heads][T][chunk],
+// then in F32 the carried states [panels - 1] and, for each panel, the states at joints and the
+// transition matrices (DeltaLayout). `divided`: documents may be divided into segments.
+struct DeltaSaved {
+  int64_t carried, ends, transitions, bytes; // in bytes
+  int64_t panel_ends, panel_transitions;     // bytes of a panel
+  DeltaSaved(const DeltaShape &s, bool divided) {
+    auto up = [](int64_t bytes) { return ceil_div(bytes, 256) * 256; };
+    const int64_t joints = (divided ? delta_joints(s) : 0) * s.value_heads;
+    panel_ends = joints * s.dk * s.dv * 4, panel_transitions = joints * s.dk * s.dk * 4;
+    carried = up(s.value_heads * s.tokens * s.chunk * s.size);
+    ends = carried + up((delta_panels(s) - 1) * delta_state(s));
+    transitions = ends + up(delta_panels(s) * panel_ends);
+    bytes = transitions + up(delta_panels(s) * panel_transitions);
+  }
+};
 
 enum DeltaPass { DELTA_FORWARD, DELTA_BACKWARD, DELTA_STATE };
 
@@ -205,8 +224,8 @@ struct DeltaLayout {
   int64_t key_head, first; // [value heads] key head; [key heads + 1] first value head
   int64_t carried[2];      // [value heads][dk][dv] F32, used by panels alternately
   int64_t joints;          // most joints of a panel
-  int64_t ends;            // [value heads][joints][dk][dv] F32
-  int64_t transitions;     // [value heads][joints][dk][dk] F32
+  int64_t ends;            // [value heads][joints][dk][dv] F32, in the backward pass gradients
+  int64_t transitions;     // [value heads][joints][dk][dk] F32, in the forward pass
   int64_t rows;            // most tokens of a panel
   int64_t slots;           // most states of a panel
   int64_t unit_q, unit_k;  // [key heads][rows] F32, with L2Norm
@@ -238,7 +257,7 @@ inline DeltaLayout delta_layout(const DeltaShape &s, int64_t documents, DeltaPas
     for (int64_t &at : l.carried) at = take(delta_state(s), 1);
   l.joints = pass != DELTA_STATE && divided ? delta_joints(s) : 0;
   l.ends = take(l.joints * s.value_heads * s.dk * s.dv, 4);
-  l.transitions = take(l.joints * s.value_heads * s.dk * s.dk, 4);
+  if (pass != DELTA_BACKWARD) l.transitions = take(l.joints * s.value_heads * s.dk * s.dk, 4);
   // The last chunk of a panel can end up to a chunk after the panel's tokens.
   l.rows = least(s.tokens, delta_span(s) + s.chunk);
   l.slots = least(s.tokens, delta_span(s)) / s.chunk + 1; // with the state before the first chunk

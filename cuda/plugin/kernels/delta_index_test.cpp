@@ -212,8 +212,9 @@ static void sizes(int64_t tokens, int64_t key_heads, int64_t group, int64_t dk, 
     for (int64_t fewer : {tokens / 2, tokens - tokens / 8, tokens - 1}) {
       const DeltaShape x = delta_shape(2, fewer, key_heads, key_heads * group, dk, dv, 0, nullptr);
       const DeltaLayout less = delta_layout(x, 1, pass, true);
-      CHECK(less.bytes <= few.bytes && delta_saved(x) <= delta_saved(s), "%lld bytes for %lld tokens, %lld for %lld",
-            (long long)less.bytes, (long long)fewer, (long long)few.bytes, (long long)tokens);
+      CHECK(less.bytes <= few.bytes && DeltaSaved(x, true).bytes <= DeltaSaved(s, true).bytes,
+            "%lld bytes for %lld tokens, %lld for %lld", (long long)less.bytes, (long long)fewer, (long long)few.bytes,
+            (long long)tokens);
     }
     const int64_t joints = few.joints * s.value_heads * 4 * dk * (dv + dk),
                   beyond =
@@ -236,7 +237,7 @@ static Cost cost(int64_t tokens, int64_t heads, DeltaPass pass) {
   const int64_t d = 128, cu[2] = {0, tokens};
   const DeltaShape s = delta_shape(2, tokens, heads, heads, d, d, 0, nullptr);
   Cost c;
-  c.saved = delta_saved(s), c.workspace = delta_layout(s, 1, pass, true).bytes;
+  c.saved = DeltaSaved(s, true).bytes, c.workspace = delta_layout(s, 1, pass, true).bytes;
   const int64_t segment = delta_segment(s, cu, 1);
   DeltaBorders border = {cu, tokens, s.chunk, segment};
   const double square = (double)s.chunk * (double)s.chunk * d, state = (double)s.chunk * d * d;
