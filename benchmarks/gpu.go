@@ -1,13 +1,16 @@
 package main
 
 import (
+	"fmt"
 	"maps"
 	"math"
+	"os"
 	"strings"
 	"time"
 
 	"ulysses/backends"
 	"ulysses/device"
+	"ulysses/internal/status"
 	"ulysses/tensor"
 )
 
@@ -25,6 +28,29 @@ func (o *options) openGPU(rank int) (device.Device, device.Stream, error) {
 		emit("device", []float64{1}, "gib", float64(d.Info().Memory)/1.073741824, map[string]any{"name": d.Info().Name, "kernels": d.Info().Kernels})
 	}
 	return d, s, nil
+}
+
+// each calls f for the cases that --cases selects. A case that fails is named on standard error,
+// and the others follow, so that time on a GPU is not lost; each returns the first error. A case
+// that does not fit into the memory of the GPU is skipped. Several ranks would wait for the rank
+// that failed, so they end with it.
+func (o *options) each(cases []shape, f func(s shape) error) (first error) {
+	for _, s := range o.chosen(cases) {
+		err := f(s)
+		switch {
+		case err == nil:
+		case o.world != nil && o.world.Size() > 1:
+			return err
+		case status.Of(err) == status.OutOfMemory:
+			fmt.Fprintf(os.Stderr, "%s: SKIPPED: %v\n", s.Name, err)
+		default:
+			fmt.Fprintf(os.Stderr, "%s: %v\n", s.Name, err)
+			if first == nil {
+				first = err
+			}
+		}
+	}
+	return first
 }
 
 // steady returns the seconds of a call of f, which enqueues work on s. Each time is the mean of as
@@ -60,7 +86,7 @@ func (o *options) steady(s device.Stream, f func() error) ([]float64, error) {
 			break
 		}
 	}
-	return repeated(0, o.repeat, func() (float64, error) { return calls(n) })
+	return o.repeated(0, func() (float64, error) { return calls(n) })
 }
 
 // work is what a call has to do at least: FLOP of the algorithm, and bytes of inputs and outputs,
@@ -129,7 +155,7 @@ func gpuAttention(o *options) error {
 	if err := o.roofs(d, stream); err != nil {
 		return err
 	}
-	for _, s := range o.chosen(o.cases.GPUAttention) {
+	return o.each(o.cases.GPUAttention, func(s shape) error {
 		var g device.AttentionGrad
 		free, err := build(d, func(a arena) {
 			_, take := a.headMajor(s, o.compute)
@@ -146,20 +172,14 @@ func gpuAttention(o *options) error {
 		if err != nil {
 			return err
 		}
-		err = func() error {
-			for _, x := range []tensor.Tensor{g.Q, g.K, g.V, g.DOut} {
-				if err := o.randomize(d, stream, x); err != nil {
-					return err
-				}
+		defer free()
+		for _, x := range []tensor.Tensor{g.Q, g.K, g.V, g.DOut} {
+			if err := o.randomize(d, stream, x); err != nil {
+				return err
 			}
-			return o.timeAttention(d, stream, s, &g)
-		}()
-		free()
-		if err != nil {
-			return err
 		}
-	}
-	return nil
+		return o.timeAttention(d, stream, s, &g)
+	})
 }
 
 // timeAttention times both passes of attention and prints a line for each.
@@ -180,6 +200,27 @@ func (o *options) timeAttention(d device.Device, stream device.Stream, s shape, 
 		o.row(s.Name, pass.op, times, pass.work, map[string]any{"workspace_mib": g.Workspace.Numel() >> 20})
 	}
 	return nil
+}
+
+// repeated calls f `warm` times, then --repeat times, and returns the results of the latter calls.
+// f returns the seconds that it measured. On one rank there are fewer calls, at least one of each,
+// if they take longer than --longest.
+func (o *options) repeated(warm int, f func() (float64, error)) (times []float64, err error) {
+	limited := o.longest > 0 && (o.world == nil || o.world.Size() == 1)
+	calls := func(n int, limit time.Duration) (times []float64, err error) {
+		for began := time.Now(); len(times) < n && (len(times) == 0 || !limited || time.Since(began) < limit); {
+			t, err := f()
+			if err != nil {
+				return nil, err
+			}
+			times = append(times, t)
+		}
+		return times, nil
+	}
+	if _, err = calls(warm, o.longest/10); err != nil {
+		return nil, err
+	}
+	return calls(o.repeat, o.longest)
 }
 
 // randomize fills a tensor whose memory has no gaps with normal variates, in the order of its

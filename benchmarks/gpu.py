@@ -2,7 +2,7 @@
 """Benchmarks on a GPU, ours compared with PyTorch's flash and cuDNN backends.
 
     gpu_attention  attention, forward and backward, 8K to 128K tokens
-    gpu_layer      a decoder layer of Llama-8B, forward + backward, 32K to 128K tokens
+    gpu_layer      a decoder layer of Llama-8B, forward + backward, 32K to 512K tokens
     gpu_ops        operations bound by memory bandwidth, compared with a copy; products of the
                    layer, compared with torch.mm
     gpu_delta      the gated delta rule and the other operations of its layer, compared with
@@ -10,6 +10,8 @@
                    compiled PyTorch
     gpu_hybrid     a layer of linear attention of Qwen3.5's shape, forward + backward
     gpu_loss       head and loss, forward and backward, compared with the same in chunks
+    gpu_step       three steps of gpu-step.toml, a model of the shape of Qwen3-4B with 128K tokens
+                   and the optimizer's states in host memory
     ranks          the layer with 64K tokens on one rank, and on four ranks that share the GPU, as
                    threads and as processes
     gpu_host       the time in which the host enqueues a layer, compared with the layer's time
@@ -22,9 +24,13 @@ expected times for an H200 and measures nothing (docs/gpu-performance.md).
 Ours and the peer run in turn as separate processes, so that both run at the same clocks. The
 results are medians over the rounds and ratios (time of the peer / ours; above 1 we are faster).
 They are written to gpu-<name of the GPU>.{md,json} after each suite, in $OUT if it is set, or in
-results. A round starts only if --minutes allow another one; the first always runs. A program that
-exceeds --minutes is ended, and the lines that it has printed count. If a program fails, the others
-continue, and the exit status is 1. Without a GPU, the exit status is 77.
+results. Earlier results of other suites, in that file or in results, are kept.
+
+A round starts only if --minutes allow another one; the first always runs. A program that exceeds
+--minutes is ended, and the lines that it has printed count. A case is called less often than
+--repeat says if that would exceed --longest. If a case fails, the others continue, and the exit
+status is 1. A case that does not fit into the memory of the GPU is named and skipped. Without a
+GPU, the exit status is 77.
 
     benchmarks/gpu.py [--suites gpu_ops,gpu_layer] [--cases 32k] [--rounds 3] [--minutes 8]
                       [--ulysses scripts/gpu-run.sh] [--python python3]
@@ -40,6 +46,7 @@ import re
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 
 import run as benchmarks
@@ -52,6 +59,7 @@ SUITES = (
     "gpu_delta",
     "gpu_hybrid",
     "gpu_loss",
+    "gpu_step",
     "ranks",
     "gpu_host",
 )
@@ -97,6 +105,39 @@ def run(argv: list, seconds: float, **env: str) -> list[dict]:
     return [json.loads(x) for x in out.splitlines() if x.startswith("{") and x.endswith("}")]
 
 
+def step(a: argparse.Namespace, seconds: float) -> list[dict]:
+    """Runs the job of the suite gpu_step, and returns a line for the steps after the first."""
+    with tempfile.TemporaryDirectory() as out:
+        run(
+            [a.ulysses, "run", a.job, "--set", f"output.dir={out}/run"],
+            seconds,
+            PROGRAM="ulysses-mpi",
+        )
+        metrics = pathlib.Path(out, "run", "metrics.jsonl")
+        steps = (
+            [json.loads(x) for x in metrics.read_text().splitlines()] if metrics.exists() else []
+        )
+    steps = [x for x in steps if x["step"] > 1]
+    if not steps:
+        return []
+    best = min(steps, key=lambda x: x["seconds"])
+    flops = best["model_tflops"] * 1e12 * best["seconds"]
+    return [
+        dict(
+            peer="ulysses",
+            case=pathlib.Path(a.job).stem,
+            op="step",
+            min_s=best["seconds"],
+            median_s=mid(x["seconds"] for x in steps),
+            gflops=best["model_tflops"] * 1e3,
+            flops=flops,
+            bytes=0,
+            tokens=best["tokens"],
+            peak_gib=best["peak_bytes"] / 2**30,
+        )
+    ]
+
+
 def smi(query: str) -> str:
     """Returns a property of the first GPU by nvidia-smi, or "?"."""
     try:
@@ -135,19 +176,24 @@ def measure(a: argparse.Namespace, save) -> None:
                 file=sys.stderr,
                 flush=True,
             )
-            more = ["--repeat", a.repeat, "--cases", a.cases]
-            if suite == "ranks":
-                more[-1] = a.cases or "64k"
-                rank = lambda *flags, **env: run(
-                    [a.ulysses, "gpu_layer", *more, *flags], left(), **env
+            cases = a.cases or ("64k" if suite == "ranks" else "")
+            more = ["--repeat", a.repeat, "--cases", cases, "--longest"]
+            ours = lambda name, *flags, **env: run(
+                [a.ulysses, name, *more, f"{a.longest}s", *flags], left(), **env
+            )
+            if suite == "gpu_step":
+                sets = dict(ulysses=step(a, left()))
+            elif suite == "ranks":
+                sets = dict(
+                    ulysses=ours("gpu_layer"),
+                    threads=ours("gpu_layer", "--ranks", "4"),
+                    processes=ours("gpu_layer", RANKS="4"),
                 )
-                sets = dict(ulysses=rank(), threads=rank("--ranks", "4"), processes=rank(RANKS="4"))
             else:
-                sets = dict(ulysses=run([a.ulysses, suite, *more], left()))
+                sets = dict(ulysses=ours(suite))
                 if suite != "gpu_host":
-                    sets["peer"] = run(
-                        [a.python, HERE / "peers" / "torch_gpu.py", "--suite", suite, *more], left()
-                    )
+                    peer = [a.python, HERE / "peers" / "torch_gpu.py", "--suite", suite]
+                    sets["peer"] = run([*peer, *more, a.longest], left())
             for who, x in (
                 (x["peer"] if s == "peer" else s, x) for s, all in sets.items() for x in all
             ):
@@ -177,7 +223,7 @@ def rows_of(times: dict, lines: dict) -> dict:
                 row[f"{peer}_over_ours"] = mid(b / c for b, c in zip(who[peer], who["ulysses"]))
         rows[key] = row | {
             k: x[k]
-            for k in ("flops", "bytes", "calls_a_pass", "allocations_a_pass", "comm")
+            for k in "flops,bytes,calls_a_pass,allocations_a_pass,comm,tokens,peak_gib".split(",")
             if k in x
         }
     for key, row in rows.items():
@@ -295,6 +341,19 @@ def tables(rows: dict) -> list[str]:
             for k, r in of("ranks")
         ],
     )
+    table(
+        ["job", "s a step", "tokens/s", "causal model TFLOP/s", "GiB of the GPU"],
+        [
+            [
+                k[1],
+                show(r["median_s"]),
+                show(r["tokens"] / r["median_s"], 0),
+                show(r["tflops"], 0),
+                show(r["peak_gib"], 1),
+            ]
+            for k, r in of("gpu_step")
+        ],
+    )
     roof = lambda k, name, rate: rows.get((k[0], name, "roof"), {}).get(rate)
     over = lambda a, b: None if not a or not b else a / b
     table(
@@ -336,40 +395,64 @@ def tables(rows: dict) -> list[str]:
     return text
 
 
+def earlier(files: list[pathlib.Path], suites: set[str]) -> tuple[dict, dict]:
+    """Returns the runs, by suite, and the rows of the other suites in the first file there is."""
+    text = next((f.read_text() for f in files if f.exists()), '{"runs": {}, "cases": {}}')
+    kept = json.loads(text)
+    rows = {}
+    for name, row in kept["cases"].items():
+        suite, *case, op = name.split(" ")
+        if suite not in suites:
+            rows[suite, " ".join(case), op] = row
+    return {s: run for s, run in kept["runs"].items() if s not in suites}, rows
+
+
 def write(a: argparse.Namespace, times: dict, lines: dict, devices: dict) -> str:
     """Writes the results so far, and returns the Markdown text."""
     rows = rows_of(times, lines)
     if not rows:
         return ""
-    name, driver = smi("name"), smi("driver_version")
+    name = smi("name")
     ours, peer = devices.get("ulysses", {}), devices.get("device", {})
     info = dict(
-        gpu=name,
-        driver=driver,
+        driver=smi("driver_version"),
         date=datetime.date.today().isoformat(),
         rounds=max(len(r["seconds"]["ulysses"]) for r in rows.values()),
         repeat=a.repeat,
         clocks=smi("clocks.sm,clocks.mem,power.draw,temperature.gpu"),
-        ours=ours,
-        peer=peer,
+        kernels=ours.get("kernels"),
+        torch=peer.get("torch"),
+        cudnn=peer.get("cudnn"),
     )
-    head = [
-        f"# {name}",
-        "",
-        f"driver {driver}, {info['date']}, {info['rounds']} rounds of {a.repeat}; "
-        f"{ours.get('kernels')}; torch {peer.get('torch')}, cuDNN {peer.get('cudnn')}; bf16; "
-        f"at the end {info['clocks']}",
-        "",
-    ]
-    out = pathlib.Path(a.out)
+    suites = {k[0] for k in rows}
+    out, file = pathlib.Path(a.out), "gpu-" + re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     out.mkdir(parents=True, exist_ok=True)
-    stem = out / ("gpu-" + re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-"))
+    stem = out / file
+    runs, kept = earlier([stem.with_suffix(".json"), HERE / "results" / f"{file}.json"], suites)
+    runs, rows = runs | dict.fromkeys(suites, info), kept | rows
+    runs = {s: runs[s] for s in SUITES if s in runs}
     stem.with_suffix(".json").write_text(
-        json.dumps(dict(info, cases={" ".join(k): r for k, r in rows.items()}), indent=1) + "\n"
+        json.dumps(
+            dict(gpu=name, runs=runs, cases={" ".join(k): r for k, r in rows.items()}), indent=1
+        )
+        + "\n"
     )
-    text = "\n".join(head + tables(rows))
+    text = "\n".join([f"# {name}", "", *conditions(runs), "", *tables(rows)])
     stem.with_suffix(".md").write_text(text)
     return text
+
+
+def conditions(runs: dict) -> list[str]:
+    """Returns lines with the conditions of runs, the same ones once."""
+    suites: dict[str, list[str]] = {}
+    for suite, x in runs.items():
+        text = (
+            f"driver {x['driver']}, {x['date']}, {x['rounds']} round{'s' * (x['rounds'] > 1)} of "
+            f"{x['repeat']}; "
+            f"{x['kernels']}; torch {x['torch']}, cuDNN {x['cudnn']}; bf16; at the end {x['clocks']}"
+        )
+        suites.setdefault(text, []).append(suite)
+    return [f"- {', '.join(names)}: {text}" for text, names in suites.items()]
 
 
 def expected_table(a: argparse.Namespace) -> list[str]:
@@ -384,7 +467,7 @@ def expected_table(a: argparse.Namespace) -> list[str]:
         ULYSSES_EMULATED_MEMORY=str(200 << 30),
     )
     rates, body = EXPECTED["rates"], []
-    for suite in (s for s in a.suites.split(",") if s not in ("ranks", "gpu_host")):
+    for suite in (s for s in a.suites.split(",") if s not in ("gpu_step", "ranks", "gpu_host")):
         lines = run([a.ulysses, suite, "--expected", "--cases", a.cases], 60 * a.minutes, **env)
         halves = ("forward", "backward") if suite in ("gpu_layer", "gpu_hybrid") else ()
         for x in (x for x in lines if x.get("op") not in (None, "roof", *halves)):
@@ -414,7 +497,11 @@ def main() -> None:
     )
     p.add_argument("--rounds", type=int, default=3)
     p.add_argument("--repeat", type=int, default=7)
+    p.add_argument("--job", default=str(HERE / "gpu-step.toml"), help="the job of gpu_step")
     p.add_argument("--minutes", type=float, default=8)
+    p.add_argument(
+        "--longest", type=float, default=30, help="seconds that the calls of a case may take"
+    )
     p.add_argument("--cases", default="")
     p.add_argument("--suites", default=",".join(SUITES))
     p.add_argument(

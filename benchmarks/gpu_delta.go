@@ -22,24 +22,22 @@ func gpuDelta(o *options) error {
 	if err := o.roofs(d, stream); err != nil {
 		return err
 	}
-	for i, s := range o.chosen(o.cases.GPUDelta) {
+	others := false // have been measured
+	return o.each(o.cases.GPUDelta, func(s shape) error {
 		x := &deltaBench{o: o, d: d, s: stream, shape: s}
 		free, err := build(d, x.allocate)
 		if err != nil {
 			return err
 		}
+		defer free()
 		if err = x.fill(); err == nil {
 			err = x.rule()
 		}
-		if err == nil && i == 0 {
-			err = x.others()
+		if err == nil && !others {
+			others, err = true, x.others()
 		}
-		free()
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+		return err
+	})
 }
 
 // deltaBench holds the operands of a layer of linear attention. The shape's Heads are value heads,

@@ -46,8 +46,8 @@ func (s shape) config(layers int64) (*model.Config, error) {
 }
 
 // layered makes a model for a sequence of s.Tokens tokens over the ranks of c.
-func (o *options) layered(d device.Device, stream device.Stream, c comm.Comm, s shape, layers int64) (l *layered, err error) {
-	l = &layered{}
+func (o *options) layered(d device.Device, stream device.Stream, c comm.Comm, s shape, layers int64) (_ *layered, err error) {
+	l := &layered{}
 	defer func() {
 		if err != nil {
 			l.close()
@@ -199,25 +199,21 @@ func (o *options) layers(cases []shape) error {
 			return err
 		}
 	}
-	for _, s := range o.chosen(cases) {
+	return o.each(cases, func(s shape) error {
 		l, err := o.layered(d, stream, c, s, 1)
-		if err == nil {
-			err = o.timeLayer(l, s, transport)
-			l.close()
-		}
 		if err != nil {
 			return err
 		}
-	}
-	return nil
+		defer l.close()
+		return o.timeLayer(l, s, transport)
+	})
 }
 
 // timeLayer times passes of a layer after 3 passes that are not timed, and prints a line for each
 // half and one for both. It is collective.
 func (o *options) timeLayer(l *layered, s shape, transport string) error {
-	const warm = 3
 	halves := make([][]float64, 3) // forward, backward, both
-	both, err := repeated(warm, o.repeat, func() (float64, error) {
+	both, err := o.repeated(3, func() (float64, error) {
 		if err := l.pass(); err != nil {
 			return 0, err
 		}
@@ -229,6 +225,7 @@ func (o *options) timeLayer(l *layered, s shape, transport string) error {
 	if err != nil {
 		return err
 	}
+	warm := len(halves[0]) - len(both)
 	halves[0], halves[1], halves[2] = halves[0][warm:], halves[1][warm:], both
 	more := map[string]any{"activations_gib": float64(l.c.Arena.Bytes()) / (1 << 30), "ranks": o.world.Size(), "comm": transport}
 	flops := l.cfg.Flops(s.Tokens, float64(s.Tokens)*float64(s.Tokens)/2) - 6*float64(s.Tokens)*float64(l.cfg.VocabSize*l.cfg.HiddenSize)
@@ -254,23 +251,22 @@ func gpuLoss(o *options) error {
 	if err := o.roofs(d, stream); err != nil {
 		return err
 	}
-	for _, s := range o.chosen(o.cases.GPULoss) {
+	return o.each(o.cases.GPULoss, func(s shape) error {
 		l, err := o.layered(d, stream, comm.Local(1)[0], s, 1)
 		if err != nil {
 			return err
 		}
+		defer l.close()
 		l.weights.timed = len(l.Groups()) - 1
-		times, err := repeated(3, o.repeat, func() (float64, error) {
+		times, err := o.repeated(3, func() (float64, error) {
 			err := l.pass()
 			return l.weights.took[0], err
 		})
-		l.close()
-		if err != nil {
-			return err
+		if err == nil {
+			o.row(s.Name, "forward+backward", times, work{flops: 6 * float64(s.Tokens) * float64(s.Hidden*s.Vocab)}, nil)
 		}
-		o.row(s.Name, "forward+backward", times, work{flops: 6 * float64(s.Tokens) * float64(s.Hidden*s.Vocab)}, nil)
-	}
-	return nil
+		return err
+	})
 }
 
 // gpuHost times the host while it enqueues a pass, per layer. The layers are so small that the GPU

@@ -81,7 +81,7 @@ type options struct {
 	ring                   int64
 	overlapped             bool // projections overlap with all-to-alls
 	words, device, comm    string
-	warm                   time.Duration
+	warm, longest          time.Duration
 	compute                tensor.DType // F32 or BF16
 	forward                bool
 	expected               bool // measure nothing
@@ -111,6 +111,7 @@ func run(args []string) error {
 	f.StringVar(&o.device, "device", "cuda", "device of the gpu suites")
 	f.StringVar(&o.comm, "comm", "auto", "transport between the GPUs of ranks: auto, nccl, ipc, mpi or local")
 	f.DurationVar(&o.warm, "warm", time.Second/2, "time that a case of the gpu suites runs before it is timed")
+	f.DurationVar(&o.longest, "longest", 0, "time that the calls of a case of the gpu suites may take; 0 = no limit")
 	dtype := f.String("dtype", "", "compute type: f32 or bf16; the default is bf16 in the gpu suites, f32 in the others")
 	f.StringVar(&o.words, "cases", "", "run only cases whose name contains one of these words, separated by commas")
 	f.IntVar(&o.nodes, "nodes", 1, "virtual nodes of the goroutine ranks; the flags of the links are for messages between nodes")

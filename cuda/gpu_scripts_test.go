@@ -213,3 +213,46 @@ func TestGPUBench(t *testing.T) {
 		})
 	}
 }
+
+// TestGPUBenchKeeps: a run of gpu-bench keeps the results of suites that it does not measure, and
+// the suite gpu_step has the steps of a job after the first.
+func TestGPUBenchKeeps(t *testing.T) {
+	withoutGPU(t)
+	line := func(name, op, seconds string) string {
+		return `echo '{"peer":"ulysses","case":"` + name + `","op":"` + op + `","min_s":` + seconds + `,"median_s":` + seconds + `,"gbs":4,"gflops":4}'`
+	}
+	step := func(n, seconds string) string {
+		return `echo '{"step":` + n + `,"seconds":` + seconds + `,"model_tflops":500,"tokens":131072,"peak_bytes":2147483648}'`
+	}
+	programs := scripted(t, map[string]string{"nvidia-smi": "echo stand-in", "python": "exit 77", "bench": `case "$PROGRAM$1" in
+gpu_ops) ` + line("copy of heads", "memory", `'"$SECONDS_OF_A_COPY"'`) + `;;
+gpu_loss) ` + line("head", "forward+backward", "0.25") + `;;
+ulysses-mpirun) out=${4#output.dir=}; mkdir -p "$out"; { ` + step("1", "90") + "; " + step("2", "40") + "; " + step("3", "44") + `; } > "$out/metrics.jsonl";;
+*) exit 6;;
+esac`})
+	out := t.TempDir()
+	run := func(suites, seconds string) string {
+		t.Helper()
+		code, said := on(t, programs, nil, "env", "SECONDS_OF_A_COPY="+seconds, "python3", "../benchmarks/gpu.py", "--suites", suites, "--rounds", "1", "--out", out,
+			"--ulysses", filepath.Join(programs, "bench"), "--python", filepath.Join(programs, "python"))
+		if code != 0 {
+			t.Fatalf("exit %d\n%s", code, said)
+		}
+		written, err := os.ReadFile(filepath.Join(out, "gpu-stand-in.md"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(written)
+	}
+	run("gpu_ops", "0.5")
+	run("gpu_loss", "0.5")
+	kept := run("gpu_step", "0.5")
+	for _, want := range []string{"|copy of heads|500.000|", "|head|forward+backward|250.000|", "|gpu-step|42.00|3121|476|2.0|", "- gpu_ops, gpu_loss, gpu_step: driver stand-in"} {
+		if !strings.Contains(kept, want) {
+			t.Errorf("%q is not in\n%s", want, kept)
+		}
+	}
+	if again := run("gpu_ops", "0.125"); !strings.Contains(again, "|copy of heads|125.000|") || strings.Contains(again, "500.000") || !strings.Contains(again, "|head|") {
+		t.Errorf("a second measurement of a suite does not replace the first one:\n%s", again)
+	}
+}

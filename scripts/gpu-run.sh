@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# gpu-run.sh ARGUMENTS: runs ulysses-bench of the bundle in dist, in the environment of gpu-env.sh.
-# If RANKS is set, it runs that many processes.
+# gpu-run.sh ARGUMENTS: runs ulysses-bench, or the program PROGRAM, of the bundle in dist, in the
+# environment of gpu-env.sh. If RANKS is set, it runs that many processes.
 . "$(dirname "$0")/gpu-env.sh" "$(dirname "$0")/../dist/gpu.tar.gz"
-exec ${RANKS:+mpirun --oversubscribe --bind-to none -n "$RANKS"} "$bundle/bin/ulysses-bench" "$@"
+exec ${RANKS:+mpirun --oversubscribe --bind-to none -n "$RANKS"} "$bundle/bin/${PROGRAM:-ulysses-bench}" "$@"

@@ -41,6 +41,7 @@ with contextlib.suppress(ImportError):  # backward passes of compiled functions 
     torch._functorch.config.donated_buffer = False
 
 DEVICE = "cuda"  # or "cpu"
+LONGEST = 0.0  # seconds that the calls of a case may take; 0 = no limit
 BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
 
 
@@ -63,7 +64,10 @@ def measure(f, repeat: int) -> dict:
         n = max(1, min(1000, math.ceil(0.03 / calls(n))))
         if time.time() > end:
             break
-    return common.summary(calls(n) for _ in range(repeat))
+    times, end = [calls(n)], time.time() + LONGEST
+    while len(times) < repeat and (not LONGEST or time.time() < end):
+        times.append(calls(n))
+    return common.summary(times)
 
 
 def attention(c: dict, backend: str, repeat: int) -> None:
@@ -322,10 +326,11 @@ def main() -> None:
     p.add_argument("--suite", default="gpu_attention,gpu_layer")
     p.add_argument("--cases", default="", help="only cases whose name contains one of these words")
     p.add_argument("--repeat", type=int, default=7)
+    p.add_argument("--longest", type=float, default=0, help="seconds of a case; 0 = no limit")
     p.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     a = p.parse_args()
-    global DEVICE
-    DEVICE = a.device
+    global DEVICE, LONGEST
+    DEVICE, LONGEST = a.device, a.longest
     if DEVICE == "cuda" and not torch.cuda.is_available():
         print("torch_gpu: no GPU; nothing was measured", file=sys.stderr)
         sys.exit(77)

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"cmp"
 	"fmt"
 	"path/filepath"
 	"strings"
@@ -14,6 +15,7 @@ import (
 // longPlan is a plan of an example with the optimizer in host memory.
 type longPlan struct {
 	example, cluster string
+	device           string  // of the cluster, if it is another
 	host             float64 // GiB of a node; 0 = the cluster's
 	sets             []string
 }
@@ -26,6 +28,7 @@ func (p *longPlan) predict(t *testing.T) (*Forecast, *Machine, error) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	c.Device = cmp.Or(p.device, c.Device)
 	if p.host > 0 {
 		c.HostMemory = p.host
 	}
@@ -51,6 +54,16 @@ func (p *longPlan) predict(t *testing.T) (*Forecast, *Machine, error) {
 	}
 	f, err := Predict(j, m, x, true)
 	return f, m, err
+}
+
+// The job of the benchmark gpu_step fits into a GPU of 80 GB with 110 GiB of host memory.
+func TestGPUStepFits(t *testing.T) {
+	for _, device := range []string{"h100", "h200"} {
+		p := longPlan{example: "../benchmarks/gpu-step", cluster: "h200-1", device: device, host: 110}
+		if _, _, err := p.predict(t); err != nil {
+			t.Errorf("%s: %v", device, err)
+		}
+	}
 }
 
 // The plans of long sequences with an optimizer in host memory fit, and docs/plan.md has their
@@ -104,9 +117,9 @@ func TestHostOfANodeIsTooSmall(t *testing.T) {
 		longPlan
 		want []string
 	}{
-		{longPlan{"llama-8b-one-gpu", "h200-1", 110, nil}, []string{"122564.1 MiB of host memory", "112640.0 MiB", "gradients, shard (host)", "use more nodes"}},
-		{longPlan{"qwen3.5-27b", "h200-4", 256, nil}, []string{"the host has 256.0 GiB free for 4 ranks, for each 65536.0 MiB", "(host)"}},
-		{longPlan{"qwen3.5-27b", "h200-4", 400, []string{"memory.block_input=offload", "memory.segment=1"}}, []string{"the host has 400.0 GiB free for 4 ranks", "offloaded activations (host)"}},
+		{longPlan{example: "llama-8b-one-gpu", cluster: "h200-1", host: 110}, []string{"122564.1 MiB of host memory", "112640.0 MiB", "gradients, shard (host)", "use more nodes"}},
+		{longPlan{example: "qwen3.5-27b", cluster: "h200-4", host: 256}, []string{"the host has 256.0 GiB free for 4 ranks, for each 65536.0 MiB", "(host)"}},
+		{longPlan{example: "qwen3.5-27b", cluster: "h200-4", host: 400, sets: []string{"memory.block_input=offload", "memory.segment=1"}}, []string{"the host has 400.0 GiB free for 4 ranks", "offloaded activations (host)"}},
 	} {
 		_, _, err := c.predict(t)
 		if status.Of(err) != status.OutOfMemory {

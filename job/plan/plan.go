@@ -131,8 +131,8 @@ func (f *Forecast) print(out io.Writer, m *Machine) error {
 		busy += s
 	}
 	for _, name := range slices.SortedFunc(maps.Keys(f.Phases), func(a, b string) int { return cmp.Or(cmp.Compare(f.Phases[b], f.Phases[a]), cmp.Compare(a, b)) }) {
-		if name != "" {
-			fmt.Fprintf(w, "%s\t%.4f\t%.1f %%\t\n", clock.Label(name), f.Phases[name], 100*f.Phases[name]/busy)
+		if f.Phases[name] > 0 || name != "" {
+			fmt.Fprintf(w, "%s\t%.4f\t%.1f %%\t\n", cmp.Or(clock.Label(name), "other"), f.Phases[name], 100*f.Phases[name]/busy)
 		}
 	}
 	fmt.Fprintf(w, "a %s\t%.4f\t\t\n\n", work, f.Seconds)
