@@ -40,6 +40,10 @@ func TestDenormals(t *testing.T) {
 		dst := values(1)
 		one("a copy", dst, tiny, d.Copy(s, dst, values(tiny)))
 		one("a sum", dst, tiny+tiny, d.Add(s, dst, values(tiny), values(tiny)))
+		sum, norm := matrix(1), matrix(1)
+		err = d.AddRMSNorm(s, &device.AddRMSNorm{A: matrix(tiny), B: matrix(tiny), W: values(1), Sum: sum, Y: norm, RStd: values(0), Eps: 1})
+		one("the sum before a norm", sum, tiny+tiny, err)
+		one("the norm of a sum", norm, 0, err)
 		if x := tiny * half(); x == 0 || math.IsNaN(float64(x)) {
 			t.Errorf("%s: after an operation, half of %g is %g in Go", isa, tiny, x)
 		}

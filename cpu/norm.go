@@ -22,12 +22,13 @@ func headStrides(t tensor.Tensor) (token, head C.int64_t) {
 	return token, head
 }
 
-// normShape checks the operands that the norms share: x of the compute type t with n features, w
-// [n], and one rstd for each row. It returns the number of rows, of heads of a token and of
-// features.
-func normShape(c *check, t tensor.DType, x, w, rstd tensor.Tensor) (rows, heads, n int64) {
+// normShape checks the operands that the norms share: the input of the compute type t with n
+// features, w [n], and one rstd for each row. It returns the number of rows, of heads of a token
+// and of features.
+func normShape(c *check, t tensor.DType, in operand, w, rstd tensor.Tensor) (rows, heads, n int64) {
+	x := in.t
 	if x.NDim < 1 || x.NDim > 3 {
-		c.fail("x is %v; want [N], [T, N] or [T, H, N]", x)
+		c.fail("%s is %v; want [N], [T, N] or [T, H, N]", in.name, x)
 		return 0, 0, 0
 	}
 	rows, heads, n = 1, 1, x.Dim(-1)
@@ -37,14 +38,14 @@ func normShape(c *check, t tensor.DType, x, w, rstd tensor.Tensor) (rows, heads,
 	if x.NDim == 3 {
 		heads = x.Shape[1]
 	}
-	c.typed("x", x, t, x.Shape[:x.NDim]...)
+	c.typed(in.name, x, t, x.Shape[:x.NDim]...)
 	c.dense("w", w, t, n)
 	c.dense("rstd", rstd, tensor.F32, rstd.Shape[:rstd.NDim]...)
 	if rstd.Numel() != rows {
-		c.fail("rstd is %v; want %d elements, one for each row of x", rstd, rows)
+		c.fail("rstd is %v; want %d elements, one for each row of %s", rstd, rows, in.name)
 	}
 	if n == 0 {
-		c.fail("x is %v; a norm needs at least one feature", x)
+		c.fail("%s is %v; a norm needs at least one feature", in.name, x)
 	}
 	return rows, heads, n
 }
@@ -53,18 +54,37 @@ func normShape(c *check, t tensor.DType, x, w, rstd tensor.Tensor) (rows, heads,
 func (d *Device) RMSNormForward(_ device.Stream, a *device.RMSNorm) error {
 	defer runtime.KeepAlive(a)
 	c := check{op: "RMSNormForward"}
-	t, bf16 := c.compute("x", a.X)
-	rows, heads, n := normShape(&c, t, a.X, a.W, a.RStd)
-	c.typed("y", a.Y, t, a.X.Shape[:a.X.NDim]...)
+	return d.normForward(&c, operand{"x", a.X}, &device.AddRMSNorm{W: a.W, Y: a.Y, RStd: a.RStd, Eps: a.Eps, Centre: a.Centre})
+}
+
+// AddRMSNorm writes sum = a + b, and rstd and y = sum·rstd·(w + centre) for each row.
+func (d *Device) AddRMSNorm(_ device.Stream, a *device.AddRMSNorm) error {
+	defer runtime.KeepAlive(a)
+	c := check{op: "AddRMSNorm"}
+	c.typed("b", a.B, a.A.DType, a.A.Shape[:a.A.NDim]...)
+	c.typed("sum", a.Sum, a.A.DType, a.A.Shape[:a.A.NDim]...)
+	if a.Sum.Data == a.Y.Data && a.Sum.Numel() > 0 {
+		c.fail("sum and y are the same memory; a and b may be overwritten, but not sum")
+	}
+	return d.normForward(&c, operand{"a", a.A}, a)
+}
+
+// normForward is the norm of x or, with B, of sum = x + b. It does not use a.A.
+func (d *Device) normForward(c *check, x operand, a *device.AddRMSNorm) error {
+	t, bf16 := c.compute(x.name, x.t)
+	rows, heads, n := normShape(c, t, x, a.W, a.RStd)
+	c.typed("y", a.Y, t, x.t.Shape[:x.t.NDim]...)
 	if c.err != nil {
 		return c.err
 	}
 	perTask := max(1, grain/n)
 	p := (*C.norm_args)(d.args)
-	*p = C.norm_args{x: a.X.Data, w: a.W.Data, y: a.Y.Data, rstd: floatsOf(a.RStd), rows: C.int64_t(rows),
+	*p = C.norm_args{x: x.t.Data, w: a.W.Data, added: a.B.Data, y: a.Y.Data, sum: a.Sum.Data, rstd: floatsOf(a.RStd), rows: C.int64_t(rows),
 		heads: C.int64_t(heads), n: C.int64_t(n), per_task: C.int64_t(perTask), bf16: bf16, eps: C.double(a.Eps), centre: C.float(a.Centre)}
-	p.x_token, p.x_head = headStrides(a.X)
+	p.x_token, p.x_head = headStrides(x.t)
 	p.y_token, p.y_head = headStrides(a.Y)
+	p.added_token, p.added_head = headStrides(a.B)
+	p.sum_token, p.sum_head = headStrides(a.Sum)
 	return d.run(C.K_norm_forward, ceilDiv(rows, perTask))
 }
 
@@ -73,7 +93,7 @@ func (d *Device) RMSNormBackward(_ device.Stream, a *device.RMSNormGrad) error {
 	defer runtime.KeepAlive(a)
 	c := check{op: "RMSNormBackward"}
 	t, bf16 := c.compute("x", a.X)
-	rows, heads, n := normShape(&c, t, a.X, a.W, a.RStd)
+	rows, heads, n := normShape(&c, t, operand{"x", a.X}, a.W, a.RStd)
 	c.typed("dy", a.DY, t, a.X.Shape[:a.X.NDim]...)
 	c.typed("dx", a.DX, t, a.X.Shape[:a.X.NDim]...)
 	c.dense("dw", a.DW, tensor.F32, n)
@@ -98,7 +118,7 @@ func (d *Device) GatedRMSNormForward(_ device.Stream, a *device.GatedRMSNorm) er
 	defer runtime.KeepAlive(a)
 	c := check{op: "GatedRMSNormForward"}
 	bf16 := c.alike(3, operand{"x", a.X}, operand{"gate", a.Gate}, operand{"y", a.Y})
-	rows, heads, n := normShape(&c, a.X.DType, a.X, a.W, a.RStd)
+	rows, heads, n := normShape(&c, a.X.DType, operand{"x", a.X}, a.W, a.RStd)
 	if c.err != nil {
 		return c.err
 	}
@@ -117,7 +137,7 @@ func (d *Device) GatedRMSNormBackward(_ device.Stream, a *device.GatedRMSNormGra
 	defer runtime.KeepAlive(a)
 	c := check{op: "GatedRMSNormBackward"}
 	bf16 := c.alike(3, operand{"x", a.X}, operand{"gate", a.Gate}, operand{"dy", a.DY}, operand{"dx", a.DX}, operand{"dgate", a.DGate})
-	rows, heads, n := normShape(&c, a.X.DType, a.X, a.W, a.RStd)
+	rows, heads, n := normShape(&c, a.X.DType, operand{"x", a.X}, a.W, a.RStd)
 	c.dense("dw", a.DW, tensor.F32, n)
 	if c.err != nil || rows == 0 {
 		return c.err

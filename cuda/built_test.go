@@ -264,10 +264,11 @@ func kernelsBuilt(t *testing.T, f func(symbol string, code []instruction)) {
 	}
 }
 
-// inVectors has the BF16 kernels that access memory in units of 16 bytes, by their symbols.
+// inVectors has the BF16 kernels that access memory in units of 16 bytes, by their symbols. ALIGNED
+// is the last parameter of the norms' kernels.
 var inVectors = regexp.MustCompile(`elementwise_units.*\d(Add|SwiGLUI\d\w+E\d+(?:Forward|Backward|BackwardRestore)|SigmoidForward|SigmoidBackward)E13__nv_bfloat16Li8|` +
 	`(rope_units|rope_normed)I13__nv_bfloat16Li8|` +
-	`(norm_forward|norm_backward|norm_backward_long|gated_forward|gated_backward)I13__nv_bfloat16.*Lb1E`)
+	`(norm_forward|norm_backward|norm_backward_long|gated_forward|gated_backward)I13__nv_bfloat16.*Lb1EEE`)
 
 // TestVectors reads the GPU's instructions: these kernels must write 16 bytes at a time. The
 // compiler splits some stores, which makes the kernel slower by the same factor.

@@ -21,7 +21,7 @@ func TestGuards(t *testing.T) {
 	names := []string{"ColumnSum", "Sum", "SwiGLU", "Embedding", "CrossEntropy", "DeltaGates"}
 	all := os.Getenv("ULYSSES_TEST_GUARDS") != ""
 	if all {
-		names = append(names, "Copy", "Cast", "Fill", "Add", "Scale", "Gemm", "RMSNorm", "Rope", "AdamW", "SGD", "Attention", "AttentionWide", "GatedRMSNorm", "SigmoidGate",
+		names = append(names, "Copy", "Cast", "Fill", "Add", "Scale", "Gemm", "RMSNorm", "AddRMSNorm", "Rope", "AdamW", "SGD", "Attention", "AttentionWide", "GatedRMSNorm", "SigmoidGate",
 			"Conv1d", "GatedDelta", "DeltaStates", "Dropout", "Experts", "Aligned")
 	}
 	for _, guard := range []string{"1", "16", "-1"} {

@@ -146,6 +146,9 @@ func (x *shaped) operations(hidden, heads int64, dims ...int64) map[string]func(
 	}
 	a, b, c, w, rstd, dw := bf16(t, hidden), bf16(t, hidden), bf16(t, hidden), bf16(hidden), f32(t), f32(hidden)
 	calls["norm"] = func() error { return d.RMSNormForward(s, &device.RMSNorm{X: a, W: w, Y: b, RStd: rstd, Eps: 1e-5}) }
+	calls["add and norm"] = func() error {
+		return d.AddRMSNorm(s, &device.AddRMSNorm{A: a, B: b, W: w, Sum: c, Y: b, RStd: rstd, Eps: 1e-5})
+	}
 	calls["norm backward"] = func() error {
 		return d.RMSNormBackward(s, &device.RMSNormGrad{X: a, W: w, RStd: rstd, DY: b, DX: c, DW: dw, AddDX: true})
 	}

@@ -29,6 +29,18 @@ typedef struct {
 ULY_SIZE(uly_add, 432)
 
 typedef struct {
+  uly_tensor a;
+  uly_tensor b;
+  uly_tensor w;
+  uly_tensor sum;
+  uly_tensor y;
+  uly_tensor rstd;
+  double eps;
+  double centre;
+} uly_add_rmsnorm;
+ULY_SIZE(uly_add_rmsnorm, 880)
+
+typedef struct {
   uly_tensor q;
   uly_tensor k;
   uly_tensor v;
@@ -458,6 +470,7 @@ ULY_SIZE(uly_weighted_swiglu_grad, 1016)
 #define ULY_OPERATIONS(X) \
   X(ADAMW, adamw, uly_adamw) \
   X(ADD, add, uly_add) \
+  X(ADD_RMSNORM, add_rmsnorm, uly_add_rmsnorm) \
   X(ATTENTION_BACKWARD, attention_backward, uly_attention_grad) \
   X(ATTENTION_FORWARD, attention_forward, uly_attention) \
   X(COLUMN_SUM, column_sum, uly_column_sum) \
@@ -500,4 +513,4 @@ ULY_SIZE(uly_weighted_swiglu_grad, 1016)
   X(WEIGHTED_SWIGLU_BACKWARD, weighted_swiglu_backward, uly_weighted_swiglu_grad)
 
 // A checksum of the above: program and plug-in must have the same operations.
-#define ULY_OPERATIONS_SUM 0x5c8e5f0bu
+#define ULY_OPERATIONS_SUM 0xe432b5bfu

@@ -12,6 +12,7 @@ import (
 const (
 	OpAdamW Op = iota
 	OpAdd
+	OpAddRMSNorm
 	OpAttentionBackward
 	OpAttentionForward
 	OpColumnSum
@@ -63,6 +64,10 @@ var Operations = [...]Operation{
 	OpAdd: operation("Add", Add{}, func(d Ops, s Stream, args unsafe.Pointer) error {
 		a := (*Add)(args)
 		return d.Add(s, a.Dst, a.A, a.B)
+	}),
+	OpAddRMSNorm: operation("AddRMSNorm", AddRMSNorm{}, func(d Ops, s Stream, args unsafe.Pointer) error {
+		a := (*AddRMSNorm)(args)
+		return d.AddRMSNorm(s, a)
 	}),
 	OpAttentionBackward: operation("AttentionBackward", AttentionGrad{}, func(d Ops, s Stream, args unsafe.Pointer) error {
 		a := (*AttentionGrad)(args)
@@ -253,6 +258,10 @@ func (c *Calls) Add(s Stream, dst tensor.Tensor, a tensor.Tensor, b tensor.Tenso
 	err := c.enqueue(s, OpAdd, unsafe.Pointer(&c.add))
 	c.add = Add{}
 	return err
+}
+
+func (c *Calls) AddRMSNorm(s Stream, a *AddRMSNorm) error {
+	return c.enqueue(s, OpAddRMSNorm, unsafe.Pointer(a))
 }
 
 func (c *Calls) AttentionBackward(s Stream, a *AttentionGrad) error {

@@ -11,8 +11,8 @@ import "ulysses/tensor"
 // Sin, Freq), logits, gradients of weights (DW, DTable, Dst of a ColumnSum) and the tensors of the
 // optimizer are F32 for both. C of a Gemm has either type.
 //
-// Denormals in arguments and results may be treated as zero, except by Copy, Fill, Add, Scale and
-// the embeddings.
+// Denormals in arguments and results may be treated as zero, except by Copy, Fill, Add, Scale, the
+// embeddings and the sum of AddRMSNorm.
 //
 // This interface is the list of the operations, see operations.go.
 type Ops interface {
@@ -37,6 +37,7 @@ type Ops interface {
 	Gemm(s Stream, a *Gemm) error
 
 	RMSNormForward(s Stream, a *RMSNorm) error
+	AddRMSNorm(s Stream, a *AddRMSNorm) error
 	RMSNormBackward(s Stream, a *RMSNormGrad) error
 	RopeTable(s Stream, a *RopeTable) error
 	Rope(s Stream, a *Rope) error
@@ -115,6 +116,20 @@ type RMSNorm struct {
 	RStd tensor.Tensor `op:"out"`
 	Eps  float64
 	// 0, or 1 for weights that are stored minus 1; w + Centre is computed in F32
+	Centre float64
+}
+
+// AddRMSNorm is Sum = A + B and Y = RMSNorm of Sum: a residual connection and the norm after it, in
+// one pass over memory. Results are bitwise equal to Add followed by RMSNormForward. The gradient
+// of A and of B is that of Sum plus RMSNormBackward of Sum (AddDX).
+type AddRMSNorm struct {
+	A, B tensor.Tensor `op:"in"`  // [..., N]
+	W    tensor.Tensor `op:"in"`  // [N]
+	Sum  tensor.Tensor `op:"out"` // [..., N], rounded before the norm reads it; may be A or B
+	Y    tensor.Tensor `op:"out"` // [..., N]; may be A or B, but not Sum
+	// as RMSNorm's
+	RStd   tensor.Tensor `op:"out"`
+	Eps    float64
 	Centre float64
 }
 

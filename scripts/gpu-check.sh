@@ -190,7 +190,7 @@ if wanted sanitizer; then
   elif timeout 120 "${sanitizer[@]}" -test.run '^TestInfo$' > "$logs/sanitizer.log" 2>&1; [ $? != 0 ] && grep -q 'Device not supported' "$logs/sanitizer.log"; then
     line skipped 0 sanitizer "compute-sanitizer does not support this device"
   else
-    for ops in 'Copy|Cast|Fill|Add|Scale' 'ColumnSum|Sum|Gemm' 'RMSNorm|Rope|SwiGLU' 'Embedding|CrossEntropy|AdamW|SGD' 'Dropout|Experts' 'AttentionWide' \
+    for ops in 'Copy|Cast|Fill|Add|Scale' 'ColumnSum|Sum|Gemm' 'RMSNorm|AddRMSNorm|Rope|SwiGLU' 'Embedding|CrossEntropy|AdamW|SGD' 'Dropout|Experts' 'AttentionWide' \
       'GatedRMSNorm|SigmoidGate|Conv1d|DeltaGates' 'DeltaStates|DeltaLaws'; do
       run "sanitizer ${ops//|/ }" 240 "${sanitizer[@]}" -test.run "^TestConformance\$/^($ops)\$"
     done

@@ -141,6 +141,25 @@ static inline int32_t uly_flushes(int32_t kernel) {
   return 1;
 }
 
+// uly_mode returns the floating-point mode of the thread, and uly_set_mode sets it. In a mode with
+// ULY_FLUSH, denormals are zero. The compiler may move arithmetic across uly_set_mode, but no loads
+// and stores: operands and results of arithmetic in a mode must be in memory.
+#define ULY_FLUSH 0x8040u
+static inline uint32_t uly_mode(void) {
+#if defined(__x86_64__)
+  return __builtin_ia32_stmxcsr();
+#else
+  return 0;
+#endif
+}
+static inline void uly_set_mode(__attribute__((unused)) uint32_t mode) {
+#if defined(__x86_64__)
+  __asm__ volatile("" ::: "memory");
+  __builtin_ia32_ldmxcsr(mode);
+  __asm__ volatile("" ::: "memory");
+#endif
+}
+
 // uly_job is a run in progress. Each worker takes the task number `next` and increments it, until
 // it reaches `tasks`.
 typedef struct {
@@ -154,17 +173,13 @@ typedef struct {
 
 // uly_work runs tasks on the calling thread until none is left.
 static inline void uly_work(uly_job *j, int64_t worker) {
-#if defined(__x86_64__)
-  // The register belongs to the thread, which Go and the host program also use: it is restored.
-  const unsigned was = __builtin_ia32_stmxcsr();
-  if (j->flush) __builtin_ia32_ldmxcsr(was | 0x8040);
-#endif
+  // The mode belongs to the thread, which Go and the host program also use: it is restored.
+  const uint32_t was = uly_mode();
+  if (j->flush) uly_set_mode(was | ULY_FLUSH);
   for (;;) {
     int64_t task = __atomic_fetch_add(&j->next, 1, __ATOMIC_RELAXED);
     if (task >= j->tasks) break;
     j->kernel(j->args, task, worker, j->scratch + worker * (int64_t)ULY_SCRATCH_BYTES);
   }
-#if defined(__x86_64__)
-  __builtin_ia32_ldmxcsr(was);
-#endif
+  uly_set_mode(was);
 }

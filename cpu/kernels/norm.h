@@ -5,11 +5,11 @@
 #include <stdint.h>
 
 typedef struct {
-  const void *x, *w;
-  void *y;
+  const void *x, *w, *added; // with added, x + added is normalized and written to sum
+  void *y, *sum;
   float *rstd;
   int64_t rows, heads, n, per_task, bf16; // per_task: rows
-  int64_t x_token, x_head, y_token, y_head;
+  int64_t x_token, x_head, y_token, y_head, added_token, added_head, sum_token, sum_head;
   double eps;
   float centre; // added to w
 } norm_args;

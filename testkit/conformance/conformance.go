@@ -84,7 +84,7 @@ func run(t *testing.T, open Opener, how suite, names ...string) {
 		test func(s *suite)
 	}{
 		{"Memory", testMemory}, {"Order", testOrder}, {"Host", testHost}, {"Copy", testCopy}, {"Cast", testCast}, {"Fill", testFill}, {"Add", testAdd}, {"Scale", testScale},
-		{"ColumnSum", testColumnSum}, {"Sum", testSum}, {"Gemm", testGemm}, {"RMSNorm", testRMSNorm}, {"Rope", testRope},
+		{"ColumnSum", testColumnSum}, {"Sum", testSum}, {"Gemm", testGemm}, {"RMSNorm", testRMSNorm}, {"AddRMSNorm", testAddRMSNorm}, {"Rope", testRope},
 		{"SwiGLU", testSwiGLU}, {"Dropout", testDropout}, {"Embedding", testEmbedding}, {"Experts", testExperts}, {"CrossEntropy", testCrossEntropy}, {"AdamW", testAdamW}, {"SGD", testSGD},
 		{"Attention", testAttention}, {"AttentionWide", testAttentionWide}, {"AttentionLaws", testAttentionLaws}, {"AttentionOptions", testAttentionOptions},
 		{"GatedRMSNorm", testGatedRMSNorm}, {"SigmoidGate", testSigmoidGate}, {"Conv1d", testConv1d}, {"DeltaGates", testDeltaGates}, {"GatedDelta", testGatedDelta}, {"DeltaStates", testDeltaStates}, {"DeltaLaws", testDeltaLaws},

@@ -9,20 +9,26 @@ import (
 	"ulysses/testkit/ref"
 )
 
-func testRMSNorm(s *suite) {
-	shapes := [][]int64{{1, 1}, {1, 257}, {3, 2}, {2, 3}, {17, 7}, {100, 63}, {65, 64}, {7, 65}, {257, 100}, {0, 16}, {3, 4097}, {300, 192},
-		{7, 3, 16}, {65, 2, 33}, {5, 1, 128}, {2, 0, 8}, {1500, 17}, {40, 256}, {19, 512}, {3, 2048}, {2, 4096}, {2, 8192}, {1, 8200}, {40, 3, 128}}
-	for i, shape := range shapes {
+var normShapes = [][]int64{{1, 1}, {1, 257}, {3, 2}, {2, 3}, {17, 7}, {100, 63}, {65, 64}, {7, 65}, {257, 100}, {0, 16}, {3, 4097}, {300, 192},
+	{7, 3, 16}, {65, 2, 33}, {5, 1, 128}, {2, 0, 8}, {1500, 17}, {40, 256}, {19, 512}, {3, 2048}, {2, 4096}, {2, 8192}, {1, 8200}, {40, 3, 128}}
+
+// eachNorm calls f for each shape, type and layout. next is another layout.
+func (s *suite) eachNorm(f func(i int, shape []int64, d tensor.DType, suffix string, l, next layout)) {
+	for i, shape := range normShapes {
 		layouts := []layout{dense, padded}
 		if len(shape) == 3 {
 			layouts = append(layouts, headMajor)
 		}
 		for j, l := range layouts {
-			s.typed(func(d tensor.DType, suffix string) {
-				s.normCase(d, suffix, shape, l, layouts[(j+1)%len(layouts)], float64(i/2%2), i%2 == 0, i == 5)
-			})
+			s.typed(func(d tensor.DType, suffix string) { f(i, shape, d, suffix, l, layouts[(j+1)%len(layouts)]) })
 		}
 	}
+}
+
+func testRMSNorm(s *suite) {
+	s.eachNorm(func(i int, shape []int64, d tensor.DType, suffix string, l, next layout) {
+		s.normCase(d, suffix, shape, l, next, float64(i/2%2), i%2 == 0, i == 5)
+	})
 }
 
 func (s *suite) normCase(d tensor.DType, suffix string, shape []int64, lx, ly layout, centre float64, add, nan bool) {

@@ -17,6 +17,7 @@ func testRefusals(s *suite) {
 	f := func(shape ...int64) tensor.Tensor { return b.inout("x", tensor.F32, dense, nil, shape...).Tensor }
 	ids := b.in("ids", tensor.I32, dense, []float64{0, 1, 2}, 3).Tensor
 	x35, x37, x5, x3, wide := f(3, 5), f(3, 7), f(5), f(3), b.inout("bf16", tensor.BF16, dense, nil, 3, 5).Tensor
+	y35 := f(3, 5)
 	x325, wide3 := f(3, 2, 5), b.inout("bf16", tensor.BF16, dense, nil, 3, 2, 5).Tensor
 	double := b.inout("f64", tensor.F64, dense, nil, 1).Tensor
 	strided := b.inout("strided", tensor.F32, layout{inner: 2}, nil, 3, 5).Tensor
@@ -58,6 +59,24 @@ func testRefusals(s *suite) {
 		},
 		"RMSNorm of another dy": func() error {
 			return b.dev.RMSNormBackward(b.stream, &device.RMSNormGrad{X: x35, W: x5, RStd: x3, DY: x37, DX: x35, DW: x5})
+		},
+		"AddRMSNorm of another b": func() error {
+			return b.dev.AddRMSNorm(b.stream, &device.AddRMSNorm{A: x35, B: x37, W: x5, Sum: x35, Y: y35, RStd: x3})
+		},
+		"AddRMSNorm into another sum": func() error {
+			return b.dev.AddRMSNorm(b.stream, &device.AddRMSNorm{A: x35, B: x35, W: x5, Sum: x37, Y: y35, RStd: x3})
+		},
+		"AddRMSNorm into another y": func() error {
+			return b.dev.AddRMSNorm(b.stream, &device.AddRMSNorm{A: x35, B: x35, W: x5, Sum: x35, Y: x37, RStd: x3})
+		},
+		"AddRMSNorm without rstd": func() error {
+			return b.dev.AddRMSNorm(b.stream, &device.AddRMSNorm{A: x35, B: x35, W: x5, Sum: x35, Y: y35, RStd: f(2)})
+		},
+		"AddRMSNorm of two types": func() error {
+			return b.dev.AddRMSNorm(b.stream, &device.AddRMSNorm{A: x35, B: wide, W: x5, Sum: x35, Y: y35, RStd: x3})
+		},
+		"AddRMSNorm, sum and y in one memory": func() error {
+			return b.dev.AddRMSNorm(b.stream, &device.AddRMSNorm{A: x35, B: y35, W: x5, Sum: x35, Y: x35, RStd: x3})
 		},
 		"RopeTable of another length": func() error {
 			return b.dev.RopeTable(b.stream, &device.RopeTable{Positions: ids, Freq: x5, Cos: x35, Sin: f(2, 5)})

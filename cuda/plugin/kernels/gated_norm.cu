@@ -189,7 +189,7 @@ int norm_shape(Check &c, const uly_tensor &x, const uly_tensor &gate, const uly_
     c.refuse("x is %s: want [T, N] or [T, H, N]", text_of(x).c_str());
     return type;
   }
-  check_norm(c, type, x, w, rstd);
+  check_norm(c, type, "x", x, w, rstd);
   c.rows("gate", gate, type, Shape(x));
   return type;
 }

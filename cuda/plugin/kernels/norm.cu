@@ -1,7 +1,8 @@
 // RMSNorm (Zhang and Sennrich 2019, arXiv:1910.07467) over the last axis of x [N], [T, N] or [T, H,
 // N]: rstd = 1 / sqrt(mean(x²) + eps), y = x · rstd · (w + centre). A group of 16, 32 or 256
-// threads keeps a row in registers; longer rows are read twice. Each block sums the weight's
-// gradient over a part of the rows, and a second kernel adds the parts.
+// threads keeps a row in registers; longer rows are read twice. In AddRMSNorm, the same kernel
+// computes x as the sum of two operands and writes it. Each block sums the weight's gradient over a
+// part of the rows, and a second kernel adds the parts.
 #include "check.h"
 #include "columns.h"
 #include "norm.h"
@@ -12,18 +13,21 @@ namespace {
 constexpr int BLOCK = 256;
 
 template <typename T> struct Forward {
-  Rows rows; // x, y
+  Rows rows; // x, y; with ADD: added, sum
   const T *x, *w;
   T *y;
   float *rstd;
   int64_t n;
   float eps, centre;
+  const T *added;
+  T *sum;
 };
 
 // norm_forward: a thread keeps M packs of its row in registers. M = 0 is for rows of any length,
 // which are read twice; its launch bound of four blocks for each multiprocessor prevents the
-// compiler from spilling registers to reach a higher occupancy.
-template <typename T, int G, int M, bool ALIGNED> __global__ void __launch_bounds__(BLOCK, M ? 1 : 4)
+// compiler from spilling registers to reach a higher occupancy. With ADD, the row is x + added,
+// rounded to T and written to sum, as by Add. A row in registers is loaded before sum is written.
+template <typename T, int G, int M, bool ADD, bool ALIGNED> __global__ void __launch_bounds__(BLOCK, M ? 1 : 4)
     norm_forward(Forward<T> a) {
   constexpr int K = Wide<T>::LANES, GROUPS = BLOCK / G;
   __shared__ float room[BLOCK / 32];
@@ -36,26 +40,36 @@ template <typename T, int G, int M, bool ALIGNED> __global__ void __launch_bound
     a.rows.split(r, &t, &h);
     const T *x = a.x + t * a.rows.token[0] + h * a.rows.head[0];
     T *y = a.y + t * a.rows.token[1] + h * a.rows.head[1];
-    Pack<T, K> kept[M ? M : 1];
-    float sum = 0;
-    const auto squares = [&](const Pack<T, K> &v) {
+    const T *added = ADD ? a.added + t * a.rows.token[2] + h * a.rows.head[2] : nullptr;
+    T *sum = ADD ? a.sum + t * a.rows.token[3] + h * a.rows.head[3] : nullptr;
+    Pack<T, K> kept[M ? M : 1], more[M ? M : 1];
+    float squares = 0;
+    const auto read = [&](int m, int64_t c) {
+      load_raw<ALIGNED, K>(x + c, n - c, kept[m]);
+      if (ADD) load_raw<ALIGNED, K>(added + c, n - c, more[m]);
+    };
+    const auto add = [&](int m, int64_t c) {
+      if (ADD) {
 #pragma unroll
-      for (int i = 0; i < K; i++) sum += widen(v.v[i]) * widen(v.v[i]);
+        for (int i = 0; i < K; i++) kept[m].v[i] = narrow<T>(widen(kept[m].v[i]) + widen(more[m].v[i]));
+        store_raw<ALIGNED, K>(sum + c, n - c, kept[m]);
+      }
+#pragma unroll
+      for (int i = 0; i < K; i++) squares += widen(kept[m].v[i]) * widen(kept[m].v[i]);
     };
     if (M) {
 #pragma unroll
-      for (int m = 0; m < M; m++) {
-        const int64_t c = (m * G + lane) * K;
-        load_raw<ALIGNED, K>(x + c, n - c, kept[m]);
-        squares(kept[m]);
-      }
+      for (int m = 0; m < M; m++) read(m, (m * G + lane) * K);
+#pragma unroll
+      for (int m = 0; m < M; m++) add(m, (m * G + lane) * K);
     } else {
       for (int64_t c = lane * K; c < n; c += G * K) {
-        load_raw<ALIGNED, K>(x + c, n - c, kept[0]);
-        squares(kept[0]);
+        read(0, c);
+        add(0, c);
       }
+      if (ADD) x = sum;
     }
-    const float rstd = 1.0f / sqrtf(group_sum<G>(sum, room) / (float)a.n + a.eps);
+    const float rstd = 1.0f / sqrtf(group_sum<G>(squares, room) / (float)a.n + a.eps);
     if (lane == 0 && n > 0) a.rstd[r] = rstd;
     const auto write = [&](const Pack<T, K> &v, int64_t c) {
       float w[K];
@@ -271,14 +285,15 @@ template <typename T> struct NormRows {
   }
 };
 
-// norm_shape checks the arguments that forward and backward share. It returns the type.
-int norm_shape(Check &c, const uly_tensor &x, const uly_tensor &w, const uly_tensor &rstd) {
-  const int type = c.compute("x", x);
+// norm_shape checks the arguments that all forward and backward passes share. It returns the type.
+// `name` is the name of the input x.
+int norm_shape(Check &c, const char *name, const uly_tensor &x, const uly_tensor &w, const uly_tensor &rstd) {
+  const int type = c.compute(name, x);
   if (x.ndim < 1 || x.ndim > 3) {
-    c.refuse("x is %s: want [N], [T, N] or [T, H, N]", text_of(x).c_str());
+    c.refuse("%s is %s: want [N], [T, N] or [T, H, N]", name, text_of(x).c_str());
     return type;
   }
-  check_norm(c, type, x, w, rstd);
+  check_norm(c, type, name, x, w, rstd);
   return type;
 }
 
@@ -287,41 +302,73 @@ template <typename T> bool aligned_rows(const Rows &rows, int operand, const voi
   return aligned16(p, sizeof(T), rows.token[operand], rows.head[operand]);
 }
 
-template <typename T, int G, int M> void start_forward(uly_stream *s, const Forward<T> &a, bool aligned) {
+template <typename T, int G, int M, bool ADD> void start_forward(uly_stream *s, const Forward<T> &a, bool aligned) {
   const unsigned grid = blocks_for(a.rows.rows, BLOCK / G);
-  if (aligned) LAUNCH((norm_forward<T, G, M, true>), grid, BLOCK, 0, s, a);
-  else LAUNCH((norm_forward<T, G, M, false>), grid, BLOCK, 0, s, a);
+  if (aligned) LAUNCH((norm_forward<T, G, M, ADD, true>), grid, BLOCK, 0, s, a);
+  else LAUNCH((norm_forward<T, G, M, ADD, false>), grid, BLOCK, 0, s, a);
 }
 
-template <typename T> void forward_of(uly_stream *s, const uly_rmsnorm *p) {
+template <typename T, bool ADD> void start_norm(uly_stream *s, const Forward<T> &a) {
   constexpr int K = Wide<T>::LANES;
+  bool aligned =
+      a.n % K == 0 && aligned_rows<T>(a.rows, 0, a.x) && aligned_rows<T>(a.rows, 1, a.y) && aligned16(a.w, sizeof(T));
+  if (ADD) aligned = aligned && aligned_rows<T>(a.rows, 2, a.added) && aligned_rows<T>(a.rows, 3, a.sum);
+  const int64_t packs = ceil_div(a.n, K);
+  if (packs <= 16) start_forward<T, 16, 1, ADD>(s, a, aligned);
+  else if (packs <= 32) start_forward<T, 32, 1, ADD>(s, a, aligned);
+  else if (packs <= 64) start_forward<T, 32, 2, ADD>(s, a, aligned);
+  else if (packs <= 256) start_forward<T, 256, 1, ADD>(s, a, aligned);
+  else if (packs <= 512) start_forward<T, 256, 2, ADD>(s, a, aligned);
+  else if (packs <= 768) start_forward<T, 256, 3, ADD>(s, a, aligned);
+  else if (packs <= 1024) start_forward<T, 256, 4, ADD>(s, a, aligned);
+  else start_forward<T, 256, 0, ADD>(s, a, aligned);
+}
+
+// forward_of returns the kernel's arguments for the norm of x. p has the other arguments: it is a
+// uly_rmsnorm or a uly_add_rmsnorm.
+template <typename T, typename A> Forward<T> forward_of(const Rows &rows, const uly_tensor &x, const A *p) {
+  return {rows,           (const T *)x.data,     (const T *)p->w.data,
+          (T *)p->y.data, (float *)p->rstd.data, x.shape[x.ndim - 1],
+          (float)p->eps,  (float)p->centre,      nullptr,
+          nullptr};
+}
+
+template <typename T> void norm_of(uly_stream *s, const uly_rmsnorm *p) {
   const uly_tensor *operands[] = {&p->x, &p->y};
-  const int64_t n = p->x.shape[p->x.ndim - 1];
-  const Forward<T> a = {Rows(operands, 2), (const T *)p->x.data,  (const T *)p->w.data,
-                        (T *)p->y.data,    (float *)p->rstd.data, n,
-                        (float)p->eps,     (float)p->centre};
-  const bool aligned =
-      n % K == 0 && aligned_rows<T>(a.rows, 0, a.x) && aligned_rows<T>(a.rows, 1, a.y) && aligned16(a.w, sizeof(T));
-  const int64_t packs = ceil_div(n, K);
-  if (packs <= 16) start_forward<T, 16, 1>(s, a, aligned);
-  else if (packs <= 32) start_forward<T, 32, 1>(s, a, aligned);
-  else if (packs <= 64) start_forward<T, 32, 2>(s, a, aligned);
-  else if (packs <= 256) start_forward<T, 256, 1>(s, a, aligned);
-  else if (packs <= 512) start_forward<T, 256, 2>(s, a, aligned);
-  else if (packs <= 768) start_forward<T, 256, 3>(s, a, aligned);
-  else if (packs <= 1024) start_forward<T, 256, 4>(s, a, aligned);
-  else start_forward<T, 256, 0>(s, a, aligned);
+  start_norm<T, false>(s, forward_of<T>(Rows(operands, 2), p->x, p));
+}
+
+template <typename T> void add_norm_of(uly_stream *s, const uly_add_rmsnorm *p) {
+  const uly_tensor *operands[] = {&p->a, &p->y, &p->b, &p->sum};
+  Forward<T> a = forward_of<T>(Rows(operands, 4), p->a, p);
+  a.added = (const T *)p->b.data, a.sum = (T *)p->sum.data;
+  start_norm<T, true>(s, a);
 }
 
 int32_t forward(uly_device *d, uly_stream *s, const void *args) {
   const uly_rmsnorm *a = (const uly_rmsnorm *)args;
   Check c(d, "RMSNormForward");
-  const int type = norm_shape(c, a->x, a->w, a->rstd);
+  const int type = norm_shape(c, "x", a->x, a->w, a->rstd);
   c.rows("y", a->y, type, Shape(a->x));
   if (c.failed() || elements(a->x) == 0) return c.code;
-  if (type == ULY_F32) forward_of<float>(s, a);
-  else forward_of<bf16>(s, a);
+  if (type == ULY_F32) norm_of<float>(s, a);
+  else norm_of<bf16>(s, a);
   return check_launch(d, "cuda.RMSNormForward");
+}
+
+int32_t add_forward(uly_device *d, uly_stream *s, const void *args) {
+  const uly_add_rmsnorm *a = (const uly_add_rmsnorm *)args;
+  Check c(d, "AddRMSNorm");
+  const int type = norm_shape(c, "a", a->a, a->w, a->rstd);
+  c.rows("b", a->b, type, Shape(a->a));
+  c.rows("sum", a->sum, type, Shape(a->a));
+  c.rows("y", a->y, type, Shape(a->a));
+  if (c.failed() || elements(a->a) == 0) return c.code;
+  if (a->sum.data == a->y.data) c.refuse("sum and y are the same memory; a and b may be overwritten, but not sum");
+  if (c.failed()) return c.code;
+  if (type == ULY_F32) add_norm_of<float>(s, a);
+  else add_norm_of<bf16>(s, a);
+  return check_launch(d, "cuda.AddRMSNorm");
 }
 
 // start_backward gives each group at least 16 rows of a part, so that there are few partial sums.
@@ -367,7 +414,7 @@ template <typename T> void backward_of(uly_stream *s, const uly_rmsnorm_grad *p)
 int32_t backward(uly_device *d, uly_stream *s, const void *args) {
   const uly_rmsnorm_grad *a = (const uly_rmsnorm_grad *)args;
   Check c(d, "RMSNormBackward");
-  const int type = norm_shape(c, a->x, a->w, a->rstd);
+  const int type = norm_shape(c, "x", a->x, a->w, a->rstd);
   c.rows("dy", a->dy, type, Shape(a->x));
   c.rows("dx", a->dx, type, Shape(a->x));
   c.dense("dw", a->dw, ULY_F32, {a->x.ndim > 0 ? a->x.shape[a->x.ndim - 1] : 0});
@@ -381,5 +428,6 @@ int32_t backward(uly_device *d, uly_stream *s, const void *args) {
 
 static const RegisterKernels registered({
     {ULY_OP_RMSNORM_FORWARD, "own", forward},
+    {ULY_OP_ADD_RMSNORM, "own", add_forward},
     {ULY_OP_RMSNORM_BACKWARD, "own", backward},
 });
