@@ -114,6 +114,7 @@ func (x *opBench) run() error {
 	heads := func(t tensor.Tensor) tensor.Tensor { return t.Split(1, x.Heads) }
 	gate, up := x.hidden.Slice(1, 0, f), x.hidden.Slice(1, f, 2*f)
 	norm := device.RMSNorm{X: x.a, W: x.w, Y: x.b, RStd: x.rstd, Eps: 1e-5}
+	addNorm := device.AddRMSNorm{A: x.a, B: x.b, W: x.w, Sum: x.c, Y: x.b, RStd: x.rstd, Eps: 1e-5}
 	normBack := device.RMSNormGrad{X: x.a, W: x.w, RStd: x.rstd, DY: x.b, DX: x.c, DW: x.dw, AddDX: true}
 	rope := device.Rope{X: heads(q), Y: heads(x.c), Cos: x.cos, Sin: x.sin}
 	glu := device.SwiGLU{Gate: gate, Up: up, Y: x.wide}
@@ -133,6 +134,7 @@ func (x *opBench) run() error {
 		{"copy of heads", 2 * bytesOf(q), func() error { return d.Copy(s, x.c, q) }},
 		{"add", 3 * bytesOf(x.a), func() error { return d.Add(s, x.c, x.a, x.b) }},
 		{"norm", 2 * bytesOf(x.a), func() error { return d.RMSNormForward(s, &norm) }},
+		{"add and norm", 4 * bytesOf(x.a), func() error { return d.AddRMSNorm(s, &addNorm) }},
 		{"norm backward", 4 * bytesOf(x.a), func() error { return d.RMSNormBackward(s, &normBack) }},
 		{"rope", 2*bytesOf(q) + bytesOf(x.cos, x.sin), func() error { return d.Rope(s, &rope) }},
 		{"swiglu", bytesOf(x.hidden, x.wide), func() error { return d.SwiGLUForward(s, &glu) }},
