@@ -26,33 +26,46 @@ type sublayer interface {
 	Backward(p *pass, x, dy tensor.Tensor)
 }
 
-// forward writes the output to y [T, hidden], which may be x.
-func (r *residual) forward(p *pass, y, x tensor.Tensor) { r.apply(p, y, x, r.inner.Forward) }
-
-// apply computes y = x + after(inner(norm(x))). The sublayer runs in the memory of its saved
-// output, if there is one.
-func (r *residual) apply(p *pass, y, x tensor.Tensor, inner func(*pass, tensor.Tensor)) {
-	out := p.act
+// memory returns the memory in which the sublayer runs: that of its saved output, if there is one.
+func (r *residual) memory(p *pass) tensor.Tensor {
 	if !r.out.IsNil() {
-		out = r.out
+		return r.out
 	}
-	r.applyNorm(p, out, x)
+	return p.act
+}
+
+// forward writes the output to y [T, hidden], which may be x. See connect for next.
+func (r *residual) forward(p *pass, y, x tensor.Tensor, next *residual) {
+	r.apply(p, y, x, r.inner.Forward, next)
+}
+
+// apply computes y = x + after(inner(norm(x))).
+func (r *residual) apply(p *pass, y, x tensor.Tensor, inner func(*pass, tensor.Tensor), next *residual) {
+	r.applyNorm(p, r.memory(p), x)
+	r.applyNormed(p, y, x, inner, next)
+}
+
+// applyNormed is apply after the residual before this one has computed norm(x) (connect).
+func (r *residual) applyNormed(p *pass, y, x tensor.Tensor, inner func(*pass, tensor.Tensor), next *residual) {
+	out := r.memory(p)
 	inner(p, out)
 	p.inspect(r.name, " output", out)
-	r.connect(p, y, x, out)
+	r.connect(p, y, x, out, next)
 }
 
 // again computes y from the saved output of the sublayer, if there is one, otherwise by apply.
-func (r *residual) again(p *pass, y, x tensor.Tensor, inner func(*pass, tensor.Tensor)) {
+func (r *residual) again(p *pass, y, x tensor.Tensor, inner func(*pass, tensor.Tensor), next *residual) {
 	if r.out.IsNil() {
-		r.apply(p, y, x, inner)
+		r.apply(p, y, x, inner, next)
 	} else {
-		r.connect(p, y, x, r.out)
+		r.connect(p, y, x, r.out, next)
 	}
 }
 
-// connect computes y = x + after(scale·out). It may overwrite out if there is no norm after.
-func (r *residual) connect(p *pass, y, x, out tensor.Tensor) {
+// connect computes y = x + after(scale·out). Unless next is nil, it also computes the norm of y for
+// the sublayer of next, and next.applyNormed follows. It may overwrite out if there is no norm
+// after.
+func (r *residual) connect(p *pass, y, x, out tensor.Tensor, next *residual) {
 	p.phase("norm")
 	if r.after != nil {
 		rstd := p.rstd
@@ -64,9 +77,24 @@ func (r *residual) connect(p *pass, y, x, out tensor.Tensor) {
 	} else {
 		p.Scale(out, r.scale)
 	}
-	p.Add(y, x, out)
+	if next != nil {
+		next.addNorm(p, y, x, out)
+	} else {
+		p.Add(y, x, out)
+	}
 	p.end()
 	p.inspect("residual after ", r.name, y)
+}
+
+// addNorm computes sum = a + b and, in the memory of the sublayer, the norm of sum: in one pass, if
+// there is a norm.
+func (r *residual) addNorm(p *pass, sum, a, b tensor.Tensor) {
+	if r.norm != nil {
+		p.AddNorm(sum, r.memory(p), a, b, r.norm, p.rstd, r.eps)
+	} else {
+		p.Add(sum, a, b)
+		p.Copy(r.memory(p), sum)
+	}
 }
 
 // applyNorm computes the norm's output y.
@@ -214,20 +242,28 @@ func (b *block) forward(p *pass, y, x tensor.Tensor) {
 	if !b.mid.IsNil() {
 		mid = b.mid
 	}
-	b.mixerResidual.forward(p, mid, x)
-	b.mlpResidual.forward(p, y, mid)
+	b.mixerResidual.forward(p, mid, x, &b.mlpResidual)
+	b.mlpResidual.applyNormed(p, y, mid, b.mlp.Forward, nil)
 }
 
 // forwardAgain is forward in the backward half. It uses saved activations of attention and saved
 // outputs, if there are any.
 func (b *block) forwardAgain(p *pass, y, x tensor.Tensor) {
 	mark := p.mark()
-	if p.policy[attention] == Recompute {
-		b.mixerResidual.forward(p, y, x)
-	} else {
-		b.mixerResidual.again(p, y, x, b.mixer.Output)
+	next := &b.mlpResidual
+	if !next.out.IsNil() {
+		next = nil // its saved output needs no norm
 	}
-	b.mlpResidual.again(p, y, y, b.mlp.Forward)
+	if p.policy[attention] == Recompute {
+		b.mixerResidual.forward(p, y, x, next)
+	} else {
+		b.mixerResidual.again(p, y, x, b.mixer.Output, next)
+	}
+	if next != nil {
+		next.applyNormed(p, y, y, b.mlp.Forward, nil)
+	} else {
+		b.mlpResidual.connect(p, y, y, b.mlpResidual.out, nil)
+	}
 	p.reset(mark)
 }
 
@@ -241,7 +277,7 @@ func (b *block) backward(p *pass, x, d tensor.Tensor) {
 		if recompute {
 			b.recomputeMixer(p, mid, x)
 		} else {
-			b.mixerResidual.again(p, mid, x, b.mixer.Output)
+			b.mixerResidual.again(p, mid, x, b.mixer.Output, nil)
 		}
 		recompute = false
 	}
@@ -262,5 +298,5 @@ func (b *block) recomputeMixer(p *pass, y, x tensor.Tensor) {
 	}
 	p.setActions(allocate, inQKV, leave)
 	b.visitMixer(p)
-	b.mixerResidual.forward(p, y, x)
+	b.mixerResidual.forward(p, y, x, nil)
 }

@@ -228,8 +228,8 @@ func (d *Decoder) run(n, at int64) error {
 		p.allocateSaved()
 		b.visitSaved(p)
 		mark := p.mark()
-		b.mixerResidual.apply(p, x, x, func(p *pass, x tensor.Tensor) { b.mixer.(cachedMixer).decode(p, &d.caches[i], at, x) })
-		b.mlpResidual.forward(p, x, x)
+		b.mixerResidual.apply(p, x, x, func(p *pass, x tensor.Tensor) { b.mixer.(cachedMixer).decode(p, &d.caches[i], at, x) }, &b.mlpResidual)
+		b.mlpResidual.applyNormed(p, x, x, b.mlp.Forward, nil)
 		p.reset(mark)
 	}
 	if !d.isLast() {

@@ -21,6 +21,7 @@ type executor struct {
 	// Arguments of operations, kept here so that calls allocate nothing on the heap.
 	gemm          device.Gemm
 	norm          device.RMSNorm
+	addNorm       device.AddRMSNorm
 	normGrad      device.RMSNormGrad
 	swiGLU        device.SwiGLU
 	swiGLUGrad    device.SwiGLUGrad
@@ -183,6 +184,14 @@ func (e *executor) Norm(y, x tensor.Tensor, w *Param, rstd tensor.Tensor, eps fl
 	if !e.skip() {
 		e.norm = device.RMSNorm{X: x, W: w.Value, Y: y, RStd: rstd, Eps: eps, Centre: w.centre}
 		e.err = e.dev.RMSNormForward(e.ctx.Stream, &e.norm)
+	}
+}
+
+// AddNorm computes sum = a + b, and Norm of sum. y may be a or b, but not sum.
+func (e *executor) AddNorm(sum, y, a, b tensor.Tensor, w *Param, rstd tensor.Tensor, eps float64) {
+	if !e.skip() {
+		e.addNorm = device.AddRMSNorm{A: a, B: b, W: w.Value, Sum: sum, Y: y, RStd: rstd, Eps: eps, Centre: w.centre}
+		e.err = e.dev.AddRMSNorm(e.ctx.Stream, &e.addNorm)
 	}
 }
 
