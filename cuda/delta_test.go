@@ -134,7 +134,7 @@ func TestDeltaSegments(t *testing.T) {
 	}
 	q, k, v := values(tokens*dk, random.NormFloat64), values(tokens*dk, random.NormFloat64), values(tokens*hv*dv, random.NormFloat64)
 	g, beta := values(tokens*hv, func() float64 { return -0.02 * random.Float64() }), values(tokens*hv, random.Float64)
-	run := func(d *Device, s device.Stream, alloc func(tensor.DType, ...int64) tensor.Tensor, deterministic bool) (bits []uint32, size device.DeltaSizes) {
+	run := func(d *Device, s device.Stream, alloc func(tensor.DType, ...int64) tensor.Tensor, deterministic bool, panel int64) (bits []uint32, size device.DeltaSizes) {
 		put := func(x []float32, shape ...int64) tensor.Tensor {
 			y, from := alloc(tensor.F32, shape...), tensor.Of(unsafe.Pointer(&x[0]), tensor.F32, shape...)
 			if err := d.Copy(s, y, from); err != nil {
@@ -143,7 +143,7 @@ func TestDeltaSegments(t *testing.T) {
 			return y
 		}
 		a := &device.GatedDelta{Q: put(q, tokens, 1, dk), K: put(k, tokens, 1, dk), V: put(v, tokens, hv, dv), Out: alloc(tensor.F32, tokens, hv, dv),
-			G: put(g, tokens, hv), Beta: put(beta, tokens, hv), Cu: []int64{0, tokens}, L2Norm: true, Scale: 1, Chunk: 16, Deterministic: deterministic}
+			G: put(g, tokens, hv), Beta: put(beta, tokens, hv), Cu: []int64{0, tokens}, L2Norm: true, Scale: 1, Chunk: 16, Panel: panel, Deterministic: deterministic}
 		size = d.GatedDeltaSizes(a)
 		a.Saved, a.Workspace = alloc(tensor.U8, size.Saved), alloc(tensor.U8, max(size.Forward, size.Backward))
 		if err := d.GatedDeltaForward(s, a); err != nil {
@@ -170,11 +170,13 @@ func TestDeltaSegments(t *testing.T) {
 	if !d.Details().Emulated {
 		t.Skip("SKIPPED: a GPU does not divide so short a sequence")
 	}
-	divided, size := run(d, s, alloc, false)
-	again, _ := run(d, s, alloc, false)
-	whole, small := run(d, s, alloc, true)
+	divided, size := run(d, s, alloc, false, 0)
+	again, _ := run(d, s, alloc, false, 0)
+	whole, small := run(d, s, alloc, true, 0)
+	panels, less := run(d, s, alloc, true, 65)
+	one, more := run(d, s, alloc, true, math.MaxInt64)
 	exact, sExact, allocExact := opened(t)
-	same, smallToo := run(exact, sExact, allocExact, false)
+	same, smallToo := run(exact, sExact, allocExact, false, 0)
 	if !slices.Equal(divided, again) {
 		t.Error("a second call has other bits")
 	}
@@ -186,6 +188,12 @@ func TestDeltaSegments(t *testing.T) {
 	}
 	if small != smallToo || small.Saved >= size.Saved || small.Forward >= size.Forward || small.Backward >= size.Backward {
 		t.Errorf("%+v with segments, %+v and %+v without", size, small, smallToo)
+	}
+	if !slices.Equal(whole, panels) || !slices.Equal(whole, one) {
+		t.Error("panels change bits of a deterministic call")
+	}
+	if less.Backward >= small.Backward || small.Backward >= more.Backward || less.Saved <= small.Saved || small.Saved <= more.Saved {
+		t.Errorf("panels of 64 tokens need %+v, of the default %+v, of all tokens %+v", less, small, more)
 	}
 	var most, largest float64
 	for i := range whole {

@@ -122,6 +122,7 @@ func (g NoGPU) GatedDeltaSizes(a *device.GatedDelta) (none device.DeltaSizes) {
 	if a.Chunk > 0 && a.Chunk < s.chunk {
 		s.chunk = a.Chunk / 16 * 16
 	}
+	s.tokensOfPanel = a.Panel
 	key := int64(-1)
 	for h := range s.valueHeads {
 		k := int64(0)
@@ -152,11 +153,15 @@ type deltaShape struct {
 	tokens, keyHeads, valueHeads, dk, dv int64
 	chunk                                int64 // tokens
 	panel                                int64 // bytes
+	tokensOfPanel                        int64 // 0: as many as these bytes hold
 	processors                           int64 // 0: documents are not divided
 }
 
 // span returns the tokens of a panel (delta_span).
 func (s *deltaShape) span() int64 {
+	if s.tokensOfPanel > 0 {
+		return max(2, min(s.tokensOfPanel, 1<<40)/s.chunk) * s.chunk
+	}
 	row := 16 + s.size*(2*s.chunk+2*s.dv+2*s.dk) + (2*s.size*s.dk*s.dv+s.chunk-1)/s.chunk
 	return max(2, s.panel/(max(s.valueHeads, 1)*row*s.chunk)) * s.chunk
 }

@@ -1,6 +1,7 @@
 package cuda
 
 import (
+	"math"
 	"math/rand/v2"
 	"testing"
 
@@ -157,7 +158,7 @@ func (c *randomCall) attention() *device.Attention {
 
 func (c *randomCall) delta() *device.GatedDelta {
 	x := &device.GatedDelta{Q: c.tensor(c.tq, c.hkv, c.dim), K: c.tensor(c.tq, c.hkv, c.dim), V: c.tensor(c.tq, c.hq, c.dv), Out: c.tensor(c.tq, c.hq, c.dv),
-		KeyHead: c.kvHead, Chunk: c.pick(0, 0, 16, 40, 200)}
+		KeyHead: c.kvHead, Chunk: c.pick(0, 0, 16, 40, 200), Panel: c.pick(0, 0, 1, 100, 4096, math.MaxInt64)}
 	if c.IntN(3) == 0 {
 		x.Cu = []int64{0, c.tq / 3, c.tq / 3, c.tq}
 	}

@@ -174,11 +174,12 @@ typedef struct {
   uly_list key_head;
   bool l2norm;
   int64_t chunk;
+  int64_t panel;
   uly_tensor state;
   uly_tensor transition;
   uly_tensor workspace;
 } uly_delta_state;
-ULY_SIZE(uly_delta_state, 1048)
+ULY_SIZE(uly_delta_state, 1056)
 
 typedef struct {
   uly_tensor q;
@@ -190,10 +191,11 @@ typedef struct {
   bool l2norm;
   double scale;
   int64_t chunk;
+  int64_t panel;
   uly_tensor dstate;
   uly_tensor workspace;
 } uly_delta_state_grad;
-ULY_SIZE(uly_delta_state_grad, 1056)
+ULY_SIZE(uly_delta_state_grad, 1064)
 
 typedef struct {
   uly_tensor x;
@@ -237,13 +239,14 @@ typedef struct {
   bool l2norm;
   double scale;
   int64_t chunk;
+  int64_t panel;
   bool deterministic;
   uly_tensor state_in;
   uly_tensor state_out;
   uly_tensor saved;
   uly_tensor workspace;
 } uly_gated_delta;
-ULY_SIZE(uly_gated_delta, 1520)
+ULY_SIZE(uly_gated_delta, 1528)
 
 typedef struct {
   uly_gated_delta gated_delta;
@@ -257,7 +260,7 @@ typedef struct {
   uly_tensor dstate_in;
   bool per_head;
 } uly_gated_delta_grad;
-ULY_SIZE(uly_gated_delta_grad, 2680)
+ULY_SIZE(uly_gated_delta_grad, 2688)
 
 typedef struct {
   uly_tensor x;
@@ -513,4 +516,4 @@ ULY_SIZE(uly_weighted_swiglu_grad, 1016)
   X(WEIGHTED_SWIGLU_BACKWARD, weighted_swiglu_backward, uly_weighted_swiglu_grad)
 
 // A checksum of the above: program and plug-in must have the same operations.
-#define ULY_OPERATIONS_SUM 0xe432b5bfu
+#define ULY_OPERATIONS_SUM 0xb65552e8u

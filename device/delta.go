@@ -58,6 +58,10 @@ type GatedDelta struct {
 	L2Norm  bool
 	Scale   float64 // the caller resolves 0 = 1/sqrt(Dk)
 	Chunk   int64   // largest number of tokens of a chunk, at least 16; 0 = the device chooses
+	// Panel is the number of tokens for which the workspace has intermediate results at a time, at
+	// least two chunks; 0 = the device chooses. It must be the same in both passes. The CPU has no
+	// intermediate results of many tokens, and does not use it.
+	Panel int64
 
 	// Deterministic: the results of a head are bitwise equal for any other heads and documents in
 	// the call.
@@ -94,7 +98,7 @@ type DeltaState struct {
 	K, V, G, Beta tensor.Tensor `op:"in"` // as in GatedDelta
 	KeyHead       []int64       `op:"heads=V"`
 	L2Norm        bool
-	Chunk         int64
+	Chunk, Panel  int64
 	State         tensor.Tensor `op:"out"`          // [Hv, Dk, Dv] F32 dense
 	Transition    tensor.Tensor `op:"out,optional"` // [Hv, Dk, Dk] F32 dense
 	Workspace     tensor.Tensor `op:"scratch"`      // U8
@@ -107,7 +111,7 @@ type DeltaStateGrad struct {
 	KeyHead             []int64       `op:"heads=DOut"`
 	L2Norm              bool
 	Scale               float64
-	Chunk               int64
+	Chunk, Panel        int64
 	DState              tensor.Tensor `op:"out"`     // [Hv, Dk, Dv] F32 dense
 	Workspace           tensor.Tensor `op:"scratch"` // U8
 }

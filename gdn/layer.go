@@ -51,6 +51,9 @@ type Layer struct {
 	Scale  float64 // factor of q; 0 = 1/sqrt(KeyDim)
 	L2Norm bool    // normalize q and k: x·rsqrt(Σx² + 1e-6)
 	Chunk  int64   // largest number of tokens of a chunk, at least 16; 0 = the device's choice
+	// tokens of a rank for which a GPU has intermediate results at a time, at least two chunks; 0 =
+	// the device's choice. SetPanel changes it
+	Panel int64
 
 	Strategy Strategy
 	// tokens of a batch over all sequences and ranks, by which Auto chooses; 0 = unknown: Auto
@@ -76,6 +79,7 @@ func (l Layer) check(info device.Info) error {
 		{"key_dim", l.KeyDim, 1},
 		{"value_dim", l.ValueDim, 1},
 		{"tokens", l.Tokens, 0},
+		{"panel", l.Panel, 0},
 		{"conv_width", l.ConvWidth, 0},
 	} {
 		if f.value < f.least {

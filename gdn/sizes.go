@@ -119,12 +119,16 @@ func (p *Plan) ruleSizes(x *segment) device.DeltaSizes {
 	return p.dev.GatedDeltaSizes(&p.delta)
 }
 
+// SetPanel changes Layer.Panel for the following calls and for Sizes. A backward call needs the
+// panel of its forward call.
+func (p *Plan) SetPanel(tokens int64) { p.layer.Panel = tokens }
+
 // setRuleArgs sets the arguments of the device's operation on a segment, without states, Saved and
 // Workspace. Out stands for a tensor of its shape.
 func (p *Plan) setRuleArgs(x *segment) {
 	l, f := &p.layer, &p.call.buffers
 	p.delta = device.GatedDelta{Q: x.view(f.q), K: x.view(f.k), V: x.view(f.v), Out: x.view(f.v), G: x.view(f.g), Beta: x.view(f.beta),
-		Cu: x.cu, KeyHead: p.keyHead, L2Norm: l.L2Norm, Scale: l.Scale, Chunk: l.Chunk, Deterministic: l.Deterministic}
+		Cu: x.cu, KeyHead: p.keyHead, L2Norm: l.L2Norm, Scale: l.Scale, Chunk: l.Chunk, Panel: l.Panel, Deterministic: l.Deterministic}
 }
 
 // Reserve makes the communicator allocate, before the first step, the memory that it needs for

@@ -284,7 +284,7 @@ func (m *stateMethod) computeState(c *call, x *segment, doc int64, e, transition
 	m.deltaState = device.DeltaState{
 		K: x.view(f.k).Slice(0, lo, hi), V: x.view(f.v).Slice(0, lo, hi),
 		G: x.view(f.g).Slice(0, lo, hi), Beta: x.view(f.beta).Slice(0, lo, hi),
-		KeyHead: m.keyHead, L2Norm: l.L2Norm, Chunk: l.Chunk, State: e, Transition: transition, Workspace: c.scratch,
+		KeyHead: m.keyHead, L2Norm: l.L2Norm, Chunk: l.Chunk, Panel: l.Panel, State: e, Transition: transition, Workspace: c.scratch,
 	}
 	return m.dev.DeltaState(c.stream, &m.deltaState)
 }
@@ -298,7 +298,7 @@ func (m *stateMethod) computeGradMap(c *call, x *segment) error {
 	m.deltaStateGrad = device.DeltaStateGrad{
 		Q: x.view(f.q).Slice(0, 0, hi), K: x.view(f.k).Slice(0, 0, hi),
 		G: x.view(f.g).Slice(0, 0, hi), Beta: x.view(f.beta).Slice(0, 0, hi), DOut: x.view(f.dout).Slice(0, 0, hi),
-		KeyHead: m.keyHead, L2Norm: l.L2Norm, Scale: l.Scale, Chunk: l.Chunk, DState: e, Workspace: c.scratch,
+		KeyHead: m.keyHead, L2Norm: l.L2Norm, Scale: l.Scale, Chunk: l.Chunk, Panel: l.Panel, DState: e, Workspace: c.scratch,
 	}
 	if err := m.dev.DeltaStateGrad(c.stream, &m.deltaStateGrad); err != nil || x.interior() || c.states.dout.IsNil() {
 		return err

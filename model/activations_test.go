@@ -59,7 +59,7 @@ func TestActivations(t *testing.T) {
 		cfg = deeper(cfg, 5)
 		s := documents(cfg.VocabSize, 9, 1, 13)
 		for _, n := range []int{1, several()} {
-			for _, x := range []Tiles{{TileOff, TileOff}, {7, 7}} {
+			for _, x := range []Tiles{{MLP: TileOff, Loss: TileOff}, {MLP: 7, Loss: 7}} {
 				want := train(t, n, cfg, s, under(Activations{}, x, int64(len(s.ids))))
 				for _, a := range policies() {
 					got := train(t, n, cfg, s, under(a, x, int64(len(s.ids))))

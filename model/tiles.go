@@ -1,6 +1,8 @@
 package model
 
 import (
+	"math"
+
 	"ulysses/device"
 	"ulysses/internal/status"
 	"ulysses/tensor"
@@ -16,6 +18,10 @@ type Tiles struct {
 	MLP int64
 	// Loss: TileAuto is the number of tokens for which matrix products are efficient.
 	Loss int64
+	// GDN: the gated delta rule on a GPU has intermediate results of so many tokens at a time, at
+	// least two chunks. TileAuto is the device's choice. It may divide a sequence in other places,
+	// and then losses are equal up to rounding. The CPU does not use it.
+	GDN int64
 }
 
 const (
@@ -35,10 +41,18 @@ func tileBytes(d device.Device) int64 {
 
 // SetTiles sets the tiles of the following passes and of Memory.
 func (m *Model) SetTiles(t Tiles) error {
-	if t.MLP < TileOff || t.Loss < TileOff {
-		return status.Errorf(status.InvalidArgument, "model.SetTiles: tiles of %d tokens for the MLP, %d for the loss; set 1 or more, TileAuto or TileOff", t.MLP, t.Loss)
+	if min(t.MLP, t.Loss, t.GDN) < TileOff {
+		return status.Errorf(status.InvalidArgument, "model.SetTiles: tiles of %d tokens for the MLP, %d for the loss, %d for the gated delta rule; set 1 or more, TileAuto or TileOff",
+			t.MLP, t.Loss, t.GDN)
 	}
 	m.tiles = t
+	if l := m.plans.linear; l != nil {
+		panel := t.GDN
+		if panel == TileOff {
+			panel = math.MaxInt64
+		}
+		l.SetPanel(panel)
+	}
 	return nil
 }
 

@@ -30,10 +30,10 @@ func BenchmarkTiles(b *testing.B) {
 			name, phase   string
 			without, with Tiles
 		}{
-			{"loss", "loss", Tiles{TileOff, TileOff}, Tiles{TileOff, TileAuto}},
-			{"mlp", "mlp", Tiles{TileOff, TileOff}, Tiles{1024, TileOff}},
+			{"loss", "loss", Tiles{MLP: TileOff, Loss: TileOff}, Tiles{MLP: TileOff}},
+			{"mlp", "mlp", Tiles{MLP: TileOff, Loss: TileOff}, Tiles{MLP: 1024, Loss: TileOff}},
 			// a single tile recomputes as well
-			{"mlp-without-computing-again", "mlp", Tiles{1 << 30, TileOff}, Tiles{1024, TileOff}},
+			{"mlp-without-computing-again", "mlp", Tiles{MLP: 1 << 30, Loss: TileOff}, Tiles{MLP: 1024, Loss: TileOff}},
 		} {
 			b.Run(x.name+"/"+pair.name, func(b *testing.B) {
 				benchTiles(b, cfg, documents(x.vocabulary, x.documents...), pair.phase, [2]Tiles{pair.without, pair.with})

@@ -81,7 +81,7 @@ func TestTilesMemory(t *testing.T) {
 		for _, backward := range []bool{true, false} {
 			ranks(t, 1, func(c comm.Comm) error {
 				var before int64
-				for _, x := range []Tiles{{TileOff, TileOff}, {TileOff, 64}, {64, 64}, {7, 7}, {1, 1}} {
+				for _, x := range []Tiles{{MLP: TileOff, Loss: TileOff}, {MLP: TileOff, Loss: 64}, {MLP: 64, Loss: 64}, {MLP: 7, Loss: 7}, {MLP: 1, Loss: 1}} {
 					r := newRank(c, cfg, 1, backward)
 					defer r.close()
 					must(r.SetTiles(x))
@@ -260,7 +260,7 @@ func TestTilesOnLateDevice(t *testing.T) {
 func TestTilesRefusals(t *testing.T) {
 	ranks(t, 1, func(c comm.Comm) error {
 		r := newRank(c, configs(t)["llama"], 1, false)
-		for _, x := range []Tiles{{MLP: -2}, {Loss: -7}} {
+		for _, x := range []Tiles{{MLP: -2}, {Loss: -7}, {GDN: -2}} {
 			if err := r.SetTiles(x); status.Of(err) != status.InvalidArgument || r.Tiles() != (Tiles{}) {
 				t.Errorf("%v: %v, now %v", x, err, r.Tiles())
 			}

@@ -46,9 +46,8 @@ func (p *planner) run() error {
 	}
 	p.freeHost = -free[0]
 	if p.Data.Train == nil {
-		p.considered = []Choice{{Tiles: p.Model.Tiles()}, {Tiles: model.Tiles{MLP: p.Model.MLPTile(), Loss: p.Model.Tiles().Loss}}}
-		if p.Model.Tiles().MLP != model.TileAuto {
-			p.considered = p.considered[:1]
+		for _, tiles := range p.tiles() {
+			p.considered = append(p.considered, Choice{Tiles: tiles})
 		}
 	} else {
 		p.considered = p.choices()
@@ -66,31 +65,53 @@ func (p *planner) run() error {
 }
 
 // choose returns the index of the best choice. It tries the first choice alone, which nearly always
-// fits, and then all of them. If none fits, it returns the choice that needs the least memory, and
-// an error if this choice exceeds a hard limit.
+// fits, then all of them, and then all with less memory for the gated delta rule. If none fits, it
+// returns the choice that needs the least memory, and an error if this choice exceeds a hard limit.
 func (p *planner) choose() (int, error) {
 	if err := p.try(p.considered[:1]); err != nil {
 		return 0, err
 	}
-	if p.considered[0].fits || len(p.considered) == 1 {
+	panels := p.panels()
+	if p.considered[0].fits || len(p.considered) == 1 && len(panels) == 1 {
 		p.considered = p.considered[:1]
 		return 0, p.refuse(&p.considered[0])
-	}
-	if err := p.try(p.considered); err != nil {
-		return 0, err
 	}
 	order := make([]int, len(p.considered))
 	for i := range order {
 		order[i] = i
 	}
-	slices.SortStableFunc(order, func(i, j int) int { return cmp.Compare(p.considered[i].Extra, p.considered[j].Extra) })
-	for _, i := range order {
-		if p.considered[i].fits {
-			return i, nil
+	for _, panel := range panels {
+		for i := range p.considered {
+			p.considered[i].Tiles.GDN = panel
+		}
+		if err := p.try(p.considered); err != nil {
+			return 0, err
+		}
+		slices.SortStableFunc(order, func(i, j int) int { return cmp.Compare(p.considered[i].Extra, p.considered[j].Extra) })
+		for _, i := range order {
+			if p.considered[i].fits {
+				return i, nil
+			}
 		}
 	}
 	least := slices.MinFunc(order, func(i, j int) int { return cmp.Compare(p.considered[i].Device, p.considered[j].Device) })
 	return least, p.refuse(&p.considered[least])
+}
+
+// panels returns the values of Tiles.GDN that may be tried, the fastest first. A short panel costs
+// launches and idle multiprocessors, but far less than recomputation; its memory is a few hundred
+// MiB.
+func (p *planner) panels() []int64 {
+	all := []int64{p.Model.Tiles().GDN}
+	if all[0] == model.TileAuto && p.Model.Linear() != nil && p.Device.Info().Place != tensor.Host {
+		tokens, _ := p.MaxTokens()
+		for _, n := range []int64{16384, 4096} {
+			if n < tokens {
+				all = append(all, n)
+			}
+		}
+	}
+	return all
 }
 
 // try sets the memory and the time of choices, and whether each fits on all ranks. Collective.
@@ -210,14 +231,8 @@ func (p *planner) choices() (all []Choice) {
 		}
 		return []model.Policy{model.Keep, model.Recompute}
 	}
-	tiles := []model.Tiles{p.Model.Tiles()}
-	if tiles[0].MLP == model.TileAuto {
-		inTiles := tiles[0]
-		inTiles.MLP = p.Model.MLPTile()
-		tiles = append(tiles, inTiles)
-	}
 	inputs := p.blockInputs(w, layers, policies(w.BlockInput))
-	for _, x := range tiles {
+	for _, x := range p.tiles() {
 		for _, in := range inputs {
 			for _, attention := range policies(w.Attention) {
 				for _, qkv := range policies(w.QKV) {
@@ -232,6 +247,17 @@ func (p *planner) choices() (all []Choice) {
 				}
 			}
 		}
+	}
+	return all
+}
+
+// tiles returns the tiles that may be tried: the job's, and with an MLP in tiles if the job leaves
+// this open.
+func (p *planner) tiles() []model.Tiles {
+	all := []model.Tiles{p.Model.Tiles()}
+	if x := all[0]; x.MLP == model.TileAuto {
+		x.MLP = p.Model.MLPTile()
+		all = append(all, x)
 	}
 	return all
 }

@@ -15,7 +15,7 @@ import (
 // PrintMemory prints the planned memory of this rank as tables. Other ranks may have one token more
 // or less.
 func (p *Parts) PrintMemory(out io.Writer, t *train.Trainer) error {
-	if err := PrintComponents(out, t.Components(), p.Device.Info(), p.HostOfNode(), p.Model.Tiles().MLP); err != nil {
+	if err := PrintComponents(out, t.Components(), p.Device.Info(), p.HostOfNode(), p.Model.Tiles()); err != nil {
 		return err
 	}
 	if trained, all := p.Model.Trained(), p.Model.Numel(); trained < all {
@@ -55,7 +55,7 @@ func (n HostMemory) print(w io.Writer, ofRank int64) {
 }
 
 // PrintComponents prints the components of a plan with the memory of the device and of the node.
-func PrintComponents(out io.Writer, plan []model.Component, info device.Info, node HostMemory, tile int64) error {
+func PrintComponents(out io.Writer, plan []model.Component, info device.Info, node HostMemory, tiles model.Tiles) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(w, "memory of a rank\tbytes\tMiB\t")
 	for _, c := range plan {
@@ -78,8 +78,11 @@ func PrintComponents(out io.Writer, plan []model.Component, info device.Info, no
 	if info.Free > 0 {
 		fmt.Fprintf(w, "of it free\t%d\t%.1f\t\n", info.Free, units.MiB(info.Free))
 	}
-	if tile > 0 {
-		fmt.Fprintf(w, "MLP in tiles of\t%d tokens\t\t\n", tile)
+	if tiles.MLP > 0 {
+		fmt.Fprintf(w, "MLP in tiles of\t%d tokens\t\t\n", tiles.MLP)
+	}
+	if tiles.GDN > 0 && info.Place != tensor.Host {
+		fmt.Fprintf(w, "gated delta rule in panels of\t%d tokens\t\t\n", tiles.GDN)
 	}
 	fmt.Fprintln(w)
 	return w.Flush()
@@ -110,6 +113,9 @@ func DescribeChoice(c train.Choice) string {
 	text := c.Activations.String()
 	if c.Tiles.MLP > 0 {
 		text += fmt.Sprintf(" in tiles of %d", c.Tiles.MLP)
+	}
+	if c.Tiles.GDN > 0 {
+		text += fmt.Sprintf(", gated delta rule in panels of %d", c.Tiles.GDN)
 	}
 	return text
 }

@@ -186,7 +186,7 @@ var onlyOperators = []string{"attention.causal", "attention.window", "attention.
 	"attention.pattern.kind", "gdn.qk_l2norm", "gdn.scale", "gdn.chunk"}
 
 // onlyModels lists keys that would silently have no effect in an operator job.
-var onlyModels = []string{"tile.mlp", "tile.loss", "memory.block_input", "memory.attention", "memory.qkv", "memory.mlp", "memory.segment", "memory.head_groups", "memory.optimizer",
+var onlyModels = []string{"tile.mlp", "tile.loss", "tile.gdn", "memory.block_input", "memory.attention", "memory.qkv", "memory.mlp", "memory.segment", "memory.head_groups", "memory.optimizer",
 	"memory.gradients", "memory.device", "memory.host"}
 
 // refusals has the rules on valid values that are not supported. The job is refused.

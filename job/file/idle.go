@@ -47,7 +47,7 @@ var idleKeys = []idle{
 	{[]string{"gdn."}, onJob(func(j *Job) bool { return j.Kind == "attention" }), `kind = "attention" does not read it`},
 	{[]string{"attention."}, onJob(func(j *Job) bool { return j.Kind == "gdn" }), `kind = "gdn" does not read it`},
 	{[]string{"gdn.input", "gdn.output", "attention.input", "attention.output", "attention.block", "attention.pattern."}, onJob((*Job).IsModelJob), "it is a key of operator jobs"},
-	{[]string{"gdn.strategy"}, onConfig(func(j *Job, c *model.Config) bool { return c.LinearLayers() == 0 }), "the model has no layers of linear attention"},
+	{[]string{"gdn.strategy", "tile.gdn"}, onConfig(func(j *Job, c *model.Config) bool { return c.LinearLayers() == 0 }), "the model has no layers of linear attention"},
 	{[]string{"memory.head_groups"}, onConfig(func(j *Job, c *model.Config) bool { return c.LinearLayers() == c.NumHiddenLayers }),
 		"the model has no layers of softmax attention"},
 	{[]string{"memory.host"}, onJob(func(j *Job) bool {

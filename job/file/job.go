@@ -112,6 +112,7 @@ func (j *Job) Adapters() *model.LoRA {
 type TileTable struct {
 	MLP  string `toml:"mlp" enum:"auto off" number:"1"`
 	Loss string `toml:"loss" enum:"auto off" number:"1"`
+	GDN  string `toml:"gdn" enum:"auto off" number:"1"`
 }
 
 // Tiles returns the sizes of tiles as the model takes them.
@@ -123,7 +124,7 @@ func (t *TileTable) Tiles() model.Tiles {
 		n, _ := strconv.ParseInt(s, 10, 64) // Parse has checked it
 		return n
 	}
-	return model.Tiles{MLP: tokens(t.MLP), Loss: tokens(t.Loss)}
+	return model.Tiles{MLP: tokens(t.MLP), Loss: tokens(t.Loss), GDN: tokens(t.GDN)}
 }
 
 // CheckpointTable is [checkpoint].
@@ -201,7 +202,7 @@ func Default() Job {
 			Schedule: "cosine", Warmup: 10, Decay: 0.1, DecayShape: "cosine"},
 		Train:      train.TrainConfig{Steps: 100, OnNaN: "stop", TimeLimit: "auto"},
 		LoRA:       LoRATable{Targets: []string{model.AllLinear}},
-		Tile:       TileTable{MLP: "auto", Loss: "auto"},
+		Tile:       TileTable{MLP: "auto", Loss: "auto", GDN: "auto"},
 		Memory:     train.MemoryConfig{BlockInput: "auto", Attention: "auto", QKV: "auto", MLP: "auto", Optimizer: "auto", Gradients: "auto"},
 		Checkpoint: CheckpointTable{Keep: 2, Dir: "checkpoints", Resume: "auto"},
 		Output:     OutputTable{Dir: "out", Model: true},

@@ -122,6 +122,7 @@ targets = ["all-linear"]
 [tile]
 mlp = "auto"
 loss = "auto"
+gdn = "auto"
 [memory]
 block_input = "auto"
 attention = "auto"

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -62,6 +63,41 @@ func TestGPUStepFits(t *testing.T) {
 		p := longPlan{example: "../benchmarks/gpu-step", cluster: "h200-1", device: device, host: 110}
 		if _, _, err := p.predict(t); err != nil {
 			t.Errorf("%s: %v", device, err)
+		}
+	}
+}
+
+// If nothing else fits, the planner gives the gated delta rule less memory. A panel that the job
+// sets stays.
+func TestPanelsOfAPlan(t *testing.T) {
+	least := []string{"memory.block_input=offload", "memory.segment=8", "memory.attention=recompute", "memory.qkv=recompute", "memory.mlp=recompute", "tile.mlp=4096", "memory.head_groups=4"}
+	predict := func(sets ...string) (*Forecast, error) {
+		p := longPlan{example: "qwen3.5-27b", cluster: "h200-4", sets: slices.Concat(least, sets)}
+		f, _, err := p.predict(t)
+		return f, err
+	}
+	bytes := func(panel string) int64 {
+		f, err := predict("tile.gdn=" + panel)
+		if err != nil {
+			t.Fatalf("panels of %s: %v", panel, err)
+		}
+		return model.Bytes(f.Memory)
+	}
+	long, short := bytes("16384"), bytes("4096")
+	if short >= long {
+		t.Fatalf("panels of 4096 tokens need %d bytes, of 16384 %d", short, long)
+	}
+	for limit, want := range map[int64]int64{long + 1: 16384, (long + short) / 2: 4096} {
+		set := fmt.Sprintf("memory.device=%g", float64(limit)/(1<<30))
+		f, err := predict(set)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := f.Model.Tiles().GDN; got != want || model.Bytes(f.Memory) > limit {
+			t.Errorf("%s: panels of %d tokens with %d bytes, want %d", set, got, model.Bytes(f.Memory), want)
+		}
+		if _, err := predict(set, "tile.gdn=off"); status.Of(err) != status.OutOfMemory {
+			t.Errorf("%s with one panel: %v", set, err)
 		}
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"ulysses/job/assembly"
 	"ulysses/job/file"
 	"ulysses/model"
+	"ulysses/tensor"
 )
 
 // PrintPlan prints the planned memory before the first step: in one or two lines, with --verbose in
@@ -33,8 +34,12 @@ func (r *Run) PrintPlan() error {
 	if host := model.HostBytes(plan); host > 0 {
 		text += ", and " + units.Bytes(host) + " of host memory"
 	}
-	if tile := r.Parts.Model.Tiles().MLP; tile > 0 {
-		text += fmt.Sprintf("; MLP in tiles of %d tokens", tile)
+	tiles := r.Parts.Model.Tiles()
+	if tiles.MLP > 0 {
+		text += fmt.Sprintf("; MLP in tiles of %d tokens", tiles.MLP)
+	}
+	if tiles.GDN > 0 && info.Place != tensor.Host {
+		text += fmt.Sprintf("; gated delta rule in panels of %d tokens", tiles.GDN)
 	}
 	fmt.Fprintf(r.Stdout, "memory           %s\n", text)
 	for _, c := range r.Trainer.Choices() {

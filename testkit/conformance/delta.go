@@ -15,6 +15,7 @@ import (
 type deltaCase struct {
 	ref.GatedDelta
 	chunk   int64
+	panel   int64
 	perHead bool
 	alone   bool // Deterministic: compared with calls with other heads or documents
 	decay   int  // of decayKinds
@@ -69,6 +70,9 @@ func (c *deltaCase) String() string {
 	if c.similar {
 		s += ", similar keys"
 	}
+	if c.panel > 0 {
+		s += fmt.Sprintf(", panel %d", c.panel)
+	}
 	return s
 }
 
@@ -112,7 +116,7 @@ func (b *bench) deltaArgs(c *deltaCase, x deltaInput, l deltaLayouts, saved bool
 	n := c.T()
 	a := &device.GatedDelta{Q: b.in("q", x.d, l.q, x.q, n, c.Hk, c.Dk).Tensor, K: b.in("k", x.d, l.k, x.k, n, c.Hk, c.Dk).Tensor, V: b.in("v", x.d, l.v, x.v, n, c.Hv, c.Dv).Tensor,
 		G: b.in("g", tensor.F32, tokensLast, x.g, n, c.Hv).Tensor, Beta: b.in("beta", tensor.F32, layout{inner: 2, gap: 3}, x.beta, n, c.Hv).Tensor,
-		Cu: c.Cu, KeyHead: c.KeyHead, L2Norm: c.L2Norm, Scale: c.Scale, Chunk: c.chunk, Deterministic: c.alone}
+		Cu: c.Cu, KeyHead: c.KeyHead, L2Norm: c.L2Norm, Scale: c.Scale, Chunk: c.chunk, Panel: c.panel, Deterministic: c.alone}
 	if c.In > 0 || c.perHead { // a state of 0 documents is the same as nil
 		a.StateIn = b.in("state in", tensor.F32, dense, x.in, c.In, c.Hv, c.Dk, c.Dv).Tensor
 	}
@@ -302,7 +306,7 @@ func deltaCases() []deltaCase {
 	for i, cu := range [][]int64{one(400), bounds(250, 3, 120), bounds(5, 330, 0, 90, 17), bounds(40, 40, 40, 300)} {
 		n := int64(len(cu)) - 1
 		for hv := range int64(3) {
-			add(deltaCase{GatedDelta: ref.GatedDelta{Hk: 1, Hv: 1 + hv, Dk: 16 + 20*hv, Dv: 16, Cu: cu, L2Norm: true, In: n * (hv % 2), Out: n}, chunk: 16, perHead: i%2 == 0})
+			add(deltaCase{GatedDelta: ref.GatedDelta{Hk: 1, Hv: 1 + hv, Dk: 16 + 20*hv, Dv: 16, Cu: cu, L2Norm: true, In: n * (hv % 2), Out: n}, chunk: 16, panel: []int64{0, 80, 1}[(i+int(hv))%3], perHead: i%2 == 0})
 		}
 	}
 	add(deltaCase{GatedDelta: ref.GatedDelta{Hk: 1, Hv: 1, Dk: 128, Dv: 64, Cu: bounds(700, 100), L2Norm: true, In: 2, Out: 2}})

@@ -19,7 +19,7 @@ func testDeltaStates(s *suite) {
 		{GatedDelta: ref.GatedDelta{Hk: 1, Hv: 2, Dk: 16, Dv: 16, Cu: one(1), L2Norm: true}},
 		{GatedDelta: ref.GatedDelta{Hk: 1, Hv: 2, Dk: 16, Dv: 16, Cu: one(0), L2Norm: true}},
 		{GatedDelta: ref.GatedDelta{Hk: 2, Hv: 6, Dk: 12, Dv: 20, Cu: one(16), L2Norm: true}},
-		{GatedDelta: ref.GatedDelta{Hk: 2, Hv: 4, Dk: 20, Dv: 12, Cu: one(33)}, chunk: 16},
+		{GatedDelta: ref.GatedDelta{Hk: 2, Hv: 4, Dk: 20, Dv: 12, Cu: one(133)}, chunk: 16, panel: 48},
 		{GatedDelta: ref.GatedDelta{Hk: 4, Hv: 3, Dk: 48, Dv: 16, Cu: one(65), KeyHead: []int64{1, 1, 3}, L2Norm: true}, chunk: 64},
 		{GatedDelta: ref.GatedDelta{Hk: 1, Hv: 1, Dk: 100, Dv: 5, Cu: one(64), L2Norm: true}, decay: 2},
 		{GatedDelta: ref.GatedDelta{Hk: 1, Hv: 2, Dk: 33, Dv: 17, Cu: one(130), L2Norm: true}, decay: 4},
@@ -84,7 +84,7 @@ func (s *suite) stateCase(d tensor.DType, suffix string, c *deltaCase, l deltaLa
 		s.check(fmt.Sprint(c, suffix, ", transition ", whole), wants[:results], func(b *bench) ([]*array, error) {
 			a := b.deltaArgs(c, x, l, false)
 			state := b.out("state", tensor.F32, dense, c.Hv, c.Dk, c.Dv)
-			y := &device.DeltaState{K: a.K, V: a.V, G: a.G, Beta: a.Beta, KeyHead: a.KeyHead, L2Norm: a.L2Norm, Chunk: a.Chunk, State: state.Tensor,
+			y := &device.DeltaState{K: a.K, V: a.V, G: a.G, Beta: a.Beta, KeyHead: a.KeyHead, L2Norm: a.L2Norm, Chunk: a.Chunk, Panel: a.Panel, State: state.Tensor,
 				Workspace: b.out("workspace", tensor.U8, dense, b.dev.GatedDeltaSizes(a).State).Tensor}
 			if !whole {
 				return []*array{state}, b.dev.DeltaState(b.stream, y)
@@ -98,7 +98,7 @@ func (s *suite) stateCase(d tensor.DType, suffix string, c *deltaCase, l deltaLa
 		a := b.deltaArgs(c, x, l, false)
 		dstate := b.out("dstate", tensor.F32, dense, c.Hv, c.Dk, c.Dv)
 		return []*array{dstate}, b.dev.DeltaStateGrad(b.stream, &device.DeltaStateGrad{Q: a.Q, K: a.K, G: a.G, Beta: a.Beta,
-			DOut: b.in("dout", d, l.v, x.dout, n, c.Hv, c.Dv).Tensor, KeyHead: a.KeyHead, L2Norm: a.L2Norm, Scale: a.Scale, Chunk: a.Chunk, DState: dstate.Tensor,
+			DOut: b.in("dout", d, l.v, x.dout, n, c.Hv, c.Dv).Tensor, KeyHead: a.KeyHead, L2Norm: a.L2Norm, Scale: a.Scale, Chunk: a.Chunk, Panel: a.Panel, DState: dstate.Tensor,
 			Workspace: b.out("workspace", tensor.U8, dense, b.dev.GatedDeltaSizes(a).State).Tensor})
 	})
 }
@@ -165,7 +165,7 @@ func (b *bench) divided(c *deltaCase, x deltaInput, at int64) ([]*array, error) 
 	scratch := func(bytes int64) tensor.Tensor { return b.out("workspace", tensor.U8, dense, bytes).Tensor }
 	summary := func(y *device.GatedDeltaGrad) (state, transition tensor.Tensor) {
 		state, transition = states("state of a half"), b.out("transition", tensor.F32, dense, c.Hv, c.Dk, c.Dk).Tensor
-		try(b.dev.DeltaState(b.stream, &device.DeltaState{K: y.K, V: y.V, G: y.G, Beta: y.Beta, KeyHead: y.KeyHead, L2Norm: y.L2Norm, Chunk: y.Chunk,
+		try(b.dev.DeltaState(b.stream, &device.DeltaState{K: y.K, V: y.V, G: y.G, Beta: y.Beta, KeyHead: y.KeyHead, L2Norm: y.L2Norm, Chunk: y.Chunk, Panel: y.Panel,
 			State: state, Transition: transition, Workspace: scratch(b.dev.GatedDeltaSizes(&y.GatedDelta).State)}))
 		return state, transition
 	}
@@ -173,7 +173,7 @@ func (b *bench) divided(c *deltaCase, x deltaInput, at int64) ([]*array, error) 
 	try(b.dev.DeltaFold(b.stream, &device.DeltaFold{M: transition, X: a.StateIn.Select(0, 0), E: state, Y: between}))
 	dstate := states("dstate of a half")
 	try(b.dev.DeltaStateGrad(b.stream, &device.DeltaStateGrad{Q: second.Q, K: second.K, G: second.G, Beta: second.Beta, DOut: second.DOut, KeyHead: second.KeyHead,
-		L2Norm: second.L2Norm, Scale: second.Scale, Chunk: second.Chunk, DState: dstate, Workspace: scratch(b.dev.GatedDeltaSizes(&second.GatedDelta).State)}))
+		L2Norm: second.L2Norm, Scale: second.Scale, Chunk: second.Chunk, Panel: second.Panel, DState: dstate, Workspace: scratch(b.dev.GatedDeltaSizes(&second.GatedDelta).State)}))
 	_, transition = summary(&second)
 	try(b.dev.DeltaFold(b.stream, &device.DeltaFold{M: transition, X: y.DStateOut.Select(0, 0), E: dstate, Y: dbetween, Transpose: true}))
 	for _, y := range []*device.GatedDeltaGrad{&first, &second} {

@@ -18,7 +18,7 @@ struct Operands {
              workspace = {};
   uly_list cu = {};
   const int64_t *key_head = nullptr;
-  int64_t chunk = 0;
+  int64_t chunk = 0, panel = 0;
   double scale = 0;
   bool l2norm = false, per_head = false, deterministic = false;
   Operands(const char *op, DeltaPass pass) : op(op), pass(pass) {}
@@ -206,7 +206,7 @@ int32_t run(uly_device *d, uly_stream *s, const Operands &a) {
   const int type = c.compute("k", a.k);
   const int64_t tokens = a.k.shape[0];
   const DeltaShape shape = delta_shape(type == ULY_BF16 ? 2 : 4, tokens, a.k.shape[1], values.shape[1], a.k.shape[2],
-                                       values.shape[2], a.chunk, a.key_head);
+                                       values.shape[2], a.chunk, a.key_head, a.panel);
   const int64_t hk = shape.key_heads, hv = shape.value_heads, dk = shape.dk, dv = shape.dv,
                 gradient_heads = a.per_head ? hv : hk;
   c.rows("k", a.k, type, {tokens, hk, dk});
@@ -225,6 +225,7 @@ int32_t run(uly_device *d, uly_stream *s, const Operands &a) {
   }
   c.documents("Cu", a.cu, tokens);
   if (a.chunk != 0 && a.chunk < 16) c.refuse("Chunk is %lld: want 16 or more, or 0", (long long)a.chunk);
+  if (a.panel < 0) c.refuse("Panel is %lld: want 0 or more", (long long)a.panel);
   if (c.failed()) return c.code;
   const int64_t in =
       check_states(c, state ? "DState" : "StateIn", given(a.state_in) || !given(a.dstate_in) ? a.state_in : a.dstate_in,
@@ -306,7 +307,7 @@ int32_t run(uly_device *d, uly_stream *s, const Operands &a) {
 void set_operands(Operands &x, const uly_gated_delta &a) {
   x.q = a.q, x.k = a.k, x.v = a.v, x.out = a.out, x.g = a.g, x.beta = a.beta;
   x.state_in = a.state_in, x.state_out = a.state_out, x.saved = a.saved, x.workspace = a.workspace;
-  x.cu = a.cu, x.key_head = a.key_head, x.chunk = a.chunk, x.scale = a.scale, x.l2norm = a.l2norm;
+  x.cu = a.cu, x.key_head = a.key_head, x.chunk = a.chunk, x.panel = a.panel, x.scale = a.scale, x.l2norm = a.l2norm;
   x.deterministic = a.deterministic;
 }
 
@@ -341,7 +342,7 @@ int32_t state(uly_device *d, uly_stream *s, const void *args) {
   Operands x("DeltaState", DELTA_STATE);
   x.k = a.k, x.v = a.v, x.g = a.g, x.beta = a.beta, x.state_out = one(a.state), x.transition = a.transition,
   x.workspace = a.workspace;
-  x.cu = {cu, 2, 2}, x.key_head = a.key_head, x.chunk = a.chunk, x.l2norm = a.l2norm;
+  x.cu = {cu, 2, 2}, x.key_head = a.key_head, x.chunk = a.chunk, x.panel = a.panel, x.l2norm = a.l2norm;
   return run(d, s, x);
 }
 
@@ -351,7 +352,8 @@ int32_t state_grad(uly_device *d, uly_stream *s, const void *args) {
   Operands x("DeltaStateGrad", DELTA_STATE);
   x.q = a.q, x.k = a.k, x.g = a.g, x.beta = a.beta, x.dout = a.dout, x.dstate_in = one(a.dstate),
   x.workspace = a.workspace;
-  x.cu = {cu, 2, 2}, x.key_head = a.key_head, x.chunk = a.chunk, x.l2norm = a.l2norm, x.scale = a.scale;
+  x.cu = {cu, 2, 2}, x.key_head = a.key_head, x.chunk = a.chunk, x.panel = a.panel, x.l2norm = a.l2norm,
+  x.scale = a.scale;
   return run(d, s, x);
 }
 
@@ -362,7 +364,7 @@ int32_t delta_sizes(uly_device *d, const uly_gated_delta *a, uly_delta_sizes *to
   check_heads(c, a->k, a->v, a->key_head);
   if (c.failed()) return c.code;
   const DeltaShape s = delta_shape(a->k.dtype == ULY_BF16 ? 2 : 4, a->k.shape[0], a->k.shape[1], a->v.shape[1],
-                                   a->k.shape[2], a->v.shape[2], a->chunk, a->key_head);
+                                   a->k.shape[2], a->v.shape[2], a->chunk, a->key_head, a->panel);
   const int64_t documents = delta_documents(a->cu, a->cu.documents(), s.tokens);
   const bool divided = !a->deterministic && !d->deterministic;
   *to = {DeltaSaved(s, divided).bytes, delta_layout(s, documents, DELTA_FORWARD, divided).bytes,

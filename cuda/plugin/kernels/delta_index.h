@@ -17,6 +17,8 @@ enum : int { DELTA_JOIN_COLUMNS = 8, DELTA_JOIN_DEPTH = 32 };
 ULY_BOTH int up16(int n) { return (n + 15) / 16 * 16; }
 ULY_BOTH int up32(int n) { return (n + 31) / 32 * 32; }
 
+constexpr int64_t DELTA_PANEL_TOKENS = 1ll << 40; // more are the same: sums must not overflow
+
 constexpr float DELTA_EPS = 1e-6f; // added under the square root of the L2 norm of q and k
 
 // Padded rows of 64 columns.
@@ -90,6 +92,7 @@ struct DeltaShape {
   int64_t tokens, key_heads, value_heads, dk, dv;
   int64_t chunk;           // tokens of a chunk, a multiple of 16
   const int64_t *key_head; // NULL: h / (value heads / key heads)
+  int64_t panel = 0;       // most tokens of a panel; 0: as many as DELTA_PANEL_BYTES hold
 
   int64_t key(int64_t h) const { return key_head ? key_head[h] : h / (value_heads / key_heads); }
 };
@@ -102,16 +105,17 @@ inline int64_t delta_chunk(int64_t limit, int64_t dk) {
 }
 
 inline DeltaShape delta_shape(int64_t size, int64_t tokens, int64_t key_heads, int64_t value_heads, int64_t dk,
-                              int64_t dv, int64_t chunk, const int64_t *key_head) {
-  return {size, tokens, key_heads, value_heads, dk, dv, delta_chunk(chunk, dk), key_head};
+                              int64_t dv, int64_t chunk, const int64_t *key_head, int64_t panel = 0) {
+  return {size, tokens, key_heads, value_heads, dk, dv, delta_chunk(chunk, dk), key_head, panel};
 }
 
 // A call is computed in panels: ranges of the sequence with all heads. The state of the document
 // that continues in the next panel is carried through memory in F32. Therefore the recurrence runs
 // over the sequence once, results do not depend on the panels, and the intermediate results of a
-// panel need DELTA_PANEL_BYTES, however long the sequence is. The forward pass saves the carried
-// states; the backward pass computes panel by panel, from the last to the first, and computes the
-// intermediate results of each panel again from its carried state.
+// panel need the same memory, however long the sequence is: DELTA_PANEL_BYTES, or as much as the
+// tokens of a panel need that the call requests. The forward pass saves the carried states; the
+// backward pass computes panel by panel, from the last to the first, and computes the intermediate
+// results of each panel again from its carried state.
 
 // delta_row returns the bytes of intermediate results of a token and value head in the backward
 // pass.
@@ -119,10 +123,10 @@ inline int64_t delta_row(const DeltaShape &s) {
   return 16 + s.size * (2 * s.chunk + 2 * s.dv + 2 * s.dk) + ceil_div(2 * s.size * s.dk * s.dv, s.chunk);
 }
 
-// delta_span returns the most tokens of a panel, a multiple of the chunk.
+// delta_span returns the most tokens of a panel: a multiple of the chunk, two chunks or more.
 inline int64_t delta_span(const DeltaShape &s) {
   const int64_t chunk = most(s.value_heads, 1) * delta_row(s) * s.chunk;
-  return most(2, DELTA_PANEL_BYTES / chunk) * s.chunk;
+  return most(2, s.panel > 0 ? least(s.panel, DELTA_PANEL_TOKENS) / s.chunk : DELTA_PANEL_BYTES / chunk) * s.chunk;
 }
 inline int64_t delta_panels(const DeltaShape &s) { return most(1, ceil_div(s.tokens, delta_span(s))); }
 

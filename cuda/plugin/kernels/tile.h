@@ -28,7 +28,8 @@ template <typename T> __device__ __forceinline__ void copy_unit(const T *from, i
 template <int THREADS, int COLUMNS, int ROWS, typename T>
 __device__ __forceinline__ void copy_tile(Copies &copies, T *to, int step, const T *from, int64_t stride, bool vectors,
                                           int width, int rows, int all = ROWS, int thread = (int)threadIdx.x) {
-  constexpr int N = Wide<T>::LANES, LANES = COLUMNS / N, STEP = THREADS / LANES, UNROLLED = ON_CORES<T> ? 8 : 1;
+  constexpr int N = Wide<T>::LANES, LANES = COLUMNS / N, STEP = THREADS / LANES;
+  [[maybe_unused]] constexpr int UNROLLED = ON_CORES<T> ? 8 : 1; // g++ ignores the pragma
   const int c = thread % LANES * N, first = thread / LANES;
   const T *p = from + first * stride + c;
   to += first * step + c;
