@@ -65,45 +65,72 @@ func (p *planner) run() error {
 }
 
 // choose returns the index of the best choice. It tries the first choice alone, which nearly always
-// fits, then all of them, and then all with less memory for the gated delta rule. If none fits, it
-// returns the choice that needs the least memory, and an error if this choice exceeds a hard limit.
+// fits, and then all of them, with short panels only where that is faster than what fits otherwise.
+// If none fits, it returns the choice that needs the least memory, and an error if this choice
+// exceeds a hard limit.
 func (p *planner) choose() (int, error) {
 	if err := p.try(p.considered[:1]); err != nil {
 		return 0, err
 	}
 	panels := p.panels()
-	if p.considered[0].fits || len(p.considered) == 1 && len(panels) == 1 {
+	if p.considered[0].fits || len(p.considered) == 1 && len(panels) == 0 {
 		p.considered = p.considered[:1]
 		return 0, p.refuse(&p.considered[0])
 	}
-	order := make([]int, len(p.considered))
-	for i := range order {
-		order[i] = i
+	if err := p.try(p.considered); err != nil {
+		return 0, err
 	}
+	tried := slices.Clone(p.considered)
+	best := fastest(tried)
 	for _, panel := range panels {
-		for i := range p.considered {
-			p.considered[i].Tiles.GDN = panel
-		}
-		if err := p.try(p.considered); err != nil {
-			return 0, err
-		}
-		slices.SortStableFunc(order, func(i, j int) int { return cmp.Compare(p.considered[i].Extra, p.considered[j].Extra) })
-		for _, i := range order {
-			if p.considered[i].fits {
-				return i, nil
+		var short []Choice
+		for _, x := range p.considered {
+			if x.Tiles.GDN = panel; best < 0 || x.Extra < tried[best].Extra {
+				short = append(short, x)
 			}
 		}
+		if len(short) == 0 {
+			break
+		}
+		if err := p.try(short); err != nil {
+			return 0, err
+		}
+		tried = append(tried, short...)
+		best = fastest(tried)
 	}
-	least := slices.MinFunc(order, func(i, j int) int { return cmp.Compare(p.considered[i].Device, p.considered[j].Device) })
-	return least, p.refuse(&p.considered[least])
+	fits := best >= 0
+	for i := range tried {
+		if best < 0 || !fits && tried[i].Device < tried[best].Device {
+			best = i
+		}
+	}
+	if best >= len(p.considered) { // of the choices with short panels, only this one is listed
+		p.considered = append(p.considered, tried[best])
+		best = len(p.considered) - 1
+	}
+	if fits {
+		return best, nil
+	}
+	return best, p.refuse(&p.considered[best])
 }
 
-// panels returns the values of Tiles.GDN that may be tried, the fastest first. A short panel costs
-// launches and idle multiprocessors, but far less than recomputation; its memory is a few hundred
-// MiB.
-func (p *planner) panels() []int64 {
-	all := []int64{p.Model.Tiles().GDN}
-	if all[0] == model.TileAuto && p.Model.Linear() != nil && p.Device.Info().Place != tensor.Host {
+// fastest returns the index of the choice that takes the least time of those that fit, the first of
+// several; -1 = none fits.
+func fastest(all []Choice) int {
+	best := -1
+	for i := range all {
+		if all[i].fits && (best < 0 || all[i].Extra < all[best].Extra) {
+			best = i
+		}
+	}
+	return best
+}
+
+// panels returns short panels (Tiles.GDN), the faster first, if the job leaves them to the planner.
+// Their memory is a few hundred MiB. They cost launches and idle multiprocessors, far less than the
+// recomputation that they may save.
+func (p *planner) panels() (all []int64) {
+	if p.Model.Tiles().GDN == model.TileAuto && p.Model.Linear() != nil && p.Device.Info().Place != tensor.Host {
 		tokens, _ := p.MaxTokens()
 		for _, n := range []int64{16384, 4096} {
 			if n < tokens {
@@ -117,28 +144,30 @@ func (p *planner) panels() []int64 {
 // try sets the memory and the time of choices, and whether each fits on all ranks. Collective.
 func (p *planner) try(some []Choice) error {
 	l, n := p.limits(), int64(len(some))
-	// of each choice: bytes of the device, bytes of the host, 1 = it does not fit
-	most := make([]int64, 3*n)
+	// Of each choice: bytes of the device, bytes of the host, 1 = it does not fit, and the bits of
+	// its time, in the order of the times. Ranks with other memory or threads must choose alike.
+	most := make([]int64, 4*n)
 	var err error
 	for i := range some {
 		var size [2]int64
 		if size, err = p.size(&some[i]); err != nil {
 			break
 		}
-		most[3*i], most[3*i+1] = size[0], size[1]
+		x := most[4*i:]
+		x[0], x[1], x[3] = size[0], size[1], int64(math.Float64bits(p.extra(size[1])))
 		if size[0] > l.device || size[1] > l.host {
-			most[3*i+2] = 1
+			x[2] = 1
 		}
-		some[i].Extra = p.extra(size[1])
 	}
 	if err = comm.Agree(p.Mesh.World, err); err != nil {
 		return err
 	}
-	if err := p.Mesh.World.AllReduce(nil, tensor.OfInt64(most, 3*n), comm.Max); err != nil {
+	if err := p.Mesh.World.AllReduce(nil, tensor.OfInt64(most, 4*n), comm.Max); err != nil {
 		return err
 	}
 	for i := range some {
-		some[i].Device, some[i].Host, some[i].fits = most[3*i], most[3*i+1], most[3*i+2] == 0
+		x := most[4*i:]
+		some[i].Device, some[i].Host, some[i].fits, some[i].Extra = x[0], x[1], x[2] == 0, math.Float64frombits(uint64(x[3]))
 	}
 	return nil
 }

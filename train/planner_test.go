@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"ulysses/comm"
+	"ulysses/cpu"
+	"ulysses/device"
 	"ulysses/internal/status"
 	"ulysses/model"
 	"ulysses/tensor"
@@ -14,15 +16,15 @@ import (
 	"ulysses/testkit/near"
 )
 
-// runWith runs two steps of a long sequence on test devices with the given bytes of memory, 0 =
-// unlimited. It returns the outcome and the choice of each rank.
-func runWith(t *testing.T, x run, memory ...int64) (o outcome, chosen []Choice, err error) {
+// runOn runs two steps of a long sequence, on ranks with a device each. It returns the outcome and
+// the choice of each rank.
+func runOn(t *testing.T, x run, ranks int, open func(rank int) (device.Device, error)) (o outcome, chosen []Choice, err error) {
 	t.Helper()
 	dataset := config(4000, file(t, t.TempDir(), "a.txt", strings.Repeat("all work and no play. ", 110)))
-	chosen = make([]Choice, len(memory))
+	chosen = make([]Choice, ranks)
 	var mu sync.Mutex
-	err = comm.RunLocal(len(memory), func(host comm.Comm) error {
-		d, err := fake.Open(fake.Options{Memory: memory[host.Rank()], Free: x.unused})
+	err = comm.RunLocal(ranks, func(host comm.Comm) error {
+		d, err := open(host.Rank())
 		if err != nil {
 			return err
 		}
@@ -31,8 +33,12 @@ func runWith(t *testing.T, x run, memory ...int64) (o outcome, chosen []Choice, 
 		if x.free < 0 { // only rank 0 knows its free memory
 			x.free *= -int64(1 - min(1, host.Rank()))
 		}
-		x.model, x.ranks, x.ulysses, x.optimizer, x.compute, x.steps, x.choice = "deep", len(memory), len(memory), "adamw", tensor.F32, 2, &chosen[host.Rank()]
-		got, err := x.with(d, fake.Communicator(d, host), func() error { return nil }, &dataset)
+		x.model, x.ranks, x.ulysses, x.optimizer, x.compute, x.steps, x.choice = "deep", ranks, ranks, "adamw", tensor.F32, 2, &chosen[host.Rank()]
+		c := host
+		if f, ok := d.(*fake.Device); ok {
+			c = fake.Communicator(f, host)
+		}
+		got, err := x.with(d, c, func() error { return nil }, &dataset)
 		mu.Lock()
 		defer mu.Unlock()
 		if err == nil && host.Rank() == 0 {
@@ -41,6 +47,40 @@ func runWith(t *testing.T, x run, memory ...int64) (o outcome, chosen []Choice, 
 		return err
 	})
 	return o, chosen, err
+}
+
+// runWith is runOn on test devices with the given bytes of memory, 0 = unlimited.
+func runWith(t *testing.T, x run, memory ...int64) (o outcome, chosen []Choice, err error) {
+	t.Helper()
+	return runOn(t, x, len(memory), func(rank int) (device.Device, error) {
+		return fake.Open(fake.Options{Memory: memory[rank], Free: x.unused})
+	})
+}
+
+// Ranks with other numbers of threads, for which the times of copies differ, choose alike.
+func TestUnequalRanksChooseAlike(t *testing.T) {
+	on := func(x run) (outcome, []Choice) {
+		t.Helper()
+		o, chosen, err := runOn(t, x, 2, func(rank int) (device.Device, error) { return cpu.New(cpu.Options{Workers: 1 + 15*rank}) })
+		if err != nil {
+			t.Fatal(err)
+		}
+		return o, chosen
+	}
+	whole, _ := on(run{})
+	offloads := 0
+	for share := 0.995; share > 0.945; share -= 0.01 {
+		_, chosen := on(run{memory: MemoryConfig{Device: share * float64(model.Bytes(whole.table)) / gib, Host: 1}})
+		if chosen[0] != chosen[1] {
+			t.Errorf("%.3f of the memory: rank 0 chose %+v, rank 1 %+v", share, chosen[0], chosen[1])
+		}
+		if chosen[0].Offloads() {
+			offloads++
+		}
+	}
+	if offloads == 0 {
+		t.Error("nothing was offloaded")
+	}
 }
 
 // If the memory suffices, all activations are kept. If the plan exceeds nine tenths of a device or

@@ -67,8 +67,8 @@ func TestGPUStepFits(t *testing.T) {
 	}
 }
 
-// If nothing else fits, the planner gives the gated delta rule less memory. A panel that the job
-// sets stays.
+// Before it recomputes more, the planner gives the gated delta rule less memory. A panel that the
+// job sets stays.
 func TestPanelsOfAPlan(t *testing.T) {
 	least := []string{"memory.block_input=offload", "memory.segment=8", "memory.attention=recompute", "memory.qkv=recompute", "memory.mlp=recompute", "tile.mlp=4096", "memory.head_groups=4"}
 	predict := func(sets ...string) (*Forecast, error) {
