@@ -1,0 +1,265 @@
+package model
+
+import (
+	"maps"
+	"math"
+
+	"ulysses/internal/notbuilt"
+	"ulysses/internal/status"
+)
+
+// readRope reads rope_parameters (transformers 5), or rope_theta with rope_scaling (transformers
+// 4), and how many features of a head are rotated. The sections of multimodal positions are
+// ignored: in text, time, height and width are equal.
+func (c *Config) readRope(r *reader) {
+	share := r.number("partial_rotary_factor", c.rotaryShare())
+	theta := r.positive("rope_theta", c.family.theta)
+	name, t := ropeTable(r)
+	var local *reader
+	if c.family.localTheta > 0 {
+		name, t, local = localTables(r)
+		own := c.family.localTheta
+		if c.family.localField != "" {
+			own = r.positive(c.family.localField, own)
+		}
+		rope := c.readRopeTable(r, "rope_parameters."+slidingAttention, local, own, &share)
+		c.LocalRope = &rope
+	} else if t != nil && (t.raw[fullAttention] != nil || t.raw[slidingAttention] != nil) {
+		r.fault(status.Unsupported, "%s has a table for each kind of layer, which is not built for %s: %s", name, c.ModelType, notbuilt.LayerRoPE.Instead)
+		return
+	}
+	c.Rope = c.readRopeTable(r, name, t, theta, &share)
+	c.warnThetas(r, t, local)
+	c.RotaryDim = int64(float64(c.HeadDim) * share)
+	switch {
+	case c.Rope.Type == "proportional":
+		c.RotaryDim = c.HeadDim
+		if c.Rope.Share = share; !(share >= 0 && share <= 1) {
+			r.fault(status.InvalidConfig, "partial_rotary_factor = %v: give a number from 0 to 1", share)
+		}
+	case c.family.rotaryShare == 0:
+		if share != 1 {
+			r.fault(status.Unsupported, "partial_rotary_factor = %v is not built for %s: %s", share, c.ModelType, notbuilt.PartialRotary.Instead)
+		}
+	case c.HeadDim%2 != 0: // readHeads has reported it
+	case !(share > 0 && share <= 1) || c.RotaryDim < 2 || c.RotaryDim%2 != 0:
+		r.fault(status.InvalidConfig, "partial_rotary_factor = %v of head_dim = %d is %d features; set it so that an even number of at least 2 features is rotated",
+			share, c.HeadDim, c.RotaryDim)
+	}
+	c.checkRope(r, name, &c.Rope)
+	if c.LocalRope != nil {
+		c.checkRope(r, "rope_parameters."+slidingAttention, c.LocalRope)
+	}
+}
+
+// localTables returns the tables of RoPE's parameters of full attention, with its name, and of
+// sliding attention, which may be nil. As in transformers, a rope_scaling changes fields of full
+// attention only, and a table that is null is the same as a missing one.
+func localTables(r *reader) (name string, full, local *reader) {
+	name = "rope_parameters." + fullAttention
+	if both := r.table("rope_parameters"); both != nil {
+		full, local = both.table(fullAttention), both.table(slidingAttention)
+		if both.raw["rope_type"] != nil || both.raw["rope_theta"] != nil {
+			both.fault(status.InvalidConfig, "rope_type and rope_theta belong into the tables %s and %s", fullAttention, slidingAttention)
+		} else if r.strict {
+			both.unknown()
+		}
+		r.adopt("rope_parameters", both)
+	}
+	if old := r.table("rope_scaling"); old != nil && len(old.raw) > 0 {
+		merged := map[string]any{}
+		if name = "rope_scaling"; full != nil {
+			maps.Copy(merged, full.raw)
+		}
+		maps.Copy(merged, old.raw)
+		old.raw, full = merged, old
+	}
+	return name, full, local
+}
+
+// rotaryShare returns the default of partial_rotary_factor.
+func (c *Config) rotaryShare() float64 {
+	if c.family.rotaryShare == 0 {
+		return 1
+	}
+	return c.family.rotaryShare
+}
+
+// setRope puts the family's default table of RoPE's parameters into the fields of a config.json
+// without one, so that overrides and Save find it there.
+func (f *family) setRope(raw map[string]any) {
+	for _, name := range []string{"rope_parameters", "rope_scaling"} {
+		if t, given := raw[name].(map[string]any); raw[name] != nil && (!given || len(t) > 0) {
+			return
+		}
+	}
+	if f.rope != nil {
+		raw["rope_parameters"] = maps.Clone(f.rope)
+	}
+}
+
+// ropeTable returns the table with RoPE's parameters, and its name. As in transformers, a
+// rope_scaling that is not empty replaces rope_parameters.
+func ropeTable(r *reader) (string, *reader) {
+	name, t := "rope_parameters", r.table("rope_parameters")
+	if old := r.table("rope_scaling"); old != nil && len(old.raw) > 0 {
+		name, t = "rope_scaling", old
+	}
+	return name, t
+}
+
+// readRopeTable reads a table of parameters, which may be nil.
+func (c *Config) readRopeTable(r *reader, name string, t *reader, theta float64, share *float64) Rope {
+	rope := Rope{Type: "default", Theta: theta, Factor: 1}
+	if t == nil {
+		return rope
+	}
+	defer r.adopt(name, t)
+	rope.Theta = t.positive("rope_theta", theta)
+	rope.Type = t.text("rope_type", t.text("type", "default"))
+	*share = t.number("partial_rotary_factor", *share)
+	for _, known := range []string{"mrope_section", "mrope_interleaved"} {
+		t.value(known)
+	}
+	most := float64(c.MaxPositionEmbeddings)
+	original := func() {
+		const field = "original_max_position_embeddings"
+		n := t.extent(field, c.MaxPositionEmbeddings, maxPositions)
+		if c.family.localTheta == 0 && r.has(field) { // transformers prefers it, as Phi-3 needs
+			n = r.extent(field, c.MaxPositionEmbeddings, maxPositions)
+		}
+		rope.OriginalMaxPositionEmbeddings = float64(n)
+	}
+	switch rope.Type {
+	case "default":
+	case "linear":
+		rope.Factor = t.required("factor")
+	case "dynamic":
+		rope.Factor = t.required("factor")
+		rope.OriginalMaxPositionEmbeddings = most
+	case "yarn":
+		original()
+		c.readYarn(t, &rope)
+	case "longrope", "su": // su is the name in the first files of Phi-3
+		rope.Type = "longrope"
+		original()
+		c.readLongRope(t, &rope)
+	case "llama3":
+		rope.Factor = t.required("factor")
+		rope.LowFreqFactor = t.required("low_freq_factor")
+		rope.HighFreqFactor = t.required("high_freq_factor")
+		original()
+		if t.has("low_freq_factor") && t.has("high_freq_factor") && rope.HighFreqFactor <= rope.LowFreqFactor {
+			t.fault(status.InvalidConfig, "high_freq_factor = %v must be above low_freq_factor = %v", rope.HighFreqFactor, rope.LowFreqFactor)
+		}
+	case "proportional":
+		rope.Factor = t.positive("factor", 1)
+	default:
+		t.fault(status.Unsupported, "rope_type = %q is not built: %s", rope.Type, notbuilt.RoPETypes.Instead)
+		return rope
+	}
+	if r.strict {
+		for _, field := range scalingFields {
+			if t.raw[field] != nil && !t.seen[field] {
+				t.fault(status.InvalidConfig, "%s has no effect with rope_type = %q; remove it or set rope_type", field, rope.Type)
+				t.unknowns, t.seen[field] = append(t.unknowns, t.faults[len(t.faults)-1]), true
+			}
+		}
+		t.unknown()
+	}
+	return rope
+}
+
+// scalingFields are the fields of RoPE's table that not all types have.
+var scalingFields = []string{"factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim",
+	"truncate", "short_factor", "long_factor", "low_freq_factor", "high_freq_factor"}
+
+func (c *Config) readYarn(t *reader, rope *Rope) {
+	extended := float64(c.MaxPositionEmbeddings) / rope.OriginalMaxPositionEmbeddings
+	if _, given := t.raw["factor"]; given {
+		rope.Factor = t.positive("factor", extended) // null means the ratio of the lengths
+	} else {
+		rope.Factor = t.required("factor")
+	}
+	orDefault := func(name string, def float64) float64 { // null and 0 are the default
+		if x := t.number(name, 0); x != 0 {
+			return t.positive(name, def)
+		}
+		return def
+	}
+	rope.BetaFast, rope.BetaSlow = orDefault("beta_fast", 32), orDefault("beta_slow", 1)
+	rope.Exact = !t.flag("truncate", true)
+	gain := func(m float64) float64 {
+		if rope.Factor <= 1 {
+			return 1
+		}
+		return 0.1*m*math.Log(rope.Factor) + 1
+	}
+	m, all := t.number("mscale", 0), t.number("mscale_all_dim", 0)
+	def := gain(1)
+	if m != 0 && all != 0 {
+		def = gain(m) / gain(all)
+	}
+	rope.Scale = t.positive("attention_factor", def)
+}
+
+func (c *Config) readLongRope(t *reader, rope *Rope) {
+	most, original := float64(c.MaxPositionEmbeddings), rope.OriginalMaxPositionEmbeddings
+	rope.Factor = t.positive("factor", most/original)
+	def := 1.0
+	if rope.Factor > 1 && original > 1 {
+		def = math.Sqrt(1 + math.Log(rope.Factor)/math.Log(original))
+	}
+	rope.Scale = t.positive("attention_factor", def)
+	rope.ShortFactor, rope.LongFactor = t.factors("short_factor"), t.factors("long_factor")
+}
+
+// factors reads a list of positive numbers.
+func (r *reader) factors(name string) (list []float64) {
+	values, ok := r.value(name).([]any)
+	if !ok {
+		r.fault(status.InvalidConfig, "%s = %v: give a list with a number for each pair of features", name, r.raw[name])
+	}
+	for i, v := range values {
+		f, ok := asFloat(v)
+		if !ok || !(f > 0) || math.IsInf(f, 0) {
+			r.fault(status.InvalidConfig, "%s[%d] = %v: give a number above 0", name, i, v)
+			return nil
+		}
+		list = append(list, f)
+	}
+	return list
+}
+
+// checkRope checks what depends on the number of rotated features.
+func (c *Config) checkRope(r *reader, name string, rope *Rope) {
+	pairs := int(c.RotaryDim / 2)
+	switch rope.Type {
+	case "dynamic":
+		if c.RotaryDim <= 2 {
+			r.fault(status.InvalidConfig, "%s.rope_type = %q needs more than 2 rotated features of a head, not %d; increase head_dim", name, rope.Type, c.RotaryDim)
+		}
+	case "yarn":
+		if rope.Theta == 1 {
+			r.fault(status.InvalidConfig, "%s.rope_theta = 1: with it, all frequencies are equal; give another number", name)
+		}
+	case "longrope":
+		for _, x := range []struct {
+			list string
+			n    int
+		}{{"short_factor", len(rope.ShortFactor)}, {"long_factor", len(rope.LongFactor)}} {
+			if x.n > 0 && x.n != pairs {
+				r.fault(status.InvalidConfig, "%s.%s has %d numbers for %d pairs of features; give one for each pair", name, x.list, x.n, pairs)
+			}
+		}
+	}
+}
+
+// required reads a positive number that has no default.
+func (r *reader) required(name string) float64 {
+	if !r.has(name) {
+		r.fault(status.InvalidConfig, "%s is missing: give a number above 0", name)
+		return 1
+	}
+	return r.positive(name, 1)
+}
