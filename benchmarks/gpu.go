@@ -146,7 +146,13 @@ func (o *options) roofs(d device.Device, s device.Stream) error {
 
 // gpuAttention times the forward pass and the backward pass of attention. Tensors [T, H, D] have
 // the memory layout that the device prefers.
-func gpuAttention(o *options) error {
+func gpuAttention(o *options) error { return o.gpuAttention(o.cases.GPUAttention) }
+
+// gpuMasks times attention with options for which cuDNN has no kernels, or none that repeats its
+// bits. The FLOP are of the pairs of queries and keys that are kept.
+func gpuMasks(o *options) error { return o.gpuAttention(o.cases.GPUMasks) }
+
+func (o *options) gpuAttention(cases []shape) error {
 	d, stream, err := o.openGPU(0)
 	if err != nil {
 		return err
@@ -155,7 +161,7 @@ func gpuAttention(o *options) error {
 	if err := o.roofs(d, stream); err != nil {
 		return err
 	}
-	return o.each(o.cases.GPUAttention, func(s shape) error {
+	return o.each(cases, func(s shape) error {
 		var g device.AttentionGrad
 		free, err := build(d, func(a arena) {
 			_, take := a.headMajor(s, o.compute)
@@ -166,6 +172,7 @@ func gpuAttention(o *options) error {
 				LSE: a.alloc(tensor.F32, s.Heads, s.Tokens).Permute(1, 0), CuQ: s.documents(), CuK: s.documents(), KVHead: s.KVHead, Causal: s.Causal,
 				Scale: 1 / math.Sqrt(float64(s.HeadDim))},
 				DOut: take(s.Heads), DQ: take(s.Heads), DK: take(s.KVHeads), DV: take(s.KVHeads)}
+			s.mask(a, &g)
 			bytes := max(d.AttentionWorkspace(&g.Attention, false), d.AttentionWorkspace(&g.Attention, true))
 			g.Workspace = a.alloc(tensor.U8, bytes)
 		})
@@ -178,20 +185,26 @@ func gpuAttention(o *options) error {
 				return err
 			}
 		}
+		if err := o.fillMask(d, stream, s, &g); err != nil {
+			return err
+		}
 		return o.timeAttention(d, stream, s, &g)
 	})
 }
 
 // timeAttention times both passes of attention and prints a line for each.
 func (o *options) timeAttention(d device.Device, stream device.Stream, s shape, g *device.AttentionGrad) error {
-	in := float64(bytesOf(g.Q, g.K, g.V, g.Out, g.LSE))
+	in, flops := float64(bytesOf(g.Q, g.K, g.V, g.Out, g.LSE)), s.flops()
+	if s.Window > 0 || s.Block > 0 {
+		flops = 4 * s.kept() * float64(s.Heads*s.HeadDim)
+	}
 	for _, pass := range []struct {
 		op string
 		work
 		run func() error
 	}{
-		{"forward", work{s.flops(), in}, func() error { return d.AttentionForward(stream, &g.Attention) }},
-		{"backward", work{2.5 * s.flops(), in + float64(bytesOf(g.DOut, g.DQ, g.DK, g.DV))}, func() error { return d.AttentionBackward(stream, g) }},
+		{"forward", work{flops, in}, func() error { return d.AttentionForward(stream, &g.Attention) }},
+		{"backward", work{2.5 * flops, in + float64(bytesOf(g.DOut, g.DQ, g.DK, g.DV))}, func() error { return d.AttentionBackward(stream, g) }},
 	} {
 		times, err := o.steady(stream, pass.run)
 		if err != nil {

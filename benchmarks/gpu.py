@@ -2,6 +2,8 @@
 """Benchmarks on a GPU, ours compared with PyTorch's flash and cuDNN backends.
 
     gpu_attention  attention, forward and backward, 8K to 128K tokens
+    gpu_masks      attention with a window, soft cap, sinks, slopes, a block mask, and reproducible,
+                   for which cuDNN has no kernels, compared with FlexAttention
     gpu_layer      a decoder layer of Llama-8B, forward + backward, 32K to 512K tokens
     gpu_ops        operations bound by memory bandwidth, compared with a copy; products of the
                    layer, compared with torch.mm
@@ -56,6 +58,7 @@ SUITES = (
     "gpu_ops",
     "gpu_layer",
     "gpu_attention",
+    "gpu_masks",
     "gpu_delta",
     "gpu_hybrid",
     "gpu_loss",
@@ -295,7 +298,7 @@ def tables(rows: dict) -> list[str]:
                 ", ".join(p.removesuffix("_over_ours") for p in peers(r)) or "-",
                 ", ".join(show(r[p]) for p in peers(r)) or "-",
             ]
-            for suite in ("gpu_delta", "gpu_hybrid", "gpu_loss")
+            for suite in ("gpu_masks", "gpu_delta", "gpu_hybrid", "gpu_loss")
             for k, r in of(suite)
             if k[2] not in ("memory", "roof")
         ],

@@ -1,6 +1,8 @@
 package main
 
 import (
+	"unsafe"
+
 	"ulysses/device"
 	"ulysses/tensor"
 )
@@ -19,6 +21,9 @@ func masks(o *options) error {
 			return err
 		}
 		defer free()
+		if err := o.fillMask(d, stream, s, &g); err != nil {
+			return err
+		}
 		forward := func() error { return d.AttentionForward(stream, &g.Attention) }
 		pairs := s.kept()
 		for _, x := range []struct {
@@ -41,40 +46,52 @@ func masks(o *options) error {
 	})
 }
 
-// mask sets the masks and options of a case.
+// mask sets the masks and options of a case, without the contents of tensors.
 func (s shape) mask(a arena, g *device.AttentionGrad) {
-	constant := func(x float64) tensor.Tensor {
-		t := a.alloc(tensor.F32, s.Heads)
-		for i := range s.Heads {
-			if !a.Sketched() {
-				t.Float32s()[i] = float32(x)
-			}
-		}
-		return t
-	}
+	heads := func() tensor.Tensor { return a.alloc(tensor.F32, s.Heads) }
 	if s.Window > 0 {
 		g.Window = &device.Window{Left: s.Window - 1, Right: -1}
 	}
-	g.Softcap = s.Softcap
+	g.Softcap, g.Deterministic = s.Softcap, s.Deterministic
 	if s.Slope != 0 {
-		g.Slopes, g.DSlopes = constant(s.Slope), constant(0)
+		g.Slopes, g.DSlopes = heads(), heads()
 	}
 	if s.Sinks {
-		g.Sinks, g.DSinks = constant(1), constant(0)
+		g.Sinks, g.DSinks = heads(), heads()
 	}
-	if s.Block == 0 {
-		return
+	if s.Block > 0 {
+		n := s.Tokens / s.Block
+		g.BlockMask = a.alloc(tensor.U8, 1, n, n)
+		g.BlockRows, g.BlockColumns, g.QuerySeq, g.KeySeq = s.Block, s.Block, s.Tokens, s.Tokens
 	}
-	n := s.Tokens / s.Block
-	g.BlockMask = a.alloc(tensor.U8, 1, n, n)
-	g.BlockRows, g.BlockColumns, g.QuerySeq, g.KeySeq = s.Block, s.Block, s.Tokens, s.Tokens
-	for i := range n {
-		for j := range n {
-			if !a.Sketched() {
-				g.BlockMask.RawBytes()[i*n+j] = s.keeps(i, j)
+}
+
+// fillMask writes the contents of the tensors that mask has allocated.
+func (o *options) fillMask(d device.Device, stream device.Stream, s shape, g *device.AttentionGrad) error {
+	if o.expected {
+		return nil
+	}
+	for _, x := range []struct {
+		t     tensor.Tensor
+		value float64
+	}{{g.Slopes, s.Slope}, {g.Sinks, 1}, {g.DSlopes, 0}, {g.DSinks, 0}} {
+		if !x.t.IsNil() {
+			if err := d.Fill(stream, x.t, x.value); err != nil {
+				return err
 			}
 		}
 	}
+	if s.Block > 0 {
+		n := s.Tokens / s.Block
+		keeps := make([]uint8, n*n)
+		for i := range keeps {
+			keeps[i] = s.keeps(int64(i)/n, int64(i)%n)
+		}
+		if err := d.Copy(stream, g.BlockMask, tensor.Of(unsafe.Pointer(&keeps[0]), tensor.U8, 1, n, n)); err != nil {
+			return err
+		}
+	}
+	return stream.Sync()
 }
 
 // keeps returns 1 if the block mask of a case keeps a block.

@@ -9,11 +9,8 @@ import torch
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 
-def case(c: dict):
-    """Returns a function that computes a case."""
-    g = torch.Generator().manual_seed(0)
-    shape = (1, c["heads"], c["tokens"], c["head_dim"])
-    q, k, v = (torch.randn(*shape, generator=g) for _ in range(3))
+def attention(c: dict, device: str):
+    """Returns a function of q, k and v [1, H, T, D] that computes attention with a case's masks."""
     window, block, every = c.get("window", 0), c.get("block", 0), c.get("every", 1)
     cap, slope = c.get("softcap", 0.0), c.get("slope", 0.0)
 
@@ -31,13 +28,23 @@ def case(c: dict):
         return s + slope * (j - i) if slope else s
 
     size = block or 128
-    mask = create_block_mask(keep, None, None, c["tokens"], c["tokens"], "cpu", BLOCK_SIZE=size)
+    mask = create_block_mask(keep, None, None, c["tokens"], c["tokens"], device, BLOCK_SIZE=size)
     torch._dynamo.reset()  # otherwise it makes numbers of the cases into variables
     attend = torch.compile(flex_attention, dynamic=False)
+    options = dict(score_mod=score if cap or slope else None, block_mask=mask)
+    return lambda q, k, v: attend(q, k, v, enable_gqa=q.shape[1] != k.shape[1], **options)
+
+
+def case(c: dict):
+    """Returns a function that computes a case."""
+    g = torch.Generator().manual_seed(0)
+    shape = (1, c["heads"], c["tokens"], c["head_dim"])
+    q, k, v = (torch.randn(*shape, generator=g) for _ in range(3))
+    attend = attention(c, "cpu")
 
     def forward():
         with torch.no_grad():
-            attend(q, k, v, score_mod=score if cap or slope else None, block_mask=mask)
+            attend(q, k, v)
 
     return forward
 

@@ -1,6 +1,7 @@
 """PyTorch on a GPU in bf16, for the gpu_* cases of ../cases.json.
 
     gpu_attention  scaled_dot_product_attention with the flash and the cuDNN backend
+    gpu_masks      FlexAttention, compiled; flash with deterministic algorithms. It has no sinks
     gpu_layer      a Llama decoder layer of transformers with each backend: forward + backward
     gpu_ops        torch.mm on the products of the layer
     gpu_delta      the gated delta rule, the convolution and the gated norm of
@@ -101,6 +102,37 @@ def attention(c: dict, backend: str, repeat: int) -> None:
 
         m = measure(backward, repeat)
         emit(backend, c["name"], op="backward", tflops=2.5 * flops / m["median_s"] / 1e12, **m)
+
+
+def masks(c: dict, _: str, repeat: int) -> None:
+    import flex
+
+    if c.get("sinks"):
+        raise RuntimeError("FlexAttention has no sinks")
+    make = lambda heads: torch.randn(
+        1,
+        heads,
+        c["tokens"],
+        c["head_dim"],
+        device=DEVICE,
+        dtype=torch.bfloat16,
+        requires_grad=True,
+    )
+    q, k, v, dout = make(c["heads"]), make(c["kv_heads"]), make(c["kv_heads"]), make(c["heads"])
+    name, attend = "flex", flex.attention(c, DEVICE)
+    if c.get("deterministic"):
+        name = "flash"
+        attend = lambda q, k, v: F.scaled_dot_product_attention(
+            q, k, v, is_causal=True, enable_gqa=True
+        )
+    torch.use_deterministic_algorithms(bool(c.get("deterministic")))
+    with sdpa_kernel(BACKENDS["flash"]):
+        with torch.no_grad():
+            emit(name, c["name"], op="forward", **measure(lambda: attend(q, k, v), repeat))
+        out = attend(q, k, v)
+        back = lambda: torch.autograd.grad(out, (q, k, v), dout, retain_graph=True)
+        emit(name, c["name"], op="backward", **measure(back, repeat))
+    torch.use_deterministic_algorithms(False)
 
 
 def layer(c: dict, backend: str, repeat: int) -> None:
@@ -345,6 +377,7 @@ def main() -> None:
     for suite in a.suite.split(","):
         run = dict(
             gpu_attention=attention,
+            gpu_masks=masks,
             gpu_layer=layer,
             gpu_ops=products,
             gpu_delta=delta,
