@@ -64,7 +64,7 @@ func (o *options) steady(s device.Stream, f func() error) ([]float64, error) {
 		}
 		return []float64{0}, s.Sync()
 	}
-	calls := func(n int) (float64, error) {
+	mean := func(n int) (float64, error) {
 		t, err := seconds(func() error {
 			for range n {
 				if err := f(); err != nil {
@@ -77,7 +77,7 @@ func (o *options) steady(s device.Stream, f func() error) ([]float64, error) {
 	}
 	n := 1
 	for began := time.Now(); ; {
-		t, err := calls(n)
+		t, err := mean(n)
 		if err != nil {
 			return nil, err
 		}
@@ -86,7 +86,7 @@ func (o *options) steady(s device.Stream, f func() error) ([]float64, error) {
 			break
 		}
 	}
-	return o.repeated(0, func() (float64, error) { return calls(n) })
+	return o.repeated(0, func() (float64, error) { return mean(n) })
 }
 
 // work is what a call has to do at least: FLOP of the algorithm, and bytes of inputs and outputs,
@@ -219,21 +219,14 @@ func (o *options) timeAttention(d device.Device, stream device.Stream, s shape, 
 // f returns the seconds that it measured. On one rank there are fewer calls, at least one of each,
 // if they take longer than --longest.
 func (o *options) repeated(warm int, f func() (float64, error)) (times []float64, err error) {
-	limited := o.longest > 0 && (o.world == nil || o.world.Size() == 1)
-	calls := func(n int, limit time.Duration) (times []float64, err error) {
-		for began := time.Now(); len(times) < n && (len(times) == 0 || !limited || time.Since(began) < limit); {
-			t, err := f()
-			if err != nil {
-				return nil, err
-			}
-			times = append(times, t)
-		}
-		return times, nil
+	limit := o.longest
+	if o.world != nil && o.world.Size() > 1 {
+		limit = 0
 	}
-	if _, err = calls(warm, o.longest/10); err != nil {
+	if _, err = calls(warm, limit/10, f); err != nil {
 		return nil, err
 	}
-	return calls(o.repeat, o.longest)
+	return calls(o.repeat, limit, f)
 }
 
 // randomize fills a tensor whose memory has no gaps with normal variates, in the order of its

@@ -176,15 +176,21 @@ func (o *options) chosen(all []shape) []shape {
 // repeated calls f warm + repeat times and returns the results of the last repeat calls. f returns
 // the seconds that it measured.
 func repeated(warm, repeat int, f func() (float64, error)) ([]float64, error) {
-	var times []float64
-	for i := range warm + repeat {
+	if _, err := calls(warm, 0, f); err != nil {
+		return nil, err
+	}
+	return calls(repeat, 0, f)
+}
+
+// calls calls f n times, or at least once until a limit has passed, and returns its results. Limit
+// 0 = no limit.
+func calls(n int, limit time.Duration, f func() (float64, error)) (times []float64, err error) {
+	for began := time.Now(); len(times) < n && (len(times) == 0 || limit == 0 || time.Since(began) < limit); {
 		seconds, err := f()
 		if err != nil {
 			return nil, err
 		}
-		if i >= warm {
-			times = append(times, seconds)
-		}
+		times = append(times, seconds)
 	}
 	return times, nil
 }
