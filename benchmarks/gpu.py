@@ -450,9 +450,8 @@ def conditions(runs: dict) -> list[str]:
     suites: dict[str, list[str]] = {}
     for suite, x in runs.items():
         text = (
-            f"driver {x['driver']}, {x['date']}, {x['rounds']} round{'s' * (x['rounds'] > 1)} of "
-            f"{x['repeat']}; "
-            f"{x['kernels']}; torch {x['torch']}, cuDNN {x['cudnn']}; bf16; at the end {x['clocks']}"
+            f"driver {x['driver']}, {x['date']}, {x['rounds']} round{'s' * (x['rounds'] > 1)} "
+            f"of {x['repeat']}; {x['kernels']}; torch {x['torch']}, cuDNN {x['cudnn']}; bf16; at the end {x['clocks']}"
         )
         suites.setdefault(text, []).append(suite)
     return [f"- {', '.join(names)}: {text}" for text, names in suites.items()]

@@ -119,13 +119,15 @@ def masks(c: dict, _: str, repeat: int) -> None:
         requires_grad=True,
     )
     q, k, v, dout = make(c["heads"]), make(c["kv_heads"]), make(c["kv_heads"]), make(c["heads"])
-    name, attend = "flex", flex.attention(c, DEVICE)
-    if c.get("deterministic"):
+    deterministic = c.get("deterministic", False)
+    if deterministic:
         name = "flash"
         attend = lambda q, k, v: F.scaled_dot_product_attention(
             q, k, v, is_causal=True, enable_gqa=True
         )
-    torch.use_deterministic_algorithms(bool(c.get("deterministic")))
+    else:
+        name, attend = "flex", flex.attention(c, DEVICE)
+    torch.use_deterministic_algorithms(deterministic)
     with sdpa_kernel(BACKENDS["flash"]):
         with torch.no_grad():
             emit(name, c["name"], op="forward", **measure(lambda: attend(q, k, v), repeat))

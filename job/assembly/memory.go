@@ -78,14 +78,28 @@ func PrintComponents(out io.Writer, plan []model.Component, info device.Info, no
 	if info.Free > 0 {
 		fmt.Fprintf(w, "of it free\t%d\t%.1f\t\n", info.Free, units.MiB(info.Free))
 	}
-	if tiles.MLP > 0 {
-		fmt.Fprintf(w, "MLP in tiles of\t%d tokens\t\t\n", tiles.MLP)
-	}
-	if tiles.GDN > 0 && info.Place != tensor.Host {
-		fmt.Fprintf(w, "gated delta rule in panels of\t%d tokens\t\t\n", tiles.GDN)
+	for _, x := range TilesUsed(tiles, info) {
+		fmt.Fprintf(w, "%s\t%d tokens\t\t\n", x.Name, x.Tokens)
 	}
 	fmt.Fprintln(w)
 	return w.Flush()
+}
+
+// TileUsed is a part of a layer that computes so many tokens at a time.
+type TileUsed struct {
+	Name   string
+	Tokens int64
+}
+
+// TilesUsed returns the tiles with a number of tokens that have an effect on a device.
+func TilesUsed(t model.Tiles, info device.Info) (all []TileUsed) {
+	if t.MLP > 0 {
+		all = append(all, TileUsed{"MLP in tiles of", t.MLP})
+	}
+	if t.GDN > 0 && info.Place != tensor.Host {
+		all = append(all, TileUsed{"gated delta rule in panels of", t.GDN})
+	}
+	return all
 }
 
 // printChoices prints the policies for saved activations that were considered, with their memory

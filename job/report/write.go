@@ -14,7 +14,6 @@ import (
 	"ulysses/job/assembly"
 	"ulysses/job/file"
 	"ulysses/model"
-	"ulysses/tensor"
 )
 
 // PrintPlan prints the planned memory before the first step: in one or two lines, with --verbose in
@@ -34,12 +33,8 @@ func (r *Run) PrintPlan() error {
 	if host := model.HostBytes(plan); host > 0 {
 		text += ", and " + units.Bytes(host) + " of host memory"
 	}
-	tiles := r.Parts.Model.Tiles()
-	if tiles.MLP > 0 {
-		text += fmt.Sprintf("; MLP in tiles of %d tokens", tiles.MLP)
-	}
-	if tiles.GDN > 0 && info.Place != tensor.Host {
-		text += fmt.Sprintf("; gated delta rule in panels of %d tokens", tiles.GDN)
+	for _, x := range assembly.TilesUsed(r.Parts.Model.Tiles(), info) {
+		text += fmt.Sprintf("; %s %d tokens", x.Name, x.Tokens)
 	}
 	fmt.Fprintf(r.Stdout, "memory           %s\n", text)
 	for _, c := range r.Trainer.Choices() {

@@ -147,7 +147,7 @@ inline const AttentionMmaSize &attention_mma_size(int64_t d, int64_t dv) {
 // AttentionLayout is the layout of a workspace, in byte offsets. The tables of documents (int64)
 // come first. Kernels read these tables and not the call's arrays, which are in host memory and may
 // contain documents without tokens.
-struct AttentionLayout {
+struct AttentionLayout : Room {
   int64_t documents;        // documents with tokens; the maximum if cu_q is NULL
   int64_t cu_q, cu_k;       // [documents + 1] bounds
   int64_t tiles_q, tiles_k; // [documents + 1] number of tiles in the preceding documents
@@ -160,7 +160,6 @@ struct AttentionLayout {
   // [key heads][keys][d + dv] F32, backward: sums over query heads if dk and dv are not F32
   int64_t sums;
   int64_t dq_sums; // [query heads][queries][d] F32, backward if blocks add to dq in any order
-  int64_t bytes;
 };
 
 // adds: blocks add to dq in any order.
@@ -170,11 +169,7 @@ inline AttentionLayout attention_layout(const uly_attention &a, bool backward, b
   l.documents = a.cu_q ? 0 : tq + tk;
   for (int64_t i = 0; a.cu_q && i < a.cu_q.documents(); i++)
     l.documents += a.cu_q[i + 1] > a.cu_q[i] || a.cu_k[i + 1] > a.cu_k[i];
-  auto take = [&](int64_t n, int64_t size) {
-    const int64_t at = l.bytes;
-    l.bytes = ceil_div(at + n * size, 256) * 256;
-    return at;
-  };
+  auto take = [&](int64_t n, int64_t size) { return l.take(n, size); };
   l.cu_q = take(l.documents + 1, 8);
   l.cu_k = take(l.documents + 1, 8);
   l.tiles_q = take(l.documents + 1, 8);

@@ -53,6 +53,14 @@ int64_t check_states(Check &c, const char *name, const uly_tensor &t, const Delt
   return t.shape[0];
 }
 
+// check_room requires memory of at least so many bytes.
+void check_room(Check &c, const char *name, const uly_tensor &t, int64_t bytes) {
+  c.dense(name, t, ULY_U8, {-1});
+  if (!c.failed() && t.shape[0] < bytes)
+    c.refuse("%s %s: GatedDeltaSizes requires %lld bytes", name, text_of(t).c_str(), (long long)bytes);
+  if (!c.failed() && (uintptr_t)t.data % 256 != 0) c.refuse("%s at %p: it must be aligned to 256 bytes", name, t.data);
+}
+
 DeltaView view(const uly_tensor &t) {
   if (!given(t)) return {};
   const bool wide =
@@ -163,7 +171,8 @@ int32_t run_scan(uly_device *d, uly_stream *s, const Operands &a, bool bf16, Del
     const int64_t bytes = bf16 ? delta_scan_tile_bytes(c.dim_k, queries, c.stages) : delta_scan_bytes(c.dim_k, c.chunk);
     return start(d, s, a.op, kernel, which + (with_out ? 3 : 0), bytes, blocks * slices, c, threads);
   };
-  if (call.segments > call.panel_documents && !(call.solved && !back)) {
+  const bool joined = call.solved && !back; // the forward pass has saved the states at joints
+  if (call.segments > call.panel_documents && !joined) {
     DeltaCall partial = call;
     partial.partial = true, partial.x = partial.y = partial.states = partial.dstates = nullptr;
     const int64_t moves = back ? 0 : ceil_div(call.dim_k, DELTA_SLICE);
@@ -240,18 +249,8 @@ int32_t run(uly_device *d, uly_stream *s, const Operands &a) {
   const bool divided = !state && !a.deterministic && !d->deterministic;
   const DeltaLayout l = delta_layout(shape, documents, a.pass, divided);
   const DeltaSaved saved(shape, divided);
-  if (given(a.saved) || (backward && saved.bytes > 0)) {
-    c.dense("saved", a.saved, ULY_U8, {-1});
-    if (!c.failed() && a.saved.shape[0] < saved.bytes)
-      c.refuse("saved %s: GatedDeltaSizes requires %lld bytes", text_of(a.saved).c_str(), (long long)saved.bytes);
-    if (!c.failed() && (uintptr_t)a.saved.data % 256 != 0)
-      c.refuse("saved at %p: it must be aligned to 256 bytes", a.saved.data);
-  }
-  c.dense("workspace", a.workspace, ULY_U8, {-1});
-  if (!c.failed() && a.workspace.shape[0] < l.bytes)
-    c.refuse("workspace %s: GatedDeltaSizes requires %lld bytes", text_of(a.workspace).c_str(), (long long)l.bytes);
-  if (!c.failed() && (uintptr_t)a.workspace.data % 256 != 0)
-    c.refuse("workspace at %p: it must be aligned to 256 bytes", a.workspace.data);
+  if (given(a.saved) || (backward && saved.bytes > 0)) check_room(c, "saved", a.saved, saved.bytes);
+  check_room(c, "workspace", a.workspace, l.bytes);
   if (c.failed()) return c.code;
   if (most(dk, dv) > DELTA_HEAD)
     return fail(d, ULY_UNSUPPORTED, "cuda.%s: head sizes %lld and %lld: the kernels support at most %d", a.op,

@@ -202,17 +202,15 @@ inline int64_t delta_state(const DeltaShape &s) { return s.value_heads * s.dk * 
 // DeltaSaved is the layout of what the forward pass saves: the matrices T, [value heads][T][chunk],
 // then in F32 the carried states [panels - 1] and, for each panel, the states at joints and the
 // transition matrices (DeltaLayout). `divided`: documents may be divided into segments.
-struct DeltaSaved {
-  int64_t carried, ends, transitions, bytes; // in bytes
-  int64_t panel_ends, panel_transitions;     // bytes of a panel
-  DeltaSaved(const DeltaShape &s, bool divided) {
-    auto up = [](int64_t bytes) { return ceil_div(bytes, 256) * 256; };
-    const int64_t joints = (divided ? delta_joints(s) : 0) * s.value_heads;
+struct DeltaSaved : Room {
+  int64_t carried, ends, transitions;    // in bytes
+  int64_t panel_ends, panel_transitions; // bytes of a panel
+  DeltaSaved(const DeltaShape &s, bool divided) : Room() {
+    const int64_t panels = delta_panels(s), joints = (divided ? delta_joints(s) : 0) * s.value_heads;
     panel_ends = joints * s.dk * s.dv * 4, panel_transitions = joints * s.dk * s.dk * 4;
-    carried = up(s.value_heads * s.tokens * s.chunk * s.size);
-    ends = carried + up((delta_panels(s) - 1) * delta_state(s));
-    transitions = ends + up(delta_panels(s) * panel_ends);
-    bytes = transitions + up(delta_panels(s) * panel_transitions);
+    take(s.value_heads * s.tokens * s.chunk, s.size); // T
+    carried = take(panels - 1, delta_state(s));
+    ends = take(panels, panel_ends), transitions = take(panels, panel_transitions);
   }
 };
 
@@ -221,7 +219,7 @@ enum DeltaPass { DELTA_FORWARD, DELTA_BACKWARD, DELTA_STATE };
 // DeltaLayout is the layout of a workspace, in byte offsets: tables (int64), the carried states,
 // and the intermediate results of a panel. All intermediate results but states have `rows` rows for
 // each head.
-struct DeltaLayout {
+struct DeltaLayout : Room {
   // start [documents + 1]: first token; chunks and segments [documents + 1]: their numbers in the
   // preceding documents; document [documents]: index in the call's list
   int64_t start, chunks, segments, document;
@@ -239,18 +237,13 @@ struct DeltaLayout {
   int64_t x, y;            // [value heads][rows][dv]
   int64_t dq, dk;          // [value heads][rows][dk]
   int64_t states, dstates; // [value heads][slots][dk][dv], in BF16 [dv][dk]
-  int64_t bytes;
 };
 
 // delta_layout returns the layout. `documents` counts documents with tokens; only the tables depend
 // on it. `divided`: documents may be divided into segments.
 inline DeltaLayout delta_layout(const DeltaShape &s, int64_t documents, DeltaPass pass, bool divided) {
   DeltaLayout l = {};
-  auto take = [&](int64_t n, int64_t size) {
-    const int64_t at = l.bytes;
-    l.bytes = ceil_div(at + n * size, 256) * 256;
-    return at;
-  };
+  auto take = [&](int64_t n, int64_t size) { return l.take(n, size); };
   l.start = take(documents + 1, 8);
   l.chunks = take(documents + 1, 8);
   l.segments = take(documents + 1, 8);

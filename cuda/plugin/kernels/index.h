@@ -19,6 +19,16 @@
 enum { ULY_OPERANDS = 5, ULY_AXES = 8 };
 
 ULY_BOTH int64_t ceil_div(int64_t n, int64_t d) { return (n + d - 1) / d; }
+
+// Room counts the bytes of a workspace. take returns the offset of n elements, a multiple of 256.
+struct Room {
+  int64_t bytes;
+  int64_t take(int64_t n, int64_t size) {
+    const int64_t at = bytes;
+    bytes = ceil_div(at + n * size, 256) * 256;
+    return at;
+  }
+};
 ULY_BOTH int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 ULY_BOTH int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 

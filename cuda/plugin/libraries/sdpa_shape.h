@@ -177,18 +177,13 @@ enum { SDPA_Q, SDPA_K, SDPA_V, SDPA_OUT, SDPA_STATS, SDPA_DOUT, SDPA_DQ, SDPA_DK
 
 inline sdpa_layout sdpa_layout_of(const sdpa_shape &s) {
   sdpa_layout l = {};
-  int64_t at = 0;
-  auto take = [&](int64_t bytes) {
-    const int64_t here = at;
-    at = ceil_div(at + bytes, 256) * 256;
-    return here;
-  };
+  Room room = {};
   if (s.packed) {
-    l.lengths_q = take(4 * s.b), l.lengths_k = take(4 * s.b);
-    l.offsets = take(8 * SDPA_OFFSETS * (s.b + 1));
+    l.lengths_q = room.take(s.b, 4), l.lengths_k = room.take(s.b, 4);
+    l.offsets = room.take(SDPA_OFFSETS * (s.b + 1), 8);
   }
-  l.stats = take(4 * s.tokens_q * s.hq);
-  l.plan = at;
+  l.stats = room.take(s.tokens_q * s.hq, 4);
+  l.plan = room.bytes;
   return l;
 }
 
