@@ -69,7 +69,7 @@ func compile(t *testing.T, compiler string, args ...string) string {
 // A host in C without MPI.
 func TestHostInC(t *testing.T) {
 	exe := compile(t, "gcc", "-std=c11", "-Wall", "-Wextra", "-pedantic", "-Werror", "testdata/host.c")
-	for _, mode := range []string{"attention", "hostile", "callbacks", "tiled", "overhead"} {
+	for _, mode := range []string{"attention", "hostile", "callbacks", "tiled", "overhead", "rounding"} {
 		t.Run(mode, func(t *testing.T) { t.Log(output(t, time.Minute, nil, exe, mode)) })
 	}
 }

@@ -18,6 +18,7 @@
 #define _GNU_SOURCE
 #include "signals.h"
 
+#include <fenv.h>
 #include <pthread.h>
 #include <stddef.h>
 #include <sys/mman.h>
@@ -39,7 +40,10 @@ static void handle_fault(int sig, siginfo_t *info, void *context) {
   sigaction(sig, &s, NULL); // the instruction runs again and faults
 }
 
-static sigset_t loader_mask; // of the thread that loads the library
+// The signal mask and the floating-point mode of the thread that loads the library. Threads inherit
+// both from the thread that starts them.
+static sigset_t loader_mask;
+static fenv_t loader_mode;
 
 // before_go runs before Go's constructor, which starts Go's first thread, and after_go runs after
 // it: constructors with a priority run first.
@@ -56,9 +60,12 @@ __attribute__((constructor(101))) static void before_go(void) {
   for (size_t i = 0; i < sizeof never_blocked / sizeof *never_blocked; i++)
     sigdelset(&host_signals, never_blocked[i]);
   pthread_sigmask(SIG_BLOCK, &host_signals, &loader_mask);
+  fegetenv(&loader_mode);
+  fesetenv(FE_DFL_ENV);
 }
 
 __attribute__((constructor)) static void after_go(void) {
+  fesetenv(&loader_mode);
   pthread_sigmask(SIG_SETMASK, &loader_mask, NULL);
 }
 

@@ -16,9 +16,9 @@
 // when it opens the library.
 struct uly_thread {
   char error[ULY_ERROR_BYTES], info[ULY_INFO_BYTES];
-  sigset_t *host; // the signal mask from before the current call; NULL outside of calls
-  void *stack;    // the alternate signal stack that the library installed, or NULL
-  int registered; // with the Go runtime
+  struct uly_go_call *call; // the current call; NULL outside of calls
+  void *stack;              // the alternate signal stack that the library installed, or NULL
+  int registered;           // with the Go runtime
   int destructor_runs;
 };
 static _Thread_local struct uly_thread *own;
@@ -99,6 +99,8 @@ ulysses_status uly_callback_failed(ulysses_status code, const char *op, long lon
 // The registration is therefore a call of its own, after which the signals are blocked again.
 void uly_enter_go(struct uly_go_call *call) {
   uly_block_signals(&call->mask);
+  fegetenv(&call->mode);
+  fesetenv(FE_DFL_ENV);
   struct uly_thread *t = call->thread = thread();
   if (t == &shared) return;
   if (!t->registered) {
@@ -107,19 +109,24 @@ void uly_enter_go(struct uly_go_call *call) {
     uly_register_thread();
     uly_block_signals(&ignored);
   }
-  call->outer = t->host;
-  t->host = &call->mask;
+  call->outer = t->call;
+  t->call = call;
 }
 
 void uly_leave_go(struct uly_go_call *call) {
-  if (call->thread != &shared) call->thread->host = call->outer;
+  if (call->thread != &shared) call->thread->call = call->outer;
+  fesetenv(&call->mode);
   uly_restore_signals(&call->mask);
 }
 
 void uly_enter_host(void *mask) {
-  if (own != NULL && own->host != NULL) pthread_sigmask(SIG_SETMASK, own->host, mask);
+  if (own == NULL || own->call == NULL) return;
+  fesetenv(&own->call->mode);
+  pthread_sigmask(SIG_SETMASK, &own->call->mask, mask);
 }
 
 void uly_leave_host(const void *mask) {
-  if (own != NULL && own->host != NULL) uly_restore_signals(mask);
+  if (own == NULL || own->call == NULL) return;
+  fesetenv(FE_DFL_ENV);
+  uly_restore_signals(mask);
 }

@@ -91,6 +91,10 @@
  * Process. The library contains a Go runtime: do not call dlclose(). A forked child may continue,
  *   but must not call the library.
  *
+ * Floating point. Calls round to nearest and trap no exception, whatever the mode (fenv.h) of the
+ *   calling thread is. Callbacks run in the thread's mode, which is the same after a call, with its
+ *   exception flags.
+ *
  * ABI. Structs begin with struct_size, have no padding and grow only at the end. Zero means the
  *   default. If a struct is larger than this library knows, the additional bytes must be zero.
  *   Arrays hold pointers to structs, never structs. Enumerations are passed as int32_t. The SONAME

@@ -1,6 +1,7 @@
 // host.c MODE: a host in C without MPI. The modes are "attention", "hostile", "tiled", "callbacks",
-// "overhead", "info" (prints ulysses_build_info) and "soak N".
+// "overhead", "rounding", "info" (prints ulysses_build_info) and "soak N".
 #define _GNU_SOURCE
+#include <fenv.h>
 #include <sched.h>
 #include <time.h>
 #include "host.h"
@@ -312,6 +313,28 @@ static void tiled(void) {
   }
 }
 
+// rounding: results are bitwise equal in every floating-point mode of the calling thread, which is
+// the same after the calls.
+static void rounding(void) {
+  enum { THREADS = 3 };
+  ulysses_context *c;
+  ulysses_options o;
+  ULYSSES_INIT(&o);
+  o.threads = THREADS;
+  OK(ulysses_context_create_local(&o, &c));
+  const results want = attention(c, 1);
+  const int modes[] = {FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO};
+  for (size_t i = 0; i < sizeof modes / sizeof *modes; i++) {
+    CHECK(fesetround(modes[i]) == 0);
+    results r = attention(c, 4);
+    CHECK(fegetround() == modes[i] && fesetround(FE_TONEAREST) == 0);
+    same(r, want);
+    free_results(r);
+  }
+  free_results(want);
+  ulysses_context_destroy(c);
+}
+
 // overhead prints the time of calls of the smallest layer: one row, one head, one feature.
 static void overhead(void) {
   ulysses_context *c;
@@ -375,6 +398,7 @@ int main(int argc, char **argv) {
   else if (!strcmp(mode, "callbacks")) callbacks();
   else if (!strcmp(mode, "tiled")) tiled();
   else if (!strcmp(mode, "overhead")) overhead();
+  else if (!strcmp(mode, "rounding")) rounding();
   else {
     ulysses_context *c;
     ulysses_options o;
