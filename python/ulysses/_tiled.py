@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Callable
 
 import torch
-from torch.autograd.function import once_differentiable
 
+from ._torch import once
 from .errors import InvalidArgument
 
 
@@ -193,8 +193,14 @@ class TiledCompute(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dout: torch.Tensor) -> Any:
+        with torch.no_grad():
+            grads = TiledCompute.gradients(ctx, dout)
+        return once((None, None, *grads))
+
+    @staticmethod
+    def gradients(ctx: Any, dout: torch.Tensor) -> list[Any]:
+        """Returns the gradients of the values and of the parameters; None = not wanted."""
         function: TiledFunction = ctx.function
         saved, params = iter(ctx.saved_tensors), ctx.params
         values = [next(saved) if t else o for t, o in zip(ctx.is_tensor, ctx.others)]
@@ -238,7 +244,7 @@ class TiledCompute(torch.autograd.Function):
                     grads[j].narrow(function.dim, lo, hi - lo).copy_(g)
                 else:
                     grads[j] += g
-        return None, None, *grads
+        return grads
 
 
 def _check_leaves(

@@ -10,7 +10,9 @@ from __future__ import annotations
 from typing import Any, Callable
 
 import torch
-from torch.autograd.function import once_differentiable
+from torch.autograd import forward_ad
+
+from .errors import Unsupported
 
 # backward(saved, *grads) returns the gradients of the inputs, from the saved tensors and the
 # gradients of the outputs.
@@ -18,8 +20,43 @@ Backward = Callable[..., tuple]
 
 
 def wants_gradient(*tensors: Any) -> bool:
-    """Reports whether a tensor needs a gradient. Other arguments may be None, or wrong."""
-    return torch.is_grad_enabled() and any(getattr(x, "requires_grad", False) for x in tensors)
+    """Reports whether a tensor needs a gradient. Other arguments may be None, or wrong.
+
+    A tensor with a tangent of forward-mode differentiation counts too: autograd then refuses the
+    call, instead of a result without a tangent.
+    """
+    given = [x for x in tensors if isinstance(x, torch.Tensor)]
+    return (torch.is_grad_enabled() and any(x.requires_grad for x in given)) or any(
+        forward_ad.unpack_dual(x).tangent is not None for x in given
+    )
+
+
+class _Once(torch.autograd.Function):
+    """Returns gradients whose own backward pass raises Unsupported."""
+
+    @staticmethod
+    def forward(ctx: Any, *grads: Any) -> Any:
+        return tuple(g.detach() for g in grads)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        raise Unsupported(
+            "ulysses: second derivatives are not implemented; call backward without "
+            "create_graph=True, or compute this part of the model with PyTorch's functions"
+        )
+
+
+def once(grads: tuple) -> tuple:
+    """Returns the gradients of a backward pass that cannot be differentiated again.
+
+    With create_graph=True, they would be constants to autograd, and the second derivatives silently
+    0, whenever the gradient of the output is a constant (as of a sum). This refuses them instead.
+    """
+    if not torch.is_grad_enabled():
+        return grads
+    given = [g.detach().requires_grad_() for g in grads if g is not None]
+    marked = iter(_Once.apply(*given) if given else ())
+    return tuple(None if g is None else next(marked) for g in grads)
 
 
 class _Differentiable(torch.autograd.Function):
@@ -32,9 +69,13 @@ class _Differentiable(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: Any) -> Any:
-        return None, *ctx.back(ctx.saved_tensors, *grads)
+        saved = ctx.saved_tensors
+        with torch.no_grad():
+            result = None, *ctx.back(saved, *grads)
+        # Without saved tensors, the gradients depend on nothing but `grads`.
+        depends = saved or any(g is not None and g.requires_grad for g in grads)
+        return once(result) if depends else result
 
 
 def differentiable(run: Callable[..., tuple[Any, tuple, Backward]], *tensors: Any) -> Any:

@@ -362,13 +362,14 @@ def attention(
             out, _, call = attention_forward(
                 q, k, v, save=True, **{**options, "sinks": sinks, "alibi": alibi}
             )
-            saved = (call.saved, call.options.sinks, call.options.alibi)
-            rest = replace(call.options, sinks=None, alibi=None)
+            o = call.options
+            saved = (call.saved, o.sinks, o.alibi, o.block_mask)
+            rest = replace(o, sinks=None, alibi=None, block_mask=None)
             kept = replace(call, saved=None, options=rest)
 
             def back(s: Any, dout: Any) -> tuple[Any, ...]:
-                vectors = replace(rest, sinks=s[1], alibi=s[2])
-                call = replace(kept, saved=s[0], options=vectors)
+                options = replace(rest, sinks=s[1], alibi=s[2], block_mask=s[3])
+                call = replace(kept, saved=s[0], options=options)
                 return (*attention_backward(call, dout), None, None)[:5]
 
             return out, saved, back
