@@ -17,6 +17,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from . import _struct
+from ._eager import eager
 from .agreement import describe
 from .context import Context, current
 from .errors import InvalidArgument
@@ -165,6 +166,7 @@ def check_gradient(operation: str, call: Any, dout: Any, shape: tuple[int, ...])
     call.plan.context.agree(operation, prepare)
 
 
+@eager
 def attention_forward(
     q: Any,
     k: Any,
@@ -227,6 +229,7 @@ def attention_forward(
     return out, sums, call
 
 
+@eager
 def attention_backward(call: Call, dout: Any) -> tuple[Any, ...]:
     """Returns the gradients of q, k and v, and of sinks and slopes if the call had any. Collective.
 
@@ -272,6 +275,7 @@ def attention_backward(call: Call, dout: Any) -> tuple[Any, ...]:
     return grads[0], grads[1], grads[2], shares[0], shares[1]
 
 
+@eager
 def attention(
     q: Any,
     k: Any,

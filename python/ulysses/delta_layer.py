@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from . import _struct
+from ._eager import eager
 from .agreement import describe
 from .context import Context, current
 from .errors import InvalidArgument, Unsupported
@@ -31,6 +32,7 @@ ACTIVATIONS = ("qkv", "a", "b", "z")
 WEIGHTS = {"conv_weight": "conv", "A_log": "a_log", "dt_bias": "dt_bias", "norm_weight": "norm"}
 
 
+@eager
 def gated_delta_layer(
     qkv: Any,
     a: Any,

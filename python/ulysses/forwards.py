@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import mixers
+from ._eager import eager
 from .agreement import describe
 from .communicator import gather_objects
 from .context import Context, current
@@ -152,6 +153,7 @@ def agreed_sequences(
     return sequences_of(batch, seq, ctx.layout, each, ctx.sequences)
 
 
+@eager
 def begin(
     model: Any, registration: Registration, args: tuple, kwargs: Mapping[str, Any]
 ) -> tuple[tuple, dict[str, Any], Forward]:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from . import _struct
+from ._eager import eager
 from .agreement import describe
 from .context import Context, current
 from .errors import InvalidArgument
@@ -62,6 +63,7 @@ def _float32(x: Any) -> Any:
     )
 
 
+@eager
 def gated_delta_rule_forward(
     q: Any,
     k: Any,
@@ -167,6 +169,7 @@ def gated_delta_rule_forward(
     return out, final, DeltaCall(plan, batch, saved, initial_state)
 
 
+@eager
 def gated_delta_rule_backward(
     call: DeltaCall, do: Any, dfinal_state: Any = None
 ) -> tuple[Any, Any, Any, Any, Any, Any]:
@@ -258,6 +261,7 @@ def gated_delta_rule_backward(
     return (*grads, dinitial)
 
 
+@eager
 def chunk_gated_delta_rule(
     q: Any,
     k: Any,

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from . import _struct
+from ._eager import eager
 from .agreement import describe
 from .context import Context, current
 from .errors import InvalidArgument
@@ -99,6 +100,7 @@ def _agreed_batch(
     return ctx, ctx._batch(lengths.sequences(operation, counts))
 
 
+@eager
 def halo(
     x: Any,
     n: int,
@@ -159,6 +161,7 @@ def _halo(x: Any, n: int, ctx: Context, batch: Batch) -> Any:
     return run(x)[0]
 
 
+@eager
 def halo_backward(
     dhalo: Any,
     n: int,
@@ -204,6 +207,7 @@ def halo_backward(
     _copy_halo(ctx, batch, dx, dense(dhalo), n, False)
 
 
+@eager
 def causal_conv1d(
     x: Any,
     weight: Any,

@@ -11,6 +11,7 @@ from typing import Any, Callable
 import numpy as np
 
 from . import _struct
+from ._eager import eager
 from .agreement import describe
 from .attention import LAYOUTS, Call, check_gradient, plan_and_batch
 from .context import Context, current
@@ -79,6 +80,7 @@ def _args(call: LayerCall) -> tuple[_struct.AttentionLayerArgs, _struct.Sizes, l
     return args, sizes, list(views.values())
 
 
+@eager
 def attention_layer_forward(
     x: Any,
     wq: Any,
@@ -199,6 +201,7 @@ def attention_layer_forward(
     return y, replace(call, saved=saved)
 
 
+@eager
 def attention_layer_backward(call: LayerCall, dy: Any) -> dict[str, Any]:
     """Returns the gradients of the inputs by name. Collective.
 
@@ -241,6 +244,7 @@ def attention_layer_backward(call: LayerCall, dy: Any) -> dict[str, Any]:
     return grads
 
 
+@eager
 def attention_layer(x: Any, wq: Any, wk: Any, wv: Any, wo: Any, **options: Any) -> Any:
     """Computes a whole attention layer over sequences that are sharded over ranks.
 
@@ -429,6 +433,7 @@ class LocalCall(Call):
     """
 
 
+@eager
 def local_attention_forward(
     q: Any,
     k: Any,
@@ -478,6 +483,7 @@ def local_attention_forward(
     return out, LocalCall(plan, batch, layout, saved, tuple(tuple(x.shape) for x in (q, k, v)))
 
 
+@eager
 def local_attention_backward(
     call: LocalCall, dout: Any, function: Callable[[LocalTensors], None]
 ) -> tuple[Any, Any, Any]:
@@ -516,6 +522,7 @@ def local_attention_backward(
     return grads[0], grads[1], grads[2]
 
 
+@eager
 def local_attention(
     q: Any, k: Any, v: Any, function: Callable[[Any, Any, Any], Any], **options: Any
 ) -> Any:

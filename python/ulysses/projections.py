@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Callable
 
+from ._eager import eager
 from .agreement import describe
 from .context import Context, current
 from .errors import InvalidArgument
@@ -277,6 +278,7 @@ def _check_axes(operation: str, seq_dim: int, head_dim: int, last: int) -> None:
         )
 
 
+@eager
 def async_ulysses_qkv_projection(
     hidden_states: Any,
     seq_dimension: int,
@@ -391,6 +393,7 @@ def async_ulysses_qkv_projection(
     return _differentiable(Projection(q, k, k, head_dim, norm, wanted).forward, tensors)
 
 
+@eager
 def async_ulysses_output_projection(
     hidden_states: Any,
     seq_dimension: int,

@@ -13,6 +13,7 @@ from typing import Any, Callable
 import numpy as np
 
 from . import _struct
+from ._eager import eager
 from .agreement import describe
 from .context import Context, current
 from .errors import InvalidArgument, Unsupported
@@ -293,6 +294,7 @@ class Request:
             # Other ranks write to this memory even if the caller drops the request.
             context._pending[id(self._keep)] = self._keep
 
+    @eager
     def wait(self) -> Any:
         """Returns the result. The first call is collective; later calls return the same object."""
         if not self._done:
@@ -312,6 +314,7 @@ class Pending:
     def __init__(self, x: Any, reshard: Reshard, request: Request):
         self._x, self._reshard, self._request, self._result = x, reshard, request, None
 
+    @eager
     def wait(self) -> Any:
         """Returns the result. The first call is collective; later calls return the same tensor."""
         if self._result is None:
@@ -415,6 +418,7 @@ def _axes(operation: str, x: Any, seq_dim: int, head_dim: int) -> tuple[int, int
     return seq, head
 
 
+@eager
 def gather_seq_scatter_heads(
     x: Any,
     seq_dim: int,
@@ -528,6 +532,7 @@ def padded_lengths(
     return seq, unpadded
 
 
+@eager
 def gather_seq_scatter_heads_qkv(
     x: Any,
     seq_dim: int,
@@ -603,6 +608,7 @@ def gather_seq_scatter_heads_qkv(
     return _run(x, reshard, async_op)
 
 
+@eager
 def gather_heads_scatter_seq(
     x: Any,
     head_dim: int,
@@ -695,6 +701,7 @@ def _reduce_loss(mean: float, count: int, ctx: Context) -> tuple[float, int]:
     return out.value, n.value
 
 
+@eager
 def reduce_sequence_parallel_loss(
     loss: Any, num_valid_tokens: Any, *, gradients: str = "averaged", context: Context | None = None
 ) -> Any:

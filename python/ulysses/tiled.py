@@ -14,6 +14,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any, Callable
 
+from ._eager import eager
 from .errors import InvalidArgument
 
 REDUCTIONS = ("concatenate", "sum", "mean")
@@ -50,6 +51,7 @@ def tiles(rows: int, tile_rows: int, max_rows: int = 0) -> list[tuple[int, int]]
     return [(min(i * step, rows), min((i + 1) * step, rows)) for i in range(count)]
 
 
+@eager
 def tiled_compute(
     fn: Callable[..., Any] | None = None,
     *inputs: Any,
@@ -132,6 +134,7 @@ class Whole:
         self.tensor = tensor
 
 
+@eager
 def _run(
     fn: Callable[..., Any],
     inputs: Sequence[Any],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ._eager import eager
 from .agreement import describe
 from .communicator import gather_objects
 from .context import Context, current
@@ -31,6 +32,7 @@ def local_tokens(x: Any, dim: int = 1, *, context: Context | None = None) -> Any
     return ctx.layout.take(x, dim, ctx.rank)
 
 
+@eager
 def gather_tokens(x: Any, dim: int = 1, *, context: Context | None = None) -> Any:
     """Returns whole sequences, in order, from the tokens of all ranks. Inverts `local_tokens`.
 

@@ -19,6 +19,7 @@ from dataclasses import replace
 from typing import Any
 
 from . import forwards
+from ._eager import eager
 from .attention import attention
 from .context import Context, current
 from .errors import InvalidArgument, Unsupported
@@ -323,6 +324,7 @@ def _functions_in(function: Any) -> set[str]:
     return names
 
 
+@eager
 def transformers_attention(
     module: Any,
     query: Any,
