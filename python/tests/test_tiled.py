@@ -235,6 +235,20 @@ class Compute(unittest.TestCase):
         out.backward(grad)
         self.assertEqual(float(grad), 3)
 
+    def test_sums_of_bf16(self):
+        """Results and gradients are added up in float32: 256 + 1 is 256 in bfloat16."""
+        w = torch.ones(1, dtype=torch.bfloat16, requires_grad=True)
+        x = torch.ones(1, 1024, 1, dtype=torch.bfloat16, requires_grad=True)
+        for reduction, result in (("sum", lambda y: y.sum()), ("mean", lambda y: (y.sum(), 1))):
+            w.grad = x.grad = None
+            out = ulysses.tiled_compute(
+                lambda t, result=result: result(t * w), x, tile_rows=1, reduction=reduction
+            )
+            out.backward()
+            n = 1024 if reduction == "sum" else 1
+            self.assertEqual((out.dtype, w.grad.dtype), (torch.bfloat16, torch.bfloat16))
+            self.assertEqual((out.item(), w.grad.item(), x.grad[0, 0, 0].item()), (n, n, n / 1024))
+
     def test_shapes(self):
         """(g) Results of any shape, concatenated on any axis; inputs tiled on any axis."""
         w = torch.randn(8, 3, dtype=torch.float64, requires_grad=True)
@@ -307,6 +321,10 @@ class Compute(unittest.TestCase):
                 lambda: ulysses.tiled_compute(lambda a: a.sum(), x, reduction="mean"),
             ),
             ("scalar", lambda: ulysses.tiled_compute(lambda a: a, x, reduction="sum")),
+            (
+                "count 2.5",
+                lambda: ulysses.tiled_compute(lambda a: (a.sum(), 2.5), x, reduction="mean"),
+            ),
             ("one tensor", lambda: ulysses.tiled_compute(lambda a: (a, a), x)),
         ):
             with self.assertRaisesRegex(ulysses.InvalidArgument, words):

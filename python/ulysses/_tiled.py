@@ -80,16 +80,19 @@ class TiledFunction:
                     self.rng.append(_rng_state(values))
                 out, n = self.result(self.fn(*self.arguments(values, lo, hi)))
                 if n is not None:
-                    count = count + int(n)
+                    count += _whole(n)
                 results.append(out)
                 extents.append(out.shape[self.out_dim] if self.reduction == "concatenate" else 1)
         if self.reduction == "concatenate":
             joined = torch.cat(results, self.out_dim) if len(results) > 1 else results[0].clone()
             return joined, extents, None
-        total = results[0].clone()
+        total = results[0].to(_sum_dtype(results[0], len(results)), copy=True)
         for out in results[1:]:
             total += out
-        return (total / max(count, 1) if self.reduction == "mean" else total), extents, count
+        if self.reduction == "mean":
+            total = total / max(count, 1)
+        dtype = results[0].dtype
+        return (total.to(dtype) if dtype.is_floating_point else total), extents, count
 
     @contextlib.contextmanager
     def second_run(self, i: int, values: Sequence[Any]) -> Iterator[None]:
@@ -103,6 +106,23 @@ class TiledFunction:
                 _set_rng_state(self.rng[i])
             stack.enter_context(torch.enable_grad())
             yield
+
+
+def _whole(count: Any) -> int:
+    """Returns the count of a tile. Raises InvalidArgument for a fraction."""
+    if float(count) != int(count):
+        raise InvalidArgument(
+            f"ulysses.tiled_compute: reduction 'mean': the function returned the count "
+            f"{float(count)}; return the whole number of rows that count"
+        )
+    return int(count)
+
+
+def _sum_dtype(x: torch.Tensor, terms: int) -> torch.dtype:
+    """Returns the dtype of a sum over tiles: float16 and bfloat16 would lose small terms."""
+    if terms == 1 or not x.dtype.is_floating_point:
+        return x.dtype
+    return torch.promote_types(x.dtype, torch.float32)
 
 
 def _rng_state(values: Sequence[Any]) -> tuple[Any, list[tuple[Any, Any]]]:
@@ -213,9 +233,13 @@ class TiledCompute(torch.autograd.Function):
                 "between forward and backward; call backward before the optimizer's step"
             )
         needed = ctx.needs_input_grad[2:]
-        grads: list[Any] = [
-            torch.zeros_like(t) if need else None for t, need in zip((*values, *params), needed)
-        ]
+        tensors = (*values, *params)
+        grads: list[Any] = [None] * len(tensors)
+        for i, (t, need) in enumerate(zip(tensors, needed)):
+            if need:
+                whole = i >= ctx.n or not function.tiled[i]
+                dtype = _sum_dtype(t, len(function.tiles)) if whole else t.dtype
+                grads[i] = torch.zeros_like(t, dtype=dtype)
         if function.reduction == "mean":
             dout = dout / max(ctx.count, 1)  # not in place: dout belongs to the caller
         at = 0
@@ -244,7 +268,7 @@ class TiledCompute(torch.autograd.Function):
                     grads[j].narrow(function.dim, lo, hi - lo).copy_(g)
                 else:
                     grads[j] += g
-        return grads
+        return [None if g is None else g.to(t.dtype) for g, t in zip(grads, tensors)]
 
 
 def _check_leaves(

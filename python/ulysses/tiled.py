@@ -2,8 +2,8 @@
 
 The forward pass saves no activations of the function. The backward pass runs each tile again, and
 then computes the gradients of this tile, so activations need the memory of one tile. The gradients
-of parameters are summed over the tiles and passed to autograd once, after the last tile. The hooks
-of DDP, FSDP and ZeRO therefore run once, with the complete gradient.
+of parameters are summed over the tiles, in float32 or wider, and passed to autograd once, after the
+last tile. The hooks of DDP, FSDP and ZeRO therefore run once, with the complete gradient.
 
 Source: Arctic Long Sequence Training, Bekman et al. 2025, arXiv:2506.13996.
 """
@@ -79,7 +79,8 @@ def tiled_compute(
         reduction (str): "concatenate": fn returns a tensor; "sum": fn returns a scalar tensor, and
             the result is the sum over the tiles; "mean": fn returns (sum, count), and the result is
             the total of sums divided by the total of counts, or 0 if no row counts. It is exact for
-            tiles of unequal size and for masked rows. Default: "concatenate"
+            tiles of unequal size and for masked rows; counts are whole numbers. Sums of float16
+            and bfloat16 over the tiles are computed in float32. Default: "concatenate"
         max_rows (int): the largest number of rows of any rank, which gives all ranks the same
             number of tiles; 0 = the rows of inputs (see `tiles`). Default: 0
         params (sequence of Tensor, optional): the parameters that fn uses, which must be leaves of
