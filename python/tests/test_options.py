@@ -131,6 +131,14 @@ class Options(unittest.TestCase):
                 ("block_mask", dict(block_mask=torch.ones(1, 2, 2, dtype=torch.uint8), block=4)),
                 ("dropout", dict(dropout=1.5)),
                 ("softcap", dict(softcap=-1.0)),
+                ("softcap 1e-50 is 0", dict(softcap=1e-50)),
+                ("scale 1e-50 is 0", dict(scale=1e-50)),
+                ("seed -1", dict(dropout=0.5, seed=-1)),
+                ("seed 1.5", dict(dropout=0.5, seed=1.5)),
+                ("seed 18446744073709551616", dict(dropout=0.5, seed=1 << 64)),
+                ("window 2.7", dict(window=(2.7, 0))),
+                ("window 18446744073709551617", dict(window=((1 << 64) + 1, 0))),
+                ("cu_seqlens", dict(cu_seqlens=[0, (1 << 64) + 2, self.q.shape[1]])),
             ):
                 with self.assertRaises((ulysses.InvalidArgument, ulysses.Unsupported)) as raised:
                     ulysses.attention(self.q, self.k, self.v, context=ctx, **options)

@@ -211,6 +211,11 @@ class Loss(unittest.TestCase):
 
         self.assertEqual(contexts(3, body), [(1.5 * 3 + 4.0 * 5) / 8] * 3)
 
+    def test_count_that_is_a_fraction(self):
+        with ulysses.Context() as ctx:
+            with self.assertRaisesRegex(ulysses.InvalidArgument, "num_valid_tokens 2.5"):
+                ulysses.reduce_sequence_parallel_loss(1.0, 2.5, context=ctx)
+
     def test_no_rank_has_a_token(self):
         self.assertEqual(
             contexts(

@@ -6,6 +6,8 @@ take an object whose attributes are the keyword arguments of `attention`.
 
 from __future__ import annotations
 
+import ctypes
+import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,11 +28,13 @@ def plan_options(operation: str, o: Any, heads: int, like: Any) -> dict[str, Any
         heads: query heads
         like: q or x; sinks and slopes may have its dtype
     """
-    window = o.window
-    if window is not None and (not isinstance(window, (tuple, list)) or len(window) != 2):
+    softcap = float(o.softcap or 0)
+    if softcap and ctypes.c_float(softcap).value == 0:
         raise InvalidArgument(
-            f"{operation}: window {window!r}; give (left, right) in keys, -1 = unbounded"
+            f"{operation}: softcap {softcap} is 0 in float32; give a larger number, or 0 for none"
         )
+    if o.seed is not None:
+        _whole(operation, "seed", o.seed, 0)
     for name in ("sinks", "alibi"):
         _check_vector(operation, name, getattr(o, name), heads, like)
     one_library(input=like, sinks=o.sinks, alibi=o.alibi, block_mask=o.block_mask)
@@ -42,15 +46,40 @@ def plan_options(operation: str, o: Any, heads: int, like: Any) -> dict[str, Any
     return dict(
         dtype=dtype_of(like),
         causal=bool(o.causal),
-        window=None if window is None else tuple(int(n) for n in window),
+        window=_window(operation, o.window),
         scale=None if o.scale is None else float(o.scale),
         deterministic=bool(o.deterministic),
-        softcap=float(o.softcap or 0),
+        softcap=softcap,
         dropout=float(o.dropout or 0),
         sinks=o.sinks is not None,
         alibi=o.alibi is not None,
         block=_pair(operation, o.block),
     )
+
+
+def _whole(operation: str, name: str, x: Any, least: int) -> int:
+    """Returns x as an int. Raises InvalidArgument unless it is a whole number of 63 bits."""
+    try:
+        n = operator.index(x)
+    except TypeError:
+        n = least - 1
+    if not least <= n < 1 << 63:
+        raise InvalidArgument(
+            f"{operation}: {name} {x!r}; give a whole number from {least} to 2^63-1"
+        )
+    return n
+
+
+def _window(operation: str, window: Any) -> tuple[int, int] | None:
+    """Returns the keys that a query sees before and after its own position; None = all."""
+    if window is None:
+        return None
+    if not isinstance(window, (tuple, list)) or len(window) != 2:
+        raise InvalidArgument(
+            f"{operation}: window {window!r}; give (left, right) in keys, -1 = unbounded"
+        )
+    left, right = (_whole(operation, "window", n, -1) for n in window)
+    return left, right
 
 
 def _check_vector(operation: str, name: str, x: Any, heads: int, like: Any) -> None:

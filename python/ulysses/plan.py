@@ -303,8 +303,10 @@ class DeltaPlan(_AnyPlan):
 
 def _scale(scale: float | None, dim: str) -> float:
     """Returns the scale as the library takes it, where 0 means the default."""
-    if scale == 0:
-        raise InvalidArgument(f"ulysses: scale 0; give another number, or None for 1/sqrt({dim})")
+    if scale is not None and ctypes.c_float(scale).value == 0:
+        raise InvalidArgument(
+            f"ulysses: scale {scale} is 0 in float32; give another number, or None for 1/sqrt({dim})"
+        )
     return scale or 0.0
 
 
@@ -371,7 +373,7 @@ def _cu_seqlens(name: str, given: Sequence[int] | None, batch: int) -> tuple[int
         cu = tuple(operator.index(x) for x in given)
     except TypeError:
         cu = ()
-    if len(cu) < 2 or cu[-1] % max(1, batch):
+    if len(cu) < 2 or cu[-1] % max(1, batch) or not 0 <= min(cu) <= max(cu) <= cu[-1] < 1 << 63:
         raise InvalidArgument(
             f"ulysses: {name} {given!r} of {batch} sequences; give whole numbers from 0 to the "
             "tokens of all sequences, which have equal lengths"

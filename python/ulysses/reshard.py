@@ -735,12 +735,17 @@ def reduce_sequence_parallel_loss(
                 f"{operation}: gradients {gradients!r}; give 'averaged' or 'summed'"
             )
         try:
-            float(loss.detach() if is_torch(loss) else loss), int(num_valid_tokens)
-        except (TypeError, ValueError, RuntimeError) as e:
+            float(loss.detach() if is_torch(loss) else loss)
+            whole = int(num_valid_tokens) == float(num_valid_tokens)
+        except (TypeError, ValueError, RuntimeError, OverflowError) as e:
             raise InvalidArgument(
                 f"{operation}: loss {loss!r}, num_valid_tokens {num_valid_tokens!r}; give one "
                 "number for each"
             ) from e
+        if not whole:
+            raise InvalidArgument(
+                f"{operation}: num_valid_tokens {num_valid_tokens!r}; give a whole number"
+            )
         return {"gradients": gradients}, (), None
 
     ctx.agree(operation, prepare)
