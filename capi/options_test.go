@@ -357,7 +357,7 @@ func TestRingRefusals(t *testing.T) {
 func TestOptionFaults(t *testing.T) {
 	h := newHostOf(t, 1, 6, 2, 1, 4, 0)
 	nan := float32(math.NaN())
-	for _, d := range []cAttentionDesc{{softcap: -1}, {softcap: nan}, {dropout: 1}, {dropout: -0.5}, {dropout: nan}, {block_q: 2, block_k: 2}, {flags: flagBlockMask}, {flags: flagBlockMask, block_q: 2},
+	for _, d := range []cAttentionDesc{{softcap: -1}, {softcap: nan}, {softcap: 1e-38}, {softcap: 3e38}, {dropout: 1}, {dropout: -0.5}, {dropout: nan}, {block_q: 2, block_k: 2}, {flags: flagBlockMask}, {flags: flagBlockMask, block_q: 2},
 		{flags: flagBlockMask, block_q: -1, block_k: 1}} {
 		d.struct_size, d.dtype, d.heads, d.kv_heads, d.head_dim = h.desc.struct_size, typeF32, 2, 1, 4
 		var plan uintptr
@@ -384,6 +384,7 @@ func TestOptionFaults(t *testing.T) {
 		{"sinks is NULL", func(a *cAttentionArgs) { a.sinks = nil }}, {"alibi is NULL", func(a *cAttentionArgs) { a.alibi = nil }}, {"block_mask is NULL", func(a *cAttentionArgs) { a.block_mask = nil }},
 		{"sinks is", func(a *cAttentionArgs) { a.sinks = &mask }}, {"alibi is", func(a *cAttentionArgs) { a.alibi = &h.t[0] }}, {"block_mask is", func(a *cAttentionArgs) { a.block_mask = &vector }},
 		{"block_mask is", func(a *cAttentionArgs) { m := mask; m.shape = &[]int64{1, 2, 3}[0]; a.block_mask = &m }},
+		{"block_mask is U8[1, 2, 3]; give a row-major tensor U8[1, 2, 2]", func(a *cAttentionArgs) { m := mask; m.shape = &[]int64{1, 2, 3}[0]; a.block_mask = &m }},
 		{"workspace has", func(a *cAttentionArgs) { a.workspace_bytes -= 64 }},
 	} {
 		b := a

@@ -37,8 +37,7 @@ func (r *reader) optional(dst *tensor.Tensor, name string, p *cTensor, axes int,
 
 // dense checks that a tensor that was read has a type and a shape, and is row-major.
 func (r *reader) dense(name string, t tensor.Tensor, dtype tensor.DType, shape ...int64) {
-	want := tensor.Tensor{DType: dtype, NDim: int8(len(shape))}
-	copy(want.Shape[:], shape)
+	want := tensor.Of(nil, dtype, shape...)
 	if r.err == nil && (t.DType != dtype || t.NDim != want.NDim || t.Shape != want.Shape || !t.Contiguous()) {
 		r.err = invalid("%s: %s is %v; give a row-major tensor %v", r.op, name, t, want)
 	}

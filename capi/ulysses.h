@@ -323,8 +323,8 @@ typedef struct {
   int32_t dtype, flags;
   int32_t block_q, block_k; /* queries and keys of a block of block_mask */
   float scale;              /* 0 = 1/sqrt(head_dim) */
-  float softcap;            /* c > 0: a scaled score x becomes c*tanh(x/c); 0 = off */
-  float dropout;            /* probability that a softmax weight becomes 0, below 1; 0 = off */
+  float softcap; /* c from 1e-30 to 1e30: a scaled score x becomes c*tanh(x/c); 0 = off */
+  float dropout; /* probability that a softmax weight becomes 0, below 1; 0 = off */
   int64_t heads;
   int64_t kv_heads; /* divides heads; 0 = heads */
   int64_t head_dim;
@@ -396,7 +396,8 @@ enum {
  *
  * Documents are given in one of three ways, in host memory, which is copied:
  *   cu_seqlens    [docs+1] starts over batch*seq tokens, equal on all ranks; the end of every
- *                 sequence is among them. kv_cu_seqlens has as many documents.
+ *                 sequence is among them. kv_cu_seqlens has as many documents. A document has one
+ *                 token or more, and one key or more.
  *   positions     [batch, rows] of this rank, NULL if it has no rows: 0, 1, 2, ... in each
  *                 document. Other values are refused.
  *   neither       each sequence is one document.

@@ -266,7 +266,7 @@ func checkCu(name string, cu []int64, batch, seq int64) error {
 	end := seq // of the current sequence
 	for i, at := range cu[1:] {
 		if at <= cu[i] {
-			return bad("entry %d is %d after %d; entries must increase; omit empty documents", i+1, at, cu[i])
+			return bad("entry %d is %d after %d; entries must increase, because every document has at least one token", i+1, at, cu[i])
 		}
 		if at > end {
 			return bad("document %d, tokens %d to %d, crosses the end of a sequence at %d; end the document there", i, cu[i], at, end)
