@@ -344,6 +344,26 @@ class WrongOnOneRank(unittest.TestCase):
 
         run(2, body)
 
+    def test_memory_that_one_rank_cannot_pass(self):
+        """A view with strides of 5 bytes, and a sparse tensor, on one rank."""
+        fields = np.zeros((1, ROWS, 4, 8), np.dtype([("x", np.float32), ("y", np.uint8)]))
+
+        def body(ctx):
+            q = np.zeros((1, ROWS, 4, 8), np.float32)
+            with self.assertRaisesRegex(ulysses.InvalidArgument, "strides of"):
+                ulysses.attention(q, fields["x"] if ctx.rank else q, q, context=ctx)
+
+        contexts(2, body)
+
+    @need_torch
+    def test_sparse_on_one_rank(self):
+        def body(ctx):
+            q = torch.zeros(1, ROWS, 4, 8)
+            with self.assertRaisesRegex(ulysses.Unsupported, "sparse"):
+                ulysses.attention(q, q.to_sparse() if ctx.rank else q, q, context=ctx)
+
+        contexts(2, body)
+
     @need_torch
     def test_gradients_that_one_rank_wants(self):
         """Otherwise the backward pass of this rank would wait for the other ranks."""

@@ -17,6 +17,7 @@ from typing import Any, Callable, TypeVar
 from . import errors
 from .communicator import Communicator, gather_objects
 from .errors import CommError, InvalidArgument, UlyssesError
+from .tensors import check_layout
 
 _MESSAGE = struct.Struct("<q16s5q")  # 1 if the check failed, digest of the arguments, counts
 _COUNTS = 5  # counts in a message
@@ -111,10 +112,12 @@ def _short(text: str) -> str:
 def describe(x: Any, *, free: tuple[int, ...] = ()) -> Any:
     """Returns the dtype, device and shape of an array, which ranks compare; None for None.
 
-    The extents of the axes in `free` may differ between ranks, so "rows" replaces them.
+    The extents of the axes in `free` may differ between ranks, so "rows" replaces them. It raises
+    for an array whose memory the library cannot read, such as a sparse tensor.
     """
     if x is None:
         return None
+    check_layout(x)
     shape = tuple(getattr(x, "shape", ()))
     free = tuple(i % len(shape) for i in free) if shape else ()
     device = getattr(getattr(x, "device", None), "type", "cpu")

@@ -136,6 +136,17 @@ def dtype_of(x: Any) -> int:
     return _NUMPY[name]
 
 
+def check_layout(x: Any) -> None:
+    """Raises the exception of `view` for an array whose memory the library cannot read."""
+    if is_torch(x) and x.layout is not torch_or_none().strided:
+        raise Unsupported(
+            f"ulysses: a tensor on {x.device} with layout {x.layout}; give a strided tensor on "
+            "the CPU or a CUDA device"
+        )
+    if isinstance(x, np.ndarray):
+        _in_elements(x.strides, x.itemsize)
+
+
 def view(x: Any) -> View:
     """Returns a view of an array. Copies nothing.
 
@@ -151,11 +162,11 @@ def view(x: Any) -> View:
         strides = _in_elements(x.strides, x.itemsize)
         return View(x, x.ctypes.data, _struct.CPU, 0, dtype_of(x), x.shape, strides)
     if is_torch(x):
+        check_layout(x)
         device = {"cpu": _struct.CPU, "cuda": _struct.CUDA}.get(x.device.type)
-        if device is None or x.layout is not torch_or_none().strided:
+        if device is None:
             raise Unsupported(
-                f"ulysses: a tensor on {x.device} with layout {x.layout}; give a strided tensor on "
-                "the CPU or a CUDA device"
+                f"ulysses: a tensor on {x.device}; give a tensor on the CPU or a CUDA device"
             )
         return View(x, x.data_ptr(), device, x.device.index or 0, dtype_of(x), x.shape, x.stride())
     if hasattr(x, "__dlpack__"):
