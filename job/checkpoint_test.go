@@ -139,15 +139,22 @@ func TestResume(t *testing.T) {
 			t.Errorf("left behind: %v", left)
 		}
 	}
-	weights, err = os.ReadFile(model)
-	if err == nil {
-		// as after a kill between the last state and the model
-		err = os.RemoveAll(filepath.Dir(model))
-	}
-	if err != nil {
+	if weights, err = os.ReadFile(model); err != nil {
 		t.Fatal(err)
 	}
-	for _, what := range []string{"lost", "there"} {
+	for what, before := range map[string]func() error{
+		// as after a kill between the last checkpoint and the model
+		"lost": func() error { return os.RemoveAll(filepath.Dir(model)) },
+		// the same, when the folder has a model of another run or of fewer steps
+		"old": func() error {
+			old := time.Now().Add(-time.Hour)
+			return errors.Join(os.WriteFile(model, []byte("old"), 0o666), os.Chtimes(filepath.Dir(model), old, old))
+		},
+		"there": func() error { return nil },
+	} {
+		if err := before(); err != nil {
+			t.Fatal(err)
+		}
 		out, err := run(4)
 		if err != nil || !strings.Contains(out, "nothing left to do") {
 			t.Errorf("a job that is done, its model %s: %v, %s", what, err, out)

@@ -1,6 +1,7 @@
 package job
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -8,6 +9,7 @@ import (
 	"strings"
 
 	"ulysses/comm"
+	"ulysses/internal/input"
 	"ulysses/internal/outdir"
 	"ulysses/internal/status"
 	"ulysses/job/file"
@@ -79,6 +81,9 @@ func (e *Env) takeOutput() (err error) {
 		if err == nil {
 			err = e.owner.Check(e.Job.Outputs()...)
 		}
+		if err == nil {
+			err = e.checkKinds()
+		}
 		if err != nil && e.owner != nil {
 			e.owner.Undo()
 			e.owner = nil
@@ -90,6 +95,25 @@ func (e *Env) takeOutput() (err error) {
 		e.signals.AtEnd(last)
 	}
 	return comm.Agree(e.Mesh.World, err)
+}
+
+// checkKinds returns an error if a folder in output.dir has the name of a file that the run writes,
+// or a file the name of a folder. Otherwise the run would lose these results at its end.
+func (e *Env) checkKinds() error {
+	j := e.Job
+	for _, name := range j.OutputFiles() {
+		var other *input.KindError
+		if _, err := input.Stat(filepath.Join(j.Output.Dir, name)); errors.As(err, &other) {
+			return status.Errorf(status.IO, "output.dir: %w; remove it, or choose another output.dir", err)
+		}
+	}
+	for _, name := range j.OutputFolders() {
+		path := filepath.Join(j.Output.Dir, name)
+		if info, err := os.Stat(path); err == nil && !info.IsDir() {
+			return status.Errorf(status.IO, "output.dir: %s is a file, and the run writes a folder of this name; remove it, or choose another output.dir", path)
+		}
+	}
+	return nil
 }
 
 // releaseOutput ends the ownership of output.dir after a job that ended with err. Collective,

@@ -184,6 +184,45 @@ func TestLinksInOutputDir(t *testing.T) {
 	}
 }
 
+// A folder that has the name of a result file, or a file that has the name of a folder of results,
+// is refused before the first step, also if it is empty and with output.overwrite.
+func TestOtherKindsInOutputDir(t *testing.T) {
+	dir, run := newKept(t, "output.overwrite=true", "output.trace=[1,2]", "output.tensorboard=true")
+	out := filepath.Join(dir, "out")
+	for _, name := range []string{"report.html", "trace.json", "metrics.jsonl", "model", "checkpoints", "tensorboard"} {
+		removeAll(t, out)
+		mkdir(t, out)
+		kind := " is a folder"
+		if path := filepath.Join(out, name); filepath.Ext(name) != "" {
+			mkdir(t, path)
+		} else {
+			kind = " is a file"
+			putIn(t, path, "")
+		}
+		_, err := run(2)
+		expectFault(t, err, status.IO, []string{"output.dir: " + filepath.Join(out, name) + kind})
+		if left := entries(t, out); len(left) != 1 {
+			t.Errorf("%s: %v", name, left)
+		}
+	}
+}
+
+// If the model cannot be written at the end, the report is written and names the reason.
+func TestReportWithoutModel(t *testing.T) {
+	dir, run := newKept(t, "train.steps=400", "checkpoint.every=0")
+	out := filepath.Join(dir, "out")
+	done := inBackground(func() error { _, err := run(2); return err })
+	for info, err := os.Stat(filepath.Join(out, "metrics.jsonl")); err != nil || info.Size() == 0; info, err = os.Stat(filepath.Join(out, "metrics.jsonl")) {
+		time.Sleep(time.Millisecond)
+	}
+	putIn(t, filepath.Join(out, "model"), "")
+	why := filepath.Join(out, "model") + " is a file"
+	expectFault(t, <-done, status.IO, []string{why})
+	if page, err := os.ReadFile(filepath.Join(out, "report.html")); err != nil || !strings.Contains(string(page), why) {
+		t.Errorf("the report does not name the reason: %v", err)
+	}
+}
+
 // If several jobs start together in one folder, one runs and the others are refused before they
 // change anything. Jobs that start while it runs are refused as well. After the running job is
 // killed, the same job resumes.

@@ -3,9 +3,11 @@ package job
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"strconv"
 	"time"
 
+	"ulysses/checkpoint"
 	"ulysses/comm"
 	"ulysses/device"
 	"ulysses/internal/proc"
@@ -75,10 +77,7 @@ func trainOwning(e *Env) (err error) {
 // Collective, except for a rank whose error is its own.
 func (s *session) conclude(err error) error {
 	if train.Shared(err) { // all ranks have this error and can write the report together
-		s.failed = err
-		if lost := s.report().Write(); lost != nil {
-			s.Log.Error().Msg(lost.Error())
-		}
+		s.reportFailure(err)
 	}
 	if err != nil {
 		return err
@@ -100,10 +99,21 @@ func (s *session) conclude(err error) error {
 	}
 	if s.Job.Kind == "train" && s.Job.Output.Model {
 		if err := s.save(s.Job.ModelDir()); err != nil {
+			if status.Of(err) == status.IO { // rank 0 could not write, and all ranks have its error
+				s.reportFailure(err)
+			}
 			return err
 		}
 	}
 	return s.report().Write()
+}
+
+// reportFailure writes the report of a run that all ranks end with an error. Collective.
+func (s *session) reportFailure(err error) {
+	s.failed = err
+	if lost := s.report().Write(); lost != nil {
+		s.Log.Error().Msg(lost.Error())
+	}
 }
 
 // stopReason returns why the run has stopped, in parentheses: the first rank that wanted it, with
@@ -141,13 +151,16 @@ func (s *session) run() error {
 }
 
 // saveMissing writes the model of a run that ended after its last checkpoint and before the model
-// was written. Collective.
+// was written. Then the folder has no model, or one that is older than the checkpoint: of another
+// run, or of this one with fewer steps. Collective.
 func (s *session) saveMissing() error {
 	if !s.Job.Output.Model {
 		return nil
 	}
 	missing := []int64{0}
-	if _, err := os.Stat(s.Job.ModelDir()); os.IsNotExist(err) {
+	written, err := os.Stat(s.Job.ModelDir())
+	last, _ := os.Stat(filepath.Join(s.from, checkpoint.ManifestFile))
+	if os.IsNotExist(err) || err == nil && last != nil && written.ModTime().Before(last.ModTime()) {
 		missing[0] = 1
 	}
 	if err := s.Mesh.World.Broadcast(nil, tensor.OfInt64(missing, 1), 0); err != nil || missing[0] == 0 {
@@ -156,7 +169,7 @@ func (s *session) saveMissing() error {
 	if err := s.save(s.Job.ModelDir()); err != nil {
 		return err
 	}
-	_, err := fmt.Fprintf(s.Stdout, "model            %s, which was missing\n", s.Job.ModelDir())
+	_, err = fmt.Fprintf(s.Stdout, "model            %s, which was missing or older than the checkpoint\n", s.Job.ModelDir())
 	return err
 }
 

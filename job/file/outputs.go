@@ -29,19 +29,31 @@ func (j *Job) ModelDir() string { return filepath.Join(j.Output.Dir, j.ModelFold
 func (j *Job) CheckpointDir() string { return filepath.Join(j.Output.Dir, j.Checkpoint.Dir) }
 
 // Outputs returns the names in output.dir that the job writes.
-func (j *Job) Outputs() []string {
+func (j *Job) Outputs() []string { return append(j.OutputFiles(), j.OutputFolders()...) }
+
+// OutputFiles returns the names of the files in output.dir that the job writes.
+func (j *Job) OutputFiles() []string {
 	if j.Kind == "eval" {
 		return []string{MetricsFile, ReportFile, EvalReportFile}
 	}
-	names := []string{MetricsFile, ReportFile, j.Checkpoint.Dir}
+	names := []string{MetricsFile, ReportFile}
+	if len(j.Output.Trace) > 0 {
+		names = append(names, TraceFile)
+	}
+	return names
+}
+
+// OutputFolders returns the names of the folders in output.dir that the job writes.
+func (j *Job) OutputFolders() []string {
+	if j.Kind == "eval" {
+		return nil
+	}
+	names := []string{j.Checkpoint.Dir}
 	if j.Output.Model {
 		names = append(names, j.ModelFolder())
 	}
 	if j.Output.TensorBoard {
 		names = append(names, TensorBoardFolder)
-	}
-	if len(j.Output.Trace) > 0 {
-		names = append(names, TraceFile)
 	}
 	return names
 }
