@@ -161,8 +161,11 @@ func TestTimeoutIsADuration(t *testing.T) {
 }
 
 func TestMainHoldsFailures(t *testing.T) {
-	if code := Main([]string{"doctor"}, full{}, io.Discard); code != status.IO {
-		t.Errorf("a full disk: %v", code)
+	dir, _ := newKept(t)
+	for _, args := range [][]string{{"doctor"}, {"plan", filepath.Join(dir, "job.toml")}, {"plan", filepath.Join(dir, "job.toml"), "--search"}} {
+		if code := Main(args, full{}, io.Discard); code != status.IO {
+			t.Errorf("%v on a full disk: %v", args, code)
+		}
 	}
 	var errs strings.Builder
 	if code := Main([]string{"version"}, exploding{}, &errs); code != status.Internal {

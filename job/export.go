@@ -35,8 +35,13 @@ func export(o Options) error {
 func planJob(o Options) error {
 	host, _ := os.Hostname()
 	log := o.logger(&screen{to: o.Stderr}, 0, host)
-	return plan.Run(plan.Options{Path: o.Path, Sets: o.Sets, Ranks: o.Ranks, Search: o.search, Cluster: o.cluster, Stdout: o.Stdout,
+	tables := &printer{to: o.Stdout}
+	err := plan.Run(plan.Options{Path: o.Path, Sets: o.Sets, Ranks: o.Ranks, Search: o.search, Cluster: o.cluster, Stdout: tables,
 		Warn: func(text string) { log.Warn().Msg(text) }})
+	if err == nil {
+		err = written(0, tables.err)
+	}
+	return err
 }
 
 // doctorVerb is the verb doctor: for this machine, or for all ranks of a job.

@@ -69,7 +69,7 @@ func initJob(o Options) error {
 	if _, err := file.Parse([]byte(b.String()), o.output, nil, nil); err != nil {
 		return status.Errorf(status.Internal, "init: the template of the job file is wrong: %w", err)
 	}
-	if err := writeNew(o.output, b.String()); err != nil {
+	if err := writeNew("init", o.output, b.String(), 0o666); err != nil {
 		return err
 	}
 	return written(fmt.Fprintf(o.Stdout, "wrote %s\nedit data.path in it, then: ulysses-mpi plan %s\n", o.output, o.output))
@@ -101,20 +101,23 @@ func pathFrom(folder, path string) string {
 	return path
 }
 
-// writeNew writes a file and fails if it exists.
-func writeNew(path, text string) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o666)
+// writeNew writes a file for a verb. It fails if the file exists, and leaves no incomplete file.
+func writeNew(verb, path, text string, mode fs.FileMode) error {
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
 	if errors.Is(err, fs.ErrExist) {
-		return status.Errorf(status.IO, "init: %s exists; name another file with -o", path)
+		return status.Errorf(status.IO, "%s: %s exists; name another file with -o", verb, path)
 	}
 	if err == nil {
 		_, err = f.WriteString(text)
 		if closed := f.Close(); err == nil {
 			err = closed
 		}
+		if err != nil {
+			os.Remove(path)
+		}
 	}
 	if err != nil {
-		return status.Errorf(status.IO, "init: %w", err)
+		return status.Errorf(status.IO, "%s: %w", verb, err)
 	}
 	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"ulysses/internal/status"
@@ -97,6 +98,24 @@ func TestInitNamesTheFolder(t *testing.T) {
 		code, out, errs := call(append([]string{"init"}, strings.Fields(x.args)...)...)
 		if _, err := os.Stat("job.toml"); code != x.code || out != "" || !strings.Contains(errs, x.want) || err == nil {
 			t.Errorf("%s: %v %s%s, want %v %s; a file was written: %v", x.args, code, out, errs, x.code, x.want, err == nil)
+		}
+	}
+}
+
+// On a full disk, init and sbatch leave no incomplete file, which the next call would refuse.
+func TestNewFileOnAFullDisk(t *testing.T) {
+	dir, _ := newKept(t)
+	disk := filepath.Join(dir, "disk")
+	mkdir(t, disk)
+	if err := syscall.Mount("tmpfs", disk, "tmpfs", 0, "size=4k"); err != nil {
+		t.Skipf("no small disk can be made here (%v)", err)
+	}
+	defer syscall.Unmount(disk, syscall.MNT_DETACH)
+	put(t, filepath.Join(disk, "full"), strings.Repeat("x", 4096))
+	for _, args := range [][]string{{"init"}, {"sbatch", filepath.Join(dir, "job.toml")}} {
+		code, _, stderr := call(append(args, "-o", filepath.Join(disk, "new"))...)
+		if left := entries(t, disk); code != status.IO || len(left) != 1 {
+			t.Errorf("%s: %v, %v, %s", args[0], code, left, stderr)
 		}
 	}
 }

@@ -52,15 +52,8 @@ func sbatch(o Options) error {
 	if !o.outputSet {
 		return written(fmt.Fprint(o.Stdout, text.String()))
 	}
-	f, err := os.OpenFile(o.output, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o777)
-	if err != nil {
-		return status.Errorf(status.IO, "sbatch: %w; name a file that does not exist", err)
-	}
-	if _, err = f.WriteString(text.String()); err == nil {
-		err = f.Close()
-	}
-	if err != nil {
-		return status.Errorf(status.IO, "sbatch: %w", err)
+	if err := writeNew("sbatch", o.output, text.String(), 0o777); err != nil {
+		return err
 	}
 	return written(fmt.Fprintf(o.Stdout, "%s\nsubmit it with: sbatch %[1]s\n", o.output))
 }

@@ -101,7 +101,7 @@ func TestSbatchFaults(t *testing.T) {
 		want string
 	}{
 		{[]string{"--nodes", "2", "--gpus-per-node", "4", "-o", script}, status.OK, "submit it with: sbatch " + script},
-		{[]string{"-o", script}, status.IO, "name a file that does not exist"},
+		{[]string{"-o", script}, status.IO, "exists; name another file with -o"},
 		{[]string{"--nodes", "0"}, status.InvalidArgument, "--nodes 0: not a number of nodes"},
 		{[]string{"--time", "soon"}, status.InvalidArgument, "not a time of Slurm"},
 		{[]string{"--array", "a"}, status.InvalidArgument, "not a list of Slurm"},
