@@ -253,6 +253,10 @@ func TestFlagsAndVerbs(t *testing.T) {
 		"doctor --ranks 2": "doctor: --ranks and --set are for the ranks of a job; add --cluster job.toml", "doctor --cluster=": "doctor: --cluster: empty; name a file",
 		"run a.toml --search": "run: --search is a flag of plan", "--json a.toml": "run: --json is a flag of verify", "verfiy a.toml": "verfiy: unknown verb; did you mean verify?",
 		"docter": "docter: neither a verb nor a job file; did you mean doctor?", "-ranks 3 -set a= a.toml b.toml": "there are 2 job files", "plan x --cluster": "flag needs an argument: --cluster", "completion tcsh": "completion tcsh: no script for this shell; use bash, fish, powershell, zsh",
+		"completion bash zsh": "completion: there are 2 shells: bash, zsh", "diagnose a b": "diagnose: there are 2 folders: a, b", "eval a.toml b c": "eval: there are 2 folders: b, c", "help nope": "help nope: unknown verb",
+		"a.toml -n 2.5": `invalid value "2.5" for --ranks: a whole number is needed`, "generate m --top-p x": `invalid value "x" for --top-p: a number is needed`,
+		"generate m --temperature -1": "generate: --temperature -1: set 0 to 1e6", "generate m --temperature nan": "generate: --temperature NaN: set 0 to 1e6", "generate m --top-k -2": "generate: --top-k -2: set 0 or more",
+		"generate m --top-p 2": "generate: --top-p 2: set a number above 0 and at most 1", "generate m --device gpu": "generate: --device gpu: set auto, cpu or cuda", "generate m --dtype fp16": "generate: --dtype fp16: set auto, f32 or bf16",
 	} {
 		if code, out, errs := call(strings.Fields(args)...); code != status.InvalidArgument || out != "" || !strings.Contains(errs, want) {
 			t.Errorf("%s: %v: %s%s", args, code, out, errs)

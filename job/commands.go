@@ -8,6 +8,7 @@ import (
 	"os"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -28,7 +29,7 @@ type verb struct {
 	short        string // the verb's line in ulysses-mpi --help
 	long         string
 	example      string
-	codes        []status.Code // exit codes that are specific to this verb
+	codes        []status.Code // exit codes of this verb, besides InvalidArgument, which every verb has
 	run          func(o Options) error
 }
 
@@ -63,7 +64,7 @@ tensors of all ranks, so that another program can compare them.`,
 			example: `mpirun -n 4 ulysses-mpi verify job.toml
 ulysses-mpi verify job.toml --ranks 4 --all
 ulysses-mpi verify job.toml --tensors step1.safetensors`,
-			codes: []status.Code{status.OK, status.InvalidConfig, status.Unsupported, status.OutOfMemory, status.IO, status.Numeric}},
+			codes: []status.Code{status.OK, status.InvalidConfig, status.Unsupported, status.OutOfMemory, status.Comm, status.Device, status.IO, status.Numeric}},
 		{name: "eval", words: []string{jobFile}, option: "folder", run: Eval,
 			short: "evaluate a checkpoint or a model folder with the data of a job",
 			long: `Evaluates the weights of a checkpoint, of the newest checkpoint in a folder, of adapters (a folder
@@ -91,7 +92,7 @@ fewer nodes with a mesh that the program chooses. SIGTERM, SIGINT and SIGUSR1 st
 checkpoint; a second SIGTERM or SIGINT ends it at once. The exit code is that of the job.`,
 			example: `ulysses-mpi supervise job.toml --restarts 3 -- srun -N 4 --ntasks-per-node=8 --mpi=pmix
 ulysses-mpi supervise job.toml --restarts 1 -- mpirun -n 8`,
-			codes: []status.Code{status.OK, status.InvalidArgument, status.InvalidConfig, status.Comm, status.Preempted}},
+			codes: []status.Code{status.OK, status.InvalidConfig, status.Comm, status.Preempted}},
 		{name: "sbatch", words: []string{jobFile}, rest: "options of sbatch", restOptional: true, run: func(o Options) error { return onFirstRank(func() error { return sbatch(o) }) },
 			short: "print a batch script for Slurm",
 			long: `Prints a batch script that runs the job under Slurm: with SIGUSR1 before the time limit, requeue
@@ -102,7 +103,7 @@ $SLURM_ARRAY_TASK_ID, and output.dir gets the index if --set does not give it. W
 			example: `ulysses-mpi sbatch job.toml --nodes 4 --gpus-per-node 8 --time 12:00:00 -o train.sbatch
 ulysses-mpi sbatch job.toml --nodes 1 --ntasks-per-node 16 --time 1:00:00 -- --partition=cpu --account=me
 ulysses-mpi sbatch job.toml --time 1:00:00 --array 0-3 --set 'seed=$SLURM_ARRAY_TASK_ID'`,
-			codes: []status.Code{status.OK, status.InvalidArgument, status.InvalidConfig, status.IO}},
+			codes: []status.Code{status.OK, status.InvalidConfig, status.IO}},
 		{name: "export", words: []string{"checkpoint", "folder"}, run: func(o Options) error { return onFirstRank(func() error { return export(o) }) },
 			short: "write a Hugging Face folder from a checkpoint, or from the newest of several",
 			long: `Writes the weights of a checkpoint as a Hugging Face folder, as at the end of a run.
@@ -112,7 +113,7 @@ folder of PEFT can stand for the checkpoint.
 A folder that has a model is not overwritten without --force; the base model's folder never is.
 It needs no other ranks and no GPU.`,
 			example: `ulysses-mpi export out/checkpoints model-of-checkpoint`,
-			codes:   []status.Code{status.OK, status.InvalidArgument, status.InvalidConfig, status.IO}},
+			codes:   []status.Code{status.OK, status.InvalidConfig, status.IO}},
 		{name: "generate", words: []string{"model-folder"}, option: "prompt", run: generateText,
 			short: "continue a text with a model",
 			long: `Continues the prompt, or the text of standard input, with the model of a Hugging Face folder, such
@@ -125,7 +126,7 @@ number of ranks.`,
 			example: `ulysses-mpi generate out/model "The whale"
 ulysses-mpi generate Qwen3-0.6B --temperature 0.7 --top-p 0.8 < prompt.txt
 mpirun -n 4 ulysses-mpi generate Llama-3.1-70B "The whale"`,
-			codes: []status.Code{status.OK, status.InvalidArgument, status.InvalidConfig, status.Unsupported, status.OutOfMemory, status.Comm, status.IO}},
+			codes: []status.Code{status.OK, status.InvalidConfig, status.Unsupported, status.OutOfMemory, status.Comm, status.Device, status.IO}},
 		{name: "init", option: "model-folder", run: func(o Options) error { return onFirstRank(func() error { return initJob(o) }) },
 			short: "write a commented job file, for a model folder or from scratch",
 			long: `Writes a job file with comments. With a Hugging Face folder, the job fine-tunes this model;
@@ -142,7 +143,7 @@ share output.dir, and have the same time, and whether a device or a link is slow
 then that of the first finding.`,
 			example: `srun -N 1 -n 1 ulysses-mpi doctor
 srun -N 4 --ntasks-per-node=8 --mpi=pmix ulysses-mpi doctor --cluster job.toml`,
-			codes: []status.Code{status.OK, status.InvalidArgument, status.InvalidConfig, status.OutOfMemory, status.Comm, status.Device, status.IO}},
+			codes: []status.Code{status.OK, status.InvalidConfig, status.OutOfMemory, status.Comm, status.Device, status.IO}},
 		{name: "diagnose", words: []string{"folder"}, run: func(o Options) error { return onFirstRank(func() error { return diagnose(o) }) },
 			short: "name the ranks that kept the others waiting, from the records of a run that hung",
 			long: `Compares the last operations of all ranks of a training run that hung or failed. Each rank leaves
@@ -150,7 +151,7 @@ them in the folder flight of output.dir. It prints what each rank did, and names
 late, gone, or in another operation than the others. It needs no other ranks and no GPU.`,
 			example: `ulysses-mpi diagnose out/flight
 ulysses-mpi diagnose out/flight/previous --json`,
-			codes: []status.Code{status.OK, status.InvalidArgument, status.IO}},
+			codes: []status.Code{status.OK, status.IO}},
 		{name: "completion", words: []string{"shell"}, run: func(o Options) error { return onFirstRank(func() error { return completion(o) }) },
 			short: "print the completion script of bash, zsh, fish or powershell",
 			long: `Prints a script with which a shell completes verbs, flags, job files and the keys of --set.
@@ -213,6 +214,9 @@ func addFlags(f *pflag.FlagSet, o *Options) {
 	f.Int64Var(&o.generate.topK, "top-k", -1, "draw among the `K` most probable tokens; 0 = all (default: the model's, or 0)")
 	f.Int64Var(&o.generate.seed, "seed", 1, "`seed` of the draws")
 	f.StringVar(&o.generate.device, "device", "auto", "`device`: auto, cpu or cuda")
+	for _, name := range []string{"temperature", "top-p", "top-k"} {
+		f.Lookup(name).DefValue = "0" // help does not print the -1 that stands for the model's value
+	}
 	f.StringVar(&o.generate.dtype, "dtype", "auto", "compute `type`: auto, f32 or bf16")
 	f.StringVarP(&o.output, "output", "o", "job.toml", "write `file.toml`")
 	f.StringVar(&o.log, "log", "auto", "`form` of the log: auto (= console), console (text) or json")
@@ -260,8 +264,12 @@ func newCommands(o *Options, choose func(v *verb, cmd *cobra.Command, words []st
 		cmd.Flags().SortFlags = false
 		addFlags(cmd.Flags(), o)
 		cmd.Flags().VisitAll(func(f *pflag.Flag) { f.Hidden = !slices.Contains(flagVerbs[f.Name], v.name) })
-		if v.name == "doctor" {
+		switch v.name {
+		case "doctor":
 			cmd.Flags().Lookup("cluster").Usage = "check all ranks of the job `job.toml`, under its launcher"
+		case "sbatch":
+			output := cmd.Flags().Lookup("output")
+			output.Usage, output.DefValue = "write the script to `file` instead of standard output", ""
 		}
 		completeFlags(cmd)
 		cmd.InitDefaultHelpFlag()
@@ -281,7 +289,17 @@ func newCommands(o *Options, choose func(v *verb, cmd *cobra.Command, words []st
 	root.InitDefaultHelpCmd()
 	for _, cmd := range root.Commands() {
 		if cmd.Name() == "help" {
-			cmd.Use, cmd.Short = "help [verb]", "print the help text of a verb"
+			cmd.Use, cmd.Short, cmd.Long = "help [verb]", "print the help text of a verb", "Prints the help text of a verb, or of the program."
+			cmd.DisableFlagsInUseLine = true
+			cmd.InitDefaultHelpFlag()
+			cmd.Flags().Lookup("help").Usage = "print this text"
+			cmd.RunE = func(_ *cobra.Command, words []string) error {
+				about, rest, err := root.Find(words)
+				if err != nil || len(rest) > 0 {
+					return fmt.Errorf("help %s: unknown verb", strings.Join(words, " "))
+				}
+				return about.Help()
+			}
 		}
 	}
 	return root
@@ -349,9 +367,14 @@ func (o *Options) choose(v *verb, cmd *cobra.Command, words []string) error {
 	case o.restarts < 0:
 		return fmt.Errorf("--restarts %d: negative; set 0 or more", o.restarts)
 	case v.option != "" && len(words) > len(want)+1:
-		return fmt.Errorf("%s: there are %[3]d %[2]ss: %[4]s; name one", v.name, v.option, len(words), strings.Join(words, ", "))
+		given := words[len(want):]
+		return fmt.Errorf("%s: there are %[3]d %[2]ss: %[4]s; name one", v.name, v.option, len(given), strings.Join(given, ", "))
 	case v.option == "" && len(words) > len(want):
 		return v.tooMany(words)
+	case v.name == "generate":
+		if err := o.generate.check(cmd.Flags()); err != nil {
+			return err
+		}
 	}
 	o.words, o.outputSet = words, cmd.Flags().Changed("output")
 	if slices.Contains(v.words, jobFile) {
@@ -402,7 +425,7 @@ func (v *verb) tooMany(words []string) error {
 	if near := file.Nearest(words[0], verbNames()); near != "" {
 		return fmt.Errorf("%s: unknown verb; did you mean %s?", words[0], near)
 	}
-	return fmt.Errorf("%s: there are %d job files: %s; name one", v.name, len(words), strings.Join(words, ", "))
+	return fmt.Errorf("%s: there are %[3]d %[2]ss: %[4]s; name one", v.name, v.words[0], len(words), strings.Join(words, ", "))
 }
 
 func verbNames() []string {
@@ -442,7 +465,11 @@ func flagFault(err error) string {
 	case errors.As(err, &bare):
 		return "flag needs an argument: --" + bare.GetFlag().Name
 	case errors.As(err, &bad):
-		return fmt.Sprintf("invalid value %q for --%s: %v", bad.GetValue(), bad.GetFlag().Name, bad.Unwrap())
+		why := bad.Unwrap().Error()
+		if n := (*strconv.NumError)(nil); errors.As(err, &n) {
+			why = map[string]string{"ParseInt": "a whole number is needed", "ParseFloat": "a number is needed", "ParseBool": "true or false is needed"}[n.Func]
+		}
+		return fmt.Sprintf("invalid value %q for --%s: %s", bad.GetValue(), bad.GetFlag().Name, why)
 	}
 	return err.Error()
 }

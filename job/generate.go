@@ -4,6 +4,9 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
+
+	"github.com/spf13/pflag"
 
 	"ulysses/backends"
 	"ulysses/comm"
@@ -22,14 +25,30 @@ type generateOptions struct {
 	device, dtype      string
 }
 
+// check returns an error for a flag whose value is out of range.
+func (g *generateOptions) check(given *pflag.FlagSet) error {
+	for _, x := range []struct {
+		name  string
+		right bool
+		want  string
+	}{
+		{"max-tokens", g.tokens >= 0, "0 (the default) or more"},
+		{"temperature", g.temperature >= 0 && g.temperature <= 1e6, "0 to 1e6"},
+		{"top-p", g.topP > 0 && g.topP <= 1, "a number above 0 and at most 1"},
+		{"top-k", g.topK >= 0, "0 or more"},
+		{"device", slices.Contains([]string{"auto", "cpu", "cuda"}, g.device), "auto, cpu or cuda"},
+		{"dtype", slices.Contains([]string{"auto", "f32", "bf16"}, g.dtype), "auto, f32 or bf16"},
+	} {
+		if given.Changed(x.name) && !x.right {
+			return fmt.Errorf("generate: --%s %v: set %s", x.name, given.Lookup(x.name).Value, x.want)
+		}
+	}
+	return nil
+}
+
 // generateText is the verb generate. o.words are a model folder and a prompt, which rank 0 reads
 // from standard input if it is missing. Several ranks divide the layers of the model.
 func generateText(o Options) error {
-	g := &o.generate
-	if g.tokens < 0 || g.temperature > 1e6 || g.topP > 1 || g.topP == 0 {
-		return status.Errorf(status.InvalidArgument, "generate: --max-tokens %d, --temperature %g, --top-p %g: set --max-tokens to at least 0 (the default), --temperature to at most 1e6, and --top-p above 0 and at most 1",
-			g.tokens, g.temperature, g.topP)
-	}
 	host, _ := os.Hostname()
 	log := o.logger(&screen{to: o.Stderr}, 0, host)
 	start := launch.Options{Ranks: o.Ranks, Print: o.complain, Warn: func(text string) { log.Warn().Msg(text) }}

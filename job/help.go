@@ -80,7 +80,7 @@ func writeExitCodes(w io.Writer, cmd *cobra.Command) {
 	}
 	fmt.Fprintln(w, "\nexit codes:")
 	for _, x := range exitCodes {
-		if !cmd.HasParent() || slices.Contains(v.codes, x.code) {
+		if !cmd.HasParent() || x.code == status.InvalidArgument || slices.Contains(v.codes, x.code) {
 			fmt.Fprintf(w, "  %2d  %s\n", x.code, x.meaning)
 		}
 	}
