@@ -57,7 +57,7 @@ func TestDataFaults(t *testing.T) {
 		{file(t, dir, "empty.jsonl", "\n{\"text\":\"\"}\n"), 256, status.InvalidConfig, []string{"empty.jsonl", "have no text and no tokens"}},
 		{file(t, dir, "high.txt", "ab\x80"), 128, status.InvalidConfig, []string{"high.txt (document 0), position 2: token id 128 is outside the model's vocabulary of 128"}},
 		{file(t, dir, "high.jsonl", "{\"text\":\"ok\"}\n{\"text\":\"o\u00fc\"}\n"), 128, status.InvalidConfig, []string{"high.jsonl:2 (document 1), position 1: token id 195"}},
-		{file(t, dir, "bad.jsonl", "{\"text\":\"ok\"}\n{\"text\":\n"), 256, status.InvalidConfig, []string{"bad.jsonl:2: the line is not JSON at byte"}},
+		{file(t, dir, "bad.jsonl", "{\"text\":\"ok\"}\n{\"text\":\n"), 256, status.InvalidConfig, []string{"bad.jsonl:2: the line is not JSON at byte", "; write each document as an object on a line of its own"}},
 		{file(t, dir, "list.jsonl", "[1]\n"), 256, status.InvalidConfig, []string{"list.jsonl:1: the line is not a JSON object"}},
 		{file(t, dir, "field.jsonl", "{\"body\":\"x\",\"id\":3}\n"), 256, status.InvalidConfig, []string{`field.jsonl:1: there is no field "text" among "body", "id"; set data.text_field`}},
 		{file(t, dir, "type.jsonl", "{\"text\":3}\n"), 256, status.InvalidConfig, []string{`type.jsonl:1: field "text" is not a string`}},

@@ -147,6 +147,22 @@ func TestFullStandardOutput(t *testing.T) {
 	}
 }
 
+// A fault of the data that a key names has the line of the job file, or the --set argument.
+func TestLineOfDataFaults(t *testing.T) {
+	dir, _ := newKept(t)
+	job := filepath.Join(dir, "job.toml")
+	put(t, job, strings.Replace(text(t, job), "a.txt", "none.txt", 1))
+	line := 1 + strings.Count(text(t, job)[:strings.Index(text(t, job), "none.txt")], "\n")
+	for _, c := range []struct{ set, want string }{
+		{"seed=1", fmt.Sprintf("ulysses-mpi: %s:%d: data.path: %s: no such file", job, line, filepath.Join(dir, "none.txt"))},
+		{"data.path=*.none", `ulysses-mpi: --set data.path=*.none: data.path: no file matches "*.none"`},
+	} {
+		if code, _, stderr := call(job, "-n", "2", "--set", c.set); code != status.IO || !strings.Contains(stderr, c.want) {
+			t.Errorf("%v: %s, want %s", code, stderr, c.want)
+		}
+	}
+}
+
 func TestTimeoutIsADuration(t *testing.T) {
 	dir, run := newKept(t)
 	for _, x := range []string{"90", "soon", "-1s"} {

@@ -20,7 +20,11 @@ type progress struct {
 	steps  int64
 	next   time.Time // of the next line
 	totals *report.Totals
+
+	untargeted bool // a step without targets was logged
 }
+
+const notTargets = "a target is neither the first token of a sequence or a document nor a label of -100"
 
 func newProgress(e *Env, steps, done int64) *progress {
 	p := &progress{env: e, steps: steps, totals: &report.Totals{Resumed: done}}
@@ -35,6 +39,11 @@ func newProgress(e *Env, steps, done int64) *progress {
 
 func (p *progress) step(r *train.Record) error {
 	p.totals.AddStep(r)
+	if r.TargetTokens == 0 && !p.untargeted {
+		p.untargeted = true
+		p.env.Log.Warn().Int64("step", r.Step).Msg("train: no token of the step is a target (" + notTargets + "), so the loss is 0 and only weight decay changes weights; " +
+			"train on longer documents; later steps of this kind have no warning")
+	}
 	now, done := time.Now(), p.totals.Resumed
 	switch {
 	case p.bar != nil:
@@ -54,7 +63,7 @@ func (p *progress) step(r *train.Record) error {
 func (p *progress) eval(r *train.EvalRecord) {
 	p.totals.Evals = append(p.totals.Evals, r)
 	if r.EvalTokens == 0 {
-		p.env.Log.Warn().Int64("step", r.Step).Msg("eval: no token of the evaluation's files is a target (a target is neither the first token of a sequence or a document nor a label of -100), " +
+		p.env.Log.Warn().Int64("step", r.Step).Msg("eval: no token of the evaluation's files is a target (" + notTargets + "), " +
 			"so the loss is 0 and has no meaning; evaluate longer documents")
 		return
 	}

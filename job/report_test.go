@@ -277,12 +277,15 @@ func TestEvaluationOfNothing(t *testing.T) {
 	dir, _ := newKept(t)
 	for _, kind := range []string{"eval", "train"} {
 		var stdout, stderr bytes.Buffer
-		if err := Run(Options{Path: filepath.Join(dir, "job.toml"), Sets: []string{"kind=" + kind, "data.sequence=1", "eval.split=0.5", "train.steps=1", "output.dir=" + filepath.Join(dir, kind)},
+		if err := Run(Options{Path: filepath.Join(dir, "job.toml"), Sets: []string{"kind=" + kind, "data.sequence=1", "eval.split=0.5", "train.steps=2", "output.dir=" + filepath.Join(dir, kind)},
 			Ranks: 2, Verbose: true, Stdout: &stdout, Stderr: &stderr}); err != nil {
 			t.Fatal(kind, err)
 		}
 		if s := text(t, filepath.Join(dir, kind, "metrics.jsonl")); !strings.Contains(s, `"eval_loss":0,"eval_tokens":0`) {
 			t.Errorf("%s: metrics.jsonl: %s", kind, s)
+		}
+		if n := strings.Count(stderr.String(), "no token of the step is a target"); (n == 1) != (kind == "train") {
+			t.Errorf("%s: %d warnings of steps without targets: %s", kind, n, stderr.String())
 		}
 		if !strings.Contains(stderr.String(), "no token of the evaluation") || strings.Contains(stdout.String()+stderr.String(), "perplexity") {
 			t.Errorf("%s: %s%s", kind, stdout.String(), stderr.String())

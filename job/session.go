@@ -105,7 +105,7 @@ func (s *session) load() (*train.Setup, error) {
 		config.Path, config.Source = nil, nil // the evaluation does not read data.path
 	}
 	if s.data, err = data.Open(config, j.Eval, data.Options{Vocab: s.parts.Config.VocabSize, Seed: uint64(j.Seed), Comm: s.Mesh.World, Workers: s.threads}); err != nil {
-		return nil, err
+		return nil, j.DataFault(err)
 	}
 	setup := s.parts.Setup()
 	setup.Data.Evals = s.data.Evals()

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 
 	"ulysses/internal/input"
@@ -67,6 +68,15 @@ func list(code status.Code, where string, faults []string) error {
 func (r *reader) value(name string) any { r.seen[name] = true; return r.raw[name] }
 func (r *reader) has(name string) bool  { return r.value(name) != nil }
 
+// quoted returns a value for an error. Text has its quotes: without them, "32" in the place of a
+// number looks right.
+func quoted(v any) string {
+	if text, ok := v.(string); ok {
+		return strconv.Quote(input.Short(text))
+	}
+	return fmt.Sprint(v)
+}
+
 func (r *reader) text(name, def string) string {
 	switch v := r.value(name).(type) {
 	case nil:
@@ -86,7 +96,7 @@ func (r *reader) flag(name string, def bool) bool {
 	case bool:
 		return v
 	default:
-		r.fault(status.InvalidConfig, "%s = %v: give true or false", name, v)
+		r.fault(status.InvalidConfig, "%s = %s: give true or false", name, quoted(v))
 		return def
 	}
 }
@@ -98,7 +108,7 @@ func (r *reader) number(name string, def float64) float64 {
 	}
 	f, ok := asFloat(v)
 	if !ok || math.IsNaN(f) {
-		r.fault(status.InvalidConfig, "%s = %v: give a number", name, v)
+		r.fault(status.InvalidConfig, "%s = %s: give a number", name, quoted(v))
 		return def
 	}
 	return f
@@ -124,7 +134,7 @@ func (r *reader) extent(name string, def, most int64) int64 {
 	}
 	n, ok := asInt(v)
 	if !ok || n < 1 || n > most {
-		r.fault(status.InvalidConfig, "%s = %v: give a whole number from 1 to %d", name, v, most)
+		r.fault(status.InvalidConfig, "%s = %s: give a whole number from 1 to %d", name, quoted(v), most)
 		return def
 	}
 	return n
@@ -138,7 +148,7 @@ func (r *reader) table(name string) *reader {
 	case map[string]any:
 		return &reader{where: r.where, raw: v, seen: map[string]bool{}, strict: r.strict}
 	default:
-		r.fault(status.InvalidConfig, "%s = %v: give a table of fields", name, v)
+		r.fault(status.InvalidConfig, "%s = %s: give a table of fields", name, quoted(v))
 		return nil
 	}
 }

@@ -78,10 +78,10 @@ func TestParseExperts(t *testing.T) {
 		`"mlp_only_layers": [48]`:          "mlp_only_layers[0] = 48: give the number of a layer, from 0 to 47",
 		`"mlp_only_layers": 3`:             "mlp_only_layers = 3: give a list",
 		`"router_aux_loss_coef": -1`:       "router_aux_loss_coef = -1: give a number of at least 0",
-		`"moe_intermediate_size": "many"`:  "moe_intermediate_size = many: give a whole number",
+		`"moe_intermediate_size": "many"`:  "moe_intermediate_size = \"many\": give a whole number",
 		`"decoder_sparse_step": 0`:         "decoder_sparse_step = 0",
-		`"norm_topk_prob": "yes"`:          "norm_topk_prob = yes: give true or false",
-		`"output_router_logits": "always"`: "output_router_logits = always: give true or false",
+		`"norm_topk_prob": "yes"`:          "norm_topk_prob = \"yes\": give true or false",
+		`"output_router_logits": "always"`: "output_router_logits = \"always\": give true or false",
 	} {
 		if _, err := ParseConfig(with(t, qwen3moe, fields)); status.Of(err) != status.InvalidConfig || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", fields, err, want)

@@ -21,7 +21,7 @@ func (r *Reader) Read(record []byte, format, textField string) (*Document, error
 	if err := json.Unmarshal(record, &object); err != nil {
 		var syntax *json.SyntaxError
 		if errors.As(err, &syntax) {
-			return nil, fmt.Errorf("the line is not JSON at byte %d: %w", syntax.Offset, err)
+			return nil, fmt.Errorf("the line is not JSON at byte %d: %w; write each document as an object on a line of its own", syntax.Offset, err)
 		}
 		return nil, errors.New("the line is not a JSON object; write each document as an object on a line of its own")
 	}

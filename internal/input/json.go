@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"reflect"
 	"unicode/utf8"
 )
 
@@ -26,13 +27,30 @@ func shortened(err error) error {
 		if kind.Field != "" {
 			field = Short(kind.Field) + ": "
 		}
-		return fmt.Errorf("%sa JSON %s at byte %d; a %v is needed", field, Short(kind.Value), kind.Offset, kind.Type)
+		return fmt.Errorf("%sa JSON %s at byte %d; %s is needed", field, Short(kind.Value), kind.Offset, typeName(kind.Type.Kind()))
 	}
 	var syntax *json.SyntaxError
 	if errors.As(err, &syntax) {
 		return fmt.Errorf("not JSON at byte %d: %w", syntax.Offset, err)
 	}
 	return err
+}
+
+// typeName returns the JSON value that a Go type is read from.
+func typeName(k reflect.Kind) string {
+	switch {
+	case k == reflect.Map || k == reflect.Struct:
+		return "an object"
+	case k == reflect.Slice || k == reflect.Array:
+		return "an array"
+	case k == reflect.String:
+		return "a string"
+	case k == reflect.Bool:
+		return "true or false"
+	case k >= reflect.Int && k <= reflect.Uint64:
+		return "a whole number"
+	}
+	return "a number"
 }
 
 // Once refuses valid JSON in which an object has a key twice.

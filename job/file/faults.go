@@ -2,6 +2,7 @@ package file
 
 import (
 	"fmt"
+	"regexp"
 	"sort"
 	"strconv"
 	"strings"
@@ -44,6 +45,20 @@ func (j *Job) Origin(key string) origin {
 		}
 		key = key[:dot]
 	}
+}
+
+var dataKey = regexp.MustCompile(`^(?:data|eval)\.[a-z_]+`)
+
+// DataFault adds the line of the job file to an error of the data that begins with a key.
+func (j *Job) DataFault(err error) error {
+	if err == nil {
+		return nil
+	}
+	key := dataKey.FindString(err.Error())
+	if key == "" {
+		return err
+	}
+	return &status.Error{Code: status.Of(err), Text: fmt.Sprintf("%v: %v", j.Origin(key), err), Err: err}
 }
 
 type fault struct {

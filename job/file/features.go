@@ -15,6 +15,8 @@ type feature struct {
 	built bool // true: always on, or set by another key; false: not built
 }
 
+const configField = "a field of config.json; set it in model.override, or in model.new for a new model"
+
 // features lists features of other trainers. The first entry that matches a key counts.
 var features = []feature{
 	{words(`lora_.*|qlora|dora|use_dora|peft|peft_.*|adapter|adapters|adapter_.*|modules_to_save|target_parameters|rank_pattern|alpha_pattern|layers_to_transform|exclude_modules|ia3|prefix_tuning|loftq.*`),
@@ -27,7 +29,7 @@ var features = []feature{
 	{words(`fp16|float16|half`), notbuilt.Float16.Text(notbuilt.Float16.Instead), false},
 	{words(`tensor_parallel|tensor_parallel_.*|tensor_model_parallel_size|tp|tp_size|tp_degree|pipeline|pipeline_.*|pipeline_model_parallel_size|pp|pp_size|num_stages`),
 		notbuilt.ModelParallelism.Text(notbuilt.ModelParallelism.Instead), false},
-	{words(`num_experts|num_local_experts|num_experts_per_tok|norm_topk_prob|router_aux_loss_coef|output_router_logits`), "a field of config.json; set it in model.override", true},
+	{words(`num_experts|num_local_experts|num_experts_per_tok|norm_topk_prob|router_aux_loss_coef|output_router_logits`), configField, true},
 	{words(`.*bias_update_rate|.*bias_update_speed|.*enable_expert_bias|load_balance_coeff`), "not a key of this program; set optimizer.expert_bias_rate, for example to 0.001", true},
 	{words(`expert_capacity.*|moe_capacity.*|capacity_factor|.*token_drop.*|moe_min_capacity`), notbuilt.ExpertLimits.Text(notbuilt.ExpertLimits.Instead), false},
 	{words(`moe|moe_.*|expert_.*|experts|ep|ep_.*|autoep.*|router_.*`), "not a key of this program; set parallel.experts to divide the experts among ranks, and fields of config.json in model.override", true},
@@ -39,7 +41,8 @@ var features = []feature{
 	{words(`flash_attention|flash_attn|use_flash_.*|attn_implementation|sdp_attention|xformers|torch_compile|compile|liger.*|use_liger.*`), "attention never stores the scores, and there is nothing to choose; remove it", true},
 	{words(`local_rank|world_size|num_gpus|gpus|nnodes|nodes|num_nodes|nproc_per_node|master_addr|master_port|num_processes`), "mpirun or srun starts the ranks; remove it", true},
 	{words(`streaming|num_workers|dataloader_.*|preprocessing_.*|dataset_num_proc|pin_memory|prefetch_factor`), "data is always read in the background; remove it", true},
-	{words(`rope_theta|rope_scaling|rope_parameters|vocab_size|hidden_size|num_hidden_layers|num_attention_heads|attention_bias|tie_word_embeddings`), "a field of config.json; set it in model.override", true},
+	{words(`model_type|rope_theta|rope_scaling|rope_parameters|vocab_size|hidden_size|intermediate_size|num_hidden_layers|num_attention_heads|num_key_value_heads|head_dim|hidden_act|max_position_embeddings|rms_norm_eps|initializer_range|attention_bias|tie_word_embeddings`),
+		configField, true},
 }
 
 func words(pattern string) *regexp.Regexp { return regexp.MustCompile(`^(?:` + pattern + `)$`) }

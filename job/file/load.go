@@ -158,7 +158,11 @@ var unquoted = regexp.MustCompile(`^expected value but found "(.*)" instead$`)
 func syntaxText(pe toml.ParseError, header bool) string {
 	text := strings.ReplaceAll(strings.TrimSuffix(pe.Message, "."), `'\n'`, "the end of the line")
 	if m := unquoted.FindStringSubmatch(pe.Message); m != nil {
-		text += fmt.Sprintf("; write text in quotes: %q", m[1])
+		if word := strings.ToLower(m[1]); word == "true" || word == "false" {
+			text += "; write " + word
+		} else {
+			text += fmt.Sprintf("; write text in quotes: %q", m[1])
+		}
 	}
 	if strings.Contains(text, "already been defined") {
 		return text

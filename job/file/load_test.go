@@ -299,6 +299,9 @@ func TestFaults(t *testing.T) {
 		{name: "syntax, several", code: status.InvalidConfig, src: "kind = train\nseed = \n[data]\nsequnce = 1\npath = [\"a\"]\npath = [\"b\"]\n[device\nbackend = \"cpu\"\n[output]\ndri = \"x\"\n",
 			want: []string{`:1: kind: not TOML: expected value but found "train" instead; write text in quotes: "train"`, ":2: seed: not TOML", ":4: data.sequnce", ":6: Key 'data.path' has already been defined",
 				":7: not TOML", ":10: output.dri: unknown key; did you mean output.dir?"}},
+		{name: "Python's words", code: status.InvalidConfig, src: base + "shuffle = False\npack = TRUE\n", want: []string{"data.shuffle: not TOML: expected value but found \"False\" instead; write false", "data.pack: not TOML: expected value but found \"TRUE\" instead; write true"}},
+		{name: "fields of a new model in [model]", code: status.InvalidConfig, src: "[data]\npath = \"x.txt\"\n[model]\nmodel_type = \"llama\"\nintermediate_size = 8\n", want: []string{":3: model.path: missing",
+			":4: model.model_type: a field of config.json; set it in model.override, or in model.new for a new model", ":5: model.intermediate_size: a field of config.json"}},
 		{name: "no job file at all", code: status.InvalidConfig, src: strings.Repeat("x = \n", 2000), want: func() (w []string) {
 			for n := range maxSyntaxFaults {
 				w = append(w, fmt.Sprintf(":%d: x: not TOML", n+1))

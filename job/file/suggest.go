@@ -24,7 +24,7 @@ var foreign = map[string]struct{ ours, remark string }{
 	"adam_epsilon": {"optimizer.eps", ""}, "epsilon": {"optimizer.eps", ""}, "wd": {"optimizer.weight_decay", ""}, "optim": {"optimizer.name", ""},
 	"lr_scheduler_type": {"optimizer.schedule", ""}, "lr_scheduler": {"optimizer.schedule", ""}, "lr_decay_style": {"optimizer.schedule", ""}, "scheduler": {"optimizer.schedule", ""},
 	"warmup_steps": {"optimizer.warmup", ""}, "num_warmup_steps": {"optimizer.warmup", ""}, "lr_warmup_steps": {"optimizer.warmup", ""},
-	"warmup_ratio": {"optimizer.warmup", ", in steps"}, "lr_min": {"optimizer.min_lr", ""}, "eta_min": {"optimizer.min_lr", ""},
+	"warmup_ratio": {"optimizer.warmup", ""}, "lr_min": {"optimizer.min_lr", ""}, "eta_min": {"optimizer.min_lr", ""},
 	"batch_size": {"data.batch", ""}, "micro_batch_size": {"data.batch", ""}, "per_device_train_batch_size": {"data.batch", ""},
 	"train_micro_batch_size_per_gpu": {"data.batch", ""}, "train_batch_size": {"data.global_batch", ""}, "global_batch_size": {"data.global_batch", ""},
 	"num_train_epochs": {"train.epochs", ""}, "num_epochs": {"train.epochs", ""}, "max_epochs": {"train.epochs", ""},
