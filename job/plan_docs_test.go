@@ -41,6 +41,28 @@ func freshTree(t *testing.T, paths ...string) string {
 	return tree
 }
 
+// searched is the search of which docs/plan.md shows the first and the last rows.
+const searched = "examples/llama-8b.toml --cluster examples/clusters/h200.toml --search"
+
+// compareRows checks that the rows of docs/plan.md are rows that the search printed, in its order.
+func compareRows(t *testing.T, printed string) {
+	t.Helper()
+	page := text(t, "docs/plan.md")
+	_, page, _ = strings.Cut(page, "begins and ends with\n")
+	rows := regexp.MustCompile(`(?m)^    ((?: +\d+){2} .*)$`).FindAllStringSubmatch(page, -1)
+	if len(rows) < 4 {
+		t.Fatalf("docs/plan.md shows %d rows of plan %s", len(rows), searched)
+	}
+	for _, row := range rows {
+		_, rest, found := strings.Cut(printed, row[1]+"\n")
+		if !found {
+			t.Errorf("plan %s does not print this row of docs/plan.md, or not there:\n%s", searched, row[1])
+			continue
+		}
+		printed = rest
+	}
+}
+
 // Every plan that a page or an example shows can be made in a fresh clone, without a GPU, a
 // plug-in, weights or data.
 func TestDocumentedPlans(t *testing.T) {
@@ -69,10 +91,13 @@ func TestDocumentedPlans(t *testing.T) {
 				if code != status.OK || errs != "" || !strings.Contains(out, "tokens/s") {
 					t.Errorf("%s: plan %s: %v\n%s%s", name, args, code, out, errs)
 				}
+				if args == searched {
+					compareRows(t, out)
+				}
 			}
 		}
 	}
-	for _, args := range []string{"examples/hybrid.toml", "examples/llama-8b.toml --cluster examples/clusters/h200.toml --search"} {
+	for _, args := range []string{"examples/hybrid.toml", searched} {
 		if !seen[args] {
 			t.Errorf("no page shows plan %s", args)
 		}
