@@ -184,7 +184,7 @@ var families = map[string]*family{
 		sizes: map[string]int64{"vocab_size": 151552, "num_attention_heads": 32, "num_key_value_heads": 2, "max_position_embeddings": 131072},
 		files: files{fused: []fused{fusedGateUp}, pairs: true}},
 	"phi3": {class: "Phi3ForCausalLM", norms: preNorms, activation: silu, biases: noBiases, eps: 1e-5, theta: 10000, rotaryShare: 1,
-		window: 4096, noWindow: true, layers: allSlide, read: readPhi3, files: files{fused: []fused{fusedQKV, fusedGateUp}}},
+		window: 4096, noWindow: true, layers: allSlide, read: readPhi3, write: writePhi3, files: files{fused: []fused{fusedQKV, fusedGateUp}}},
 	"gpt_oss": {class: "GptOssForCausalLM", norms: preNorms, activation: silu, sinks: true, biased: true, eps: 1e-5, theta: 150000, headDim: 64,
 		experts: &ossFields, read: readExperts, write: writeExperts, sizes: map[string]int64{"num_local_experts": 128, "num_experts_per_tok": 4},
 		kinds: softmaxKinds, window: 128, layers: evenSlide, rope: map[string]any{"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,

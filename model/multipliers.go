@@ -29,7 +29,8 @@ func (r *reader) multiplier(name string) float64 {
 
 // readPhi3 reads the fields of Phi-3 and Phi-4 (Abdin et al. 2024, arXiv:2404.14219 and
 // 2412.08905). embd_pdrop has no effect in transformers either. The name yarn was used for
-// longrope.
+// longrope. transformers reads the original length outside of the table alone, and has a default
+// for it.
 func readPhi3(_ *Config, r *reader) {
 	r.value("embd_pdrop")
 	if x := r.number("resid_pdrop", 0); x != 0 {
@@ -46,6 +47,16 @@ func readPhi3(_ *Config, r *reader) {
 				r.fault(status.Unsupported, "%s.%s = %v is not built for phi3: %s", name, field, kind, notbuilt.PhiRoPE.Instead)
 			}
 		}
+	}
+	if !r.strict && !r.has(originalLength) {
+		r.raw[originalLength] = int64(4096)
+	}
+}
+
+// writePhi3 writes the original length where transformers reads it.
+func writePhi3(c *Config, f fields) {
+	if c.Rope.Type == "longrope" {
+		f.put(originalLength, int64(c.Rope.OriginalMaxPositionEmbeddings))
 	}
 }
 

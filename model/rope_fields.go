@@ -23,6 +23,9 @@ func (c *Config) ropeFields(f map[string]any) {
 	c.Rope.complete(table, f["rope_theta"])
 	if c.family.rotaryShare > 0 {
 		share := asFloats(float64(c.RotaryDim) / float64(c.HeadDim))
+		if c.Rope.Type == "proportional" {
+			share = asFloats(c.Rope.Share)
+		}
 		if f["partial_rotary_factor"] != nil {
 			share = f["partial_rotary_factor"]
 		}
@@ -76,7 +79,7 @@ func (r *Rope) complete(table map[string]any, theta any) {
 	table["rope_type"] = r.Type
 	switch r.Type {
 	case "yarn", "longrope", "llama3":
-		table["original_max_position_embeddings"] = int64(r.OriginalMaxPositionEmbeddings)
+		table[originalLength] = int64(r.OriginalMaxPositionEmbeddings)
 	}
 }
 
@@ -140,8 +143,8 @@ func overrideRope(raw, fields map[string]any) {
 			maps.Copy(raw, kept)
 			return
 		}
-		if table = maps.Clone(t); t["original_max_position_embeddings"] != nil {
-			delete(raw, "original_max_position_embeddings") // which would replace the table's
+		if table = maps.Clone(t); t[originalLength] != nil && raw[originalLength] != nil {
+			raw[originalLength] = t[originalLength] // which would replace the table's
 		}
 		for field, value := range kept {
 			if table[field] == nil {
@@ -223,7 +226,7 @@ func (c *Config) fixOriginal() {
 	set := func(parent map[string]any, name string) {
 		if t, ok := parent[name].(map[string]any); ok {
 			t = maps.Clone(t)
-			t["original_max_position_embeddings"] = int64(c.Rope.OriginalMaxPositionEmbeddings)
+			t[originalLength] = int64(c.Rope.OriginalMaxPositionEmbeddings)
 			parent[name] = t
 		}
 	}

@@ -1,12 +1,16 @@
 package model
 
 import (
+	"fmt"
 	"maps"
 	"math"
 
 	"ulysses/internal/notbuilt"
 	"ulysses/internal/status"
 )
+
+// originalLength is the field with the positions of the training before RoPE was extended.
+const originalLength = "original_max_position_embeddings"
 
 // readRope reads rope_parameters (transformers 5), or rope_theta with rope_scaling (transformers
 // 4), and how many features of a head are rotated. The sections of multimodal positions are
@@ -22,34 +26,44 @@ func (c *Config) readRope(r *reader) {
 		if c.family.localField != "" {
 			own = r.positive(c.family.localField, own)
 		}
-		rope := c.readRopeTable(r, "rope_parameters."+slidingAttention, local, own, &share)
+		rope, localShare := c.readRopeTable(r, "rope_parameters."+slidingAttention, local, own, share)
 		c.LocalRope = &rope
+		c.rotated(r, &rope, localShare)
 	} else if t != nil && (t.raw[fullAttention] != nil || t.raw[slidingAttention] != nil) {
 		r.fault(status.Unsupported, "%s has a table for each kind of layer, which is not built for %s: %s", name, c.ModelType, notbuilt.LayerRoPE.Instead)
 		return
 	}
-	c.Rope = c.readRopeTable(r, name, t, theta, &share)
+	c.Rope, share = c.readRopeTable(r, name, t, theta, share)
 	c.warnThetas(r, t, local)
-	c.RotaryDim = int64(float64(c.HeadDim) * share)
-	switch {
-	case c.Rope.Type == "proportional":
-		c.RotaryDim = c.HeadDim
-		if c.Rope.Share = share; !(share >= 0 && share <= 1) {
+	c.RotaryDim = c.rotated(r, &c.Rope, share)
+	c.checkRope(r, name, &c.Rope)
+	if c.LocalRope != nil {
+		c.checkRope(r, "rope_parameters."+slidingAttention, c.LocalRope)
+	}
+}
+
+// rotated returns the number of features of a head that are rotated, of which share is
+// partial_rotary_factor. Proportional RoPE has frequencies for all features; those beyond the share
+// are 0.
+func (c *Config) rotated(r *reader, rope *Rope, share float64) int64 {
+	if rope.Type == "proportional" {
+		if rope.Share = share; !(share >= 0 && share <= 1) {
 			r.fault(status.InvalidConfig, "partial_rotary_factor = %v: give a number from 0 to 1", share)
 		}
+		return c.HeadDim
+	}
+	dim := int64(float64(c.HeadDim) * share)
+	switch {
 	case c.family.rotaryShare == 0:
 		if share != 1 {
 			r.fault(status.Unsupported, "partial_rotary_factor = %v is not built for %s: %s", share, c.ModelType, notbuilt.PartialRotary.Instead)
 		}
 	case c.HeadDim%2 != 0: // readHeads has reported it
-	case !(share > 0 && share <= 1) || c.RotaryDim < 2 || c.RotaryDim%2 != 0:
+	case !(share > 0 && share <= 1) || dim < 2 || dim%2 != 0:
 		r.fault(status.InvalidConfig, "partial_rotary_factor = %v of head_dim = %d is %d features; set it so that an even number of at least 2 features is rotated",
-			share, c.HeadDim, c.RotaryDim)
+			share, c.HeadDim, dim)
 	}
-	c.checkRope(r, name, &c.Rope)
-	if c.LocalRope != nil {
-		c.checkRope(r, "rope_parameters."+slidingAttention, c.LocalRope)
-	}
+	return dim
 }
 
 // localTables returns the tables of RoPE's parameters of full attention, with its name, and of
@@ -86,14 +100,12 @@ func (c *Config) rotaryShare() float64 {
 }
 
 // setRope puts the family's default table of RoPE's parameters into the fields of a config.json
-// without one, so that overrides and Save find it there.
+// without one, so that overrides and Save find it there. As in transformers, an empty
+// rope_parameters is a table, and an empty rope_scaling is none.
 func (f *family) setRope(raw map[string]any) {
-	for _, name := range []string{"rope_parameters", "rope_scaling"} {
-		if t, given := raw[name].(map[string]any); raw[name] != nil && (!given || len(t) > 0) {
-			return
-		}
-	}
-	if f.rope != nil {
+	old, isTable := raw["rope_scaling"].(map[string]any)
+	scaled := raw["rope_scaling"] != nil && (!isTable || len(old) > 0)
+	if f.rope != nil && !scaled && raw["rope_parameters"] == nil {
 		raw["rope_parameters"] = maps.Clone(f.rope)
 	}
 }
@@ -108,25 +120,30 @@ func ropeTable(r *reader) (string, *reader) {
 	return name, t
 }
 
-// readRopeTable reads a table of parameters, which may be nil.
-func (c *Config) readRopeTable(r *reader, name string, t *reader, theta float64, share *float64) Rope {
+// readRopeTable reads a table of parameters, which may be nil, and returns also its
+// partial_rotary_factor. theta and share are values for fields that it does not have.
+func (c *Config) readRopeTable(r *reader, name string, t *reader, theta, share float64) (Rope, float64) {
 	rope := Rope{Type: "default", Theta: theta, Factor: 1}
 	if t == nil {
-		return rope
+		return rope, share
 	}
 	defer r.adopt(name, t)
 	rope.Theta = t.positive("rope_theta", theta)
 	rope.Type = t.text("rope_type", t.text("type", "default"))
-	*share = t.number("partial_rotary_factor", *share)
+	share = t.number("partial_rotary_factor", share)
 	for _, known := range []string{"mrope_section", "mrope_interleaved"} {
 		t.value(known)
 	}
 	most := float64(c.MaxPositionEmbeddings)
 	original := func() {
-		const field = "original_max_position_embeddings"
-		n := t.extent(field, c.MaxPositionEmbeddings, maxPositions)
-		if c.family.localTheta == 0 && r.has(field) { // transformers prefers it, as Phi-3 needs
-			n = r.extent(field, c.MaxPositionEmbeddings, maxPositions)
+		n := t.extent(originalLength, c.MaxPositionEmbeddings, maxPositions)
+		if c.family.localTheta == 0 && r.has(originalLength) { // transformers prefers it, as Phi-3 needs
+			own := n
+			n = r.extent(originalLength, c.MaxPositionEmbeddings, maxPositions)
+			if t.has(originalLength) && own != n {
+				c.warnings = append(c.warnings, fmt.Sprintf("%s: %s.%s = %d has no effect, because the length outside of the table is %d, as in transformers; set %s to one of them in both places",
+					r.where, name, originalLength, own, n, originalLength))
+			}
 		}
 		rope.OriginalMaxPositionEmbeddings = float64(n)
 	}
@@ -156,7 +173,7 @@ func (c *Config) readRopeTable(r *reader, name string, t *reader, theta float64,
 		rope.Factor = t.positive("factor", 1)
 	default:
 		t.fault(status.Unsupported, "rope_type = %q is not built: %s", rope.Type, notbuilt.RoPETypes.Instead)
-		return rope
+		return rope, share
 	}
 	if r.strict {
 		for _, field := range scalingFields {
@@ -167,7 +184,7 @@ func (c *Config) readRopeTable(r *reader, name string, t *reader, theta float64,
 		}
 		t.unknown()
 	}
-	return rope
+	return rope, share
 }
 
 // scalingFields are the fields of RoPE's table that not all types have.

@@ -3,6 +3,7 @@ package model
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"math"
 	"os"
 	"reflect"
@@ -211,6 +212,55 @@ func TestRopeOverride(t *testing.T) {
 		_, err := parse(t, qwen3).Override(map[string]any{"rope_scaling": c.scaling})
 		if status.Of(err) != status.InvalidConfig || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%v: %v, want %q", c.scaling, err, c.want)
+		}
+	}
+}
+
+// Phi-3 has its original length outside of RoPE's table, where transformers reads it, also in saved
+// files. A length in the table that has no effect is named.
+func TestOriginalLength(t *testing.T) {
+	const (
+		base  = `{"model_type": "phi3", "vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "max_position_embeddings": 64`
+		table = `, "rope_scaling": {"type": "su", "short_factor": [1, 1.5], "long_factor": [2, 4], "original_max_position_embeddings": 16}`
+	)
+	for _, c := range []struct {
+		fields string
+		want   float64
+		warns  bool
+	}{
+		{table, 4096, true},
+		{table + `, "original_max_position_embeddings": 32`, 32, true},
+		{table + `, "original_max_position_embeddings": 16`, 16, false},
+	} {
+		config := parse(t, base+c.fields+"}")
+		warned := strings.Contains(strings.Join(config.Warnings(), " "), "rope_scaling.original_max_position_embeddings = 16 has no effect")
+		if config.Rope.OriginalMaxPositionEmbeddings != c.want || warned != c.warns {
+			t.Errorf("%s: %v, %q", c.fields, config.Rope.OriginalMaxPositionEmbeddings, config.Warnings())
+		}
+		text, _ := config.JSON()
+		if again := parse(t, string(text)); !reflect.DeepEqual(again.Rope, config.Rope) || len(again.Warnings()) > 0 {
+			t.Errorf("%s is read as %+v, %q", text, again.Rope, again.Warnings())
+		}
+	}
+	scaling := map[string]any{"rope_type": "longrope", "short_factor": []any{1.0, 1.5}, "long_factor": []any{2.0, 4.0}, "original_max_position_embeddings": int64(16)}
+	overridden, err := parse(t, base+"}").Override(map[string]any{"rope_scaling": scaling})
+	if err != nil {
+		t.Fatal(err)
+	}
+	own := func(scaling map[string]any) *Config {
+		c, err := ConfigFromMap(map[string]any{"model_type": "phi3", "vocab_size": int64(8), "hidden_size": int64(8), "intermediate_size": int64(8), "num_hidden_layers": int64(1),
+			"num_attention_heads": int64(2), "max_position_embeddings": int64(16), "rope_parameters": scaling})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	without := maps.Clone(scaling)
+	delete(without, "original_max_position_embeddings")
+	for _, c := range []*Config{overridden, own(scaling), own(without)} {
+		text, _ := c.JSON()
+		if again := parse(t, string(text)); c.Rope.OriginalMaxPositionEmbeddings != 16 || len(c.Warnings()) > 0 || !reflect.DeepEqual(again.Rope, c.Rope) {
+			t.Errorf("%+v, %q, written as %s", c.Rope, c.Warnings(), text)
 		}
 	}
 }

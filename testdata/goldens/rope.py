@@ -5,8 +5,18 @@ import pathlib
 
 import torch
 import transformers
+from transformers.models.glm4.modeling_glm4 import Glm4RotaryEmbedding
+from transformers.models.gpt_oss.modeling_gpt_oss import GptOssRotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.olmo3.modeling_olmo3 import Olmo3RotaryEmbedding
+from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
+
+ROTARY = dict(
+    llama=LlamaRotaryEmbedding,
+    phi3=Phi3RotaryEmbedding,
+    glm4=Glm4RotaryEmbedding,
+    gpt_oss=GptOssRotaryEmbedding,
+)
 
 SHORT = [1 + 0.1 * k for k in range(8)]
 LONG = [2 + 0.5 * k for k in range(8)]
@@ -75,6 +85,22 @@ CASES = [
     (LONGROPE, dict(max_position_embeddings=4096), [4096, 4097]),
     (dict(rope_type="proportional", partial_rotary_factor=0.5, factor=2.0), {}, [0]),
     (dict(rope_type="proportional", partial_rotary_factor=0.3), dict(head_dim=24), [0]),
+    (dict(rope_type="proportional"), dict(model_type="glm4", num_key_value_heads=1), [0]),
+    # Phi-3 reads the original length outside of the table alone, and has a default for it
+    (LONGROPE, dict(model_type="phi3", max_position_embeddings=8192), [4096, 4097]),
+    (
+        dict(LONGROPE, original_max_position_embeddings=1024),
+        dict(model_type="phi3", max_position_embeddings=8192),
+        [4096, 4097],
+    ),
+    (
+        dict(LONGROPE, original_max_position_embeddings=512),
+        dict(model_type="phi3", original_max_position_embeddings=1024),
+        [1024, 1025],
+    ),
+    # an empty table is RoPE without scaling, a missing one is YaRN
+    ({}, dict(model_type="gpt_oss"), [0]),
+    (None, dict(model_type="gpt_oss"), [0]),
 ]
 
 # OLMo 3: the places of a theta that transformers reads for full attention and for windows.
@@ -95,6 +121,14 @@ KINDS = [
             FULL: dict(DEFAULT, rope_theta=900.0),
             SLIDING: dict(DEFAULT, rope_theta=800.0),
         },
+    ),
+    # a share of the features for each kind of layer
+    dict(rope_parameters={FULL: DEFAULT, SLIDING: dict(rope_type="proportional")}),
+    dict(
+        rope_parameters={
+            FULL: dict(rope_type="proportional"),
+            SLIDING: dict(rope_type="proportional", partial_rotary_factor=0.25),
+        }
     ),
 ]
 
@@ -146,8 +180,8 @@ def write(path: pathlib.Path) -> None:
         )
         fields |= more | dict(rope_parameters=parameters)
         for n in lengths:
-            config = transformers.LlamaConfig(**json.loads(json.dumps(fields)))
-            rotary = LlamaRotaryEmbedding(config)
+            config = transformers.AutoConfig.for_model(**json.loads(json.dumps(fields)))
+            rotary = ROTARY[config.model_type](config)
             if n > 0:
                 rotary(torch.zeros(1), torch.tensor([[0, n - 1]]))
             cases.append(
