@@ -212,6 +212,10 @@ const (
 func readFields(r *reader) *Config {
 	c := &Config{raw: r.raw}
 	c.ModelType = r.text("model_type", "")
+	if _, given := r.raw["layer_types"]; given && c.ModelType == "mistral" { // as AutoConfig of transformers
+		c.ModelType, r.raw["model_type"] = "ministral", "ministral"
+		delete(r.raw, "architectures")
+	}
 	if c.family = families[c.ModelType]; c.ModelType == "" {
 		r.fault(status.InvalidConfig, "model_type is missing: %s built", notbuilt.ModelTypes.Instead)
 	} else if c.family == nil {
