@@ -154,8 +154,10 @@ func (c *Config) Override(fields map[string]any) (*Config, error) {
 		raw["model_type"] = fields["model_type"]
 	}
 	overrideRope(raw, fields)
-	if fields["use_sliding_window"] != nil || fields["max_window_layers"] != nil || fields["sliding_window_pattern"] != nil {
-		delete(raw, "layer_types") // they follow from these fields
+	for name, follows := range derived {
+		if fields[name] != nil {
+			delete(raw, follows)
+		}
 	}
 	for name, value := range fields {
 		switch {
@@ -178,8 +180,12 @@ func (c *Config) Override(fields map[string]any) (*Config, error) {
 	_, b := fields["torch_dtype"]
 	r.forced = c.forced || a || b
 	own := &reader{where: "model.override", strict: true}
-	if r.checkOwnWindow(own, fields["sliding_window"]); fields["sliding_window"] != nil && raw["sliding_window"] != nil && own.err() != nil {
-		return nil, own.err()
+	if n, ok := asInt(fields["sliding_window"]); !ok || n != 0 { // 0 removes the window
+		r.checkOwnWindow(own, fields)
+	}
+	r.checkOwnBalance(own, fields)
+	if err := own.err(); err != nil {
+		return nil, err
 	}
 	r.extend(fields)
 	if len(r.warnings) == 0 && fields["rope_theta"] == nil && fields["rope_parameters"] == nil {
@@ -187,6 +193,11 @@ func (c *Config) Override(fields map[string]any) (*Config, error) {
 	}
 	return r, nil
 }
+
+// derived has the lists of layers that follow from other fields, which a saved config.json has as
+// well.
+var derived = map[string]string{"use_sliding_window": "layer_types", "max_window_layers": "layer_types", "sliding_window_pattern": "layer_types",
+	"full_attention_interval": "layer_types", "no_rope_layer_interval": "no_rope_layers"}
 
 func read(where string, raw map[string]any, strict bool) (*Config, error) {
 	r := &reader{where: where, raw: raw, seen: map[string]bool{}, strict: strict}

@@ -77,6 +77,17 @@ func quoted(v any) string {
 	return fmt.Sprint(v)
 }
 
+// ineffective adds a fault if the user's own table has a field that has no effect in the family. A
+// file may have it, as in transformers.
+func (r *reader) ineffective(name, fix string) {
+	v := r.value(name)
+	if x, number := asFloat(v); !r.strict || v == nil || v == false || number && x == 0 {
+		return
+	}
+	r.fault(status.InvalidConfig, "%s = %v has no effect in %v; %s", name, v, r.raw["model_type"], fix)
+	r.unknowns = append(r.unknowns, r.faults[len(r.faults)-1])
+}
+
 func (r *reader) text(name, def string) string {
 	switch v := r.value(name).(type) {
 	case nil:

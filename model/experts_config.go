@@ -52,7 +52,7 @@ type expertFields struct {
 }
 
 var (
-	mixtralExperts = expertFields{number: "num_local_experts", size: "intermediate_size", normalize: true, zero: []string{"router_jitter_noise"},
+	mixtralExperts = expertFields{number: "num_local_experts", size: "intermediate_size", aliases: []string{"num_experts"}, normalize: true, zero: []string{"router_jitter_noise"},
 		block: "block_sparse_moe", gate: "w1", up: "w3", down: "w2"}
 	qwenExperts = expertFields{number: "num_experts", size: "moe_intermediate_size", aliases: []string{"num_local_experts"}, layers: true,
 		block: "mlp", gate: "gate_proj", up: "up_proj", down: "down_proj"}
@@ -147,7 +147,16 @@ func readExperts(c *Config, r *reader) {
 	if r.flag("output_router_logits", false) {
 		e.Balance = coefficient
 	}
+	c.checkOwnBalance(r, r.raw)
 	e.Biased = r.flag("use_expert_bias", false)
+}
+
+// checkOwnBalance adds a fault if a job sets a coefficient that has no effect. own has the fields
+// that the job sets.
+func (c *Config) checkOwnBalance(r *reader, own map[string]any) {
+	if x, given := asFloat(own["router_aux_loss_coef"]); r.strict && given && x != 0 && c.Experts.Balance == 0 {
+		r.fault(status.InvalidConfig, "router_aux_loss_coef = %v has no effect; set output_router_logits = true as well, or remove it", x)
+	}
 }
 
 // readsPacked reports whether a folder is quantized in the form that is read: MXFP4 of gpt-oss. The

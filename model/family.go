@@ -175,7 +175,7 @@ var families = map[string]*family{
 	"granite": {class: "GraniteForCausalLM", norms: preNorms, activation: silu, mlpBias: true, eps: 1e-6, theta: 10000, read: readGranite},
 	"smollm3": {class: "SmolLM3ForCausalLM", norms: preNorms, activation: silu, mlpBias: true, tied: true, eps: 1e-6, theta: 2e6,
 		sizes: map[string]int64{"vocab_size": 128256, "num_attention_heads": 16, "num_key_value_heads": 4, "max_position_embeddings": 32768},
-		kinds: softmaxKinds, window: 4096, windowFlag: true, layers: unrotatedSlide, read: readSmolLM3},
+		kinds: softmaxKinds, window: 4096, noWindow: true, windowFlag: true, layers: unrotatedSlide, read: readSmolLM3},
 	"olmo2": {class: "Olmo2ForCausalLM", norms: postNorms, wholeNorm: true, activation: silu, eps: 1e-5, theta: 10000},
 	"olmo3": {class: "Olmo3ForCausalLM", norms: postNorms, wholeNorm: true, activation: silu, eps: 1e-5, theta: 5e5, localTheta: 5e5,
 		kinds: softmaxKinds, window: 4096, layers: threeOfFourSlide},

@@ -24,7 +24,7 @@ func readGemma2(c *Config, r *reader) {
 // attn_logit_softcapping has no effect: attention does not get it.
 func readGemma3(c *Config, r *reader) {
 	readGemma(c, r)
-	r.value("attn_logit_softcapping")
+	r.ineffective("attn_logit_softcapping", "remove it")
 	c.LogitSoftcap = r.softcap("final_logit_softcapping", 0)
 }
 

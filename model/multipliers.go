@@ -32,7 +32,7 @@ func (r *reader) multiplier(name string) float64 {
 // longrope. transformers reads the original length outside of the table alone, and has a default
 // for it.
 func readPhi3(_ *Config, r *reader) {
-	r.value("embd_pdrop")
+	r.ineffective("embd_pdrop", "remove it")
 	if x := r.number("resid_pdrop", 0); x != 0 {
 		r.fault(status.Unsupported, "resid_pdrop = %v is not built: %s", x, notbuilt.ResidualDropout.Instead)
 	}
@@ -91,8 +91,7 @@ func readSmolLM3(c *Config, r *reader) {
 func unrotatedSlide(r *reader, window int64) func(int64) string {
 	own := Config{NumHiddenLayers: int64(r.number("num_hidden_layers", 0))}
 	readSmolLM3(&own, &reader{raw: r.raw, seen: map[string]bool{}})
-	slides := window > 0 && r.raw["sliding_window"] != nil
 	return func(layer int64) string {
-		return slidingIf(slides && layer < int64(len(own.NoRope)) && own.NoRope[layer])
+		return slidingIf(window > 0 && layer < int64(len(own.NoRope)) && own.NoRope[layer])
 	}
 }

@@ -70,7 +70,7 @@ func (f *family) attention() string {
 		text string
 	}{
 		{f.window > 0 && !f.noWindow && !f.windowFlag, fmt.Sprintf("windows of `sliding_window` (%d)", f.window)},
-		{f.noWindow, "windows of `sliding_window`, if it is set"},
+		{f.noWindow && !f.windowFlag, "windows of `sliding_window`, if it is set"},
 		{f.windowFlag, "windows if `use_sliding_window`"},
 		{slices.Contains(f.kinds, linearAttention), "gated delta rule in most layers"},
 		{f.outputGate, "output gate"}, {f.sinks, "sinks"}, {f.softcaps, "soft caps"},

@@ -2,6 +2,7 @@ package model
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 
 	"ulysses/device"
@@ -77,12 +78,14 @@ func (c *Config) Pairs(length int64) float64 {
 // readLayers reads the sliding window and the kinds of the layers. In a config.json, a window has
 // no effect in families without one, or if use_sliding_window is false.
 func (c *Config) readLayers(r *reader) {
-	given := r.raw["sliding_window"]
+	given := maps.Clone(r.raw)
 	window := c.readWindow(r)
-	r.value("max_window_layers") // of Qwen; in files of other families it has no effect
 	kind := func(int64) string { return fullAttention }
 	if c.family.layers != nil {
 		kind = c.family.layers(r, window)
+	}
+	if !r.seen["max_window_layers"] {
+		r.ineffective("max_window_layers", "remove it")
 	}
 	kinds := c.readLayerTypes(r)
 	for i := range c.NumHiddenLayers {
@@ -119,26 +122,36 @@ func (c *Config) readWindow(r *reader) int64 {
 		window = r.extent("sliding_window", c.family.window, maxPositions)
 	}
 	if !c.family.windowFlag {
-		r.value("use_sliding_window")
+		r.ineffective("use_sliding_window", "remove it; a window is set by sliding_window, in families that have one")
 	} else if !r.flag("use_sliding_window", false) {
 		return 0
 	}
 	return window
 }
 
-// checkOwnWindow adds a fault if a job sets a window that has no effect.
-func (c *Config) checkOwnWindow(r *reader, window any) {
-	if !r.strict || window == nil || c.SlidingWindow > 0 {
+// checkOwnWindow adds a fault if a job sets a window that has no effect. own has the fields that
+// the job sets.
+func (c *Config) checkOwnWindow(r *reader, own map[string]any) {
+	window, flag := own["sliding_window"], own["use_sliding_window"]
+	if !r.strict || c.SlidingWindow > 0 {
 		return
 	}
 	fix := fmt.Sprintf("%s has no sliding window; remove it, or set model_type = \"mistral\"", c.ModelType)
 	switch {
 	case c.family.windowFlag:
-		fix = "no layer has a window; set use_sliding_window = true and max_window_layers, the number of layers without a window"
+		fix = "no layer has a window; set use_sliding_window = true and sliding_window"
+		if c.family.kinds != nil {
+			fix += ", and name the layers with a window in layer_types"
+		}
 	case c.family.window > 0:
 		fix = "no layer has a window; remove it, or name the layers with a window in layer_types"
 	}
-	r.fault(status.InvalidConfig, "sliding_window = %v: %s", window, fix)
+	switch {
+	case window != nil:
+		r.fault(status.InvalidConfig, "sliding_window = %v: %s", window, fix)
+	case c.family.windowFlag && flag == true:
+		r.fault(status.InvalidConfig, "use_sliding_window = true: %s", fix)
+	}
 }
 
 // oldKinds are names of kinds of layers in older files.
@@ -160,6 +173,9 @@ func (c *Config) readLayerTypes(r *reader) (kinds []string) {
 	list, given := r.value("layer_types").([]any)
 	if !given && r.has("layer_types") {
 		r.fault(status.InvalidConfig, "layer_types = %v: give a list with the kind of each layer", r.raw["layer_types"])
+	}
+	if given && c.family.kinds == nil {
+		r.ineffective("layer_types", "remove it")
 	}
 	if !given || c.family.kinds == nil {
 		return nil

@@ -1,0 +1,105 @@
+package model
+
+import (
+	"maps"
+	"reflect"
+	"strings"
+	"testing"
+
+	"ulysses/internal/status"
+)
+
+// small returns the fields of a small model of a family, with further fields.
+func small(modelType string, more map[string]any) map[string]any {
+	fields := map[string]any{"model_type": modelType, "vocab_size": int64(8), "hidden_size": int64(32), "intermediate_size": int64(8), "num_hidden_layers": int64(4),
+		"num_attention_heads": int64(4), "num_key_value_heads": int64(2), "head_dim": int64(8)}
+	if f := families[modelType].experts; f != nil {
+		fields[f.number], fields["num_experts_per_tok"], fields[f.size] = int64(4), int64(2), int64(8)
+	}
+	maps.Copy(fields, more)
+	return fields
+}
+
+// A field that has no effect in the family is refused in [model.new] and in model.override, and
+// accepted in a config.json. A neutral value is accepted.
+func TestOwnFieldsWithoutEffect(t *testing.T) {
+	kinds := []any{"full_attention", "full_attention", "full_attention", "full_attention"}
+	for _, c := range []struct {
+		model, name string
+		value       any
+		want        string // "" = accepted
+	}{
+		{"granite", "layer_types", kinds, "layer_types = "},
+		{"mixtral", "layer_types", kinds, "layer_types = "},
+		{"qwen3_moe", "layer_types", kinds, "has no effect in qwen3_moe; remove it"},
+		{"llama", "layer_types", kinds, ""},
+		{"mistral", "use_sliding_window", true, "use_sliding_window = true has no effect in mistral; remove it"},
+		{"mistral", "use_sliding_window", false, ""},
+		{"gemma2", "max_window_layers", int64(2), "max_window_layers = 2 has no effect in gemma2; remove it"},
+		{"qwen3_moe", "max_window_layers", int64(2), "max_window_layers = 2 has no effect"},
+		{"qwen2", "max_window_layers", int64(2), ""},
+		{"qwen2", "use_sliding_window", true, "use_sliding_window = true: no layer has a window; set use_sliding_window = true and sliding_window, and name"},
+		{"smollm3", "use_sliding_window", true, "use_sliding_window = true: no layer has a window"},
+		{"qwen3_moe", "use_sliding_window", true, ""},
+		{"gemma3_text", "attn_logit_softcapping", 20.0, "attn_logit_softcapping = 20 has no effect in gemma3_text"},
+		{"gemma2", "attn_logit_softcapping", 20.0, ""},
+		{"phi3", "embd_pdrop", 0.1, "embd_pdrop = 0.1 has no effect in phi3"},
+		{"phi3", "embd_pdrop", 0.0, ""},
+		{"mixtral", "router_aux_loss_coef", 0.1, "router_aux_loss_coef = 0.1 has no effect; set output_router_logits = true"},
+		{"mixtral", "router_aux_loss_coef", 0.0, ""},
+	} {
+		own := map[string]any{c.name: c.value}
+		_, fresh := ConfigFromMap(small(c.model, own))
+		base, err := ConfigFromMap(small(c.model, nil))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, overridden := base.Override(own)
+		for where, err := range map[string]error{"model.new": fresh, "model.override": overridden} {
+			if c.want == "" && err != nil || c.want != "" && (status.Of(err) != status.InvalidConfig || !strings.Contains(err.Error(), where) || !strings.Contains(err.Error(), c.want)) {
+				t.Errorf("%s, %s = %v: %v, want %q", c.model, c.name, c.value, err, c.want)
+			}
+		}
+		if _, err := read("config.json", small(c.model, own), false); err != nil {
+			t.Errorf("%s, %s = %v in a config.json: %v", c.model, c.name, c.value, err)
+		}
+	}
+	base, err := ConfigFromMap(small("mixtral", map[string]any{"output_router_logits": true}))
+	if err == nil {
+		base, err = base.Override(map[string]any{"router_aux_loss_coef": 0.5})
+	}
+	if err != nil || base.Experts.Balance != 0.5 {
+		t.Errorf("%+v, %v", base, err)
+	}
+}
+
+// Lists of layers that follow from an overridden field are made again, as saved files have both.
+func TestDerivedLists(t *testing.T) {
+	hybrid, err := ConfigFromMap(small("qwen3_5_text", nil))
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, _ := hybrid.JSON()
+	c, err := parse(t, string(text)).Override(map[string]any{"full_attention_interval": int64(2)})
+	if err != nil || c.LinearLayers() != 2 {
+		t.Errorf("%+v, %v", c, err)
+	}
+	smol, err := ConfigFromMap(small("smollm3", map[string]any{"no_rope_layers": []any{int64(1), int64(1), int64(1), int64(1)}}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err = smol.Override(map[string]any{"no_rope_layer_interval": int64(2)})
+	if err != nil || !reflect.DeepEqual(c.NoRope, []bool{false, true, false, true}) {
+		t.Errorf("%+v, %v", c, err)
+	}
+}
+
+// transformers 5 reads num_experts as another name of Mixtral's num_local_experts.
+func TestAlias(t *testing.T) {
+	fields := small("mixtral", map[string]any{"num_experts": int64(6)})
+	delete(fields, "num_local_experts")
+	c, err := ConfigFromMap(fields)
+	if err != nil || c.Experts.Count != 6 {
+		t.Errorf("%+v, %v", c, err)
+	}
+}
