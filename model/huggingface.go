@@ -94,6 +94,12 @@ func OpenWeights(dir string, cfg *Config) (*Folder, error) {
 		f.Close()
 		return nil, err
 	}
+	if head, ok := f.where[tiedName]; ok && cfg.TieWordEmbeddings { // tied weights under either name
+		if _, both := f.where[embeddingName]; !both {
+			f.where[embeddingName] = head
+			delete(f.where, tiedName)
+		}
+	}
 	return f, nil
 }
 
@@ -248,7 +254,10 @@ func (f *Folder) Check(m *Model) error {
 	return list(status.InvalidConfig, f.Dir+": the weights do not fit config.json", faults)
 }
 
-const tiedName = "lm_head.weight"
+const (
+	embeddingName = "model.embed_tokens.weight"
+	tiedName      = "lm_head.weight"
+)
 
 // ignored matches buffers that old versions of transformers saved and that are computed from the
 // configuration, and the dropped tensors of the family.
@@ -318,7 +327,7 @@ func (f *Folder) Load(m *Model) error {
 
 // checkTied returns an error if a second copy of tied weights differs from the first.
 func (f *Folder) checkTied(second location, buffer []float32) error {
-	first := f.where["model.embed_tokens.weight"]
+	first := f.where[embeddingName]
 	same := slices.Equal(first.entry.Shape, second.entry.Shape)
 	half := len(buffer) / 2
 	for start, n := int64(0), first.entry.Numel(); same && start < n; start += int64(half) {
