@@ -125,10 +125,11 @@ func (r *Rope) yarn(f []float32, dim int64, power func(k int) float32) {
 
 // llama3 keeps a frequency with at least HighFreqFactor turns over the original length, divides it
 // by Factor if it has at most LowFreqFactor turns, and interpolates linearly in the number of turns
-// between them.
+// between them. PyTorch divides a number by a tensor as the number times the reciprocals, whose
+// rounding the difference in smooth enlarges.
 func (r *Rope) llama3(f float32) float32 {
 	length := float32(r.OriginalMaxPositionEmbeddings)
-	wave := float32(2*math.Pi) / f
+	wave := 1 / f * float32(2*math.Pi)
 	low, high := float32(r.OriginalMaxPositionEmbeddings/r.LowFreqFactor), float32(r.OriginalMaxPositionEmbeddings/r.HighFreqFactor)
 	switch {
 	case wave > low:
@@ -136,6 +137,6 @@ func (r *Rope) llama3(f float32) float32 {
 	case wave < high:
 		return f
 	}
-	smooth := (length/wave - float32(r.LowFreqFactor)) / float32(r.HighFreqFactor-r.LowFreqFactor)
+	smooth := (1/wave*length - float32(r.LowFreqFactor)) / float32(r.HighFreqFactor-r.LowFreqFactor)
 	return (1-smooth)*f/float32(r.Factor) + smooth*f
 }

@@ -71,6 +71,12 @@ CASES = [
     ),
     (dict(LLAMA3, rope_theta=5e5), dict(max_position_embeddings=65536), [0]),
     (dict(LLAMA3, rope_theta=5e5, factor=32.0), dict(head_dim=64), [0]),
+    # a narrow interpolation enlarges roundings
+    (
+        dict(LLAMA3, high_freq_factor=1.5, original_max_position_embeddings=16, factor=32.0),
+        dict(head_dim=128),
+        [0],
+    ),
     (
         dict(LONGROPE, original_max_position_embeddings=1024),
         dict(max_position_embeddings=4096),
