@@ -41,8 +41,12 @@ func (j *Job) checkPositions(c *model.Config) error {
 }
 
 // extension returns the fields of a rope_scaling with which the model has n positions: that of the
-// model with another factor, or YaRN. It returns "" if another factor does not suffice.
+// model with another factor, or YaRN. It returns "" if another factor does not suffice, and for
+// phi3, which has longrope alone.
 func extension(c *model.Config, n int64) string {
+	if c.ModelType == "phi3" {
+		return ""
+	}
 	r, original := &c.Rope, c.MaxPositionEmbeddings
 	factor := func(of float64) string { // rounded up to four decimals
 		return number(math.Ceil(float64(n)/of*1e4) / 1e4)

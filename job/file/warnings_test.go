@@ -133,6 +133,7 @@ func TestPositions(t *testing.T) {
 		{folder, `data.sequence=2048 model.override.rope_scaling={rope_type="linear",factor=4.0}`, "", ""},
 		{folder, `data.sequence=2560 model.override.rope_scaling={rope_type="dynamic",factor=4.0}`,
 			`or add override = { rope_scaling = { rope_type = "dynamic", factor = 5.0 } } to [model]`, `model.override={rope_scaling={rope_type="dynamic",factor=5.0}}`},
+		{folder, "data.sequence=2049 model.override.model_type=\"phi3\"", "the model has 512 positions; set data.sequence = 512", ""},
 		{smallData + llamaNew, "data.sequence=160 " + llama3, "", ""},
 		{smallData + llamaNew, "data.sequence=161 " + llama3, "rope_type = \"llama3\", factor = 4.025, low_freq_factor = 1.0, high_freq_factor = 4.0, original_max_position_embeddings = 40",
 			`model.override={max_position_embeddings=161,rope_scaling={rope_type="llama3",factor=4.025,low_freq_factor=1.0,high_freq_factor=4.0,original_max_position_embeddings=40}}`},
@@ -156,6 +157,8 @@ func TestPositions(t *testing.T) {
 			if err := read(sets[0], c.accepted); err != nil {
 				t.Errorf("%s: with the fix: %v", c.sets, err)
 			}
+		} else if c.want != "" && strings.Contains(err.Error(), "or add") {
+			t.Errorf("%s: %v, whose fix is not tested", c.sets, err)
 		}
 	}
 }
