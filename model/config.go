@@ -8,6 +8,7 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/json"
+	"fmt"
 	"maps"
 	"math"
 	"slices"
@@ -171,6 +172,9 @@ func (c *Config) Override(fields map[string]any) (*Config, error) {
 	}
 	if n, ok := asInt(fields["sliding_window"]); ok && n == 0 {
 		raw["sliding_window"] = nil // TOML has no null
+		if f := families[fmt.Sprint(raw["model_type"])]; f != nil && f.window > 0 && fields["layer_types"] == nil {
+			delete(raw, "layer_types") // which may name layers with a window
+		}
 	}
 	r, err := read("config.json with model.override", raw, false)
 	if err != nil {

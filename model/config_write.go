@@ -48,10 +48,14 @@ func (c *Config) fields() fields {
 	} else if c.family.window > 0 && !c.family.windowFlag && c.family.kinds != nil {
 		f.put("layer_types", slices.Repeat([]string{fullAttention}, int(c.NumHiddenLayers)))
 	}
-	if c.SlidingWindow > 0 {
+	switch {
+	case c.SlidingWindow > 0:
 		f.put("sliding_window", c.SlidingWindow)
-	} else if c.family.window > 0 && !c.family.windowFlag {
+	case c.family.window == 0 || c.family.windowFlag:
+	case c.family.kinds == nil:
 		f["sliding_window"] = nil // if it were missing, the window would be the family's default
+	default: // layer_types has no layer with it, but transformers needs a number
+		f.put("sliding_window", c.family.window)
 	}
 	if c.family.write != nil {
 		c.family.write(c, f)

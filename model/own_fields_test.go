@@ -103,3 +103,32 @@ func TestAlias(t *testing.T) {
 		t.Errorf("%+v, %v", c, err)
 	}
 }
+
+// A model without windows is saved with layer_types and a number that transformers can load, and
+// sliding_window = 0 in model.override removes the windows that layer_types names.
+func TestNoWindows(t *testing.T) {
+	for _, modelType := range []string{"ministral", "gemma2", "gemma3_text", "olmo3", "gpt_oss"} {
+		full := []any{"full_attention", "full_attention", "full_attention", "full_attention"}
+		kept, err := read("config.json", small(modelType, map[string]any{"sliding_window": int64(50), "layer_types": full}), false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sliding, err := read("config.json", small(modelType, map[string]any{"sliding_window": int64(50),
+			"layer_types": []any{"sliding_attention", "full_attention", "full_attention", "full_attention"}}), false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		removed, err := sliding.Override(map[string]any{"sliding_window": int64(0)})
+		if err != nil {
+			t.Errorf("%s: %v", modelType, err)
+			continue
+		}
+		for c, want := range map[*Config]int64{kept: 50, removed: families[modelType].window} {
+			text, _ := c.JSON()
+			again := parse(t, string(text))
+			if n, _ := asInt(again.raw["sliding_window"]); c.SlidingWindow != 0 || again.SlidingWindow != 0 || n != want || again.LayerTypes != nil {
+				t.Errorf("%s, %d: %s", modelType, want, text)
+			}
+		}
+	}
+}
