@@ -33,6 +33,7 @@ func (t *Trainer) DryRun(microBatches int64) error {
 		}
 		return nil
 	}
+	t.length = set.Longest()
 	if err := t.Weights.Begin(t.stream, microBatches); err != nil {
 		return err
 	}
