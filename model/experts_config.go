@@ -43,6 +43,7 @@ type expertFields struct {
 	layers       bool     // mlp_only_layers and decoder_sparse_step are read
 	shared       bool     // shared_expert_intermediate_size is read
 	everywhere   bool     // all layers have experts, and there is no intermediate_size
+	misread      bool     // PEFT takes gate_proj, up_proj and down_proj of any MLP for experts
 	zero         []string // fields that must be 0
 	stacked      bool     // the form of gpt-oss: biases, a clamped activation, and one tensor for all experts
 	block        string   // the module in a layer
@@ -54,9 +55,9 @@ type expertFields struct {
 var (
 	mixtralExperts = expertFields{number: "num_local_experts", size: "intermediate_size", aliases: []string{"num_experts"}, normalize: true, zero: []string{"router_jitter_noise"},
 		block: "block_sparse_moe", gate: "w1", up: "w3", down: "w2"}
-	qwenExperts = expertFields{number: "num_experts", size: "moe_intermediate_size", aliases: []string{"num_local_experts"}, layers: true,
+	qwenExperts = expertFields{number: "num_experts", size: "moe_intermediate_size", aliases: []string{"num_local_experts"}, layers: true, misread: true,
 		block: "mlp", gate: "gate_proj", up: "up_proj", down: "down_proj"}
-	nextExperts = expertFields{number: "num_experts", size: "moe_intermediate_size", aliases: []string{"num_local_experts"}, normalized: true, layers: true, shared: true,
+	nextExperts = expertFields{number: "num_experts", size: "moe_intermediate_size", aliases: []string{"num_local_experts"}, normalized: true, layers: true, shared: true, misread: true,
 		block: "mlp", gate: "gate_proj", up: "up_proj", down: "down_proj"}
 	ossFields     = expertFields{number: "num_local_experts", size: "intermediate_size", aliases: []string{"num_experts"}, normalize: true, stacked: true, block: "mlp", router: "router"}
 	hybridExperts = expertFields{number: "num_experts", size: "moe_intermediate_size", aliases: []string{"num_local_experts"}, normalize: true, shared: true, everywhere: true,
@@ -252,6 +253,24 @@ func (m *Model) refuseExpertTargets(targets []string) error {
 		}
 	}
 	return nil
+}
+
+// leaveOutMisread makes all MLPs matrices that cannot have an adapter, if PEFT takes their names
+// for names of experts. Before transformers 5, experts were modules. PEFT renames such targets, and
+// then leaves out the adapters of shared experts and of layers without experts.
+func (m *Model) leaveOutMisread() {
+	if x := m.Config.family.experts; x == nil || !x.misread {
+		return
+	}
+	for _, g := range m.groups {
+		for _, p := range g.Params {
+			for _, t := range []string{"gate_proj", "up_proj", "down_proj"} {
+				if p.matrix && adapts(t, module(p.Name)) {
+					p.matrix, p.bare = false, true
+				}
+			}
+		}
+	}
 }
 
 // checkFrozenExperts returns an error if some of the experts of a layer are frozen: the matrices of

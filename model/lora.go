@@ -68,6 +68,7 @@ func (p *Param) isAdapter() bool {
 
 // addAdapters adds adapters to the matrices of the layers that are targets.
 func (m *Model) addAdapters(l *LoRA) error {
+	m.leaveOutMisread()
 	if err := m.refuseExpertTargets(l.Targets); err != nil {
 		return err
 	}

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import tempfile
 import unittest
+import warnings
 
 import numpy as np
 from need import need, packages
@@ -198,6 +199,26 @@ class LoRA(unittest.TestCase):
 
     def test_dropout_of_linear_attention(self) -> None:
         self.check("qwen3.5", dropout=True)
+
+    def test_experts(self) -> None:
+        """PEFT loads adapters of models with experts, whose targets it may rename, completely."""
+        for family in ("mixtral", "qwen3-moe", "qwen3-next", "qwen3.5-moe, stacked"):
+            with self.subTest(family), tempfile.TemporaryDirectory() as temporary:
+                folder = pathlib.Path(temporary)
+                source, out = folder / "source", folder / "out"
+                build(family).save_pretrained(source)
+                save_file(data(), folder / "data.safetensors")
+                path = job(folder, source)
+                with path.open("a") as f:
+                    f.write(f"[lora]\nrank = {RANK}\nalpha = {ALPHA}\n")
+                run(path, sets=["optimizer.lr=3.0", f'output.dir="{out}"'])
+                with warnings.catch_warnings(record=True) as caught:
+                    warnings.simplefilter("always")
+                    loaded = peft.PeftModel.from_pretrained(build(family), out / "adapter")
+                self.assertEqual([w for w in caught if "adapter keys" in str(w.message)], [])
+                init = [f'lora.init="{out / "adapter"}"']
+                own = tensors_of(folder / "own.safetensors", path, sets=init)
+                self.near(own["logits"], evaluated(loaded), "logits of PEFT")
 
     def merges(self, family, init, trained) -> None:
         """Merged models equal the models that PEFT merges, in F32 and in BF16.
