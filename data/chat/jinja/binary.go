@@ -48,6 +48,9 @@ func (in *interp) sequenceOp(line int, op string, a, b Value) (Value, bool) {
 			in.spend(line, n)
 			return b.text(), true
 		case *List:
+			if a.lazy != 0 {
+				return nil, false
+			}
 			in.spend(line, max(0, n)*int64(len(a.Items)+1))
 			out := &List{tuple: a.tuple}
 			for range n {
@@ -66,7 +69,7 @@ func (in *interp) sequenceOp(line int, op string, a, b Value) (Value, bool) {
 			return in.made(line, percent(line, a.S, b)), true
 		}
 	case *List:
-		if l, ok := b.(*List); ok && op == "+" && a.tuple == l.tuple {
+		if l, ok := b.(*List); ok && op == "+" && a.tuple == l.tuple && a.lazy == 0 && l.lazy == 0 {
 			in.spend(line, int64(len(a.Items)+len(l.Items)))
 			return &List{Items: append(append(make([]Value, 0, len(a.Items)+len(l.Items)), a.Items...), l.Items...), tuple: a.tuple}, true
 		}
@@ -96,8 +99,22 @@ func percent(line int, format string, args Value) Text {
 		if verb != 's' && verb != 'd' || len(list) == 0 {
 			fail(line, "the format %%%c is not supported, or has no argument", verb)
 		}
-		b.add(textOf(list[0]))
+		v := list[0]
+		if verb == 'd' {
+			i, x, whole, ok := number(v)
+			if _, large := v.(Number); !ok && !large {
+				fail(line, "the format %%d needs a number, not %s", typeName(v))
+			} else if whole {
+				v = i
+			} else if ok {
+				v = truncated(x)
+			}
+		}
+		b.add(textOf(v))
 		list = list[1:]
+	}
+	if _, isDict := args.(*Dict); len(list) > 0 && !isDict {
+		fail(line, "the format %s has fewer conversions than arguments", format)
 	}
 	b.addString(format, 0)
 	return b.text()

@@ -14,15 +14,39 @@ type call struct {
 	name  string
 	args  []Value
 	named []namedValue
+
+	any   bool // any arguments are allowed
+	read  int  // arguments without a name that were read, up to the last of them
+	names int  // arguments with a name that were read
 }
 
-// arg returns an argument by its position or name.
+// run calls f. An argument that f does not read is an error: the result would be another one than
+// in Python.
+func (c *call) run(f func() Value) Value {
+	v := f()
+	switch {
+	case c.any:
+	case len(c.args) > c.read:
+		fail(c.line, "%s: %d arguments are not supported, at most %d are", c.name, len(c.args), c.read)
+	case len(c.named) > c.names:
+		var names []string
+		for _, n := range c.named {
+			names = append(names, n.name)
+		}
+		fail(c.line, "%s: one of the arguments %s is not supported, or is given twice", c.name, strings.Join(names, ", "))
+	}
+	return v
+}
+
+// arg returns an argument by its position or name. Each argument is read once.
 func (c *call) arg(i int, name string, otherwise Value) Value {
+	c.read = max(c.read, i+1)
 	if i < len(c.args) {
 		return c.args[i]
 	}
 	for _, n := range c.named {
 		if n.name == name {
+			c.names++
 			return n.value
 		}
 	}
@@ -49,6 +73,7 @@ func (c *call) integer(i int, name string, otherwise int64) int64 {
 
 // dict returns the arguments of dict() and namespace().
 func (c *call) dict() *Dict {
+	c.any = true
 	d := NewDict()
 	if len(c.args) > 0 {
 		from := dictOf(c.args[0])
@@ -114,6 +139,7 @@ func (c *call) attribute(x Value, path Value) Value {
 func selected(keep, attribute bool) func(c *call, v Value) Value {
 	return func(c *call, v Value) Value {
 		args := c.args
+		c.any = true
 		var path Value
 		if attribute {
 			if len(args) == 0 {
@@ -121,7 +147,7 @@ func selected(keep, attribute bool) func(c *call, v Value) Value {
 			}
 			path, args = args[0], args[1:]
 		}
-		out := &List{}
+		out := &List{lazy: isIterator}
 		for _, x := range c.items(v) {
 			tested := x
 			if attribute {
@@ -141,27 +167,31 @@ func selected(keep, attribute bool) func(c *call, v Value) Value {
 
 // mapFilter applies a filter to each element, or takes an attribute of it.
 func mapFilter(c *call, v Value) Value {
-	out := &List{}
-	path := c.arg(math.MaxInt, "attribute", nil)
-	otherwise := c.arg(math.MaxInt, "default", nil)
-	for _, x := range c.items(v) {
-		if path != nil {
+	out := &List{lazy: isIterator}
+	path := c.arg(math.MaxInt-1, "attribute", nil)
+	if path != nil {
+		otherwise := c.arg(math.MaxInt-1, "default", nil)
+		for _, x := range c.items(v) {
 			y := c.attribute(x, path)
 			if _, missing := y.(undefined); missing && otherwise != nil {
 				y = otherwise
 			}
 			out.Items = append(out.Items, y)
-			continue
 		}
-		if len(c.args) == 0 {
-			fail(c.line, "map: the name of a filter is needed")
-		}
-		name := textOf(c.args[0]).S
-		f := filters[name]
-		if f == nil {
-			fail(c.line, "the filter %q is not supported", name)
-		}
-		out.Items = append(out.Items, f(&call{in: c.in, line: c.line, name: name, args: c.args[1:], named: c.named}, x))
+		return out
+	}
+	c.any = true
+	if len(c.args) == 0 {
+		fail(c.line, "map: the name of a filter is needed")
+	}
+	name := textOf(c.args[0]).S
+	f := filters[name]
+	if f == nil {
+		fail(c.line, "the filter %q is not supported", name)
+	}
+	for _, x := range c.items(v) {
+		inner := &call{in: c.in, line: c.line, name: name, args: c.args[1:], named: c.named}
+		out.Items = append(out.Items, inner.run(func() Value { return f(inner, x) }))
 	}
 	return out
 }

@@ -80,7 +80,8 @@ func (in *interp) item(line int, of, key Value) Value {
 			return v
 		}
 	}
-	if i, _, whole, ok := number(key); ok && whole {
+	l, isList := of.(*List)
+	if i, _, whole, ok := number(key); ok && whole && !(isList && l.lazy != 0) {
 		n, _ := length(of)
 		if i < 0 {
 			i += n
@@ -119,7 +120,8 @@ func (e *sliceExpr) eval(in *interp) Value {
 	of := e.of.eval(in)
 	refuseUndefined(e.line, of)
 	n, ok := length(of)
-	if _, isDict := of.(*Dict); !ok || isDict {
+	_, isDict := of.(*Dict)
+	if l, isList := of.(*List); !ok || isDict || isList && l.lazy != 0 {
 		fail(e.line, "%s cannot be sliced", typeName(of))
 	}
 	bound := func(x expr, otherwise int64) int64 {
@@ -327,7 +329,8 @@ func (e *filterExpr) apply(in *interp, v Value) Value {
 		fail(e.line, "the filter %q is not supported", e.name)
 	}
 	args, named := e.args.eval(in)
-	return f(&call{in: in, line: e.line, name: e.name, args: args, named: named}, v)
+	c := &call{in: in, line: e.line, name: e.name, args: args, named: named}
+	return c.run(func() Value { return f(c, v) })
 }
 
 func (e *testExpr) eval(in *interp) Value {

@@ -2,6 +2,7 @@ package jinja
 
 import (
 	"math"
+	"math/big"
 	"slices"
 	"strconv"
 	"strings"
@@ -25,9 +26,9 @@ func init() {
 		return n
 	}
 	otherwise := func(c *call, v Value) Value {
-		_, missing := v.(undefined)
-		if missing || truth(c.arg(1, "boolean", false)) && !truth(v) {
-			return c.arg(0, "default_value", Text{})
+		value, all := c.arg(0, "default_value", Text{}), truth(c.arg(1, "boolean", false))
+		if _, missing := v.(undefined); missing || all && !truth(v) {
+			return value
 		}
 		return v
 	}
@@ -40,16 +41,18 @@ func init() {
 		"d":       otherwise,
 		"tojson":  toJSON,
 		"string":  func(c *call, v Value) Value { return c.made(textOf(v)) },
-		"upper":   onText(strings.ToUpper), "lower": onText(strings.ToLower), "capitalize": onText(capitalize), "title": onText(title),
+		"upper":   onText(strings.ToUpper), "lower": onText(strings.ToLower), "capitalize": onText(capitalize), "title": onText(titleWords),
 		"safe": func(c *call, v Value) Value { t := textOf(v); t.safe = true; return t },
 		"e":    escape, "escape": escape,
 		"dictsort": dictSort,
 		"items": func(c *call, v Value) Value {
 			switch v := v.(type) {
 			case *Dict:
-				return c.in.pairs(c.line, v)
+				l := c.in.pairs(c.line, v)
+				l.lazy = isIterator
+				return l
 			case undefined:
-				return &List{}
+				return &List{lazy: isIterator}
 			}
 			fail(c.line, "items: an object is needed, not %s", typeName(v))
 			return nil
@@ -86,23 +89,17 @@ func init() {
 			return math.Abs(x)
 		},
 		"sum": func(c *call, v Value) Value {
-			var total Value = int64(0)
+			path, total := c.arg(0, "attribute", nil), c.arg(1, "start", int64(0))
 			for _, x := range c.items(v) {
+				if path != nil {
+					x = c.attribute(x, path)
+				}
 				total = (&binaryExpr{"+", &literal{total}, &literal{x}, c.line}).eval(c.in)
 			}
 			return total
 		},
 		"sort": func(c *call, v Value) Value {
-			path, exact := c.arg(2, "attribute", nil), truth(c.arg(1, "case_sensitive", false))
-			key := func(x Value) Value {
-				if path != nil {
-					x = c.attribute(x, path)
-				}
-				if !exact {
-					x = folded(x)
-				}
-				return x
-			}
+			key := c.key(1, 2)
 			return &List{Items: c.sorted(c.items(v), key, truth(c.arg(0, "reverse", false)))}
 		},
 		"reverse": func(c *call, v Value) Value {
@@ -111,18 +108,20 @@ func init() {
 			if _, ok := v.(Text); ok {
 				return c.joined(&List{Items: items}, Text{})
 			}
-			return &List{Items: items}
+			return &List{Items: items, lazy: isIterator}
 		},
 		"unique": func(c *call, v Value) Value {
-			out := NewDict()
+			out, key := NewDict(), c.key(0, 1)
 			for _, x := range c.items(v) {
-				if _, seen := out.get(folded(x)); !seen && !out.put(folded(x), x) {
-					fail(c.line, "unique: %s cannot be compared", typeName(x))
+				if _, seen := out.get(key(x)); !seen && !out.put(key(x), x) {
+					fail(c.line, "unique: %s cannot be compared", typeName(key(x)))
 				}
 			}
-			return &List{Items: out.items}
+			return &List{Items: out.items, lazy: isIterator}
 		},
-		"wordcount": func(c *call, v Value) Value { return int64(len(strings.Fields(textOf(v).S))) },
+		"wordcount": func(c *call, v Value) Value {
+			return int64(len(strings.FieldsFunc(textOf(v).S, func(r rune) bool { return !isAlnum(r) && r != '_' })))
+		},
 		"center": func(c *call, v Value) Value {
 			t, n := textOf(v), c.integer(0, "width", 80)
 			room := n - int64(utf8.RuneCountInString(t.S))
@@ -165,59 +164,69 @@ func dictSort(c *call, v Value) Value {
 
 // indent indents the lines of a text behind the first.
 func indent(c *call, v Value) Value {
-	prefix, ok := c.arg(0, "width", int64(4)).(Text)
+	width := c.arg(0, "width", int64(4))
+	prefix, ok := width.(Text)
 	if !ok {
-		n := c.integer(0, "width", 4)
-		if n < 0 || n > 1<<10 {
-			fail(c.line, "indent: the width %d is not from 0 to 1024", n)
+		n, _, whole, ok := number(width)
+		if !ok || !whole || n < 0 || n > 1<<10 {
+			fail(c.line, "indent: the width is not a whole number from 0 to 1024")
 		}
 		prefix = Text{S: strings.Repeat(" ", int(n))}
 	}
 	first, blank := truth(c.arg(1, "first", false)), truth(c.arg(2, "blank", false))
-	t := textOf(v)
+	t := textOf(v).Append(Text{S: "\n"})
 	var b builder
-	for i, at := 0, 0; at <= len(t.S); i++ {
-		end := strings.IndexByte(t.S[at:], '\n')
-		if end < 0 {
-			end = len(t.S)
-		} else {
-			end += at
-		}
-		if i > 0 {
+	lines(t, func(at, end, _ int) {
+		if at > 0 {
 			b.addString("\n", 0)
 		}
-		if (i > 0 || first) && (end > at || blank) {
+		if at > 0 && (end > at || blank) || at == 0 && first {
 			c.in.count(c.line, len(prefix.S))
 			b.add(prefix)
 		}
 		b.addSlice(t, at, end)
-		at = end + 1
-	}
+	})
 	return c.made(b.text())
 }
 
 func toInt(c *call, v Value) Value {
+	otherwise := c.arg(0, "default", int64(0))
 	switch v := v.(type) {
 	case Text:
-		if n, err := strconv.ParseInt(strings.TrimSpace(v.S), 10, 64); err == nil {
-			return n
+		digits := strings.TrimSpace(v.S)
+		if len(digits) > maxDigits {
+			return otherwise
 		}
-		if x, err := strconv.ParseFloat(strings.TrimSpace(v.S), 64); err == nil && math.Abs(x) < 1<<62 {
-			return int64(x)
+		if n, ok := new(big.Int).SetString(digits, 10); ok && n.IsInt64() {
+			return n.Int64()
+		} else if ok {
+			return Number(n.String())
+		}
+		if x, err := strconv.ParseFloat(digits, 64); err == nil && !math.IsInf(x, 0) && !math.IsNaN(x) {
+			return truncated(x)
 		}
 	case Number:
 		return v
 	default:
 		if i, x, whole, ok := number(v); ok && whole {
 			return i
-		} else if ok && math.Abs(x) < 1<<62 {
-			return int64(x)
+		} else if ok && !math.IsInf(x, 0) && !math.IsNaN(x) {
+			return truncated(x)
 		}
 	}
-	return c.arg(0, "default", int64(0))
+	return otherwise
+}
+
+// truncated returns Python's int(x).
+func truncated(x float64) Value {
+	if math.Abs(x) < 1<<62 {
+		return int64(x)
+	}
+	return Number(strconv.FormatFloat(x, 'f', 0, 64))
 }
 
 func toFloat(c *call, v Value) Value {
+	otherwise := c.arg(0, "default", 0.0)
 	if t, ok := v.(Text); ok {
 		if x, err := strconv.ParseFloat(strings.TrimSpace(t.S), 64); err == nil {
 			return x
@@ -225,7 +234,7 @@ func toFloat(c *call, v Value) Value {
 	} else if _, x, _, ok := number(v); ok {
 		return x
 	}
-	return c.arg(0, "default", 0.0)
+	return otherwise
 }
 
 func round(c *call, v Value) Value {
@@ -241,16 +250,27 @@ func round(c *call, v Value) Value {
 	case "floor":
 		return math.Floor(x*scale) / scale
 	}
-	if whole && digits >= 0 {
+	switch {
+	case whole && digits >= 0:
 		return v
+	case digits < 0:
+		fail(c.line, "round: a precision below 0 is not supported")
 	}
-	y, _ := strconv.ParseFloat(strconv.FormatFloat(x, 'f', int(max(0, min(digits, 300))), 64), 64)
+	y, _ := strconv.ParseFloat(strconv.FormatFloat(x, 'f', int(min(digits, 300)), 64), 64)
 	return y
 }
 
 // end returns the first or the last element.
 func end(first bool) func(c *call, v Value) Value {
 	return func(c *call, v Value) Value {
+		if l, ok := v.(*List); ok && l.lazy == isIterator {
+			if !first {
+				fail(c.line, "last: an iterator has no last element; add the filter list before it")
+			}
+			if rest := l.Items; len(rest) > 1 { // it keeps the others
+				defer func() { l.Items = rest[1:] }()
+			}
+		}
 		items := c.items(v)
 		switch {
 		case len(items) == 0:
@@ -265,10 +285,25 @@ func end(first bool) func(c *call, v Value) Value {
 // extreme returns the smallest or the largest element.
 func extreme(largest bool) func(c *call, v Value) Value {
 	return func(c *call, v Value) Value {
-		items := c.sorted(c.items(v), folded, largest)
+		items := c.sorted(c.items(v), c.key(0, 1), largest)
 		if len(items) == 0 {
 			return undefined{"the " + c.name + " of an empty list"}
 		}
 		return items[0]
+	}
+}
+
+// key returns what elements are compared by, by the arguments case_sensitive and attribute at the
+// given positions.
+func (c *call) key(exact, attribute int) func(Value) Value {
+	sensitive, path := truth(c.arg(exact, "case_sensitive", false)), c.arg(attribute, "attribute", nil)
+	return func(x Value) Value {
+		if path != nil {
+			x = c.attribute(x, path)
+		}
+		if !sensitive {
+			x = folded(x)
+		}
+		return x
 	}
 }

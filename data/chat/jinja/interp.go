@@ -86,11 +86,11 @@ func (in *interp) run(body []stmt, b *builder) flow {
 	return flowNext
 }
 
-// capture returns the output of statements.
-func (in *interp) capture(line int, body []stmt) Text {
+// capture returns the output of statements, and how the loop around them continues.
+func (in *interp) capture(line int, body []stmt) (Text, flow) {
 	var b builder
-	in.run(body, &b)
-	return in.made(line, b.text())
+	f := in.run(body, &b)
+	return in.made(line, b.text()), f
 }
 
 // items returns the elements that a for over v visits; false if v is not iterable.
@@ -98,7 +98,11 @@ func (in *interp) items(line int, v Value) ([]Value, bool) {
 	switch v := v.(type) {
 	case *List:
 		in.spend(line, int64(len(v.Items)))
-		return v.Items, true
+		items := v.Items
+		if v.lazy == isIterator {
+			v.Items = nil
+		}
+		return items, true
 	case *Dict:
 		in.spend(line, int64(v.Len()))
 		return v.keys, true

@@ -58,6 +58,40 @@ func TestMarks(t *testing.T) {
 	}
 }
 
+// Forms that the templates of the goldens do not have render as Jinja2 3.1.6 does.
+func TestForms(t *testing.T) {
+	vars := NewDict()
+	values, err := FromJSON([]byte(`{"s": "it's a foo_bar-baz (qux)", "l": [3, 1, 2], "m": ["b", "A", "a"], "d": {"b": 1},
+		"x": [{"a": 1}, {"a": 2}, {"a": 1}], "lines": "a\r\nb\u2028\n\nc\n"}`), 0, 5)
+	if err != nil {
+		t.Fatal(err)
+	}
+	values.(*Dict).Each(vars.Set)
+	for src, want := range map[string]string{
+		"{{ s | title }}|{{ s.title() }}|{{ s | wordcount }}":                                                                  "It's A Foo_bar-Baz (Qux)|It'S A Foo_Bar-Baz (Qux)|6",
+		"{{ s.find('o', 8) }} {{ s.find('o', 0, 7) }} {{ s.find('', 99) }} {{ s.rfind('a', 0, -8) }} {{ 'äöä'.find('ä', 1) }}": "8 -1 -1 12 2",
+		"{{ s.count('a', 6) }} {{ s.startswith('a', 5) }} {{ s.endswith('it', 0, 2) }} {{ s.startswith(('x', 'i')) }}":         "2 True True True",
+		"{{ l | sum(start=10) }} {{ x | sum('a') }} {{ x | sum(attribute='a', start=1) }}":                                     "16 4 5",
+		"{{ (x | max(attribute='a')).a }} {{ m | min(true) }} {{ m | min }}":                                                   "2 A A",
+		"{{ m | unique | list }} {{ m | unique(true) | list }} {{ x | unique(attribute='a') | list }}":                         "['b', 'A'] ['b', 'A', 'a'] [{'a': 1}, {'a': 2}]",
+		"{{ lines | indent(2) | tojson }} {{ lines | indent(2, true, true) | tojson }} {{ '' | indent(first=true) }}|":         `"a\n  b\n\n\n  c\n" "  a\n  b\n  \n  \n  c\n  "     |`,
+		"{{ lines.splitlines() }} {{ lines.splitlines(true) | length }}":                                                       "['a', 'b', '', '', 'c'] 5",
+		"{{ 1e20 | int }} {{ '123456789012345678901' | int }} {{ 'x' | int(4) }} {{ '-7' | int }}":                             "100000000000000000000 123456789012345678901 4 -7",
+		"{{ '%d' % 3.7 }} {{ '%s-%d' % ('a', true) }} {{ 'a' % {} }}":                                                          "3 a-1 a",
+		"{{ l | select('>', 1) | list }} {{ x | rejectattr('a', '==', 1) | list }} {{ l | select('<=', 2) | list }}":           "[3, 2] [{'a': 2}] [1, 2]",
+		"{% if x | selectattr('a', 'eq', 9) %}an iterator is true{% endif %}":                                                  "an iterator is true",
+		"{% set g = x | map(attribute='a') %}{{ g | first }} {{ g | list }} {{ g | list }}":                                    "1 [2, 1] []",
+		"[{{ (l | reverse)[0] }}{{ d.keys()[0] }}] {{ d.keys() | first }} {{ d.items() | length }}":                            "[] b 1",
+		"{{ d.items() is sequence }} {{ x | map('length') is iterable }}":                                                      "False True",
+		"{% for a in l %}{% set b %}{% if a == 1 %}{% break %}{% endif %}{{ a }}{% endset %}{{ b }}{% endfor %}":               "3",
+		"{% raw %}\n a {% endraw %}\n b": "\n a  b",
+	} {
+		if got, err := render(src, vars); err != nil || got.S != want {
+			t.Errorf("%s: %q, %v; want %q", src, got.S, err, want)
+		}
+	}
+}
+
 // A template that does not end, or that wants all memory, is refused.
 func TestTemplatesThatDoNotEnd(t *testing.T) {
 	nested := strings.Repeat("(", 10_000) + "1" + strings.Repeat(")", 10_000)
@@ -107,6 +141,17 @@ func TestErrors(t *testing.T) {
 		"{{ 'a' < 1 }}":                               "a string < an int: the two cannot be compared",
 		"{{ range }}{{ 1() }}":                        "an int cannot be called",
 		"{{ x.__class__.y }}":                         "is undefined",
+		"{{ '1f' | int(base=16) }}":                   "int: one of the arguments base is not supported",
+		"{{ 'a'.upper(1) }}":                          "upper: 1 arguments are not supported, at most 0 are",
+		"{{ [2] | map('round', 1, 'floor', 3) }}":     "round: 3 arguments are not supported, at most 2 are",
+		"{{ 'a' % 1 }}":                               "has fewer conversions than arguments",
+		"{{ 15 | round(-1) }}":                        "a precision below 0 is not supported",
+		"{{ [1] | select | length }}":                 "an iterator has no length",
+		"{{ [1] | select | last }}":                   "an iterator has no last element",
+		"{{ {}.keys() | tojson }}":                    "a view of an object cannot be written as JSON",
+		"{{ {}.keys() + [1] }}":                       "a view of an object + a list is not possible",
+		"{{ ([1] | reverse)[1:] }}":                   "an iterator cannot be sliced",
+		"{% for a in [1] %}{% generation %}{% break %}{% endgeneration %}{% endfor %}": "break outside of a loop",
 	} {
 		_, err := render(src, nil)
 		var e *Error

@@ -66,6 +66,9 @@ func (w *jsonWriter) value(v Value, depth int) {
 	case Text:
 		w.text(v)
 	case *List:
+		if v.lazy != 0 {
+			fail(c.line, "tojson: %s cannot be written as JSON; add the filter list before it", typeName(v))
+		}
 		w.list("[", "]", len(v.Items), depth, func(i int) { w.value(v.Items[i], depth+1) })
 	case *Dict:
 		order := make([]int, v.Len())
@@ -227,14 +230,17 @@ func decodeValue(d *json.Decoder, mark Mark, depth int) (Value, error) {
 	return nil, nil // null
 }
 
+// maxDigits limits whole numbers, as Python does.
+const maxDigits = 4000
+
 func decodeNumber(n json.Number) (Value, error) {
 	s := n.String()
 	if !strings.ContainsAny(s, ".eE") {
 		if i, err := strconv.ParseInt(s, 10, 64); err == nil {
 			return i, nil
 		}
-		if len(s) > 4000 { // as Python
-			return nil, errors.New("a number has more than 4000 digits")
+		if len(s) > maxDigits {
+			return nil, fmt.Errorf("a number has more than %d digits", maxDigits)
 		}
 		return Number(s), nil
 	}

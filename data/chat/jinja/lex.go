@@ -147,7 +147,7 @@ func (l *lexer) raw() bool {
 	if !strings.HasPrefix(tail, "%}") {
 		return false
 	}
-	l.closeTag(len(l.src)-len(tail), true)
+	l.closeTag(len(l.src)-len(tail), false)
 	for i := l.at; ; i++ {
 		n := strings.Index(l.src[i:], "{%")
 		if n < 0 {

@@ -14,7 +14,8 @@ const maxRange = 100_000
 func (in *interp) globals() map[string]Value {
 	f := func(name string, body func(c *call) Value) Value {
 		return &function{name, func(in *interp, line int, args []Value, named []namedValue) Value {
-			return body(&call{in: in, line: line, name: name, args: args, named: named})
+			c := &call{in: in, line: line, name: name, args: args, named: named}
+			return c.run(func() Value { return body(c) })
 		}}
 	}
 	return map[string]Value{
@@ -64,10 +65,12 @@ func method(of Value, name string) Value {
 	bound := func(f func(c *call) Value) Value {
 		return &function{name, func(in *interp, line int, args []Value, named []namedValue) Value {
 			in.step(line)
-			return f(&call{in: in, line: line, name: name, args: args, named: named})
+			c := &call{in: in, line: line, name: name, args: args, named: named}
+			return c.run(func() Value { return f(c) })
 		}}
 	}
 	refused := func(c *call) Value {
+		c.any = true
 		fail(c.line, "%s: a template cannot change its values", name)
 		return nil
 	}
@@ -80,18 +83,18 @@ func method(of Value, name string) Value {
 		switch name {
 		case "get":
 			return bound(func(c *call) Value {
-				key := c.arg(0, "key", nil)
+				key, otherwise := c.arg(0, "key", nil), c.arg(1, "default", nil)
 				if x, ok := v.get(key); ok {
 					return x
 				}
-				return c.arg(1, "default", nil)
+				return otherwise
 			})
 		case "items":
-			return bound(func(c *call) Value { return c.in.pairs(c.line, v) })
+			return bound(func(c *call) Value { l := c.in.pairs(c.line, v); l.lazy = isView; return l })
 		case "keys":
-			return bound(func(c *call) Value { c.in.spend(c.line, int64(v.Len())); return &List{Items: v.keys} })
+			return bound(func(c *call) Value { c.in.spend(c.line, int64(v.Len())); return &List{Items: v.keys, lazy: isView} })
 		case "values":
-			return bound(func(c *call) Value { c.in.spend(c.line, int64(v.Len())); return &List{Items: v.items} })
+			return bound(func(c *call) Value { c.in.spend(c.line, int64(v.Len())); return &List{Items: v.items, lazy: isView} })
 		case "copy":
 			return bound(func(c *call) Value { return v })
 		}
@@ -147,12 +150,13 @@ func strip(left, right bool) func(c *call, t Text) Value {
 
 func affix(has func(s, affix string) bool) func(c *call, t Text) Value {
 	return func(c *call, t Text) Value {
+		of, _, inside := c.between(t.S)
 		switch a := c.arg(0, "prefix", nil).(type) {
 		case Text:
-			return has(t.S, a.S)
+			return inside && has(of, a.S)
 		case *List:
 			for _, x := range a.Items {
-				if s, ok := x.(Text); ok && has(t.S, s.S) {
+				if s, ok := x.(Text); ok && inside && has(of, s.S) {
 					return true
 				}
 			}
@@ -162,6 +166,44 @@ func affix(has func(s, affix string) bool) func(c *call, t Text) Value {
 			return nil
 		}
 	}
+}
+
+// between returns the part of a string from the argument start to the argument end, which follow
+// the first argument, and the characters before it; false if start is behind end.
+func (c *call) between(s string) (part string, before int64, inside bool) {
+	start, end := c.arg(1, "", nil), c.arg(2, "", nil)
+	if start == nil && end == nil {
+		return s, 0, true
+	}
+	n := int64(utf8.RuneCountInString(s))
+	bound := func(v Value, otherwise int64) int64 {
+		i, _, whole, ok := number(v)
+		switch {
+		case v == nil:
+			return otherwise
+		case !ok || !whole:
+			fail(c.line, "%s: %s is not an integer", c.name, typeName(v))
+		case i < 0:
+			i = max(0, i+n)
+		}
+		return i
+	}
+	lo, hi := bound(start, 0), min(bound(end, n), n)
+	if lo > hi {
+		return "", 0, false
+	}
+	c.in.spend(c.line, n/8)
+	first, at := len(s), int64(0)
+	for i := range s {
+		if at == lo {
+			first = min(first, i)
+		}
+		if at == hi {
+			return s[first:i], lo, true
+		}
+		at++
+	}
+	return s[first:], lo, true
 }
 
 func mapped(f func(string) string) func(c *call, t Text) Value {
@@ -177,6 +219,22 @@ func classOf(is func(rune) bool) func(c *call, t Text) Value {
 func capitalize(s string) string {
 	_, n := utf8.DecodeRuneInString(s)
 	return strings.ToUpper(s[:n]) + strings.ToLower(s[n:])
+}
+
+// isAlnum reports whether Python's str.isalnum does.
+func isAlnum(r rune) bool { return unicode.IsLetter(r) || unicode.IsNumber(r) }
+
+// titleWords is the filter title, whose words begin behind spaces, hyphens and opening brackets.
+// The words of the method title begin behind everything that is no letter.
+func titleWords(s string) string {
+	inWord := false
+	return strings.Map(func(r rune) rune {
+		first := !inWord
+		if inWord = !strings.ContainsRune("-({[<", r) && !isSpace(r); inWord && !first {
+			return unicode.ToLower(r)
+		}
+		return unicode.ToTitle(r)
+	}, s)
 }
 
 func title(s string) string {
@@ -197,14 +255,16 @@ var textMethods map[string]func(c *call, t Text) Value
 func init() {
 	position := func(last bool) func(c *call, t Text) Value {
 		return func(c *call, t Text) Value {
-			i := strings.Index(t.S, c.text(0, "sub").S)
+			of, before, inside := c.between(t.S)
+			find := strings.Index
 			if last {
-				i = strings.LastIndex(t.S, c.text(0, "sub").S)
+				find = strings.LastIndex
 			}
-			if i < 0 {
+			i := find(of, c.text(0, "sub").S)
+			if i < 0 || !inside {
 				return int64(-1)
 			}
-			return int64(utf8.RuneCountInString(t.S[:i]))
+			return before + int64(utf8.RuneCountInString(of[:i]))
 		}
 	}
 	textMethods = map[string]func(c *call, t Text) Value{
@@ -214,12 +274,19 @@ func init() {
 		"split": split(false), "rsplit": split(true), "splitlines": splitLines,
 		"find": position(false), "rfind": position(true),
 		"isdigit": classOf(unicode.IsDigit), "isalpha": classOf(unicode.IsLetter), "isspace": classOf(isSpace),
-		"isalnum": classOf(func(r rune) bool { return unicode.IsLetter(r) || unicode.IsDigit(r) }),
+		"isalnum": classOf(isAlnum),
 		"replace": func(c *call, t Text) Value {
 			return c.replaced(t, c.text(0, "old").S, c.text(1, "new"), int(c.integer(2, "count", -1)))
 		},
-		"join":  func(c *call, t Text) Value { return c.joined(c.arg(0, "iterable", nil), t) },
-		"count": func(c *call, t Text) Value { return int64(strings.Count(t.S, c.text(0, "sub").S)) },
+		"join": func(c *call, t Text) Value { return c.joined(c.arg(0, "iterable", nil), t) },
+		"count": func(c *call, t Text) Value {
+			of, _, inside := c.between(t.S)
+			n := int64(strings.Count(of, c.text(0, "sub").S))
+			if !inside {
+				return int64(0)
+			}
+			return n
+		},
 		"removeprefix": func(c *call, t Text) Value {
 			if p := c.text(0, "prefix").S; strings.HasPrefix(t.S, p) {
 				return t.slice(len(p), len(t.S))
@@ -291,24 +358,32 @@ func split(fromRight bool) func(c *call, t Text) Value {
 
 func splitLines(c *call, t Text) Value {
 	out, keep := &List{}, truth(c.arg(0, "keepends", false))
-	for at := 0; at < len(t.S); {
-		end := strings.IndexAny(t.S[at:], "\n\r")
-		if end < 0 {
-			out.Items = append(out.Items, t.slice(at, len(t.S)))
-			break
-		}
-		end += at
-		next := end + 1
-		if t.S[end] == '\r' && next < len(t.S) && t.S[next] == '\n' {
-			next++
-		}
+	lines(t, func(at, end, next int) {
 		if keep {
 			end = next
 		}
 		out.Items = append(out.Items, c.in.made(c.line, t.slice(at, end)))
-		at = next
-	}
+	})
 	return out
+}
+
+// lines calls do for each line [at, end) of a text, as Python's str.splitlines divides it. The next
+// line begins at next.
+func lines(t Text, do func(at, end, next int)) {
+	for at := 0; at < len(t.S); {
+		end := strings.IndexAny(t.S[at:], "\n\r\v\f\x1c\x1d\x1e\u0085\u2028\u2029")
+		if end < 0 {
+			do(at, len(t.S), len(t.S))
+			return
+		}
+		end += at
+		_, n := utf8.DecodeRuneInString(t.S[end:])
+		if strings.HasPrefix(t.S[end:], "\r\n") {
+			n = 2
+		}
+		do(at, end, end+n)
+		at = end + n
+	}
 }
 
 // strftime returns Python's t.strftime(format) in the C locale.

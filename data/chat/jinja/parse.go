@@ -145,6 +145,15 @@ func (p *parser) block(end string) []stmt {
 	return body
 }
 
+// blockOutsideLoops reads a block in which break and continue have no loop.
+func (p *parser) blockOutsideLoops(end string) []stmt {
+	loops := p.loops
+	p.loops = 0
+	body := p.block(end)
+	p.loops = loops
+	return body
+}
+
 func (p *parser) statement() stmt {
 	t := p.expectKind(tokName, "the name of a statement")
 	var s stmt
@@ -194,7 +203,7 @@ func (p *parser) statement() stmt {
 		s = w
 	case "generation":
 		p.template.Tagged = true
-		s = &generationStmt{p.block("endgeneration"), t.line}
+		s = &generationStmt{p.blockOutsideLoops("endgeneration"), t.line}
 	case "break", "continue":
 		if p.loops == 0 {
 			fail(t.line, "%s outside of a loop", t.text)
@@ -313,9 +322,7 @@ func (p *parser) signature(m *macro) {
 }
 
 func (p *parser) macroBody(m *macro, end string) {
-	loops := p.loops
-	p.loops = 0
 	p.macros = append(p.macros, m)
-	m.body = p.block(end)
-	p.macros, p.loops = p.macros[:len(p.macros)-1], loops
+	m.body = p.blockOutsideLoops(end)
+	p.macros = p.macros[:len(p.macros)-1]
 }

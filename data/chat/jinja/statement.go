@@ -172,7 +172,11 @@ func checkAttribute(line int, name string) {
 func (s *setBlock) exec(in *interp, b *builder) flow {
 	in.step(s.line)
 	var v Value
-	in.inScope(nil, func() { v = in.capture(s.line, s.body) })
+	f := flowNext
+	in.inScope(nil, func() { v, f = in.capture(s.line, s.body) })
+	if f != flowNext {
+		return f
+	}
 	for _, f := range s.filters {
 		v = f.apply(in, v)
 	}
@@ -208,7 +212,10 @@ func (s *withStmt) exec(in *interp, b *builder) (f flow) {
 // exec renders the body, like a call block, and marks its output.
 func (s *generationStmt) exec(in *interp, b *builder) flow {
 	in.step(s.line)
-	in.inScope(nil, func() { b.add(in.capture(s.line, s.body).generated()) })
+	in.inScope(nil, func() {
+		out, _ := in.capture(s.line, s.body)
+		b.add(out.generated())
+	})
 	return flowNext
 }
 
@@ -222,7 +229,7 @@ func (m *macro) function(in *interp) *function {
 		outer := in.scope
 		in.scope = newScope(defined, nil)
 		m.bind(in, line, args, named)
-		out := in.capture(m.line, m.body)
+		out, _ := in.capture(m.line, m.body)
 		in.scope = outer
 		return out
 	}}

@@ -56,9 +56,11 @@ func (in *interp) test(line int, name string, v Value, args []Value) bool {
 		}
 		return false
 	case "sequence":
-		switch v.(type) {
-		case Text, *List, *Dict, undefined:
+		switch v := v.(type) {
+		case Text, *Dict, undefined:
 			return true
+		case *List:
+			return v.lazy == 0
 		}
 		return false
 	case "callable":
@@ -80,9 +82,9 @@ func (in *interp) test(line int, name string, v Value, args []Value) bool {
 		return textOf(v).S == strings.ToUpper(textOf(v).S) && strings.ToLower(textOf(v).S) != textOf(v).S
 	case "in":
 		return in.contains(line, arg(), v)
-	case "eq", "equalto":
+	case "eq", "equalto", "==":
 		return equal(v, arg())
-	case "ne":
+	case "ne", "!=":
 		return !equal(v, arg())
 	case "sameas":
 		a, b := v, arg()
@@ -90,13 +92,13 @@ func (in *interp) test(line int, name string, v Value, args []Value) bool {
 			return equal(a, b)
 		}
 		return typeName(a) == typeName(b) && equal(a, b)
-	case "lt", "lessthan":
+	case "lt", "lessthan", "<":
 		return in.compare(line, "<", v, arg())
-	case "le":
+	case "le", "<=":
 		return in.compare(line, "<=", v, arg())
-	case "gt", "greaterthan":
+	case "gt", "greaterthan", ">":
 		return in.compare(line, ">", v, arg())
-	case "ge":
+	case "ge", ">=":
 		return in.compare(line, ">=", v, arg())
 	}
 	fail(line, "the test %q is not supported", name)

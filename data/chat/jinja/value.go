@@ -12,11 +12,20 @@ import (
 // and inside of a rendering undefined, *function and *namespace.
 type Value any
 
-// List is a Python list or tuple.
+// List is a Python list or tuple, or what some filters and methods return instead of a list.
 type List struct {
 	Items []Value
 	tuple bool
+	lazy  lazy
 }
+
+// lazy is the kind of a List that has no positions: [0] is undefined, and tojson refuses it.
+type lazy uint8
+
+const (
+	isView     lazy = iota + 1 // of a dict: its keys, values or items
+	isIterator                 // elements that can be visited once; always true
+)
 
 // Number is an integer that an int64 cannot have, in decimal. Templates only show it.
 type Number string
@@ -142,7 +151,7 @@ func truth(v Value) bool {
 	case Text:
 		return v.S != ""
 	case *List:
-		return len(v.Items) > 0
+		return v.lazy == isIterator || len(v.Items) > 0
 	case *Dict:
 		return v.Len() > 0
 	}
@@ -289,7 +298,7 @@ func length(v Value) (int64, bool) {
 	case Text:
 		return int64(utf8.RuneCountInString(v.S)), true
 	case *List:
-		return int64(len(v.Items)), true
+		return int64(len(v.Items)), v.lazy != isIterator
 	case *Dict:
 		return int64(v.Len()), true
 	case undefined:
@@ -312,8 +321,13 @@ func typeName(v Value) string {
 	case Text:
 		return "a string"
 	case *List:
-		if v.tuple {
+		switch {
+		case v.tuple:
 			return "a tuple"
+		case v.lazy == isView:
+			return "a view of an object"
+		case v.lazy == isIterator:
+			return "an iterator"
 		}
 		return "a list"
 	case *Dict:
