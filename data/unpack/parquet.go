@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -45,7 +46,10 @@ func parquetLines(w io.Writer, in io.ReaderAt, size int64, fields []string) (err
 			strings.Join(fields, ", "), strings.Join(names[:min(len(names), 12)], ", "))
 	}
 	out := bufio.NewWriterSize(w, 1<<20)
-	for _, group := range f.RowGroups() {
+	for i, group := range f.RowGroups() {
+		if err := refuseRuns(f.Metadata().RowGroups[i].Columns, roots); err != nil {
+			return err
+		}
 		if err := writeGroup(out, group, roots); err != nil {
 			return err
 		}
@@ -87,6 +91,26 @@ func (n *node) leaves(all []*node) []*node {
 		all = c.leaves(all)
 	}
 	return all
+}
+
+// refuseRuns refuses columns of booleans in runs (the encoding RLE), which pages of version 2 often
+// have: github.com/parquet-go (v0.32.0) decodes a run of true as one true and seven false.
+func refuseRuns(chunks []format.ColumnChunk, roots []*node) error {
+	for _, root := range roots {
+		for _, leaf := range root.leaves(nil) {
+			m := &chunks[leaf.leaf].MetaData
+			var runs bool
+			if pages := m.EncodingStats; len(pages) > 0 {
+				runs = slices.ContainsFunc(pages, func(p format.PageEncodingStats) bool { return p.Encoding == format.RLE })
+			} else { // the encodings of values and of levels, which are in runs
+				runs = slices.Contains(m.Encoding, format.RLE) && !slices.Contains(m.Encoding, format.Plain)
+			}
+			if m.Type == format.Boolean && runs {
+				return status.Errorf(status.Unsupported, "column %s: booleans in the encoding RLE are not supported; write the file with data pages of version 1.0", strings.Join(m.PathInSchema, "."))
+			}
+		}
+	}
+	return nil
 }
 
 // cursor reads the values of a column chunk, row by row.

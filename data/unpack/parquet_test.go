@@ -1,0 +1,62 @@
+package unpack
+
+import (
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/parquet-go/parquet-go"
+	"github.com/parquet-go/parquet-go/encoding"
+
+	"ulysses/internal/status"
+)
+
+// Booleans are read in the encoding of bits. In runs they are refused, because their decoder is
+// wrong.
+func TestBooleans(t *testing.T) {
+	type row struct {
+		Text  string `parquet:"text"`
+		Train bool   `parquet:"train"`
+	}
+	for _, x := range []struct {
+		encoding encoding.Encoding
+		want     string
+	}{{&parquet.Plain, `{"text":"a","train":true}`}, {&parquet.RLE, "column train: booleans in the encoding RLE are not supported"}} {
+		path := filepath.Join(t.TempDir(), "rows.parquet")
+		f, err := os.Create(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		schema := parquet.NewSchema("rows", parquet.Group{"text": parquet.String(), "train": parquet.Encoded(parquet.Leaf(parquet.BooleanType), x.encoding)})
+		w := parquet.NewGenericWriter[row](f, schema)
+		if _, err := w.Write([]row{{"a", true}, {"b", true}, {"c", false}}); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+		f.Close()
+		for _, column := range []string{"train", "text"} {
+			out, err := Open(path, []string{"text", column})
+			if column == "train" && x.encoding != &parquet.Plain {
+				if status.Of(err) != status.Unsupported || !strings.Contains(err.Error(), x.want) {
+					t.Errorf("%v; want %s", err, x.want)
+				}
+				continue
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := out.Seek(0, io.SeekStart); err != nil {
+				t.Fatal(err)
+			}
+			text, err := io.ReadAll(out)
+			if err != nil || column == "train" && !strings.HasPrefix(string(text), x.want) {
+				t.Errorf("%s, %v; want %s", text, err, x.want)
+			}
+			out.Close()
+		}
+	}
+}
