@@ -121,7 +121,8 @@ func (t *trie) longest(text []byte, at int) (id int32, end int) {
 // split calls token for each token of t in a segment, and text for each range between them. A token
 // with rstrip also takes the whitespace after it. The search for the next token continues where the
 // token itself ended, as in the `tokenizers` package, so the next token may contain this whitespace
-// again. starts is t.starts().
+// again. A token with lstrip never does: if nothing else is left of it, it is left out. starts is
+// t.starts().
 func (a *added) split(t *trie, starts *[256]bool, p segment, text func(segment) error, token func(id int32)) error {
 	done := 0
 	for at := 0; len(t.nodes) > 0 && at < len(p.text); {
@@ -144,9 +145,15 @@ func (a *added) split(t *trie, starts *[256]bool, p segment, text func(segment) 
 			_, n := utf8.DecodeLastRune(p.text[:start])
 			start -= n
 		}
+		if tok.LStrip {
+			start = max(start, done)
+		}
 		for tok.RStrip && isClass(p.text[stop:], false, spaceBits) {
 			_, n := utf8.DecodeRune(p.text[stop:])
 			stop += n
+		}
+		if start >= stop {
+			continue
 		}
 		if done < start {
 			if err := text(p.sub(done, start)); err != nil {

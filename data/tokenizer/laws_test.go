@@ -64,6 +64,31 @@ func TestSpecialTokensSeparate(t *testing.T) {
 	}
 }
 
+// An added token of whitespace takes whitespace of its neighbours once. The ids are from the
+// `tokenizers` package.
+func TestAddedWhitespace(t *testing.T) {
+	for _, c := range []struct {
+		strips string
+		want   [][]int32
+	}{
+		{`"lstrip": true, "rstrip": true`, [][]int32{{0, 2, 1}, {0, 2, 1}, {3, 1}, {2, 0, 2}}},
+		{`"lstrip": true`, [][]int32{{0, 2, 2, 1}, {0, 2, 2, 2, 1}, {3, 1}, {2, 0, 2}}},
+	} {
+		path := filepath.Join(t.TempDir(), "tokenizer.json")
+		text := `{"model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}, "added_tokens": [
+			{"id": 2, "content": " ", ` + c.strips + `}, {"id": 3, "content": "x", "rstrip": true}]}`
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		tok := open(t, path)
+		for i, s := range []string{"a  b", "a   b", "x b", " a "} {
+			if got := encode(t, tok, []byte(s)); !slices.Equal(got, c.want[i]) {
+				t.Errorf("%s, %q: %v, not %v", c.strips, s, got, c.want[i])
+			}
+		}
+	}
+}
+
 // Encode does not change the ids in dst.
 func TestEncodeAppends(t *testing.T) {
 	tok := open(t, filepath.Join(goldens(), "llama3"))
