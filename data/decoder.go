@@ -148,10 +148,11 @@ func (d *decoder) appendDocument(p *decodedBlock, text []byte, line int64) error
 	return nil
 }
 
-// appendEOS appends the id that ends a document, if data.add_eos is set and the tokenizer has one.
+// appendEOS appends the id that ends a document, if data.add_eos is set, the tokenizer has one, and
+// the document does not end with it already.
 func (d *decoder) appendEOS(ids []int32) []int32 {
 	if d.tokenizer != nil && d.addEOS {
-		if id, ok := d.tokenizer.EOS(); ok {
+		if id, ok := d.tokenizer.EOS(); ok && (len(ids) == 0 || ids[len(ids)-1] != id) {
 			return append(ids, id)
 		}
 	}

@@ -149,3 +149,36 @@ func TestTokenizerFaults(t *testing.T) {
 		}
 	}
 }
+
+// endsInD is a tokenizer whose end mark is the token of the letter d.
+type endsInD struct{ testTokenizer }
+
+func (endsInD) EOS() (int32, bool) { return 'd', true }
+
+// The end mark is added to documents that do not end with it.
+func TestEndMark(t *testing.T) {
+	dir := t.TempDir()
+	d := config(9, file(t, dir, "a.txt", "cod"), file(t, dir, "b.txt", "code"), file(t, dir, "c.jsonl", "{\"text\":\"add\"}\n{\"text\":\"b\"}\n{\"text\":\"b\"}"))
+	for _, c := range []struct {
+		add  bool
+		want string
+	}{{true, "cod coded add bd bd"}, {false, "cod code add b b"}} {
+		d.AddEOS, d.Pack = c.add, false
+		data, err := Open(d, EvalConfig{}, Options{Vocab: 301, Tokenizer: endsInD{}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer data.Close()
+		var got []string
+		for _, s := range whole(t, data.Train()) {
+			var b []byte
+			for _, id := range s.IDs {
+				b = append(b, byte(id))
+			}
+			got = append(got, string(b))
+		}
+		if s := strings.Join(got, " "); s != c.want {
+			t.Errorf("add_eos %v: %s; want %s", c.add, s, c.want)
+		}
+	}
+}
