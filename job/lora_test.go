@@ -188,7 +188,7 @@ func TestLoRAIsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	for key, value := range map[string]any{"use_dora": true, "modules_to_save": []string{"lm_head"}, "target_parameters": []string{"x"}, "rank_pattern": map[string]int{"q": 2},
-		"bias": "all", "layers_to_transform": []int{0}, "peft_type": "IA3", "new_feature": 3, "target_modules": ".*q_proj", "r": 0.5} {
+		"bias": "all", "layers_to_transform": []int{0}, "peft_type": "IA3", "new_feature": 3, "init_lora_weights": "pissa", "target_modules": ".*q_proj", "r": 0.5} {
 		var all map[string]any
 		if err := json.Unmarshal(text, &all); err != nil {
 			t.Fatal(err)

@@ -59,7 +59,7 @@ func (f *AdapterFolder) Files() []comm.File {
 
 // idleKeys are keys of adapter_config.json that change nothing, or that tensors and other keys
 // repeat.
-var idleKeys = []string{"peft_version", "revision", "task_type", "inference_mode", "auto_mapping", "init_lora_weights", "lora_dropout", "megatron_core", "qalora_group_size",
+var idleKeys = []string{"peft_version", "revision", "task_type", "inference_mode", "auto_mapping", "lora_dropout", "megatron_core", "qalora_group_size",
 	"base_model_name_or_path", "peft_type", "r", "lora_alpha", "use_rslora", "target_modules"}
 
 // readAdapterConfig reads adapter_config.json.
@@ -110,15 +110,17 @@ func readAdapterConfig(dir string) (l LoRA, base string, err error) {
 	return l, base, nil
 }
 
-// isUnset reports whether a value in adapter_config.json turns a setting off.
+// isUnset reports whether a value in adapter_config.json turns a setting off. An initialization by
+// the matrices of the base model, such as PiSSA, changes these matrices as well: the adapters are of
+// a base model that only PEFT can make again.
 func isUnset(key string, value any) bool {
 	switch x := value.(type) {
 	case nil:
 		return true
 	case bool:
-		return !x
+		return !x || key == "init_lora_weights"
 	case string:
-		return key == "bias" && x == "none"
+		return key == "bias" && x == "none" || key == "init_lora_weights" && x == "gaussian"
 	case map[string]any:
 		return len(x) == 0
 	case []any:
