@@ -121,6 +121,8 @@ func (c *conversation) message(i int, raw json.RawMessage, fromShareGPT bool) (*
 				err = e
 			}
 			trains = trains && on
+		case k == "train_detail":
+			err = errors.New("has train_detail, and only whole messages can be left out; use train or weight")
 		case k == content:
 			m.Set("content", v)
 		case k == "tool_calls":
@@ -268,6 +270,11 @@ func joinParts(l *jinja.List) (jinja.Text, error) {
 				continue
 			}
 			return out, errors.New("has a part that is neither a string nor an object; write {\"type\": \"text\", \"text\": …}")
+		}
+		for _, key := range []string{"train", "weight"} {
+			if v, _ := d.Get(key); v != nil {
+				return out, fmt.Errorf("has a part with %s, and only whole messages can be left out; write %s in the message", key, key)
+			}
 		}
 		t, ok := d.Get("text")
 		s, isText := t.(jinja.Text)

@@ -174,6 +174,9 @@ func tokens(object map[string]json.RawMessage) (*Document, error) {
 			*x.to = append(*x.to, int32(id))
 		}
 	}
+	if err := oneDocument(object, len(d.IDs)); err != nil {
+		return nil, err
+	}
 	if d.Labels == nil {
 		d.Labels = d.IDs
 	}
@@ -181,6 +184,32 @@ func tokens(object map[string]json.RawMessage) (*Document, error) {
 		return nil, fmt.Errorf("input_ids has %d ids and labels %d; give both the same length", len(d.IDs), len(d.Labels))
 	}
 	return d, nil
+}
+
+// oneDocument returns an error if a field beside input_ids leaves tokens out of the attention or of
+// the loss, or divides them into several documents.
+func oneDocument(object map[string]json.RawMessage, tokens int) error {
+	for _, name := range beside {
+		raw, ok := object[name]
+		if !ok || string(raw) == "null" {
+			continue
+		}
+		var values []int64
+		if err := json.Unmarshal(raw, &values); err != nil {
+			return fmt.Errorf("field %q is not a list of integers; remove it", name)
+		}
+		for i, v := range values {
+			switch {
+			case name == "position_ids" && v != int64(i):
+				return fmt.Errorf("position_ids, position %d: %d, and only one document from position 0 on is supported; write each document as a record", i, v)
+			case name == "seq_lengths" && v != int64(tokens):
+				return fmt.Errorf("seq_lengths has a document of %d of %d tokens; write each document as a record", v, tokens)
+			case strings.Contains(name, "mask") && v != 1:
+				return fmt.Errorf("%s, position %d: %d, and only 1 is supported; leave padding out, and write labels with -100 for tokens without a loss", name, i, v)
+			}
+		}
+	}
+	return nil
 }
 
 // prompt reads a prompt and its completion: two strings, or two lists of messages.
