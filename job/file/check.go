@@ -216,7 +216,7 @@ func (l *loader) check() {
 	apply(refusals, status.Unsupported)
 	if !l.broken && !l.bad["kind"] {
 		l.bad["model.path"] = l.bad["model.path"] || l.bad["model"] || l.bad["model.new"]
-		l.bad["data.path"] = l.bad["data.path"] || l.bad["data"]
+		l.bad["data.path"] = l.bad["data.path"] || l.bad["data"] || l.bad["data.source"]
 		apply(missing, status.InvalidConfig)
 	}
 	if l.bad["kind"] {

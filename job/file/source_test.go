@@ -38,7 +38,7 @@ func TestSources(t *testing.T) {
 		"[[data.source]]\npath = \"http://x/a.txt\"\n":                  "data.source",
 	} {
 		_, err := Parse([]byte(sourceBase+src), "jobs/job.toml", nil, nil)
-		if err == nil || !strings.Contains(err.Error(), want) {
+		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "data.path: missing") {
 			t.Errorf("%q: %v; want %s", src, err, want)
 		}
 	}
