@@ -111,8 +111,8 @@ func readAdapterConfig(dir string) (l LoRA, base string, err error) {
 }
 
 // isUnset reports whether a value in adapter_config.json turns a setting off. An initialization by
-// the matrices of the base model, such as PiSSA, changes these matrices as well: the adapters are of
-// a base model that only PEFT can make again.
+// the matrices of the base model, such as PiSSA, changes these matrices as well: the adapters are
+// of a base model that only PEFT can make again.
 func isUnset(key string, value any) bool {
 	switch x := value.(type) {
 	case nil:
