@@ -50,7 +50,7 @@ func TestRecords(t *testing.T) {
 		{`{"input_ids": [97, 98, 99, 100], "labels": [-100, -100, 99, 101]}`, "abcd", "..ce", "..ce", "..ce"},
 		{`{"input_ids": [97, 98, 99], "attention_mask": [1, 1, 1], "position_ids": [0, 1, 2], "seq_lengths": [3], "assistant_masks": null}`, "abc", ".bc", ".bc", ".bc"},
 		{`{"text": "plain"}`, "plain", ".lain", ".lain", ".lain"},
-		{`{"messages": [{"role": "user", "content": "é"}, {"role": "assistant", "content": "ü"}], "tools": null}`,
+		{`{"messages": [{"role": "user", "content": "é"}, {"role": "assistant", "content": "ü"}], "tools": null, "system": " ", "functions": []}`,
 			"user:é\nA:ü\n", "..........ü\n", "..........ü\n", ".ser:é\nA:ü\n"},
 	}
 	var all []string
@@ -165,6 +165,8 @@ func TestChatFaults(t *testing.T) {
 		{tags, messages(user + `{"role": "assistant", "content": ""}`), "message 1 of the assistant is empty; remove it, or the record"},
 		{tags, messages(`{"role": "user", "content": " \n"}, {"role": "assistant", "content": "b"}`), "message 0 of the user is empty"},
 		{tags, messages(user + `{"role": "assistant", "content": null}`), "message 1 of the assistant is empty"},
+		{tags, `{"system": "s", ` + good[1:], `field "system" is not read; write it as the first message`},
+		{tags, `{"functions": [{"name": "f"}], "system": "", ` + good[1:], `field "functions" is not read; write them as tools`},
 		{tags, messages(""), "the conversation is empty; remove the record"},
 		{tags, messages(user[:len(user)-2]), `no message of an assistant is trained; remove the record, or set data.train_on = "all"`},
 		{tags, messages(user + `{"role": "assistant", "content": 3}`), "message 1 has a content that is neither a string nor a list of texts"},

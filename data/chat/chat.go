@@ -33,7 +33,7 @@ const (
 )
 
 // Fields are the fields of records that Read reads, without the field of a text.
-var Fields = append([]string{"messages", "conversations", "prompt", "completion", "input_ids", "labels", "tools", "documents", "chat_template_kwargs"}, beside...)
+var Fields = append([]string{"messages", "conversations", "prompt", "completion", "input_ids", "labels", "tools", "documents", "chat_template_kwargs", "system", "functions"}, beside...)
 
 // beside are fields that other trainers write beside input_ids. They are refused where they mean
 // that the record is not one document all of whose tokens are trained.

@@ -31,9 +31,19 @@ var shareGPT = map[string]string{"human": "user", "user": "user", "gpt": "assist
 // reasoning has the names under which messages have an assistant's reasoning.
 var reasoning = []string{"reasoning_content", "thinking", "reasoning"}
 
+// outside has fields beside the messages that other formats have, and what to write instead.
+var outside = []struct{ field, instead string }{{"system", "write it as the first message, of the role system"}, {"functions", "write them as tools"}}
+
 func newConversation(object map[string]json.RawMessage, messages []json.RawMessage, fromShareGPT bool) (*conversation, error) {
 	if len(messages) == 0 {
 		return nil, errors.New("the conversation is empty; remove the record")
+	}
+	for _, x := range outside {
+		v, _ := jinja.FromJSON(object[x.field], 0, maxDepth)
+		t, _ := v.(jinja.Text)
+		if l, ok := v.(*jinja.List); ok && len(l.Items) > 0 || strings.TrimSpace(t.S) != "" {
+			return nil, fmt.Errorf("field %q is not read; %s", x.field, x.instead)
+		}
 	}
 	c := &conversation{messages: &jinja.List{}, trains: make([]bool, len(messages)), shown: make([]bool, len(messages))}
 	for _, raw := range object {
