@@ -15,6 +15,9 @@ func init() {
 	onText := func(f func(string) string) func(c *call, v Value) Value {
 		return func(c *call, v Value) Value { t := textOf(v); return c.made(t.with(f(t.S))) }
 	}
+	onRunes := func(f func(rune) string) func(c *call, v Value) Value {
+		return func(c *call, v Value) Value { return c.made(textOf(v).eachRune(f)) }
+	}
 	size := func(c *call, v Value) Value {
 		n, ok := length(v)
 		if !ok {
@@ -41,7 +44,7 @@ func init() {
 		"d":       otherwise,
 		"tojson":  toJSON,
 		"string":  func(c *call, v Value) Value { return c.made(textOf(v)) },
-		"upper":   onText(strings.ToUpper), "lower": onText(strings.ToLower), "capitalize": onText(capitalize), "title": onText(titleWords),
+		"upper":   onRunes(upper), "lower": onRunes(lower), "capitalize": onText(capitalize), "title": onText(titleWords),
 		"safe": func(c *call, v Value) Value { t := textOf(v); t.safe = true; return t },
 		"e":    escape, "escape": escape,
 		"dictsort": dictSort,

@@ -40,6 +40,7 @@ func TestMarks(t *testing.T) {
 		{"{{ a | replace('<think>', '*') }}", "1:  |0:*|1:x</think>ä\"b "},
 		{"{{ [b, 'x'] | join(', ') }}", "2:bb|0:, x"},
 		{"{% for ch in b %}{{ ch }}-{% endfor %}", "2:b|0:-|2:b|0:-"},
+		{"{% set t = b ~ 'ß' %}{{ t | upper }}{{ (b ~ 'ŉİ').lower() }}", "2:BB|0:SS|2:bb|0:ŉi\u0307"},
 		{"{{ b | tojson }}{{ (b ~ '\n') | indent }}", "2:\"bb\"bb|0:\n"},
 		{"x{% generation %}y{{ b }}{% endgeneration %}z", "0:x|0+:y|2+:bb|0:z"},
 	} {
@@ -71,6 +72,7 @@ func TestForms(t *testing.T) {
 		"{{ s | title }}|{{ s.title() }}|{{ s | wordcount }}":                                                                  "It's A Foo_bar-Baz (Qux)|It'S A Foo_Bar-Baz (Qux)|6",
 		"{{ s.find('o', 8) }} {{ s.find('o', 0, 7) }} {{ s.find('', 99) }} {{ s.rfind('a', 0, -8) }} {{ 'äöä'.find('ä', 1) }}": "8 -1 -1 12 2",
 		"{{ s.count('a', 6) }} {{ s.startswith('a', 5) }} {{ s.endswith('it', 0, 2) }} {{ s.startswith(('x', 'i')) }}":         "2 True True True",
+		"{{ 'straße ﬁ ǰ ΐ' | upper }} {{ 'ÄÖİ'.lower() }}":                                                                     "STRASSE FI J\u030c \u0399\u0308\u0301 äöi\u0307",
 		"{{ l | sum(start=10) }} {{ x | sum('a') }} {{ x | sum(attribute='a', start=1) }}":                                     "16 4 5",
 		"{{ (x | max(attribute='a')).a }} {{ m | min(true) }} {{ m | min }}":                                                   "2 A A",
 		"{{ m | unique | list }} {{ m | unique(true) | list }} {{ x | unique(attribute='a') | list }}":                         "['b', 'A'] ['b', 'A', 'a'] [{'a': 1}, {'a': 2}]",

@@ -210,6 +210,10 @@ func mapped(f func(string) string) func(c *call, t Text) Value {
 	return func(c *call, t Text) Value { return c.in.made(c.line, t.with(f(t.S))) }
 }
 
+func mappedRunes(f func(rune) string) func(c *call, t Text) Value {
+	return func(c *call, t Text) Value { return c.in.made(c.line, t.eachRune(f)) }
+}
+
 func classOf(is func(rune) bool) func(c *call, t Text) Value {
 	return func(c *call, t Text) Value {
 		return t.S != "" && strings.IndexFunc(t.S, func(r rune) bool { return !is(r) }) < 0
@@ -270,7 +274,7 @@ func init() {
 	textMethods = map[string]func(c *call, t Text) Value{
 		"strip": strip(true, true), "lstrip": strip(true, false), "rstrip": strip(false, true),
 		"startswith": affix(strings.HasPrefix), "endswith": affix(strings.HasSuffix),
-		"upper": mapped(strings.ToUpper), "lower": mapped(strings.ToLower), "capitalize": mapped(capitalize), "title": mapped(title),
+		"upper": mappedRunes(upper), "lower": mappedRunes(lower), "capitalize": mapped(capitalize), "title": mapped(title),
 		"split": split(false), "rsplit": split(true), "splitlines": splitLines,
 		"find": position(false), "rfind": position(true),
 		"isdigit": classOf(unicode.IsDigit), "isalpha": classOf(unicode.IsLetter), "isspace": classOf(isSpace),
