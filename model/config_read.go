@@ -84,7 +84,7 @@ func (r *reader) ineffective(name, fix string) {
 	if x, number := asFloat(v); !r.strict || v == nil || v == false || number && x == 0 {
 		return
 	}
-	r.fault(status.InvalidConfig, "%s = %v has no effect in %v; %s", name, v, r.raw["model_type"], fix)
+	r.fault(status.InvalidConfig, "%s = %s has no effect in %v; %s", name, quoted(v), r.raw["model_type"], fix)
 	r.unknowns = append(r.unknowns, r.faults[len(r.faults)-1])
 }
 
