@@ -255,7 +255,7 @@ func TestPlanThroughTheCommandLine(t *testing.T) {
 		{"plan JOB --cluster " + file("nodes = 3\nranks_per_node = 2\n[rates]\nmessage = 5.0") + " --set parallel.two_level=on", status.OK,
 			[]string{"levels           all-to-alls with two levels, over 3 nodes of 2 ranks"}},
 		{"plan JOB -n 3 --set memory.device=1e-4", status.OutOfMemory, []string{"memory.device allows"}},
-		{"plan JOB -n 3 --set data.sequence=1000000000", status.OutOfMemory, []string{"are planned for each rank", " are free"}},
+		{"plan JOB -n 3 --set data.sequence=1000000000", status.OutOfMemory, []string{"of host memory are planned on this rank", "GiB free for 3 ranks"}},
 		{"plan JOB -n 3 --set parallel.ulysses=2", status.InvalidConfig, []string{"does not divide the 3 ranks"}},
 		{"plan JOB --set data.sequnce=1", status.InvalidConfig, []string{"did you mean data.sequence?"}},
 		{"plan JOB --set model.new={} --set model.path=nowhere --set optimizer.lr=1", status.IO, []string{"nowhere"}},

@@ -2,10 +2,12 @@ package train
 
 import (
 	"fmt"
+	"slices"
 
 	"ulysses/device"
 	"ulysses/internal/status"
 	"ulysses/model"
+	"ulysses/tensor"
 )
 
 const (
@@ -25,10 +27,10 @@ func fits(d device.Device, plan []model.Component) error {
 		whose = fmt.Sprintf("%s, which %d ranks share, has for each", info.Name, info.Sharing)
 	}
 	if info.Usable() == info.Memory {
-		return within(plan, false, info.Memory, whose)
+		return within(plan, false, info.Memory, whose, deviceFix)
 	}
 	whose += fmt.Sprintf(" %.1f MiB, of which contexts, communicators and other processes leave", float64(info.Memory)/mib)
-	err := within(plan, false, info.Free, whose)
+	err := within(plan, false, info.Free, whose, deviceFix)
 	if err != nil && model.Bytes(plan) <= info.Memory {
 		err = status.Errorf(status.OutOfMemory, "%w; or end other processes on the GPU (nvidia-smi lists them)", err)
 	}
@@ -36,8 +38,9 @@ func fits(d device.Device, plan []model.Component) error {
 }
 
 // fitsHost returns an error for a plan that needs more host memory than this rank may use; 0 =
-// unknown. perNode is the number of ranks that share the host's memory.
-func fitsHost(free int64, perNode int, plan []model.Component) error {
+// unknown. A device that computes in host memory has its own memory there as well. perNode is the
+// number of ranks that share the host's memory.
+func fitsHost(d device.Device, free int64, perNode int, plan []model.Component) error {
 	if free == 0 {
 		return nil
 	}
@@ -45,16 +48,28 @@ func fitsHost(free int64, perNode int, plan []model.Component) error {
 	if perNode > 1 {
 		whose = fmt.Sprintf("the host has %.1f GiB free for %d ranks, for each", float64(free)*float64(perNode)/gib, perNode)
 	}
-	return within(plan, true, free, whose)
+	if d.Info().Place != tensor.Host {
+		return within(plan, true, free, whose, hostFix)
+	}
+	plan = slices.Clone(plan)
+	for i := range plan {
+		plan[i].Host = true
+	}
+	return within(plan, true, free, whose, "use more nodes or a higher parallel.zero, or "+shorter)
 }
 
+// Fixes of a plan that exceeds a limit.
+const (
+	shorter   = "set a shorter data.sequence or a smaller data.batch, and leave the keys of [memory] and [tile] at \"auto\""
+	deviceFix = "use more ranks, or " + shorter
+	hostFix   = "use more nodes or a higher parallel.zero, raise memory.host if it is set, or set fewer keys of [memory] to \"offload\""
+)
+
 // within returns an error for a plan that exceeds a limit of the device's memory, or of the host's.
-func within(plan []model.Component, host bool, limit int64, whose string) error {
-	planned, fix := model.Bytes(plan), "use more ranks, or set a shorter data.sequence or a smaller data.batch, and leave the keys of [memory] and [tile] at \"auto\""
-	where := ""
+func within(plan []model.Component, host bool, limit int64, whose, fix string) error {
+	planned, where := model.Bytes(plan), ""
 	if host {
-		where = "of host memory "
-		planned, fix = model.HostBytes(plan), "use more nodes or a higher parallel.zero, raise memory.host if it is set, or set fewer keys of [memory] to \"offload\""
+		planned, where = model.HostBytes(plan), "of host memory "
 	}
 	if planned <= limit {
 		return nil

@@ -392,7 +392,7 @@ func (o *optimizer) allocate(plan []planned, compute tensor.DType) ([]*device.Ar
 	if err := fits(o.dev, components(plan)); err != nil {
 		return nil, err
 	}
-	if err := fitsHost(o.FreeHost, o.PerNode, components(plan)); err != nil {
+	if err := fitsHost(o.dev, o.FreeHost, o.PerNode, components(plan)); err != nil {
 		return nil, err
 	}
 	buffers, err := allocate(o.dev, plan)

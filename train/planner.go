@@ -7,6 +7,7 @@ import (
 
 	"ulysses/comm"
 	"ulysses/internal/status"
+	"ulysses/internal/units"
 	"ulysses/model"
 	"ulysses/tensor"
 )
@@ -66,7 +67,7 @@ func (p *planner) run() error {
 
 // choose returns the index of the best choice. It tries the first choice alone, which nearly always
 // fits, and then all of them, with short panels only where that is faster than what fits otherwise.
-// If none fits, it returns the choice that needs the least memory, and an error if this choice
+// If none fits, it returns the choice that needs the least memory. The error says that the choice
 // exceeds a hard limit.
 func (p *planner) choose() (int, error) {
 	if err := p.try(p.considered[:1]); err != nil {
@@ -107,9 +108,6 @@ func (p *planner) choose() (int, error) {
 	if best >= len(p.considered) { // of the choices with short panels, only this one is listed
 		p.considered = append(p.considered, tried[best])
 		best = len(p.considered) - 1
-	}
-	if fits {
-		return best, nil
 	}
 	return best, p.refuse(&p.considered[best])
 }
@@ -155,7 +153,7 @@ func (p *planner) try(some []Choice) error {
 		}
 		x := most[4*i:]
 		x[0], x[1], x[3] = size[0], size[1], int64(math.Float64bits(p.extra(size[1])))
-		if size[0] > l.device || size[1] > l.host {
+		if size[0] > l.device || size[1] > l.host || size[0]+size[1] > l.sum {
 			x[2] = 1
 		}
 	}
@@ -200,25 +198,24 @@ func (p *planner) refuse(x *Choice) error {
 	}
 	all, limit := p.components(), &p.Memory.Config
 	if limit.Device > 0 {
-		if err := within(all, false, int64(limit.Device*gib), "memory.device allows"); err != nil {
+		if err := within(all, false, units.FromGiB(limit.Device), "memory.device allows", deviceFix); err != nil {
 			return err
 		}
 	}
 	if limit.Host > 0 {
-		if err := within(all, true, int64(limit.Host*gib), "memory.host allows"); err != nil {
+		if err := within(all, true, units.FromGiB(limit.Host), "memory.host allows", hostFix); err != nil {
 			return err
 		}
 	}
-	if p.Device.Info().Place != tensor.Host {
-		if err := fitsHost(p.freeHost, p.Memory.PerNode, all); err != nil {
-			return err
-		}
+	if err := fitsHost(p.Device, p.freeHost, p.Memory.PerNode, all); err != nil {
+		return err
 	}
 	return fits(p.Device, all)
 }
 
-// limits are the bytes that a rank may plan; math.MaxInt64 = unknown.
-type limits struct{ device, host int64 }
+// limits are the bytes that a rank may plan; math.MaxInt64 = unknown. sum is the limit of both
+// together, for a device that computes in host memory.
+type limits struct{ device, host, sum int64 }
 
 // limits returns the limits of [memory]. Without them it returns nine tenths of the memory of a
 // device that has its own, or of the part that was free, or of the host's memory that this rank may
@@ -226,11 +223,14 @@ type limits struct{ device, host int64 }
 // kernels.
 func (p *planner) limits() limits {
 	most := func(n int64) int64 { return n - n/10 }
-	l := limits{math.MaxInt64, math.MaxInt64}
+	l := limits{math.MaxInt64, math.MaxInt64, math.MaxInt64}
+	if p.Device.Info().Place == tensor.Host && p.freeHost > 0 {
+		l.sum = p.freeHost
+	}
 	own := p.Device.Info().Usable()
 	switch {
 	case p.Memory.Config.Device > 0:
-		l.device = int64(p.Memory.Config.Device * gib)
+		l.device = units.FromGiB(p.Memory.Config.Device)
 	case own > 0:
 		l.device = most(own)
 	case p.freeHost > 0:
@@ -238,7 +238,7 @@ func (p *planner) limits() limits {
 	}
 	switch {
 	case p.Memory.Config.Host > 0:
-		l.host = int64(p.Memory.Config.Host * gib)
+		l.host = units.FromGiB(p.Memory.Config.Host)
 	case p.Device.Info().Place != tensor.Host && p.freeHost > 0:
 		l.host = most(p.freeHost)
 	}

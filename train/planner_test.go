@@ -177,3 +177,41 @@ func TestLessMemoryTakesMoreTime(t *testing.T) {
 		t.Errorf("refused %v, last %v", refused, last)
 	}
 }
+
+// On a CPU, activations that are offloaded are in the same memory as everything else. A plan that
+// exceeds the free memory is refused, whatever memory.device allows.
+func TestFreeMemoryOfACPU(t *testing.T) {
+	on := func(x run) (outcome, Choice, error) {
+		t.Helper()
+		o, chosen, err := runOn(t, x, 1, func(int) (device.Device, error) { return cpu.New(cpu.Options{Workers: 1}) })
+		return o, chosen[0], err
+	}
+	o, _, err := on(run{memory: MemoryConfig{Device: 1e300, Host: 1e300}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	whole, weights := model.Bytes(o.table), int64(0)
+	for _, c := range o.table {
+		if c.Name == "weights" {
+			weights = c.Bytes
+		}
+	}
+	offload := MemoryConfig{BlockInput: "offload", Attention: "offload", QKV: "offload", MLP: "offload"}
+	for name, x := range map[string]struct {
+		run  run
+		code status.Code
+	}{
+		"room":                        {run{free: 2 * whole}, status.OK},
+		"recomputed":                  {run{free: whole}, status.OK},
+		"a limit that is free":        {run{free: whole, memory: MemoryConfig{Device: 2 * float64(whole) / gib}}, status.OK},
+		"offloaded":                   {run{free: whole * 2 / 3, memory: offload}, status.OutOfMemory},
+		"no choice fits":              {run{free: whole / 3}, status.OutOfMemory},
+		"a limit that is not free":    {run{free: whole / 3, memory: MemoryConfig{Device: 1}}, status.OutOfMemory},
+		"weights, before the planner": {run{free: weights, offload: Offload{FreeHost: weights}}, status.OutOfMemory},
+	} {
+		o, c, err := on(x.run)
+		if status.Of(err) != x.code || err == nil && model.Bytes(o.table)+model.HostBytes(o.table) > x.run.free || err != nil && !strings.Contains(err.Error(), "the host has free for it") {
+			t.Errorf("%s: %v, %+v, %d bytes planned and %d on the host, %d free, %d if everything is kept", name, err, c, model.Bytes(o.table), model.HostBytes(o.table), x.run.free, whole)
+		}
+	}
+}

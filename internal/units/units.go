@@ -88,6 +88,14 @@ func Short(x float64) string {
 	return fmt.Sprintf("%.3gP", x)
 }
 
+// FromGiB returns a number of GiB in bytes, at most the largest int64.
+func FromGiB(n float64) int64 {
+	if n *= 1 << 30; n < math.MaxInt64 {
+		return int64(n)
+	}
+	return math.MaxInt64
+}
+
 // MiB converts bytes to MiB.
 func MiB(n int64) float64 { return float64(n) / (1 << 20) }
 

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"ulysses/internal/units"
 	"ulysses/job/file"
 )
 
@@ -19,10 +20,10 @@ func applyRates(c *file.Cluster, m *Machine) {
 		}
 	}
 	if c.Memory > 0 {
-		m.Info.Memory = int64(c.Memory * (1 << 30))
+		m.Info.Memory = units.FromGiB(c.Memory)
 	}
 	if c.HostMemory > 0 {
-		m.Host = int64(c.HostMemory*(1<<30)) / c.PerNode
+		m.Host = units.FromGiB(c.HostMemory) / c.PerNode
 	}
 	m.Rates.PerNode = int(c.PerNode)
 }

@@ -9,6 +9,7 @@ import (
 	"ulysses/job/assembly"
 	"ulysses/job/operator"
 	"ulysses/model"
+	"ulysses/tensor"
 )
 
 // predictOperator dry-runs an operator job. It reads the header of the input and the lists of
@@ -30,8 +31,8 @@ func (f *Forecast) predictOperator() error {
 		return status.Errorf(status.OutOfMemory, "plan: %s are planned for each rank, and its device has %s; start more ranks, so that each has fewer tokens and heads",
 			units.Bytes(r.Bytes), units.Bytes(all))
 	}
-	if err := f.checkHost(); err != nil {
-		return err
+	if f.Device.Info().Place == tensor.Host && f.FreeHost > 0 && r.Bytes > f.FreeHost {
+		return status.Errorf(status.OutOfMemory, "plan: %s are planned for each rank, and %s are free; use more nodes", units.Bytes(r.Bytes), units.Bytes(f.FreeHost))
 	}
 	before := f.total()
 	f.Clock.Push(f.Job.Kind)

@@ -8,14 +8,11 @@ import (
 	"ulysses/data"
 	"ulysses/dryrun"
 	"ulysses/internal/clock"
-	"ulysses/internal/status"
-	"ulysses/internal/units"
 	"ulysses/job/assembly"
 	"ulysses/job/file"
 	"ulysses/job/operator"
 	"ulysses/model"
 	"ulysses/sp"
-	"ulysses/tensor"
 	"ulysses/train"
 )
 
@@ -214,25 +211,10 @@ func (f *Forecast) prepare() (err error) {
 		return err
 	}
 	f.Memory = f.trainer.Components()
-	if err := f.checkHost(); err != nil {
-		return err
-	}
 	tokens, _ := f.trainer.MaxTokens()
 	f.tokens = tokens * j.Mesh.Replicas
 	if j.Kind == "train" {
 		f.tokens *= j.Data.Accumulate
-	}
-	return nil
-}
-
-// checkHost returns an error if a plan for the CPU exceeds the free memory. The trainer checks the
-// memory of a GPU, and host memory beside it.
-func (f *Forecast) checkHost() error {
-	if f.Device.Info().Place != tensor.Host {
-		return nil
-	}
-	if planned := model.Bytes(f.Memory); f.FreeHost > 0 && planned > f.FreeHost {
-		return status.Errorf(status.OutOfMemory, "plan: %s are planned for each rank, and %s are free; use more nodes", units.Bytes(planned), units.Bytes(f.FreeHost))
 	}
 	return nil
 }
