@@ -78,8 +78,11 @@ func Predict(j *file.Job, m *Machine, x *subject, timing bool) (*Forecast, error
 		lengths = []int64{j.Data.Batch * j.Data.Sequence}
 	}
 	var most *Forecast
-	ranks := Heaviest(lengths, x.Heads, j.Mesh.Ulysses, j.Mesh.Ring)
-	if last := int((j.Mesh.Ring - 1) * j.Mesh.Ulysses); timing && last > 0 {
+	ranks, err := heaviestOfGroups(j, m, x, Heaviest(lengths, x.Heads, j.Mesh.Ulysses, j.Mesh.Ring))
+	if err != nil {
+		return nil, err
+	}
+	if last := int((j.Mesh.Ring - 1) * j.Mesh.Ulysses); timing && last > 0 && !slices.Contains(ranks, last) {
 		ranks = append(ranks, last) // without a zigzag, the last group of a ring sees the most keys
 	}
 	for _, rank := range ranks {
@@ -137,8 +140,72 @@ func Heaviest(lengths []int64, heads [][2]int64, ulysses, ring int64) (ranks []i
 	return ranks
 }
 
+// heaviestOfGroups returns, of the ranks of the first group of a ring and the ranks at their
+// positions in the other groups, those that need the most memory if everything is kept, or if
+// everything is computed again. The groups have other rows and keys of attention.
+func heaviestOfGroups(j *file.Job, m *Machine, x *subject, first []int) (heaviest []int, err error) {
+	if j.Mesh.Ring == 1 || x.config == nil {
+		return first, nil
+	}
+	again := model.Activations{Attention: model.Recompute, QKV: model.Recompute, MLP: model.Recompute}
+	var most [2]int64
+	var at [2]int
+	for _, position := range first {
+		for group := range j.Mesh.Ring {
+			rank := position + int(group*j.Mesh.Ulysses)
+			for i, a := range []model.Activations{{}, again} {
+				bytes, err := bytesOf(j, m, x, rank, a)
+				if err != nil {
+					return nil, err
+				}
+				if bytes > most[i] {
+					most[i], at[i] = bytes, rank
+				}
+			}
+		}
+	}
+	return slices.Compact(at[:]), nil
+}
+
+// bytesOf returns the bytes of a pass on a rank, and of its weights.
+func bytesOf(j *file.Job, m *Machine, x *subject, rank int, a model.Activations) (int64, error) {
+	f, err := open(j, m, x, rank)
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	if err := f.Layout(); err != nil {
+		return 0, err
+	}
+	if err := f.Model.SetActivations(a); err != nil {
+		return 0, err
+	}
+	tokens := j.Data.Batch * j.Data.Sequence
+	table, err := f.Model.Memory(f.Model.MostTokens(tokens), tokens, j.Kind == "train")
+	return model.Bytes(append(table, f.Weights.Components()...)), err
+}
+
 // PredictRank is Predict on one rank.
 func PredictRank(j *file.Job, m *Machine, x *subject, rank int, timing bool) (*Forecast, error) {
+	f, err := open(j, m, x, rank)
+	if err != nil {
+		return nil, err
+	}
+	if x.config == nil {
+		err = f.predictOperator()
+	} else if err = f.prepare(); err == nil && timing {
+		err = f.time()
+	}
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	f.addWaits(m)
+	return f, nil
+}
+
+// open returns a forecast of one rank before its dry run.
+func open(j *file.Job, m *Machine, x *subject, rank int) (*Forecast, error) {
 	clk, ledger := clock.New(), comm.NewLedger()
 	d, err := dryrun.Open(m.Info, m.Sizes, m.Rates, clk)
 	if err != nil {
@@ -152,18 +219,7 @@ func PredictRank(j *file.Job, m *Machine, x *subject, rank int, timing bool) (*F
 	mesh.Links = TypicalLinks
 	parts := &assembly.Parts{Job: j, Device: d, Mesh: mesh, Clock: clk, Compute: compute, FreeHost: m.Host, PerNode: m.Rates.PerNode, Config: x.config,
 		Rates: m.stepRates(), OpenHost: func() (assembly.HostStep, error) { return d.Host(), nil }}
-	f := &Forecast{Parts: parts, ledger: ledger, Rank: rank, device: d}
-	if x.config == nil {
-		err = f.predictOperator()
-	} else if err = f.prepare(); err == nil && timing {
-		err = f.time()
-	}
-	if err != nil {
-		f.Close()
-		return nil, err
-	}
-	f.addWaits(m)
-	return f, nil
+	return &Forecast{Parts: parts, ledger: ledger, Rank: rank, device: d}, nil
 }
 
 // addWaits adds the cost of waiting for other ranks on CPUs. The dry run has counted how often the
