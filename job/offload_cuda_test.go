@@ -25,6 +25,8 @@ func TestCUDAOffloadedOptimizer(t *testing.T) {
 		words []string // of memory.optimizer
 	}{
 		{1, "device.dtype=bf16", []string{"offload", "host"}},
+		{1, "device.dtype=bf16 optimizer.weight_decay=0.1 optimizer.clip=0.5", []string{"host"}},
+		{1, "device.dtype=bf16 optimizer.name=sgd optimizer.lr=0.3 optimizer.weight_decay=0.1 optimizer.clip=0.5", []string{"host"}},
 		{2, "device.dtype=bf16 parallel.zero=3 memory.gradients=offload data.accumulate=2", []string{"stream", "host"}},
 		{4, "device.dtype=f32 parallel.ulysses=2 parallel.ring=2 parallel.zero=2", []string{"host"}},
 	} {
@@ -49,7 +51,11 @@ func TestCUDAOffloadedOptimizer(t *testing.T) {
 				t.Errorf("%s, %s: the weights differ", c.sets, word)
 			}
 			where := map[string]string{"stream": "optimizer step: streamed through the device", "host": "optimizer step: on the host", "offload": "optimizer step: "}[word]
-			for _, w := range []string{where, "planned, host of a node with", "moments"} {
+			states := "moments"
+			if strings.Contains(c.sets, "sgd") {
+				states = "master weights"
+			}
+			for _, w := range []string{where, "planned, host of a node with", states} {
 				if !strings.Contains(report, w) {
 					t.Errorf("%s, %s: no %q in\n%s", c.sets, word, w, report)
 				}

@@ -178,6 +178,19 @@ AI vf v_sub(vf a, vf b) { return a - b; }
 AI vf v_mul(vf a, vf b) { return a * b; }
 AI vf v_div(vf a, vf b) { return a / b; }
 
+// v_rounded returns x. The compiler may fuse a product with the sum that uses it, but not through
+// v_rounded: there the product is rounded on every instruction set.
+AI vf v_rounded(vf x) {
+#if defined(__AVX512F__)
+  __asm__("" : "+v"(x));
+#elif defined(__x86_64__)
+  __asm__("" : "+x"(x));
+#else
+  __asm__("" : "+m"(x));
+#endif
+  return x;
+}
+
 // v_sum adds the lanes pairwise: the two halves, then quarters, and so on. The order depends on VW
 // alone.
 AI float v_sum(vf x) {
