@@ -3,11 +3,9 @@ package job
 import (
 	"fmt"
 	"os"
-	"path/filepath"
 	"strconv"
 	"time"
 
-	"ulysses/checkpoint"
 	"ulysses/comm"
 	"ulysses/device"
 	"ulysses/internal/proc"
@@ -159,7 +157,7 @@ func (s *session) saveMissing() error {
 	}
 	missing := []int64{0}
 	written, err := os.Stat(s.Job.ModelDir())
-	last, _ := os.Stat(filepath.Join(s.from, checkpoint.ManifestFile))
+	last, _ := os.Stat(s.from)
 	if os.IsNotExist(err) || err == nil && last != nil && written.ModTime().Before(last.ModTime()) {
 		missing[0] = 1
 	}
