@@ -63,7 +63,7 @@ func mkdir(t *testing.T, path string) {
 func TestUsedFolder(t *testing.T) {
 	dir, run := newKept(t, "output.trace=[1,2]")
 	out := filepath.Join(dir, "out")
-	const all = "metrics.jsonl, report.html, model/, trace.json"
+	const all = "metrics.jsonl, report.html, trace.json, model/"
 	for _, x := range []struct {
 		name, first, second, found string
 	}{

@@ -194,7 +194,8 @@ func TestUnevenExperts(t *testing.T) {
 	}
 }
 
-// Adapters of experts and routers are refused; "all-linear" leaves them out. Some experts cannot be
+// Adapters of experts, of routers and of dense MLPs beside them are refused; "all-linear" leaves
+// them out. Some experts cannot be
 // frozen without the others.
 func TestExpertsFrozenAndAdapted(t *testing.T) {
 	cfg := configs(t)["qwen3_moe"] // layer 1 is dense
@@ -204,7 +205,7 @@ func TestExpertsFrozenAndAdapted(t *testing.T) {
 	made := func(o Options) (*Model, error) { return New(dev, comm.Local(1)[0], cfg, o) }
 	for _, target := range []string{"gate_proj", "down_proj", "gate", "experts.3.up_proj"} {
 		_, err := made(Options{LoRA: &LoRA{Rank: 2, Alpha: 2, Targets: []string{"q_proj", target}}})
-		if status.Of(err) != status.Unsupported || !strings.Contains(err.Error(), "adapters of experts, of routers, and of the inputs of linear attention in qwen3_next are not built") {
+		if status.Of(err) != status.Unsupported || !strings.Contains(err.Error(), "adapters of experts, of routers, of the other MLPs of qwen3_moe and qwen3_next, and of the inputs of linear attention in qwen3_next are not built") {
 			t.Errorf("%s: %v", target, err)
 		}
 	}
@@ -220,7 +221,7 @@ func TestExpertsFrozenAndAdapted(t *testing.T) {
 			}
 		}
 	}
-	if adapters != 2*(3*4+3) {
+	if adapters != 2*3*4 {
 		t.Errorf("%d matrices of adapters", adapters)
 	}
 	m.Close()

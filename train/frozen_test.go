@@ -53,7 +53,7 @@ func TestFrozen(t *testing.T) {
 					}
 					got := x.train(t)
 					x.near(t, got, want, 1e-5)
-					if d := furthest(got.weights, want.weights); !(d <= 1.2e-7) { // the next number above 1
+					if d := furthest(got.weights, want.weights); !(d <= lastBit) {
 						t.Errorf("%s, %+v: the weights differ by %.2g", list, x, d)
 					}
 				}
