@@ -57,7 +57,8 @@ func (r *Reader) Read(record []byte, format, textField string) (*Document, error
 	}
 	var messages []json.RawMessage
 	if err := json.Unmarshal(object[field], &messages); err != nil {
-		return nil, fmt.Errorf("field %q is not a list of messages; write a list of objects with role and content", field)
+		fields := map[string]string{Messages: "role and content", Conversations: "from and value"}[format]
+		return nil, fmt.Errorf("field %q is not a list of messages; write a list of objects with %s", field, fields)
 	}
 	return r.conversation(object, messages, 0, format == Conversations)
 }
@@ -91,6 +92,13 @@ func kindOf(object map[string]json.RawMessage, format, textField string) (string
 	}
 	if list("input_ids") && len(kinds) == 0 {
 		kinds = append(kinds, Tokens)
+	}
+	if len(kinds) == 0 { // Read says that the field is not a list
+		for _, name := range []string{Messages, Conversations} {
+			if has(name) && textField != name {
+				kinds = append(kinds, name)
+			}
+		}
 	}
 	switch len(kinds) {
 	case 0:
