@@ -109,17 +109,21 @@ func (d Dir) Ready() error {
 	if err := os.Remove(probe); err != nil {
 		return fail(err)
 	}
-	return d.Clean()
+	if err := d.Clean(); err != nil {
+		return fail(err)
+	}
+	return nil
 }
 
 // Begin makes the folder for the files of a checkpoint, and removes the unfinished files of ended
 // runs. One rank calls it before the other ranks write.
 func (d Dir) Begin(step int64) error {
-	if err := d.Clean(); err != nil {
-		return err
+	err := d.Clean()
+	if err == nil {
+		err = os.MkdirAll(d.temp(step), 0o777)
 	}
-	if err := os.MkdirAll(d.temp(step), 0o777); err != nil {
-		return status.Errorf(status.IO, "checkpoint of step %d: %w; choose an output.dir that can be written", step, err)
+	if err != nil {
+		return status.Errorf(status.IO, "checkpoint of step %d: %w", step, err)
 	}
 	return nil
 }
@@ -137,7 +141,7 @@ func (d Dir) Clean() error {
 		}
 	}
 	if err != nil {
-		return status.Errorf(status.IO, "checkpoint.dir: the unfinished files of an ended run cannot be removed: %w; choose another output.dir", err)
+		return fmt.Errorf("the unfinished files of an ended run cannot be removed: %w", err)
 	}
 	return nil
 }
@@ -258,7 +262,7 @@ func (d Dir) Finish(m *Manifest, keep int, damaged []int64) error {
 		err = syncDir(string(d))
 	}
 	if err != nil {
-		return status.Errorf(status.IO, "checkpoint of step %d: %w; run the job again to resume from the last complete checkpoint", m.Step, err)
+		return status.Errorf(status.IO, "checkpoint of step %d: %w", m.Step, err)
 	}
 	return d.prune(m.Step, keep, m.kept(), damaged)
 }

@@ -79,7 +79,7 @@ func TestDiskReallyFull(t *testing.T) {
 	}
 	defer syscall.Unmount(states, syscall.MNT_DETACH)
 	_, err := run(2)
-	if status.Of(err) != status.IO || !strings.Contains(err.Error(), "no space left on device") || !strings.Contains(err.Error(), "checkpoint of step 8") || strings.Contains(err.Error(), "step 6") {
+	if status.Of(err) != status.IO || !strings.Contains(err.Error(), "no space left on device") || !strings.Contains(err.Error(), "checkpoint of step 8") || !strings.Contains(err.Error(), "; run the job again to resume") || strings.Contains(err.Error(), "step 6") {
 		t.Errorf("%v", err)
 	}
 	if got := losses(t, dir); !slices.Equal(got, want) {
@@ -191,6 +191,11 @@ func TestReadOnly(t *testing.T) {
 	}
 	if !strings.Contains(text.String(), "permission denied") || !strings.Contains(text.String(), "the next checkpoint is the next attempt") {
 		t.Errorf("no warning: %s", text.String())
+	}
+	for line := range strings.Lines(text.String()) {
+		if strings.Contains(line, "the run continues") && (strings.Contains(line, "run the job again") || strings.Contains(line, "choose")) {
+			t.Errorf("the run continues, and the warning says how to run it again: %s", line)
+		}
 	}
 	whole(t, "on the way", states)
 }

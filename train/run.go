@@ -126,10 +126,13 @@ func (t *Trainer) saveAfter(step int64, last bool) error {
 	if !last && !t.stopped {
 		return t.warnUnsaved(err)
 	}
-	if err != nil {
-		return err
+	if err == nil {
+		err = t.saver.finish()
 	}
-	return t.saver.finish()
+	if status.Of(err) == status.IO {
+		err = status.Errorf(status.IO, "%w; run the job again to resume from the last complete checkpoint", err)
+	}
+	return err
 }
 
 // bestFor returns the comparison of evaluations for the manifest of a checkpoint; nil = there is
