@@ -100,7 +100,7 @@ func (s *Subject) measure(c comm.Comm, f Facts) (device.Device, Facts) {
 	d, dtype, err := s.Open()
 	if err == nil {
 		info := d.Info()
-		f.Kind, f.Device, f.Kernels = info.Kind, info.Name, info.KernelsIn(dtype)
+		f.Kind, f.Device, f.Kernels, f.Compute = info.Kind, info.Name, info.Kernels, dtype
 	}
 	// Ranks of a node share its cores and its power, so all measure at once. An error of this
 	// barrier comes back from the next collective.

@@ -75,6 +75,39 @@ func check(t *testing.T, ranks int, spoil func(rank int, s *Subject)) *Report {
 	return reports[0]
 }
 
+// withBF16 is a CPU that also has kernels for BF16.
+type withBF16 struct{ device.Device }
+
+func (d withBF16) Info() device.Info {
+	info := d.Device.Info()
+	info.Kernels = strings.TrimSuffix(info.Kernels, "bf16") + "bf16"
+	return info
+}
+
+// The table names the kernels as a run does. In F32, kernels for BF16 make no difference.
+func TestKernelNames(t *testing.T) {
+	r := check(t, 2, func(rank int, s *Subject) {
+		open := s.Open
+		s.Open = func() (device.Device, tensor.DType, error) {
+			d, dtype, err := open()
+			return withBF16{d}, dtype, err
+		}
+	})
+	var out strings.Builder
+	if err := r.Print(&out); err != nil || !strings.HasSuffix(r.Ranks[0].Kernels, "bf16") || !strings.Contains(out.String(), r.Ranks[0].Kernels) {
+		t.Errorf("%v, not bf16:\n%s", err, out.String())
+	}
+	for dtype, want := range map[tensor.DType]int{tensor.F32: 0, tensor.BF16: 1} {
+		for i := range r.Ranks {
+			r.Ranks[i].Compute = dtype
+		}
+		r.Ranks[1].Kernels = strings.TrimSuffix(r.Ranks[0].Kernels, "bf16")
+		if found := compare(r.Ranks); len(found) != want {
+			t.Errorf("%v: %v", dtype, found)
+		}
+	}
+}
+
 func TestClusterCheck(t *testing.T) {
 	other := t.TempDir()
 	if err := os.WriteFile(filepath.Join(other, "a.txt"), []byte("a.tyt"), 0o600); err != nil {

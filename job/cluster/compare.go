@@ -10,8 +10,10 @@ import (
 	"slices"
 	"strings"
 
+	"ulysses/device"
 	"ulysses/internal/status"
 	"ulysses/internal/units"
+	"ulysses/tensor"
 )
 
 // Facts are what a rank sees on its node.
@@ -23,8 +25,9 @@ type Facts struct {
 	JobFile          string // checksum
 	Kind             string // of the device: "cpu", "cuda"
 	Device, Kernels  string
-	Rate             float64 // of a matrix product, in operations per second; 0 = not measured
-	Free             int64   // bytes of host memory; 0 = unknown
+	Compute          tensor.DType // of the job's matrix products
+	Rate             float64      // of a matrix product, in operations per second; 0 = not measured
+	Free             int64        // bytes of host memory; 0 = unknown
 	Variables        map[string]string
 	Interfaces       []string
 	Faults           []Fault
@@ -58,7 +61,9 @@ func compare(all []Facts) (found []Finding) {
 	different("job file", status.InvalidConfig, "copy the file of rank 0 to every node, or put it on a shared file system", func(f *Facts) string { return f.JobFile })
 	found = append(found, faults(all)...)
 	different("device", status.InvalidConfig, `set device.backend to "cuda" or "cpu"`, func(f *Facts) string { return f.Kind })
-	different("kernels", status.InvalidConfig, "set ULYSSES_ISA (on a GPU ULYSSES_KERNEL) on all ranks to what all nodes have", func(f *Facts) string { return f.Kernels })
+	different("kernels", status.InvalidConfig, "set ULYSSES_ISA (on a GPU ULYSSES_KERNEL) on all ranks to what all nodes have", func(f *Facts) string {
+		return device.Info{Kernels: f.Kernels}.KernelsIn(f.Compute)
+	})
 	return append(append(append(found, variables(all)...), memory(all)...), interfaces(all)...)
 }
 
