@@ -34,7 +34,7 @@ func listFiles(o *opener, key string, patterns []string, lines string) ([]dataFi
 	files := make([]dataFile, len(paths))
 	total := int64(0)
 	for i, path := range paths {
-		info, err := input.Stat(path)
+		info, err := input.StatContent(path)
 		if err != nil {
 			return nil, status.Errorf(status.IO, "%s: %s: cannot be read: %w", key, path, err)
 		}

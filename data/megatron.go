@@ -49,7 +49,7 @@ func openMegatron(path string, unitBytes int64) (*megatron, error) {
 		path  string
 		bytes *int64
 	}{{m.idx, &m.idxBytes}, {m.bin, &m.binBytes}} {
-		info, err := input.Stat(x.path)
+		info, err := input.StatContent(x.path)
 		if err != nil {
 			return nil, status.Errorf(status.IO, "%s: a Megatron dataset needs both files, %s and %s: %w", path, filepath.Base(m.bin), filepath.Base(m.idx), err)
 		}

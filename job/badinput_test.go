@@ -46,6 +46,16 @@ func writeTensors(t *testing.T, from, to string, edit func(name string, shape []
 func TestBadInput(t *testing.T) {
 	source := filepath.Join(goldens, "models", "qwen3")
 	keep := func(_ string, shape []int64, _ []float32) []int64 { return shape }
+	pointer := func(name string, sets ...string) func(t *testing.T, model, data string) []string {
+		return func(t *testing.T, _, data string) []string {
+			path := filepath.Join(filepath.Dir(data), name)
+			put(t, path, "version https://git-lfs.github.com/spec/v1\noid sha256:"+strings.Repeat("4d", 32)+"\nsize 3441185608\n")
+			if filepath.Ext(name) != ".json" && filepath.Dir(name) == "." {
+				return append(sets, "data.path=[\""+path+"\"]")
+			}
+			return sets
+		}
+	}
 	for _, c := range []struct {
 		name string
 		edit func(t *testing.T, model, data string) []string // breaks something; more --set
@@ -116,6 +126,16 @@ func TestBadInput(t *testing.T) {
 			return []string{"data.path=[\"" + empty + "\"]"}
 		}, status.InvalidConfig, []string{"empty"}},
 		{"no such data", func(*testing.T, string, string) []string { return []string{`data.path=["/nowhere.txt"]`} }, status.IO, []string{"/nowhere.txt"}},
+		{"a pointer in place of model/model.safetensors", pointer("model/model.safetensors"), status.IO, []string{"model/model.safetensors is a Git LFS pointer", "; run `git lfs pull` in its folder"}},
+		{"a pointer in place of model/config.json", pointer("model/config.json"), status.IO, []string{"model/config.json is a Git LFS pointer", "; run `git lfs pull` in its folder"}},
+		{"a pointer in place of model/tokenizer.json", pointer("model/tokenizer.json", `data.path=["text.txt"]`), status.IO, []string{"model/tokenizer.json is a Git LFS pointer", "; run `git lfs pull` in its folder"}},
+		{"a pointer in place of data.safetensors", pointer("data.safetensors"), status.IO, []string{"data.safetensors is a Git LFS pointer", "; run `git lfs pull` in its folder"}},
+		{"a pointer in place of data.txt", pointer("data.txt"), status.IO, []string{"data.txt is a Git LFS pointer", "; run `git lfs pull` in its folder"}},
+		{"a pointer in place of data.jsonl", pointer("data.jsonl"), status.IO, []string{"data.jsonl is a Git LFS pointer", "; run `git lfs pull` in its folder"}},
+		{"a pointer in place of data.jsonl.zst", pointer("data.jsonl.zst"), status.IO, []string{"data.jsonl.zst is a Git LFS pointer", "; run `git lfs pull` in its folder"}},
+		{"a pointer in place of data.parquet", pointer("data.parquet"), status.IO, []string{"data.parquet is a Git LFS pointer", "; run `git lfs pull` in its folder"}},
+		{"a pointer in place of data.idx", pointer("data.idx"), status.IO, []string{"data.idx is a Git LFS pointer", "; run `git lfs pull` in its folder"}},
+		{"a pointer in place of data.bin", pointer("data.bin"), status.IO, []string{"data.bin is a Git LFS pointer", "; run `git lfs pull` in its folder"}},
 		{"wrong width", func(*testing.T, string, string) []string { return []string{"data.sequence=65"} }, status.InvalidConfig, []string{"65", "64"}},
 		{"unwritable output", func(t *testing.T, _, d string) []string {
 			return []string{"output.dir=" + filepath.Join(d, "out")}

@@ -117,6 +117,10 @@ func (f *Folder) Read(name string, at int64, dst []float32) error {
 func ReadConfig(dir string, override map[string]any) (*Config, error) {
 	text, err := input.Read(filepath.Join(dir, configFile), input.MaxConfig)
 	if err != nil {
+		var pointer *input.PointerError
+		if errors.As(err, &pointer) {
+			return nil, status.Errorf(status.IO, "%w", err)
+		}
 		fix := "give a Hugging Face folder with config.json and *.safetensors"
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil, status.Errorf(status.IO, "%s: no %s here; %s", dir, configFile, fix)

@@ -78,7 +78,7 @@ type Safetensors struct {
 // OpenSafetensors opens a file, and reads and checks its header. The error names the file and the
 // tensor.
 func OpenSafetensors(path string) (*Safetensors, error) {
-	f, size, err := input.Open(path)
+	f, size, err := input.OpenContent(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, status.Errorf(status.IO, "%s: no such file", path)
 	} else if err != nil {

@@ -2,8 +2,9 @@
 // keys, and names that are quoted in messages.
 //
 // Open and Read never block, and Read has a limit: a named pipe would make a rank wait forever, and
-// a device has no end. JSON decodes as encoding/json does, and refuses an object that has a key
-// twice. Quote and Short shorten a long name from a file, so a message stays on one line.
+// a device has no end. OpenContent, StatContent and Read refuse Git LFS pointers. JSON decodes as
+// encoding/json does, and refuses an object that has a key twice. Quote and Short shorten a long
+// name from a file, so a message stays on one line.
 package input
 
 import (
@@ -78,9 +79,10 @@ func Open(path string) (*os.File, int64, error) {
 	return f, info.Size(), nil
 }
 
-// Read returns the bytes of a regular file of at most limit bytes; a longer one is refused.
+// Read returns the bytes of a regular file of at most limit bytes; a longer one is refused, and so
+// is a Git LFS pointer.
 func Read(path string, limit int64) ([]byte, error) {
-	f, size, err := Open(path)
+	f, size, err := OpenContent(path)
 	if err != nil {
 		return nil, err
 	}
