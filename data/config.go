@@ -8,9 +8,10 @@ package data
 
 // SourceConfig is a table [[data.source]].
 type SourceConfig struct {
-	Path   []string `toml:"path" path:"glob"`
-	Weight float64  `toml:"weight" above:"0"` // share of the sequences, relative to the other sources
-	Format string   `toml:"format" enum:"auto text messages conversations prompt tokens" default:"auto"`
+	Path []string `toml:"path" path:"glob"`
+	// share of the sequences, relative to the other sources; limited so that their sum is finite
+	Weight float64 `toml:"weight" above:"0" max:"1e300"`
+	Format string  `toml:"format" enum:"auto text messages conversations prompt tokens" default:"auto"`
 }
 
 // Config is [data].

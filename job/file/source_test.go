@@ -27,15 +27,16 @@ func TestSources(t *testing.T) {
 		}
 	}
 	for src, want := range map[string]string{
-		"[[data.source]]\nweight = 1\n":                                 ":3: data.source.path: missing; each table [[data.source]] needs it",
-		"[[data.source]]\npath = \"a.txt\"\nweight = 0\n":               ":3: data.source.weight = 0: must be above 0",
-		"[[data.source]]\npath = \"a.txt\"\nwieght = 1\n":               ":3: data.source.wieght: unknown key; the keys of [[data.source]] are path, weight, format",
-		"[[data.source]]\npath = \"a.txt\"\nformat = \"chatml\"\n":      `:3: data.source.format = "chatml": "auto", "text", "messages"`,
-		"[data]\nsource = 3\n":                                          ":4: data.source = 3: a list of tables is needed",
-		"[data]\nsource = [3]\n":                                        ":4: data.source = 3: tables are needed; write [[data.source]]",
-		"[data]\npath = \"b.txt\"\n[[data.source]]\npath = \"a.txt\"\n": ":5: data.source: data.path is set as well",
-		"[[data.source]]\npath = \"a.txt\"\n[eval]\nsplit = 0.1\n":      ":6: eval.split = 0.1: documents cannot be held out of data.source",
-		"[[data.source]]\npath = \"http://x/a.txt\"\n":                  "data.source",
+		"[[data.source]]\nweight = 1\n":                                                            ":3: data.source.path: missing; each table [[data.source]] needs it",
+		"[[data.source]]\npath = \"a.txt\"\nweight = 0\n":                                          ":3: data.source.weight = 0: must be above 0",
+		"[[data.source]]\npath = \"a.txt\"\n[[data.source]]\npath = \"b.txt\"\nweight = 1.5e308\n": ":3: data.source.weight = 1.5e+308: must be at most 1e300",
+		"[[data.source]]\npath = \"a.txt\"\nwieght = 1\n":                                          ":3: data.source.wieght: unknown key; the keys of [[data.source]] are path, weight, format",
+		"[[data.source]]\npath = \"a.txt\"\nformat = \"chatml\"\n":                                 `:3: data.source.format = "chatml": "auto", "text", "messages"`,
+		"[data]\nsource = 3\n":                                                                     ":4: data.source = 3: a list of tables is needed",
+		"[data]\nsource = [3]\n":                                                                   ":4: data.source = 3: tables are needed; write [[data.source]]",
+		"[data]\npath = \"b.txt\"\n[[data.source]]\npath = \"a.txt\"\n":                            ":5: data.source: data.path is set as well",
+		"[[data.source]]\npath = \"a.txt\"\n[eval]\nsplit = 0.1\n":                                 ":6: eval.split = 0.1: documents cannot be held out of data.source",
+		"[[data.source]]\npath = \"http://x/a.txt\"\n":                                             "data.source",
 	} {
 		_, err := Parse([]byte(sourceBase+src), "jobs/job.toml", nil, nil)
 		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "data.path: missing") {
