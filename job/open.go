@@ -146,15 +146,19 @@ func (e *Env) chooseMesh(world comm.Comm) error {
 		return nil
 	}
 	degrees := make([]int64, 4) // Ulysses, Ring, Replicas, Gather; 0 = not chosen
+	var err error
 	if world.Rank() == 0 {
-		// Checks of the run report a faulty configuration.
-		if c, err := plan.ChooseHere(e.Job, world.Size(), e.Device, e.Compute, e.perNode, e.freeHost); err == nil {
+		var c *plan.Choice
+		if c, err = plan.ChooseHere(e.Job, world.Size(), e.Device, e.Compute, e.perNode, e.freeHost); c != nil {
 			e.Log.Info().Msg(c.Text)
 			degrees[0], degrees[1], degrees[2] = c.Mesh.Ulysses, c.Mesh.Ring, c.Mesh.Replicas
 			if c.Mesh.Gather {
 				degrees[3] = 1
 			}
 		}
+	}
+	if err := comm.Agree(world, err); err != nil {
+		return err
 	}
 	if err := world.Broadcast(nil, tensor.OfInt64(degrees, 4), 0); err != nil || degrees[0] == 0 {
 		return err

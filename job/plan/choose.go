@@ -5,11 +5,13 @@ import (
 	"fmt"
 	"math"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"sync"
 
 	"ulysses/device"
 	"ulysses/dryrun"
+	"ulysses/internal/status"
 	"ulysses/internal/units"
 	"ulysses/job/file"
 	"ulysses/tensor"
@@ -38,6 +40,7 @@ type meshOption struct {
 
 	estimate float64 // seconds of a step
 	seconds  float64 // by the dry run; +Inf = it does not fit or is not possible
+	why      error   // of +Inf
 }
 
 // LeavesMeshOpen reports whether Choose has something to choose for a job on some ranks. The gated
@@ -47,9 +50,10 @@ func LeavesMeshOpen(j *file.Job, world int) bool {
 }
 
 // Choose returns the mesh for a job that leaves degrees, or the form of its ring, open. The
-// sequences of a step do not change: replicas divide data.accumulate. If no mesh fits, it returns
-// the mesh of all ranks in one sequence, and the caller's checks name the reason.
-func Choose(j *file.Job, world int, m *Machine, x *subject) *Choice {
+// sequences of a step do not change: replicas divide data.accumulate. If no mesh fits into memory,
+// it returns the mesh of all ranks in one sequence, and the caller's checks name the reason. If the
+// job is not possible on any mesh, or planning fails for another reason, it returns the error.
+func Choose(j *file.Job, world int, m *Machine, x *subject) (*Choice, error) {
 	options := meshOptions(j, int64(world), m, x)
 	for i := range options {
 		options[i].estimate = estimate(j, &options[i].mesh, m, x)
@@ -60,21 +64,36 @@ func Choose(j *file.Job, world int, m *Machine, x *subject) *Choice {
 	slices.SortStableFunc(options, func(a, b meshOption) int {
 		return cmp.Or(cmp.Compare(alike(&a), alike(&b)), cmp.Compare(a.mesh.Ring, b.mesh.Ring), cmp.Compare(b.mesh.Ulysses, a.mesh.Ulysses))
 	})
-	tried := dryRun(j, options, m, x)
+	tried, err := dryRun(j, options, m, x)
+	if err != nil {
+		return nil, err
+	}
 	best := math.Inf(1)
 	for i := range tried {
 		best = min(best, tried[i].seconds)
 	}
 	if math.IsInf(best, 1) {
 		ring := max(1, j.Parallel.Ring)
-		whole := file.Mesh{World: int64(world), Ulysses: max(1, int64(world)/ring), Ring: ring, Replicas: 1}
-		return &Choice{Mesh: whole, Text: fmt.Sprintf("mesh: %v: no mesh of %d ranks fits", whole, world)}
+		whole := meshOption{mesh: file.Mesh{World: int64(world), Ulysses: max(1, int64(world)/ring), Ring: ring, Replicas: 1}}
+		if !slices.ContainsFunc(tried, func(o meshOption) bool { return status.Of(o.why) == status.OutOfMemory }) {
+			if err := whole.plan(j, m, x); err != nil {
+				return nil, err
+			}
+			if whole.why != nil && status.Of(whole.why) != status.OutOfMemory {
+				return nil, whole.why
+			}
+		}
+		return &Choice{Mesh: whole.mesh, Text: fmt.Sprintf("mesh: %v: no mesh of %d ranks fits", whole.mesh, world)}, nil
 	}
 	chosen := slices.MinFunc(tried, func(a, b meshOption) int {
 		return cmp.Or(compareTrue(b.seconds <= nearlyBest*best, a.seconds <= nearlyBest*best), cmp.Compare(a.mesh.Ring, b.mesh.Ring),
 			compareTrue(a.mesh.Gather, b.mesh.Gather), cmp.Compare(a.seconds, b.seconds), cmp.Compare(a.mesh.Replicas, b.mesh.Replicas))
 	})
-	return &Choice{chosen.mesh, chosen.seconds, reason(j, chosen, tried, m, x)}
+	text, err := reason(j, chosen, tried, m, x)
+	if err != nil {
+		return nil, err
+	}
+	return &Choice{chosen.mesh, chosen.seconds, text}, nil
 }
 
 // work returns the name of the work whose time is planned.
@@ -250,7 +269,7 @@ func inRing(mesh *file.Mesh, attention, keys, latency float64) float64 {
 // dryRun dry-runs the options with the shortest estimates, until the next estimate is worse than
 // the best time by more than the error of estimates. They are run in groups of fixed size, so the
 // choice does not depend on the number of cores.
-func dryRun(j *file.Job, options []meshOption, m *Machine, x *subject) (tried []meshOption) {
+func dryRun(j *file.Job, options []meshOption, m *Machine, x *subject) (tried []meshOption, err error) {
 	const group, slack, most = 4, 1.1, 12
 	shared, best := *m, math.Inf(1)
 	shared.Sizes = &lockedSizes{sizes: m.Sizes}
@@ -259,42 +278,63 @@ func dryRun(j *file.Job, options []meshOption, m *Machine, x *subject) (tried []
 			break
 		}
 		next := options[at:min(at+group, len(options))]
+		errs := make([]error, len(next))
 		var wait sync.WaitGroup
 		slots := make(chan struct{}, runtime.GOMAXPROCS(0))
 		for i := range next {
 			wait.Go(func() {
 				slots <- struct{}{}
 				defer func() { <-slots }()
-				next[i].seconds = secondsOn(j, &next[i].mesh, &shared, x)
+				errs[i] = next[i].plan(j, &shared, x)
 			})
 		}
 		wait.Wait()
+		if err := cmp.Or(errs...); err != nil {
+			return nil, err
+		}
 		for i := range next {
 			best = min(best, next[i].seconds)
 		}
 		tried = options[:at+len(next)]
 	}
-	return tried
+	return tried, nil
 }
 
-// secondsOn returns the time of a step on a mesh by the dry run; +Inf if it is not possible.
-func secondsOn(j *file.Job, mesh *file.Mesh, m *Machine, x *subject) (seconds float64) {
+// plan sets the time of a step by the dry run, or why the job does not fit or is not possible on
+// the mesh. It returns any other error.
+func (o *meshOption) plan(j *file.Job, m *Machine, x *subject) (err error) {
 	defer func() {
-		if recover() != nil { // the run finds the fault again, and reports it
-			seconds = math.Inf(1)
+		if p := recover(); p != nil { // it may be on a goroutine, whose caller cannot recover it
+			err = panicked(p)
 		}
 	}()
 	other := *j
-	other.Choose(*mesh)
-	if err := other.Resolve(int(mesh.World)); err != nil {
-		return math.Inf(1)
+	other.Choose(o.mesh)
+	var f *Forecast
+	if err = other.Resolve(int(o.mesh.World)); err == nil {
+		f, err = Predict(&other, m, x, true)
 	}
-	f, err := Predict(&other, m, x, true)
-	if err != nil {
-		return math.Inf(1)
+	if err == nil {
+		defer f.Close()
+		o.seconds = f.Seconds
+		return nil
 	}
-	defer f.Close()
-	return f.Seconds
+	if !isMisfit(err) {
+		return err
+	}
+	o.seconds, o.why = math.Inf(1), err
+	return nil
+}
+
+// isMisfit reports whether the error of a plan may be of its mesh alone. Any other error, such as
+// one of the device, is of every mesh.
+func isMisfit(err error) bool {
+	return slices.Contains([]status.Code{status.OutOfMemory, status.InvalidConfig, status.Unsupported}, status.Of(err))
+}
+
+// panicked returns the error of a panic in a plan.
+func panicked(p any) error {
+	return status.Errorf(status.Internal, "panic: %v\n%s", p, debug.Stack())
 }
 
 // idleHeads returns how many ranks of a mesh have no head of softmax attention.
@@ -315,7 +355,7 @@ func (x *subject) tokens(j *file.Job) int64 {
 
 // reason returns the line that explains a choice: the numbers that decide, and a comparison with
 // all ranks in one sequence by heads, or with the best other mesh.
-func reason(j *file.Job, chosen meshOption, tried []meshOption, m *Machine, x *subject) string {
+func reason(j *file.Job, chosen meshOption, tried []meshOption, m *Machine, x *subject) (string, error) {
 	mesh := chosen.mesh
 	text := fmt.Sprintf("mesh: %v: %d ranks, %d a node, %s", mesh, mesh.World, m.Rates.PerNode, units.Count(x.Heads[0][0], "query head"))
 	if j.Kind == "train" {
@@ -340,15 +380,17 @@ func reason(j *file.Job, chosen meshOption, tried []meshOption, m *Machine, x *s
 	}
 	switch {
 	case j.Parallel.Ulysses > 0 || j.Parallel.Ring > 1:
-		return text
+		return text, nil
 	case other.mesh == mesh:
 		others := slices.DeleteFunc(slices.Clone(tried), func(o meshOption) bool { return o.mesh == mesh || math.IsInf(o.seconds, 1) })
 		if len(others) == 0 {
-			return text + "; no other mesh is possible"
+			return text + "; no other mesh is possible", nil
 		}
 		other = slices.MinFunc(others, func(a, b meshOption) int { return cmp.Compare(a.seconds, b.seconds) })
 	case !known:
-		other.seconds = secondsOn(j, &other.mesh, m, x)
+		if err := other.plan(j, m, x); err != nil {
+			return "", err
+		}
 	}
 	name := other.mesh.String()
 	if other.mesh.Ulysses == mesh.World {
@@ -365,7 +407,7 @@ func reason(j *file.Job, chosen meshOption, tried []meshOption, m *Machine, x *s
 	if idle := x.idleHeads(&other.mesh); idle > 0 && !math.IsInf(other.seconds, 1) {
 		text += fmt.Sprintf(" with %d ranks idle", idle)
 	}
-	return text
+	return text, nil
 }
 
 // nominalCPU has typical rates of a thread, and of links of 10 Gb/s. Only ratios matter for the
@@ -412,15 +454,16 @@ func StepRates(j *file.Job, d device.Device, compute tensor.DType, perNode int) 
 	return m.ForChoice(perNode).stepRates()
 }
 
-// ChooseHere is Choose for this rank's device in a run.
+// ChooseHere is Choose for this rank's device in a run. It returns nil for a job whose configuration
+// is faulty, which the checks of the run report.
 func ChooseHere(j *file.Job, world int, d device.Device, compute tensor.DType, perNode int, freeHost int64) (*Choice, error) {
 	x, err := SubjectOf(j)
 	if err != nil {
-		return nil, err
+		return nil, nil
 	}
 	m := &Machine{Info: d.Info(), Sizes: d, Host: freeHost, close: func() {}}
 	if m.Info.Place != tensor.Host {
 		m.recognize(j, compute, perNode)
 	}
-	return Choose(j, world, m.ForChoice(perNode), x), nil
+	return Choose(j, world, m.ForChoice(perNode), x)
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"ulysses/device"
+	"ulysses/internal/status"
 	"ulysses/job/file"
 	"ulysses/tensor"
 )
@@ -35,6 +36,16 @@ func parsed(t *testing.T, text string, sets ...string) (*file.Job, *subject) {
 		t.Fatal(err)
 	}
 	return j, SubjectOfModel(c)
+}
+
+// choose is Choose without an error.
+func choose(t *testing.T, j *file.Job, world int, m *Machine, x *subject) *Choice {
+	t.Helper()
+	c, err := Choose(j, world, m, x)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
 }
 
 const hybridModel = `
@@ -76,11 +87,14 @@ func TestChoiceIsNearTheBest(t *testing.T) {
 		name := fmt.Sprintf("%s on %d ranks, %d a node, %d x %d tokens in documents of %d", c.name, c.world, c.perNode, c.batches, c.sequence, c.document)
 		j, x := parsed(t, c.model, fmt.Sprintf("data.sequence=%d", c.sequence), fmt.Sprintf("data.global_batch=%d", c.batches), fmt.Sprintf("data.document=%d", c.document))
 		m := h200s(c.perNode)
-		choice := Choose(j, c.world, m, x)
+		choice := choose(t, j, c.world, m, x)
 		best, of := math.Inf(1), file.Mesh{}
 		for _, o := range meshOptions(j, int64(c.world), m, x) {
-			if s := secondsOn(j, &o.mesh, m, x); s < best {
-				best, of = s, o.mesh
+			if err := o.plan(j, m, x); err != nil {
+				t.Fatal(err)
+			}
+			if o.seconds < best {
+				best, of = o.seconds, o.mesh
 			}
 		}
 		if !(choice.Seconds > 0 && choice.Seconds <= 1.1*best) {
@@ -98,7 +112,7 @@ func TestChoiceIsNearTheBest(t *testing.T) {
 // call makes the same choice.
 func TestChoiceLeavesNoRankIdle(t *testing.T) {
 	j, x := parsed(t, llama8B, "data.sequence=1048576")
-	c := Choose(j, 64, h200s(8), x)
+	c := choose(t, j, 64, h200s(8), x)
 	if x.idleHeads(&c.Mesh) != 0 || c.Mesh.Ring < 2 || c.Mesh.Replicas != 1 {
 		t.Errorf("%+v", c)
 	}
@@ -107,7 +121,7 @@ func TestChoiceLeavesNoRankIdle(t *testing.T) {
 			t.Errorf("%q is not in %q", want, c.Text)
 		}
 	}
-	if again := Choose(j, 64, h200s(8), x); *again != *c {
+	if again := choose(t, j, 64, h200s(8), x); *again != *c {
 		t.Errorf("%+v, then %+v", c, again)
 	}
 }
@@ -119,14 +133,15 @@ func TestChoiceFollowsDocuments(t *testing.T) {
 	var chosen []file.Mesh
 	for _, document := range []string{"0", "1048576", "2048"} {
 		j, x := parsed(t, llama8B, "data.sequence=1048576", "data.document="+document)
-		c := Choose(j, 64, m, x)
+		c := choose(t, j, 64, m, x)
 		if named := strings.Contains(c.Text, "in 512 documents (data.document)"); named != (document == "2048") {
 			t.Errorf("documents of %s tokens: %s", document, c.Text)
 		}
 		chosen = append(chosen, c.Mesh)
 		if document == "2048" {
-			if other := secondsOn(j, &chosen[0], m, x); !(other > nearlyBest*c.Seconds) {
-				t.Errorf("%v takes %v s, %v %v s", c.Mesh, c.Seconds, chosen[0], other)
+			other := meshOption{mesh: chosen[0]}
+			if err := other.plan(j, m, x); err != nil || !(other.seconds > nearlyBest*c.Seconds) {
+				t.Errorf("%v takes %v s, %v %v s: %v", c.Mesh, c.Seconds, chosen[0], other.seconds, err)
 			}
 		}
 	}
@@ -151,7 +166,7 @@ func TestChoiceKeepsTheJob(t *testing.T) {
 		j, x := parsed(t, llama8B, append(strings.Fields(c.sets), "data.sequence=16384")...)
 		m := h200s(8)
 		m.Info.Memory = 0
-		choice := Choose(j, 16, m, x)
+		choice := choose(t, j, 16, m, x)
 		j.Choose(choice.Mesh)
 		for range 2 {
 			if err := j.Resolve(16); err != nil || !c.ok(&j.Mesh) {
@@ -169,8 +184,45 @@ func TestNoMeshFits(t *testing.T) {
 	j, x := parsed(t, llama8B, "data.sequence=1048576")
 	m := h200s(8)
 	m.Info.Memory = 1 << 30
-	if c := Choose(j, 4, m, x); c.Mesh.Ulysses != 4 || c.Mesh.Ring != 1 || c.Seconds != 0 || !strings.Contains(c.Text, "no mesh of 4 ranks fits") {
+	if c := choose(t, j, 4, m, x); c.Mesh.Ulysses != 4 || c.Mesh.Ring != 1 || c.Seconds != 0 || !strings.Contains(c.Text, "no mesh of 4 ranks fits") {
 		t.Errorf("%+v", c)
+	}
+}
+
+// brokenSizes is a device that cannot tell its sizes.
+type brokenSizes struct{ noSizes }
+
+func (brokenSizes) AttentionWorkspace(*device.Attention, bool) int64 { panic("no kernel") }
+
+// An error that does not depend on the mesh is returned as it is, and a job that is not possible on
+// any mesh has the error of the mesh of all ranks.
+func TestChoiceFails(t *testing.T) {
+	for want, c := range map[string]struct {
+		sets  []string
+		world int
+		spoil func(m *Machine)
+		code  status.Code
+	}{
+		"panic: no kernel":               {nil, 4, func(m *Machine) { m.Sizes = brokenSizes{} }, status.Internal},
+		"the rate of memory is 0":        {nil, 4, func(m *Machine) { m.Rates.Memory = 0 }, status.InvalidArgument},
+		`"nothing" matches no parameter`: {[]string{`train.freeze=["nothing"]`}, 4, nil, status.InvalidConfig},
+		"parallel.ring":                  {[]string{"parallel.ring=3"}, 4, nil, status.InvalidConfig},
+		"cuda computes in bf16":          {[]string{"device.dtype=f32"}, 4, nil, status.Unsupported},
+		"mesh: ulysses 4 x data 1: no":   {nil, 4, func(m *Machine) { m.Info.Memory = 1 << 30 }, status.OK},
+	} {
+		j, x := parsed(t, llama8B, append(c.sets, "data.sequence=4096")...)
+		m := h200s(8)
+		if c.spoil != nil {
+			c.spoil(m)
+		}
+		choice, err := Choose(j, c.world, m, x)
+		text := fmt.Sprint(err)
+		if err == nil {
+			text = choice.Text
+		}
+		if status.Of(err) != c.code || !strings.Contains(text, want) {
+			t.Errorf("%v: %s; want %q", status.Of(err), text, want)
+		}
 	}
 }
 
@@ -184,7 +236,7 @@ func TestTableOfChoices(t *testing.T) {
 		fmt.Fprintf(&text, "| %d | %d |", row.tokens, row.step)
 		for _, on := range [][2]int{{8, 8}, {16, 8}, {64, 8}, {16, 1}} {
 			j, x := parsed(t, llama8B, fmt.Sprintf("data.sequence=%d", row.tokens), fmt.Sprintf("data.global_batch=%d", row.step))
-			c := Choose(j, on[0], h200s(on[1]), x)
+			c := choose(t, j, on[0], h200s(on[1]), x)
 			fmt.Fprintf(&text, " %d × %d × %d, %.3g s |", c.Mesh.Ulysses, c.Mesh.Ring, c.Mesh.Replicas, c.Seconds)
 		}
 		text.WriteString("\n")

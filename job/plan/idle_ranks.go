@@ -101,7 +101,11 @@ func better(j *file.Job, m *Machine, x *subject, heads int64) (mesh *file.Mesh, 
 			if mesh != nil && mesh.Ring > 1 && !withRing {
 				least = nearlyBest * times
 			}
-			if r, err := rate(other, m, x); err == nil && r/now > least {
+			r, err := rate(other, m, x)
+			if err != nil && !isMisfit(err) {
+				return nil, 0, err
+			}
+			if err == nil && r/now > least {
 				mesh, times = &other.Mesh, r/now
 			}
 		}
@@ -122,11 +126,15 @@ func (i *idleRanks) fix(j *file.Job, m *Machine, x *subject) string {
 	if j.Kind == "gdn" {
 		return "set gdn.strategy = \"state\"" + i.byState(j, m, x)
 	}
+	least := fmt.Sprintf("set parallel.ulysses = %d or less", i.heads)
 	if m == nil {
-		return fmt.Sprintf("set parallel.ulysses = %d or less", i.heads)
+		return least
 	}
 	mesh, times, err := better(j, m, x, i.heads)
-	if err != nil || mesh == nil {
+	if err != nil { // without a plan, nothing is known about other meshes
+		return least
+	}
+	if mesh == nil {
 		return fmt.Sprintf("no other mesh of %d ranks that fits is expected to be faster: start %d ranks", j.Mesh.World, i.heads)
 	}
 	ring := ""

@@ -71,7 +71,10 @@ func Run(o Options) error {
 		return search(o.Stdout, parse, ranks, m, x)
 	}
 	if LeavesMeshOpen(j, ranks) {
-		choice := Choose(j, ranks, m.ForChoice(m.Rates.PerNode), x)
+		choice, err := Choose(j, ranks, m.ForChoice(m.Rates.PerNode), x)
+		if err != nil {
+			return err
+		}
 		j.Choose(choice.Mesh)
 		if _, err := fmt.Fprintln(o.Stdout, choice.Text); err != nil {
 			return err

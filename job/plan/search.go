@@ -6,7 +6,6 @@ import (
 	"io"
 	"math"
 	"runtime"
-	"runtime/debug"
 	"slices"
 	"strconv"
 	"sync"
@@ -84,6 +83,9 @@ func search(w io.Writer, parse func(sets ...string) (*file.Job, error), ranks in
 	planned, err := planNear(all, m, x)
 	if err != nil {
 		return err
+	}
+	if !slices.ContainsFunc(planned, func(c candidate) bool { return status.Of(c.why) != status.InvalidConfig }) {
+		return planned[0].why // the job is not possible on any mesh
 	}
 	slices.SortStableFunc(planned, func(a, b candidate) int {
 		return cmp.Or(cmp.Compare(b.rate, a.rate), cmp.Compare(b.longest, a.longest))
@@ -197,7 +199,7 @@ func (c *candidate) job(by sharding, sets ...string) (*file.Job, error) {
 func (c *candidate) plan(m *Machine, x *subject) (err error) {
 	defer func() {
 		if p := recover(); p != nil { // the caller of search cannot recover it
-			err = status.Errorf(status.Internal, "panic: %v\n%s", p, debug.Stack())
+			err = panicked(p)
 		}
 	}()
 	possible := false // with any sharding

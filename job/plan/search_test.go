@@ -7,8 +7,22 @@ import (
 	"strings"
 	"testing"
 
+	"ulysses/internal/status"
 	"ulysses/job/file"
 )
+
+// A job that is not possible on any mesh has the error, and no table.
+func TestSearchFails(t *testing.T) {
+	sets := []string{`train.freeze=["nothing"]`, "data.sequence=4096"}
+	_, x := parsed(t, llama8B, sets...)
+	parse := func(more ...string) (*file.Job, error) {
+		return file.Parse([]byte(llama8B), "job.toml", append(slices.Clone(sets), more...), nil)
+	}
+	var out strings.Builder
+	if err := search(&out, parse, 4, h200s(8), x); status.Of(err) != status.InvalidConfig || !strings.Contains(err.Error(), `"nothing" matches no parameter`) || out.Len() > 0 {
+		t.Errorf("%v\n%s", err, out.String())
+	}
+}
 
 // On a slow network, search leaves out meshes whose estimates are more than three times the best
 // of those that fit, and says how many. Where all meshes are near, it plans all of them.
