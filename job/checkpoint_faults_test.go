@@ -2,6 +2,7 @@ package job
 
 import (
 	"bytes"
+	"fmt"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -13,6 +14,8 @@ import (
 	"time"
 
 	"ulysses/internal/status"
+	"ulysses/internal/units"
+	"ulysses/tensor"
 )
 
 // whole checks that the folder of checkpoints has exactly the given complete checkpoints, with all
@@ -91,6 +94,60 @@ func TestDiskReallyFull(t *testing.T) {
 	}
 	if _, err := run(2); err != nil || !slices.Equal(losses(t, dir), want) {
 		t.Errorf("with room again: %v, %v, want %v", err, losses(t, dir), want)
+	}
+}
+
+// A disk that is too small for the results is refused before the first step, with the bytes of the
+// weights in the model's folder and in a checkpoint. What was there stays.
+func TestRoomForResults(t *testing.T) {
+	dir, run := newKept(t)
+	if _, err := run(2); err != nil {
+		t.Fatal(err)
+	}
+	size := func(pattern string) (n int64) {
+		found, _ := filepath.Glob(filepath.Join(dir, "out", pattern))
+		for _, path := range found {
+			if s, err := tensor.OpenSafetensors(path); err != nil {
+				t.Fatal(err)
+			} else {
+				for _, e := range s.Entries() {
+					n += e.Numel() * e.DType.Size()
+				}
+				s.Close()
+			}
+		}
+		return n
+	}
+	weights, state := size("model/model.safetensors"), size("checkpoints/step-00000006/rank-*")
+	small := filepath.Join(dir, "small")
+	if err := os.Mkdir(small, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	mount := func(flags uintptr, bytes int64) error {
+		return syscall.Mount("tmpfs", small, "tmpfs", flags, fmt.Sprintf("size=%d", bytes))
+	}
+	if err := mount(0, 1<<16); err != nil {
+		t.Skipf("no small disk can be made here (%v)", err)
+	}
+	defer syscall.Unmount(small, syscall.MNT_DETACH)
+	for _, c := range []struct {
+		set   string
+		state int64
+	}{{"checkpoint.every=0", 0}, {"checkpoint.every=2", state}} {
+		if err := mount(syscall.MS_REMOUNT, (weights+c.state)/4096*4096-8192); err != nil {
+			t.Fatal(err)
+		}
+		_, err := run(2, "output.dir="+small, c.set)
+		want := fmt.Sprintf("the run writes at least %s there (weights of the model %s, a checkpoint %s)", units.Bytes(weights+c.state), units.Bytes(weights), units.Bytes(c.state))
+		if left, _ := os.ReadDir(small); status.Of(err) != status.IO || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), small+" has ") || len(left) > 0 {
+			t.Errorf("%s: %v, want %q; %v", c.set, err, want, left)
+		}
+		if err := mount(syscall.MS_REMOUNT, 8<<20); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := run(2, "output.dir="+small); err != nil {
+		t.Error(err)
 	}
 }
 

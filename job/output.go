@@ -7,11 +7,13 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 
 	"ulysses/comm"
 	"ulysses/internal/input"
 	"ulysses/internal/outdir"
 	"ulysses/internal/status"
+	"ulysses/internal/units"
 	"ulysses/job/file"
 	"ulysses/train"
 )
@@ -174,6 +176,9 @@ func (s *session) createOutput() (m *train.Metrics, err error) {
 			err = s.refuseResults()
 		}
 		if err == nil {
+			err = s.checkRoom()
+		}
+		if err == nil {
 			err = t.Checkpoints.Ready()
 		}
 		if err == nil {
@@ -188,6 +193,43 @@ func (s *session) createOutput() (m *train.Metrics, err error) {
 		}
 	}
 	return m, comm.Agree(s.Mesh.World, err)
+}
+
+// checkRoom returns an error if the file system of output.dir has less free space than the run will
+// surely write there: the weights of the model, and a checkpoint. Both are written before the ones
+// that they replace are removed. A file system that reports no size is not checked.
+func (s *session) checkRoom() error {
+	j, t := s.Job, s.trainer
+	var disk syscall.Statfs_t
+	if t.Loop.Resumed >= s.steps || t.EndedEarly() || syscall.Statfs(j.Output.Dir, &disk) != nil || disk.Blocks == 0 {
+		return nil
+	}
+	free, weights, state := int64(disk.Bavail)*int64(disk.Bsize), int64(0), t.CheckpointBytes()
+	if j.Output.Model && s.onSameDisk(j.ModelDir()) {
+		var err error
+		if weights, err = s.parts.Model.SaveBytes(j.LoRA.Rank == 0); err != nil {
+			return err
+		}
+	}
+	if !s.onSameDisk(t.Checkpoints.Dir) {
+		state = 0
+	}
+	needed := weights + state
+	if steps, err := t.Checkpoints.Steps(); err == nil && len(steps) > 0 {
+		needed = max(weights, state) // older checkpoints may be removed before the model is written
+	}
+	if free >= needed {
+		return nil
+	}
+	return j.Errorf(status.IO, "output.dir", "%s has %s free, and the run writes at least %s there (weights of the model %s, a checkpoint %s); make room, or choose another output.dir",
+		j.Output.Dir, units.Bytes(free), units.Bytes(needed), units.Bytes(weights), units.Bytes(state))
+}
+
+// onSameDisk reports whether a folder is on the file system of output.dir, as it is if it does not
+// exist yet.
+func (s *session) onSameDisk(path string) bool {
+	var dir, folder syscall.Stat_t
+	return syscall.Stat(path, &folder) != nil || syscall.Stat(s.Job.Output.Dir, &dir) != nil || folder.Dev == dir.Dev
 }
 
 // identity returns a digest of the settings that a run and its continuation must have in common.

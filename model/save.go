@@ -42,6 +42,19 @@ func (m *Model) SaveOrder(frozen bool) (order []Portion, err error) {
 	return order, nil
 }
 
+// SaveBytes returns the bytes of the tensors that Save writes, or without frozen SaveAdapters.
+func (m *Model) SaveBytes(frozen bool) (bytes int64, err error) {
+	tensors, done, err := m.stored(nil, frozen)
+	if err != nil {
+		return 0, err
+	}
+	defer done()
+	for _, t := range tensors {
+		bytes += tensor.Of(nil, t.DType, t.Shape...).Numel() * t.DType.Size()
+	}
+	return bytes, nil
+}
+
 // stored returns the tensors of the model's folder, or without frozen the trained ones. The caller
 // calls done after it has read them.
 func (m *Model) stored(whole func(Portion) (tensor.Tensor, error), frozen bool) (tensors []Stored, done func(), err error) {

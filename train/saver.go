@@ -70,6 +70,20 @@ func (s *saver) component() (c []model.Component) {
 	return []model.Component{{Name: name, Bytes: n, Host: host}}
 }
 
+// CheckpointBytes returns the bytes of the weights and moments in the checkpoint that is written at
+// the end of the run; 0 if none is written.
+func (t *Trainer) CheckpointBytes() (bytes int64) {
+	if t.saver == nil || t.saver.Every == 0 {
+		return 0
+	}
+	for _, x := range t.saver.weights.Portions() {
+		if !x.Frozen {
+			bytes += 4 * int64(t.saver.kinds) * x.Numel()
+		}
+	}
+	return bytes
+}
+
 // peak returns the bytes of the device's memory that the copy has used.
 func (s *saver) peak() int64 {
 	if s == nil || s.arena == nil || s.dev.Info().Place != tensor.Host {
