@@ -57,6 +57,19 @@ func TestDiagnoseVerb(t *testing.T) {
 	}
 }
 
+// If the process of goroutine ranks is killed, all ranks stop at once. The diagnosis says that the
+// process has ended, and does not blame a rank or the network.
+func TestDiagnoseKilledProcess(t *testing.T) {
+	dir, _ := newKept(t)
+	if text, err := child(dir, "ULYSSES_FAULT=kill:1:3").CombinedOutput(); err == nil {
+		t.Fatalf("the run was not killed: %s", text)
+	}
+	code, stdout, stderr := call("diagnose", filepath.Join(dir, "out"))
+	if code != status.OK || !strings.Contains(stdout, "the process of all ranks (pid ") || !strings.Contains(stdout, "kernel's log") || strings.Contains(stdout, "network") || strings.Contains(stdout, "is late") {
+		t.Errorf("exit %v: %s%s", code, stdout, stderr)
+	}
+}
+
 // A run that ends well leaves no records.
 func TestFlightFolderIsRemoved(t *testing.T) {
 	dir, run := newKept(t)

@@ -3,9 +3,12 @@ package flight
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"syscall"
+	"time"
 
 	"ulysses/internal/status"
 )
@@ -29,7 +32,34 @@ func Find(dir string) (*Diagnosis, error) {
 	if err != nil {
 		return nil, err
 	}
-	return Diagnose(ranks), nil
+	d := Diagnose(ranks)
+	if text := ended(ranks); text != "" {
+		d.Culprits, d.Text = nil, text
+	}
+	return d, nil
+}
+
+// ended describes the end of the process of a run whose ranks are goroutines: all ranks stop at
+// once, so their records do not show which one is gone. It returns "" if the ranks are in several
+// processes, if one has recorded how it ended, and if the process may still run.
+func ended(ranks []*Rank) string {
+	last := time.Time{}
+	for _, r := range ranks {
+		if r == nil || r.State != Running || r.PID != ranks[0].PID || r.Host != ranks[0].Host {
+			return ""
+		}
+		if beat := r.Zero.Add(r.Beat); beat.After(last) {
+			last = beat
+		}
+	}
+	first := ranks[0]
+	host, _ := os.Hostname()
+	here := host == first.Host
+	if here && syscall.Kill(first.PID, 0) != syscall.ESRCH || !here && time.Since(last) < time.Minute {
+		return ""
+	}
+	return fmt.Sprintf("the process of all ranks (pid %d%s) has ended without an error, after step %d, at about %s: it was killed, perhaps because the host had no memory left; see the kernel's log (dmesg)",
+		first.PID, onHost(first.Host), first.Step, last.Format(time.DateTime))
 }
 
 // Dead diagnoses the records in a folder after a signal that a launcher sends to the processes that
