@@ -454,8 +454,8 @@ func StepRates(j *file.Job, d device.Device, compute tensor.DType, perNode int) 
 	return m.ForChoice(perNode).stepRates()
 }
 
-// ChooseHere is Choose for this rank's device in a run. It returns nil for a job whose configuration
-// is faulty, which the checks of the run report.
+// ChooseHere is Choose for this rank's device in a run. It returns nil for a faulty configuration,
+// which the checks of the run report.
 func ChooseHere(j *file.Job, world int, d device.Device, compute tensor.DType, perNode int, freeHost int64) (*Choice, error) {
 	x, err := SubjectOf(j)
 	if err != nil {
