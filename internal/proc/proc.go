@@ -9,27 +9,6 @@ import (
 	"strings"
 )
 
-// MemoryLimit returns the memory limit of the container in bytes; 0 = none.
-func MemoryLimit() int64 {
-	for _, path := range []string{"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"} {
-		if b, err := os.ReadFile(path); err == nil {
-			limit, _ := strconv.ParseInt(strings.TrimSpace(string(b)), 10, 64)
-			return limit
-		}
-	}
-	return 0
-}
-
-// FreeMemory returns the bytes of host memory that are available to all processes of the machine,
-// or the limit of the container if that is smaller; 0 = unknown.
-func FreeMemory() int64 {
-	free := Meminfo("MemAvailable:")
-	if limit := MemoryLimit(); limit > 0 && limit < free {
-		return limit
-	}
-	return free
-}
-
 // Meminfo returns the value of a line of /proc/meminfo, such as "MemTotal:", in bytes; 0 = unknown.
 func Meminfo(name string) int64 { return procBytes("/proc/meminfo", name) }
 

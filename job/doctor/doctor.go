@@ -106,7 +106,7 @@ func hostMemory() finding {
 	total, free := proc.Meminfo("MemTotal:"), proc.Meminfo("MemAvailable:")
 	f := finding{what: "memory", found: fmt.Sprintf("%s free of %s", units.GiB(free), units.GiB(total))}
 	if limit := proc.MemoryLimit(); limit > 0 && limit < total {
-		f.found += fmt.Sprintf("; the container is limited to %s", units.GiB(limit))
+		f.found += fmt.Sprintf("; the control group of this process is limited to %s", units.GiB(limit))
 	}
 	if total == 0 {
 		f.found = "unknown: /proc/meminfo cannot be read"

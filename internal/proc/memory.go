@@ -1,0 +1,127 @@
+package proc
+
+import (
+	"math"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// MemoryLimit returns the smallest memory limit, in bytes, of this process's control group and of
+// the groups that contain it, as Slurm, systemd and containers set it; 0 = none.
+func MemoryLimit() int64 {
+	limit, _ := groupMemory("/")
+	return limit
+}
+
+// FreeMemory returns the bytes of host memory that are available to all processes of the machine,
+// or what the limits of this process's control groups leave if that is less; 0 = unknown.
+func FreeMemory() int64 {
+	free := Meminfo("MemAvailable:")
+	if limit, left := groupMemory("/"); limit > 0 && left < free {
+		return max(left, 1<<20) // 0 is unknown, also after a division by the ranks of a host
+	}
+	return free
+}
+
+// memoryFiles are the names of a control group's limit and use, and of the lines of memory.stat
+// with the file pages that Linux can evict.
+type memoryFiles struct {
+	limit, use string
+	evictable  [2]string
+}
+
+var (
+	memoryV2 = memoryFiles{"memory.max", "memory.current", [2]string{"active_file", "inactive_file"}}
+	memoryV1 = memoryFiles{"memory.limit_in_bytes", "memory.usage_in_bytes", [2]string{"total_active_file", "total_inactive_file"}}
+)
+
+// groupMemory returns the smallest limit of this process's control group and of its parents up to
+// the mount point, and the smallest number of bytes that one of these limits leaves.
+// The limit is 0 if there is none. Version 2 has one hierarchy, version 1 has one with the
+// controller "memory". root is "/", or another folder for tests.
+func groupMemory(root string) (limit, left int64) {
+	mounts, err := os.ReadFile(filepath.Join(root, "proc/self/mountinfo"))
+	if err != nil {
+		return 0, 0
+	}
+	left = math.MaxInt64
+	for _, mount := range strings.Split(string(mounts), "\n") {
+		head, tail, _ := strings.Cut(mount, " - ")
+		// the fields are id, parent, device, the folder of the file system that is mounted, and the
+		// mount point; after the dash type, source and options
+		where, what := strings.Fields(head), strings.Fields(tail)
+		if len(where) < 5 || len(what) < 3 {
+			continue
+		}
+		names, controller := memoryV2, ""
+		switch {
+		case what[0] == "cgroup" && hasWord(what[2], "memory"):
+			names, controller = memoryV1, "memory"
+		case what[0] != "cgroup2":
+			continue
+		}
+		point := filepath.Join(root, where[4])
+		folder := filepath.Join(point, below(where[3], ownGroup(root, controller)))
+		for {
+			if n := number(filepath.Join(folder, names.limit)); n > 0 {
+				if limit == 0 || n < limit {
+					limit = n
+				}
+				left = min(left, max(0, n-used(folder, names)))
+			}
+			if folder == point {
+				break
+			}
+			folder = filepath.Dir(folder)
+		}
+	}
+	return limit, left
+}
+
+// used returns the bytes of a control group's use that Linux cannot evict.
+func used(folder string, names memoryFiles) int64 {
+	n := number(filepath.Join(folder, names.use))
+	for _, name := range names.evictable {
+		evictable, _ := strconv.ParseInt(line(filepath.Join(folder, "memory.stat"), name+" "), 10, 64)
+		n -= evictable
+	}
+	return max(0, n)
+}
+
+// ownGroup returns this process's control group in the hierarchy of a controller; "" is the
+// hierarchy of version 2. Without an entry it returns "/".
+func ownGroup(root, controller string) string {
+	text, _ := os.ReadFile(filepath.Join(root, "proc/self/cgroup"))
+	for _, l := range strings.Split(string(text), "\n") {
+		if f := strings.SplitN(l, ":", 3); len(f) == 3 && hasWord(f[1], controller) {
+			return f[2]
+		}
+	}
+	return "/"
+}
+
+// below returns the path of a control group below the mounted folder of its hierarchy. A group
+// outside of the mount has no folder there, and the mount's own folder stands for it.
+func below(mounted, group string) string {
+	rest, ok := strings.CutPrefix(group, strings.TrimSuffix(mounted, "/"))
+	if !ok || !strings.HasPrefix(rest, "/") || strings.HasPrefix(rest, "/..") {
+		return ""
+	}
+	return rest
+}
+
+// hasWord reports whether a list "a,b" has a word.
+func hasWord(list, word string) bool { return strings.Contains(","+list+",", ","+word+",") }
+
+// number returns the number in a file; 0 if there is none. Version 2 writes "max" for no limit,
+// version 1 a number close to the largest int64.
+func number(path string) int64 {
+	text, _ := os.ReadFile(path)
+	n, err := strconv.ParseInt(strings.TrimSpace(string(text)), 10, 64)
+	if err != nil || n >= 1<<62 {
+		return 0
+	}
+	return n
+}

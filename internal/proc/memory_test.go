@@ -1,0 +1,63 @@
+package proc
+
+import (
+	"os"
+	"path/filepath"
+	"runtime"
+	"testing"
+)
+
+// Limits are read from the process's own control group and from its parents, in both versions.
+func TestGroupMemory(t *testing.T) {
+	const (
+		v2        = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
+		v1        = "35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n"
+		bound     = "35 31 0:32 /docker/a /sys/fs/cgroup/memory ro - cgroup cgroup rw,memory\n"
+		other     = "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n32 31 0:29 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu\n"
+		step      = "sys/fs/cgroup/system.slice/slurmstepd.scope/job_7/step_0/"
+		job       = "sys/fs/cgroup/system.slice/slurmstepd.scope/job_7/"
+		old       = "sys/fs/cgroup/memory/"
+		unlimited = "9223372036854771712\n"
+	)
+	for name, x := range map[string]struct {
+		files       map[string]string
+		limit, left int64
+	}{
+		"no files": {nil, 0, 0},
+		"no limit": {map[string]string{"proc/self/mountinfo": other + v2, "proc/self/cgroup": "0::/user.slice\n", "sys/fs/cgroup/user.slice/memory.max": "max\n"}, 0, 0},
+		"a parent": {map[string]string{"proc/self/mountinfo": other + v2, "proc/self/cgroup": "0::/system.slice/slurmstepd.scope/job_7/step_0\n",
+			step + "memory.max": "max\n", step + "memory.high": "10\n", job + "memory.max": "1000\n", job + "memory.current": "700\n",
+			job + "memory.stat":                     "anon 100\nfile 500\nactive_file 200\ninactive_file 100\ninactive_file_x 5\n",
+			"sys/fs/cgroup/system.slice/memory.max": "5000\n"}, 1000, 600},
+		"the own group": {map[string]string{"proc/self/mountinfo": v2, "proc/self/cgroup": "0::/system.slice/slurmstepd.scope/job_7/step_0\n",
+			step + "memory.max": "900\n", step + "memory.current": "50\n", job + "memory.max": "1000\n", job + "memory.current": "700\n"}, 900, 300},
+		"the root of a container":    {map[string]string{"proc/self/mountinfo": v2, "proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "800\n"}, 800, 800},
+		"moved out of the namespace": {map[string]string{"proc/self/mountinfo": v2, "proc/self/cgroup": "0::/../../b\n", "sys/fs/cgroup/memory.max": "800\n"}, 800, 800},
+		"full":                       {map[string]string{"proc/self/mountinfo": v2, "proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "800\n", "sys/fs/cgroup/memory.current": "900\n"}, 800, 0},
+		"version 1": {map[string]string{"proc/self/mountinfo": other + v1, "proc/self/cgroup": "9:cpu:/x\n8:hugetlb,memory:/slurm/job_7\n0::/y\n",
+			old + "slurm/job_7/memory.limit_in_bytes": "700\n", old + "slurm/job_7/memory.usage_in_bytes": "300\n", old + "slurm/job_7/memory.stat": "active_file 1\ntotal_active_file 30\ntotal_inactive_file 20\n",
+			old + "memory.limit_in_bytes": unlimited}, 700, 450},
+		"version 1 without a limit": {map[string]string{"proc/self/mountinfo": v1, "proc/self/cgroup": "8:memory:/\n", old + "memory.limit_in_bytes": unlimited}, 0, 0},
+		"version 1 in a container": {map[string]string{"proc/self/mountinfo": bound, "proc/self/cgroup": "8:memory:/docker/a/b\n",
+			old + "b/memory.limit_in_bytes": "600\n", old + "memory.limit_in_bytes": "700\n"}, 600, 600},
+		"a bound mount of another group": {map[string]string{"proc/self/mountinfo": bound, "proc/self/cgroup": "8:memory:/docker/ab\n",
+			old + "memory.limit_in_bytes": "700\n"}, 700, 700},
+	} {
+		root := t.TempDir()
+		for path, text := range x.files {
+			path = filepath.Join(root, path)
+			if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if limit, left := groupMemory(root); limit != x.limit || x.limit > 0 && left != x.left {
+			t.Errorf("%s: limit %d with %d left, want %d and %d", name, limit, left, x.limit, x.left)
+		}
+	}
+	if runtime.GOOS == "linux" && FreeMemory() <= 0 {
+		t.Error("no free memory")
+	}
+}
