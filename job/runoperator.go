@@ -25,7 +25,7 @@ func computeOperator(e *Env) (*operator.Report, error) {
 		e.Log.Warn().Msg(warning)
 	}
 	_, output := e.Job.OperatorFiles()
-	return r.Do(*output, e.leave)
+	return r.Do(*output, e.freeHost, e.leave)
 }
 
 // operatorRank returns this rank of an operator job for the planner.

@@ -35,7 +35,7 @@ func compute(j *file.Job, d device.Device, c comm.Comm) (*Report, error) {
 		return nil, err
 	}
 	_, output := j.OperatorFiles()
-	return r.Do(*output, func(err error) error { return err })
+	return r.Do(*output, 0, func(err error) error { return err })
 }
 
 // onRanks runs an operator job on goroutine ranks and compares the bytes sent with the formula.

@@ -82,15 +82,17 @@ func newOperation(j *file.Job, in header, r run, compute tensor.DType) (op opera
 	return in.plan(r, j, compute)
 }
 
-// Do reads the input, computes and writes the output. It calls leave before it frees the memory
-// that other ranks may read. If a result is NaN or Inf, Do has written the output and returns both
+// Do reads the input, computes and writes the output. free is the host memory that this rank may
+// allocate, 0 = unknown. Do calls leave before it frees the memory that other ranks may read. If a
+// result is NaN or Inf, Do has written the output and returns both
 // a report and an error. Collective.
-func (r *Run) Do(output string, leave func(error) error) (*Report, error) {
-	return do(r.op, output, leave)
+func (r *Run) Do(output string, free int64, leave func(error) error) (*Report, error) {
+	return do(r.op, output, free, leave)
 }
 
-// Allocate allocates all memory of the run at once.
-func (r *Run) Allocate() error { return r.op.base().allocate(r.op) }
+// Allocate allocates all memory of the run at once. free is the host memory that this rank may
+// allocate, 0 = unknown.
+func (r *Run) Allocate(free int64) error { return r.op.base().allocate(r.op, free) }
 
 // Compute computes the forward pass, and the backward pass if the input has dout. Collective.
 func (r *Run) Compute() error { return r.op.compute() }

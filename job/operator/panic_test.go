@@ -1,12 +1,14 @@
 package operator
 
 import (
+	"strings"
 	"testing"
 
 	"ulysses/backends"
 	"ulysses/comm"
 	"ulysses/device"
 	"ulysses/internal/clock"
+	"ulysses/internal/status"
 	"ulysses/tensor"
 )
 
@@ -72,12 +74,34 @@ func TestPanicLeavesMemory(t *testing.T) {
 					panic(p)
 				}
 			}()
-			if _, err := do(k, t.TempDir()+"/out", func(err error) error { return err }); err != nil {
+			if _, err := do(k, t.TempDir()+"/out", 0, func(err error) error { return err }); err != nil {
 				t.Error(err)
 			}
 		}()
 		if d.allocated == 0 || (d.freed == d.allocated) == panics {
 			t.Errorf("panics %v: %d buffers allocated, %d freed", panics, d.allocated, d.freed)
+		}
+	}
+}
+
+// A rank without the host memory for a job refuses it on all ranks, before it allocates.
+func TestFreeMemory(t *testing.T) {
+	for free, want := range map[int64]status.Code{0: status.OK, 1 << 20: status.OK, 1: status.OutOfMemory} {
+		var allocated [2]int
+		err := comm.RunLocal(2, func(c comm.Comm) error {
+			under, _, err := backends.Open(backends.Choice{Backend: "cpu", Threads: 1, RanksOnNode: 2})
+			if err != nil {
+				return err
+			}
+			defer under.Close()
+			d := &countingDevice{Device: under}
+			k := &broken{run{in: &inputFile{kind: "attention"}, dev: d, comm: c, clock: clock.New()}, false}
+			_, err = do(k, t.TempDir()+"/out", free*int64(1+c.Rank()*(1<<20)), func(err error) error { return err })
+			allocated[c.Rank()] = d.allocated
+			return err
+		})
+		if code := status.Of(err); code != want || want != status.OK && (allocated[0] > 0 || !strings.Contains(err.Error(), "attention: 40 B are planned on this rank, and the host has 1 B free for it")) {
+			t.Errorf("%d free: %v, allocated %v", free, err, allocated)
 		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"ulysses/device"
 	"ulysses/internal/clock"
 	"ulysses/internal/status"
+	"ulysses/internal/units"
 	"ulysses/sp"
 	"ulysses/tensor"
 )
@@ -64,8 +65,9 @@ func (r *run) seesKey(int64, int64) bool { return true }
 // device, unless one token has more.
 const blockBytes = 4 << 20
 
-// do runs a planned operation. It calls leave before it frees the memory that other ranks may read.
-func do(op operation, output string, leave func(error) error) (*Report, error) {
+// do runs a planned operation. free is the host memory that this rank may allocate, 0 = unknown. It
+// calls leave before it frees the memory that other ranks may read.
+func do(op operation, output string, free int64, leave func(error) error) (*Report, error) {
 	r, panicked := op.base(), true
 	defer func() {
 		// After a panic the memory stays: other ranks may read it until Abort ends their processes
@@ -74,13 +76,13 @@ func do(op operation, output string, leave func(error) error) (*Report, error) {
 			r.free()
 		}
 	}()
-	err := r.run(op, output, leave)
+	err := r.run(op, output, free, leave)
 	panicked = false
 	return r.done, err
 }
 
-func (r *run) run(op operation, output string, leave func(error) error) (err error) {
-	if err := comm.Agree(r.comm, r.allocate(op)); err != nil {
+func (r *run) run(op operation, output string, free int64, leave func(error) error) (err error) {
+	if err := comm.Agree(r.comm, r.allocate(op, free)); err != nil {
 		return err
 	}
 	defer func() { err = leave(err) }()
@@ -117,15 +119,24 @@ func (r *run) run(op operation, output string, leave func(error) error) (err err
 	return comm.Agree(r.comm, check.err(r.in.kind))
 }
 
-// allocate allocates all memory of the run at once.
-func (r *run) allocate(op operation) error {
+// allocate allocates all memory of the run at once, if the device has it, or the host where the
+// device computes in host memory. free is the host memory that this rank may allocate, 0 = unknown.
+func (r *run) allocate(op operation, free int64) error {
 	d := r.dev
 	sketch := device.Sketch(d, r.in.kind)
 	if err := op.layout(sketch); err != nil {
 		return err
 	}
+	bytes, info := sketch.Peak(), d.Info()
+	if all := info.Usable(); all > 0 && bytes > all {
+		return status.Errorf(status.OutOfMemory, "%s: %s are planned on this rank, and its device has %s; start more ranks, so that each has fewer tokens and heads",
+			r.in.kind, units.Bytes(bytes), units.Bytes(all))
+	}
+	if info.Place == tensor.Host && free > 0 && bytes > free {
+		return status.Errorf(status.OutOfMemory, "%s: %s are planned on this rank, and the host has %s free for it; use more nodes", r.in.kind, units.Bytes(bytes), units.Bytes(free))
+	}
 	var err error
-	if r.arena, err = device.NewArena(d, r.in.kind, sketch.Peak()); err != nil {
+	if r.arena, err = device.NewArena(d, r.in.kind, bytes); err != nil {
 		return status.Errorf(status.Of(err), "%w; start more ranks, so that each has fewer tokens and heads", err)
 	}
 	if err := op.layout(r.arena); err != nil {

@@ -4,12 +4,9 @@ import (
 	"fmt"
 	"io"
 
-	"ulysses/internal/status"
-	"ulysses/internal/units"
 	"ulysses/job/assembly"
 	"ulysses/job/operator"
 	"ulysses/model"
-	"ulysses/tensor"
 )
 
 // predictOperator dry-runs an operator job. It reads the header of the input and the lists of
@@ -20,20 +17,13 @@ func (f *Forecast) predictOperator() error {
 		return err
 	}
 	defer k.Free()
-	if err := k.Allocate(); err != nil {
+	if err := k.Allocate(f.FreeHost); err != nil {
 		return err
 	}
 	r := k.Report()
 	saved, workspace := k.Scratch()
 	f.Memory = []model.Component{{Name: "tensors", Bytes: r.Bytes - saved - workspace}, {Name: "saved for the backward pass", Bytes: saved},
 		{Name: "workspace", Bytes: workspace}}
-	if all := f.Device.Info().Usable(); all > 0 && r.Bytes > all {
-		return status.Errorf(status.OutOfMemory, "plan: %s are planned for each rank, and its device has %s; start more ranks, so that each has fewer tokens and heads",
-			units.Bytes(r.Bytes), units.Bytes(all))
-	}
-	if f.Device.Info().Place == tensor.Host && f.FreeHost > 0 && r.Bytes > f.FreeHost {
-		return status.Errorf(status.OutOfMemory, "plan: %s are planned for each rank, and %s are free; use more nodes", units.Bytes(r.Bytes), units.Bytes(f.FreeHost))
-	}
 	before := f.total()
 	f.Clock.Push(f.Job.Kind)
 	defer f.Clock.Pop()
