@@ -36,6 +36,7 @@ type compared struct {
 	Relative quantity `json:"relative"` // max|Δ| / max|ref|
 	Bits     bool     `json:"bits_equal"`
 	Judged   bool     `json:"judged"` // false = the tensor does not count for the verdict
+	Zero     bool     `json:"zero"`   // a gradient that is zero up to rounding, or weights that it left at zero
 	Within   bool     `json:"within"`
 }
 
@@ -85,12 +86,15 @@ func (r *verdict) mesh() file.Mesh {
 // sentence returns the verdict with its counts.
 func (r *verdict) sentence() string {
 	judged, far := r.judge()
-	equal, most := 0, quantity(0)
+	equal, zero, most := 0, 0, quantity(0)
 	for _, x := range r.Tensors {
-		if x.Judged && x.Bits {
+		switch {
+		case !x.Judged:
+		case x.Bits:
 			equal++
-		}
-		if x.Judged {
+		case x.Zero:
+			zero++
+		default:
 			most = max(most, x.Relative)
 		}
 	}
@@ -102,6 +106,9 @@ func (r *verdict) sentence() string {
 		text += fmt.Sprintf("%s %s differ by at most %.1e of the largest element (limit %g); %d are bitwise equal", units.Count(judged, "tensor"), on, most, r.Limit, equal)
 	default:
 		text += fmt.Sprintf("%d of %s %s differ by more than %g of the largest element, by up to %.1e", far, units.Count(judged, "tensor"), on, r.Limit, most)
+	}
+	if zero > 0 {
+		text += fmt.Sprintf("; %d are zero up to rounding", zero)
 	}
 	return fmt.Sprintf("%s (%s, kernels %s)", text, r.DType, r.Kernels)
 }
@@ -121,6 +128,8 @@ func (r *verdict) print(out io.Writer, all bool) error {
 		switch {
 		case x.Judged && !x.Within:
 			judgement = "FAIL"
+		case x.Judged && x.Zero:
+			judgement = "ok: zero up to rounding"
 		case x.Judged:
 			judgement = "ok"
 		}

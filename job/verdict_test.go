@@ -94,6 +94,73 @@ func TestVerdictFirst(t *testing.T) {
 	}
 }
 
+// Gradients that are zero by definition have rounding errors that depend on the ranks. A gradient
+// that is small, but not zero up to rounding in both runs, is judged as others are. A large weight
+// without a gradient is judged.
+func TestZeroGradients(t *testing.T) {
+	nan, inf := float32(math.NaN()), float32(math.Inf(1))
+	for name, x := range map[string]struct {
+		kind       kindOf
+		zero       bool // the gradient of the parameter is zero up to rounding
+		all, one   float32
+		asZero, ok bool
+	}{
+		"rounding":                 {isGradient, false, 1e-12, 3e-12, true, true},
+		"small, and wrong":         {isGradient, false, 1e-5, 1.1e-5, false, false},
+		"small, and right":         {isGradient, false, 1e-5, 1.00001e-5, false, true},
+		"at the bound":             {isGradient, false, -0x1p-23, 0x1p-24, true, true},
+		"above the bound":          {isGradient, false, 0x1.001p-23, 0x1p-24, false, false},
+		"above it on one rank":     {isGradient, false, 1e-12, 0x1.001p-23, false, false},
+		"NaN":                      {isGradient, false, nan, 1e-12, false, false},
+		"Inf":                      {isGradient, false, 1e-12, inf, false, false},
+		"another tensor":           {isOther, true, 1e-12, 3e-12, false, false},
+		"a weight that was zero":   {isUpdated, true, 1e-12, 3e-12, true, true},
+		"a weight that was not":    {isUpdated, true, 1e-3, 1.1e-3, false, false},
+		"a weight with a gradient": {isUpdated, false, 1e-12, 3e-12, false, false},
+	} {
+		run := func(v float32) []named {
+			g := float32(1)
+			if x.zero {
+				g = 1e-12
+			}
+			return []named{{name: "large gradient", data: []float32{-2, 1}, judged: true, kind: isGradient, param: "large"},
+				{name: "p gradient", data: []float32{g}, judged: true, kind: isGradient, param: "p"},
+				{name: "large updated", data: []float32{2}, judged: true, kind: isUpdated, param: "large"},
+				{name: "x", data: []float32{v, 0}, judged: true, kind: x.kind, param: "p"}}
+		}
+		r := verdict{Limit: 2e-5}
+		if err := r.compareAll(run(x.all), run(x.one)); err != nil {
+			t.Fatal(err)
+		}
+		if got := r.Tensors[3]; got.Zero != x.asZero || got.Within != x.ok {
+			t.Errorf("%s: %+v", name, got)
+		}
+		_, far := r.judge()
+		if said := strings.Contains(r.sentence(), "; 1 are zero up to rounding"); (far == 0) != x.ok || said != x.asZero {
+			t.Errorf("%s: %s", name, r.sentence())
+		}
+	}
+}
+
+// Keys without RoPE have biases without a gradient, and a router of one expert per token has none.
+func TestVerifyModelsWithZeroGradients(t *testing.T) {
+	for name, fields := range map[string]string{
+		"k_proj.bias": `model_type="smollm3",attention_bias=true,intermediate_size=40,no_rope_layers=[1,0]`,
+		"gate.weight": `model_type="mixtral",intermediate_size=16,num_local_experts=4,num_experts_per_tok=1,output_router_logits=false`,
+	} {
+		dir, _ := newKept(t)
+		code, out, errs := call("verify", filepath.Join(dir, "job.toml"), "-n", "2", "--all", "--set", "optimizer.name=sgd", "--set", "parallel.ulysses=2",
+			"--set", `model.new={`+fields+`,vocab_size=256,hidden_size=24,num_hidden_layers=2,num_attention_heads=4,num_key_value_heads=2}`)
+		found := false
+		for line := range strings.Lines(out) {
+			found = found || strings.Contains(line, name+" gradient") && strings.Contains(line, "ok: zero up to rounding")
+		}
+		if code != status.OK || !found {
+			t.Errorf("%s: %v\n%s%s", name, code, out, errs)
+		}
+	}
+}
+
 type failing struct{}
 
 func (failing) Write([]byte) (int, error) { return 0, io.ErrClosedPipe }

@@ -54,7 +54,18 @@ type named struct {
 	data   []float32
 	judged bool
 	whole  bool // the values are whole numbers
+	kind   kindOf
+	param  string // the parameter of a gradient or of updated weights
 }
+
+// kindOf tells gradients and updated weights from other tensors.
+type kindOf int
+
+const (
+	isOther kindOf = iota
+	isGradient
+	isUpdated
+)
 
 // scalar returns a judged number.
 func scalar(name string, x float64) named {
@@ -71,15 +82,10 @@ func verifyAgainstOne(e *Env, all []named, compute func(*Env) ([]named, error), 
 	if err != nil {
 		return err
 	}
-	r := verdict{Ranks: e.Mesh.World.Size(), Ulysses: e.Mesh.Ulysses, Ring: e.Mesh.Ring, Experts: int(e.Job.Parallel.Experts), Data: e.Mesh.Replicas, DType: file.DTypeName(e.Compute), Kernels: e.Device.Info().Kernels,
+	r := &verdict{Ranks: e.Mesh.World.Size(), Ulysses: e.Mesh.Ulysses, Ring: e.Mesh.Ring, Experts: int(e.Job.Parallel.Experts), Data: e.Mesh.Replicas, DType: file.DTypeName(e.Compute), Kernels: e.Device.Info().Kernels,
 		Limit: verifyLimits[e.Compute], Tensors: []compared{}}
-	for i, a := range all {
-		d, err := compare(a, one[i])
-		if err != nil {
-			return err
-		}
-		r.Tensors = append(r.Tensors, compared{Name: a.name, Shape: append([]int64{}, a.shape...), Max: quantity(d.max), Mean: quantity(d.mean), Relative: quantity(d.relative),
-			Bits: d.equal, Judged: a.judged, Within: d.relative <= r.Limit})
+	if err := r.compareAll(all, one); err != nil {
+		return err
 	}
 	switch {
 	case o.json:
@@ -93,6 +99,58 @@ func verifyAgainstOne(e *Env, all []named, compute func(*Env) ([]named, error), 
 		err = status.Errorf(status.Numeric, "verify: %d of %s differ by more than %g of the largest element; run ulysses-mpi doctor on every host, and compare", far, units.Count(judged, "tensor"), r.Limit)
 	}
 	return err
+}
+
+// zeroGradient is the largest share of the model's largest gradient that counts as zero: half
+// a unit in the last place of F32. A gradient can be zero by definition, as that of the bias of
+// keys without RoPE, or that of a router with one expert per token. Its values are then rounding
+// errors, which depend on the order of sums.
+const zeroGradient = 0x1p-24
+
+// compareAll compares each tensor of a run with the tensor of the run on one rank. A gradient
+// counts as zero if it has at most zeroGradient of the model's largest gradient in both runs. So do
+// the updated weights of such a gradient if they have at most this share of the largest weight:
+// they began at zero.
+func (r *verdict) compareAll(all, one []named) error {
+	zeros := map[string]bool{} // parameters whose gradients are zero
+	most := [2]map[kindOf]float64{largestOfKinds(all), largestOfKinds(one)}
+	for i, a := range all {
+		d, err := compare(a, one[i])
+		if err != nil {
+			return err
+		}
+		zero := a.kind == isGradient || a.kind == isUpdated && zeros[a.param]
+		for run, x := range [2]named{a, one[i]} {
+			bound := zeroGradient * most[run][x.kind]
+			zero = zero && !math.IsInf(bound, 0) && size(x.data) <= bound
+		}
+		if a.kind == isGradient {
+			zeros[a.param] = zero
+		}
+		r.Tensors = append(r.Tensors, compared{Name: a.name, Shape: append([]int64{}, a.shape...), Max: quantity(d.max), Mean: quantity(d.mean), Relative: quantity(d.relative),
+			Bits: d.equal, Judged: a.judged, Zero: zero, Within: zero || d.relative <= r.Limit})
+	}
+	return nil
+}
+
+// largestOfKinds returns the largest absolute value of the tensors of each kind.
+func largestOfKinds(tensors []named) map[kindOf]float64 {
+	most := map[kindOf]float64{}
+	for _, x := range tensors {
+		most[x.kind] = max(most[x.kind], size(x.data))
+	}
+	return most
+}
+
+// size returns the largest absolute value; +Inf if there is a NaN.
+func size(x []float32) (top float64) {
+	for _, v := range x {
+		if v != v {
+			return math.Inf(1)
+		}
+		top = max(top, math.Abs(float64(v)))
+	}
+	return top
 }
 
 // difference is the result of compare.
@@ -198,12 +256,12 @@ func trainTensors(e *Env, tokens bool) (out []named, err error) {
 				}
 				at += p.Numel()
 				if grads {
-					values[p.Name] = named{name: p.Name + " gradient", shape: p.Shape, data: s.parts.Model.Config.InFileOrder(p, x), judged: true}
+					values[p.Name] = named{name: p.Name + " gradient", shape: p.Shape, data: s.parts.Model.Config.InFileOrder(p, x), judged: true, kind: isGradient, param: p.Name}
 					continue
 				}
 				// AdamW's first update is lr·sign(g) if |g| is large compared with eps. Rounding
 				// may change the sign of a gradient near zero, so these weights are not judged.
-				values[p.Name] = named{name: p.Name + " updated", shape: p.Shape, data: s.parts.Model.Config.InFileOrder(p, x), judged: e.Job.Optimizer.Name == "sgd"}
+				values[p.Name] = named{name: p.Name + " updated", shape: p.Shape, data: s.parts.Model.Config.InFileOrder(p, x), judged: e.Job.Optimizer.Name == "sgd", kind: isUpdated, param: p.Name}
 			}
 		}
 		for _, g := range s.parts.Model.Groups() { // in an order that does not depend on the ranks
