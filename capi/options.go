@@ -15,16 +15,12 @@ type optionTensors struct {
 	added        bool // gradients are added to the caller's
 }
 
-// Limits of soft caps. Kernels multiply by the reciprocal of a cap, in F32 and with denormals as
-// zero, so beyond the limits scores would lose their digits.
-const minSoftcap, maxSoftcap = 1e-30, 1e30
-
 // optionsOf sets the options of a layer from a description and checks them.
 func optionsOf(op string, d *cAttentionDesc, l *sp.Layer) error {
 	blocks := d.flags&flagBlockMask != 0
 	switch {
-	case d.softcap != 0 && !(d.softcap >= minSoftcap && d.softcap <= maxSoftcap):
-		return invalid("%s: softcap is %v; give a number from %v to %v, or 0 for none", op, d.softcap, minSoftcap, maxSoftcap)
+	case !device.IsSoftcap(float64(d.softcap)):
+		return invalid("%s: softcap is %v; give a number from %v to %v, or 0 for none", op, d.softcap, device.MinSoftcap, device.MaxSoftcap)
 	case !(d.dropout >= 0 && d.dropout < 1):
 		return invalid("%s: dropout is %v; give a probability of at least 0 and below 1", op, d.dropout)
 	case blocks && (d.block_q < 1 || d.block_k < 1):

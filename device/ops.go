@@ -229,6 +229,16 @@ type CrossEntropy struct {
 	Softcap   float64 // 0 = off
 }
 
+// Limits of soft caps of scores. Kernels multiply by the reciprocal of a cap, in F32 and with
+// denormals as zero, so beyond the limits scores would lose their digits.
+const MinSoftcap, MaxSoftcap = 1e-30, 1e30
+
+// IsSoftcap reports whether c is a soft cap within the limits, or 0 for none.
+func IsSoftcap(c float64) bool {
+	x := float32(c)
+	return x >= MinSoftcap && x <= MaxSoftcap || c == 0
+}
+
 // Attention is softmax(bias + cap(scale·q·kᵀ))·v for packed documents, without an S×S matrix (Dao
 // 2023).
 //

@@ -320,6 +320,8 @@ func TestConfigFaults(t *testing.T) {
 		{gemma2, `"hidden_activation": "silu"`, no, []string{`hidden_activation = "silu" is not built`}},
 		{gemma2, `"use_bidirectional_attention": true`, no, []string{"use_bidirectional_attention = true is not built"}},
 		{gemma2, `"attn_logit_softcapping": -1`, bad, []string{"attn_logit_softcapping = -1"}},
+		{gemma2, `"attn_logit_softcapping": 1e-31`, bad, []string{"attn_logit_softcapping = 1e-31: give a number from 1e-30 to 1e+30"}},
+		{gemma2, `"final_logit_softcapping": 1e31`, bad, []string{"final_logit_softcapping = 1e+31"}},
 		{gemma2, `"query_pre_attn_scalar": 0`, bad, []string{"query_pre_attn_scalar = 0"}},
 		{gemma2, `"partial_rotary_factor": 0.5`, no, []string{"partial_rotary_factor = 0.5 is not built for gemma2"}},
 		{gemma2, `"rope_parameters": {"full_attention": {}}`, no, []string{"a table for each kind of layer, which is not built for gemma2"}},

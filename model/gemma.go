@@ -3,6 +3,7 @@ package model
 import (
 	"math"
 
+	"ulysses/device"
 	"ulysses/internal/notbuilt"
 	"ulysses/internal/status"
 )
@@ -41,8 +42,8 @@ func (r *reader) softcap(name string, def float64) float64 {
 		def = 0
 	}
 	x := r.number(name, def)
-	if !(x >= 0 && x <= math.MaxFloat32/2) {
-		r.fault(status.InvalidConfig, "%s = %v: give a number above 0, or 0 for no cap", name, x)
+	if !device.IsSoftcap(x) {
+		r.fault(status.InvalidConfig, "%s = %v: give a number from %v to %v, or 0 for no cap", name, x, device.MinSoftcap, device.MaxSoftcap)
 		return 0
 	}
 	return x

@@ -50,8 +50,8 @@ var Options = []Option{
 		has:    func(l *Layer) bool { return l.Softcap != 0 },
 		fields: func(l *Layer) []comm.Field { return []comm.Field{real("softcap", l.Softcap)} },
 		check: func(l *Layer) error {
-			if !(l.Softcap >= 0) || math.IsInf(l.Softcap, 0) {
-				return status.Errorf(status.InvalidArgument, "sp.NewPlan: softcap is %v; set a positive number, or 0 for none", l.Softcap)
+			if !device.IsSoftcap(l.Softcap) {
+				return status.Errorf(status.InvalidArgument, "sp.NewPlan: softcap is %v; set a number from %v to %v, or 0 for none", l.Softcap, device.MinSoftcap, device.MaxSoftcap)
 			}
 			return nil
 		},

@@ -99,7 +99,7 @@ func TestImpossibleOptionsAreRefused(t *testing.T) {
 	nan := func() float64 { var zero float64; return zero / zero }()
 	impossible := map[string][]Layer{
 		"factor of scores": {{Scale: nan}},
-		"soft cap":         {{Softcap: -1}, {Softcap: nan}},
+		"soft cap":         {{Softcap: -1}, {Softcap: nan}, {Softcap: 1e-31}, {Softcap: 1e31}},
 		"block mask":       {{BlockRows: 8}, {BlockColumns: 8}, {BlockRows: -1, BlockColumns: 8}},
 		"dropout":          {{Dropout: 1}, {Dropout: -0.1}, {Dropout: nan}},
 	}

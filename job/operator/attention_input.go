@@ -94,6 +94,9 @@ func checkAttentionTable(t *file.AttentionTable, f *faultList) {
 	if math.IsNaN(t.Scale) || math.IsInf(t.Scale, 0) {
 		f.add(status.InvalidConfig, "attention.scale = %v: not finite; set a number, or 0 for 1/sqrt(D)", t.Scale)
 	}
+	if !device.IsSoftcap(t.Softcap) {
+		f.add(status.InvalidConfig, "attention.softcap = %v: set a number from %v to %v, or 0 for none", t.Softcap, device.MinSoftcap, device.MaxSoftcap)
+	}
 }
 
 func (in *attentionInput) checkHeader(f *faultList) {

@@ -101,6 +101,8 @@ func TestAttentionFaults(t *testing.T) {
 		want   []string
 	}{
 		{name: "scale", shapes: good, spoil: func(t *file.AttentionTable) { t.Scale = math.Inf(1) }, code: status.InvalidConfig, want: []string{"scale"}},
+		{name: "a tiny cap", shapes: good, spoil: func(t *file.AttentionTable) { t.Softcap = 1e-31 }, code: status.InvalidConfig, want: []string{"attention.softcap = 1e-31: set a number from 1e-30 to 1e+30"}},
+		{name: "a huge cap", shapes: good, spoil: func(t *file.AttentionTable) { t.Softcap = 1e31 }, code: status.InvalidConfig, want: []string{"attention.softcap = 1e+31"}},
 		{name: "not there", shapes: good, spoil: func(t *file.AttentionTable) { t.Input += "x" }, code: status.IO, want: []string{"no such file"}},
 		{name: "no folder", shapes: good, spoil: func(t *file.AttentionTable) { t.Output = filepath.Join(t.Output, "no", "out") }, code: status.IO, want: []string{"attention.output"}},
 		{name: "a pipe", shapes: good, spoil: func(t *file.AttentionTable) {
