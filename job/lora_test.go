@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"ulysses/internal/status"
+	"ulysses/tensor"
 )
 
 // newLoRA writes a job with adapters beside a golden model. It returns the folders and a function
@@ -202,6 +203,24 @@ func TestLoRAIsRefused(t *testing.T) {
 		_, err = run(1, "lora.init="+init, "output.dir="+filepath.Join(dir, "refused"))
 		if err == nil || !strings.Contains(err.Error(), key+" ") {
 			t.Errorf("%s = %v: %v", key, value, err)
+		}
+	}
+	put(t, path, string(text))
+	for _, name := range []string{"model.embed_tokens.lora_embedding_A", "model.embed_tokens.base_layer.weight", "lm_head.lora_A.weight"} {
+		tensors := []tensor.Item{{Name: "base_model.model." + name, Tensor: tensor.OfFloat32(make([]float32, 6), 3, 2)}}
+		if err := tensor.WriteSafetensors(filepath.Join(init, "adapter_model.safetensors"), nil, tensors); err != nil {
+			t.Fatal(err)
+		}
+		want := name[:strings.Index(name+".lora", ".lora")]
+		want = strings.TrimSuffix(want, ".base_layer.weight") + " is not a matrix of a layer; train adapters of matrices of the layers"
+		if _, err := run(1, "lora.init="+init, "output.dir="+filepath.Join(dir, "refused")); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("lora.init with %s: %v", name, err)
+		}
+		if strings.HasPrefix(name, "lm_head") { // this model's own matrix, with which it can be merged
+			continue
+		}
+		if code, _, errs := call("export", "--merge", init, filepath.Join(dir, "x")); code != status.InvalidConfig || !strings.Contains(errs, want) || strings.Contains(errs, "own base model") {
+			t.Errorf("export --merge with %s: %v %s", name, code, errs)
 		}
 	}
 	if code, _, errs := call("export", "--merge", filepath.Join(dir, "first", "checkpoints"), base); code != status.InvalidArgument || !strings.Contains(errs, "never overwritten") {

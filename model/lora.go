@@ -110,7 +110,7 @@ func (m *Model) unadapted(target string) string {
 	for _, g := range m.groups {
 		for _, p := range g.Params {
 			if adapts(target, module(p.Name)) {
-				return fmt.Sprintf("%s is not a matrix of a layer", module(p.Name))
+				return notOfALayer(module(p.Name))
 			}
 		}
 	}

@@ -92,16 +92,21 @@ func MergeFolder(dir string, f *AdapterFolder, base *Folder) error {
 		e, _ := f.file.Entry(adapterPrefix + name)
 		return e.Shape
 	}
+	known := map[string]bool{}
+	for _, t := range tensors {
+		known[adapterPrefix+module(t.Name)+loraA], known[adapterPrefix+module(t.Name)+loraB] = true, true
+	}
+	for _, e := range f.file.Entries() {
+		if path := outsideLayers(e.Name); path != "" && !known[e.Name] {
+			return status.Errorf(status.InvalidConfig, "export: %s has tensor %v, and %s; train adapters of matrices of the layers, such as q_proj", f.Dir, e, notOfALayer(path))
+		}
+	}
 	tensors, err := f.LoRA.Merge(tensors, shape, func(name string, at int64, dst []float32) error {
 		e, _ := f.file.Entry(adapterPrefix + name)
 		return f.file.ReadFloat32(e, at, dst)
 	})
 	if err != nil {
 		return err
-	}
-	known := map[string]bool{}
-	for _, t := range tensors {
-		known[adapterPrefix+module(t.Name)+loraA], known[adapterPrefix+module(t.Name)+loraB] = true, true
 	}
 	for _, e := range f.file.Entries() {
 		if err := base.Config.family.files.refuseTarget(e.Name); err != nil {

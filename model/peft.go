@@ -212,11 +212,32 @@ func IsAdapter(name string) bool {
 	return p.isAdapter()
 }
 
+// outsideLayers returns the path of the embedding or the output matrix if a tensor of PEFT is of an
+// adapter of it, or a copy of it, which PEFT saves beside its adapter; "" for other tensors.
+func outsideLayers(name string) string {
+	path := strings.Split(strings.TrimPrefix(name, adapterPrefix), ".")
+	for _, matrix := range []string{embeddingName, tiedName} {
+		whole := module(matrix)
+		if i := slices.Index(path, whole[strings.LastIndex(whole, ".")+1:]); i >= 0 {
+			return strings.Join(path[:i+1], ".")
+		}
+	}
+	return ""
+}
+
+// notOfALayer says why the module at a path has no adapter.
+func notOfALayer(path string) string { return input.Short(path) + " is not a matrix of a layer" }
+
 // LoadAdapters reads the elements of adapters that this rank owns. The file must have the adapters
 // of the model, and no others.
 func (m *Model) LoadAdapters(f *AdapterFolder) error {
 	var faults []string
 	expected := map[string]*Param{}
+	for _, e := range f.file.Entries() {
+		if path := outsideLayers(e.Name); path != "" {
+			return status.Errorf(status.InvalidConfig, "lora.init: %s has tensor %v, and %s; train adapters of matrices of the layers, such as q_proj", f.Dir, e, notOfALayer(path))
+		}
+	}
 	for _, g := range m.groups {
 		for _, p := range g.Params {
 			if !p.isAdapter() {
