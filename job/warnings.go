@@ -6,6 +6,7 @@ import (
 	"github.com/rs/zerolog"
 
 	"ulysses/model"
+	"ulysses/tensor"
 )
 
 // warned collects the warnings of the log for the report. It is a hook of the log.
@@ -35,7 +36,7 @@ func (w *warned) list() []string {
 
 // warn logs the warnings about settings of the job.
 func (e *Env) warn(c *model.Config, folder *model.Folder, steps int64) {
-	for _, line := range e.Job.Warnings(c, folder, steps) {
+	for _, line := range e.Job.Warnings(c, folder, steps, e.Device.Info().Place == tensor.Host) {
 		e.Log.Warn().Msg(line)
 	}
 }

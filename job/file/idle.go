@@ -14,17 +14,22 @@ import (
 // default runs, and prints one line.
 type idle struct {
 	keys []string // or a table, with a trailing dot
-	when func(j *Job, c *model.Config) bool
+	when func(j *Job, c *model.Config, cpu bool) bool // cpu: the device is a CPU
 	why  string
 }
 
 // onConfig returns a condition that does not hold for operator jobs, which have no model.
-func onConfig(holds func(j *Job, c *model.Config) bool) func(j *Job, c *model.Config) bool {
-	return func(j *Job, c *model.Config) bool { return c != nil && holds(j, c) }
+func onConfig(holds func(j *Job, c *model.Config) bool) func(*Job, *model.Config, bool) bool {
+	return func(j *Job, c *model.Config, _ bool) bool { return c != nil && holds(j, c) }
 }
 
-func onJob(holds func(j *Job) bool) func(j *Job, c *model.Config) bool {
-	return func(j *Job, _ *model.Config) bool { return holds(j) }
+func onJob(holds func(j *Job) bool) func(*Job, *model.Config, bool) bool {
+	return func(j *Job, _ *model.Config, _ bool) bool { return holds(j) }
+}
+
+// hybridOnCPU holds for models with linear attention on a CPU.
+func hybridOnCPU(_ *Job, c *model.Config, cpu bool) bool {
+	return cpu && c != nil && c.LinearLayers() > 0
 }
 
 // idleKeys has all rules on keys without an effect. In check.go such keys are faults, if the job
@@ -48,6 +53,7 @@ var idleKeys = []idle{
 	{[]string{"attention."}, onJob(func(j *Job) bool { return j.Kind == "gdn" }), `kind = "gdn" does not read it`},
 	{[]string{"gdn.input", "gdn.output", "attention.input", "attention.output", "attention.block", "attention.pattern."}, onJob((*Job).IsModelJob), "it is a key of operator jobs"},
 	{[]string{"gdn.strategy", "tile.gdn"}, onConfig(func(j *Job, c *model.Config) bool { return c.LinearLayers() == 0 }), "the model has no layers of linear attention"},
+	{[]string{"tile.gdn"}, hybridOnCPU, "a CPU computes the gated delta rule without panels"},
 	{[]string{"memory.head_groups"}, onConfig(func(j *Job, c *model.Config) bool { return c.LinearLayers() == c.NumHiddenLayers }),
 		"the model has no layers of softmax attention"},
 	{[]string{"memory.host"}, onJob(func(j *Job) bool {
@@ -123,10 +129,10 @@ func (j *Job) noFiles(extensions ...string) bool {
 }
 
 // idleWarnings returns one line for each reason why keys have no effect in this job. The config is
-// nil in operator jobs.
-func (j *Job) idleWarnings(c *model.Config) (lines []string) {
+// nil in operator jobs. cpu says that the device is a CPU.
+func (j *Job) idleWarnings(c *model.Config, cpu bool) (lines []string) {
 	for _, rule := range idleKeys {
-		if !rule.when(j, c) {
+		if !rule.when(j, c, cpu) {
 			continue
 		}
 		var set []string

@@ -10,9 +10,9 @@ import (
 // Warnings returns one line for each setting that is allowed but probably not intended: keys
 // without an effect, a warmup that never ends, a theta of RoPE that is not read, tensors of the
 // folder that the model does not read. The model's config is nil for operator jobs, the folder is
-// nil for a model from scratch, and steps is 0 if unknown.
-func (j *Job) Warnings(c *model.Config, folder *model.Folder, steps int64) []string {
-	lines := j.idleWarnings(c)
+// nil for a model from scratch, and steps is 0 if unknown. cpu says that the device is a CPU.
+func (j *Job) Warnings(c *model.Config, folder *model.Folder, steps int64, cpu bool) []string {
+	lines := j.idleWarnings(c, cpu)
 	what := "run"
 	if j.Optimizer.Begin > 0 {
 		what = "schedule"

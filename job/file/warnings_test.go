@@ -53,6 +53,8 @@ func TestWarnings(t *testing.T) {
 		{train, "gdn.strategy=state", []string{`--set gdn.strategy=state: gdn.strategy: no effect, because the model has no layers of linear attention; remove it`}},
 		{train, "tile.gdn=64", []string{`--set tile.gdn=64: tile.gdn: no effect, because the model has no layers of linear attention; remove it`}},
 		{smallData + hybridNew, "gdn.strategy=state memory.head_groups=1 tile.gdn=64", nil},
+		{smallData + hybridNew, "device.backend=cpu tile.gdn=64", []string{"tile.gdn: no effect, because a CPU computes the gated delta rule without panels; remove it"}},
+		{smallData + hybridNew, "device.backend=cuda tile.gdn=64", nil},
 		{train, "memory.host=1 memory.block_input=recompute memory.attention=keep memory.qkv=keep memory.mlp=recompute", []string{"memory.host: no effect, because no activations or optimizer states are offloaded"}},
 		{train, "memory.host=1 memory.block_input=recompute memory.attention=keep memory.qkv=keep memory.mlp=offload", nil},
 		{train, "optimizer.name=sgd optimizer.betas=[0.8,0.9] optimizer.eps=1e-6", []string{"optimizer.betas, optimizer.eps: no effect"}},
@@ -98,7 +100,7 @@ func TestWarnings(t *testing.T) {
 			t.Errorf("%s: %v", c.sets, err)
 			continue
 		}
-		got := j.Warnings(config, nil, j.Train.Steps)
+		got := j.Warnings(config, nil, j.Train.Steps, j.Device.Backend == "cpu")
 		same := len(got) == len(c.want)
 		for i := range min(len(got), len(c.want)) {
 			same = same && strings.Contains(got[i], c.want[i])

@@ -22,6 +22,7 @@ import (
 	"ulysses/job/file"
 	"ulysses/model"
 	"ulysses/slurm"
+	"ulysses/tensor"
 )
 
 // Options are the arguments of the verb plan.
@@ -64,7 +65,7 @@ func Run(o Options) error {
 	if err := m.ready(); err != nil {
 		return err
 	}
-	for _, line := range j.Warnings(x.config, nil, j.Train.Steps) {
+	for _, line := range j.Warnings(x.config, nil, j.Train.Steps, m.Info.Place == tensor.Host) {
 		o.Warn(line)
 	}
 	if o.Search {
