@@ -221,7 +221,7 @@ func (c *call) sorted(items []Value, key func(Value) Value, reverse bool) []Valu
 // folded returns a string in lower case, for comparisons without case.
 func folded(v Value) Value {
 	if t, ok := v.(Text); ok {
-		return Text{S: strings.ToLower(t.S)}
+		return Text{S: lowerOf(t.S)}
 	}
 	return v
 }

@@ -15,7 +15,7 @@ func init() {
 	onText := func(f func(string) string) func(c *call, v Value) Value {
 		return func(c *call, v Value) Value { t := textOf(v); return c.made(t.with(f(t.S))) }
 	}
-	onRunes := func(f func(rune) string) func(c *call, v Value) Value {
+	onRunes := func(f func(string, int, rune) string) func(c *call, v Value) Value {
 		return func(c *call, v Value) Value { return c.made(textOf(v).eachRune(f)) }
 	}
 	size := func(c *call, v Value) Value {

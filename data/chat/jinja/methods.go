@@ -210,7 +210,7 @@ func mapped(f func(string) string) func(c *call, t Text) Value {
 	return func(c *call, t Text) Value { return c.in.made(c.line, t.with(f(t.S))) }
 }
 
-func mappedRunes(f func(rune) string) func(c *call, t Text) Value {
+func mappedRunes(f func(string, int, rune) string) func(c *call, t Text) Value {
 	return func(c *call, t Text) Value { return c.in.made(c.line, t.eachRune(f)) }
 }
 
@@ -221,37 +221,48 @@ func classOf(is func(rune) bool) func(c *call, t Text) Value {
 }
 
 func capitalize(s string) string {
-	_, n := utf8.DecodeRuneInString(s)
-	return strings.ToUpper(s[:n]) + strings.ToLower(s[n:])
+	return Text{S: s}.eachRune(func(s string, at int, r rune) string {
+		if at == 0 {
+			return titleCase(r)
+		}
+		return lower(s, at, r)
+	}).S
 }
+
+// isDigit reports whether Python's str.isdigit does: digits of all scripts, also raised, lowered
+// and circled ones.
+func isDigit(r rune) bool { return unicode.IsDigit(r) || unicode.Is(digits, r) }
 
 // isAlnum reports whether Python's str.isalnum does.
 func isAlnum(r rune) bool { return unicode.IsLetter(r) || unicode.IsNumber(r) }
 
 // titleWords is the filter title, whose words begin behind spaces, hyphens and opening brackets.
-// The words of the method title begin behind everything that is no letter.
+// The words of the method title begin behind every character without a case.
 func titleWords(s string) string {
-	inWord := false
-	return strings.Map(func(r rune) rune {
-		first := !inWord
-		if inWord = !strings.ContainsRune("-({[<", r) && !isSpace(r); inWord && !first {
-			return unicode.ToLower(r)
+	var b strings.Builder
+	for s != "" {
+		first, n := utf8.DecodeRuneInString(s)
+		b.WriteString(upper(s, 0, first))
+		end := strings.IndexFunc(s, func(r rune) bool { return strings.ContainsRune("-({[<", r) || isSpace(r) })
+		if end < 0 {
+			end = len(s)
 		}
-		return unicode.ToTitle(r)
-	}, s)
+		end = max(end, n)
+		b.WriteString(lowerOf(s[n:end]))
+		s = s[end:]
+	}
+	return b.String()
 }
 
 func title(s string) string {
 	inWord := false
-	return strings.Map(func(r rune) rune {
-		letter := unicode.IsLetter(r)
-		first := letter && !inWord
-		inWord = letter
-		if first {
-			return unicode.ToTitle(r)
+	return Text{S: s}.eachRune(func(s string, at int, r rune) string {
+		first := !inWord
+		if inWord = cased(r); first {
+			return titleCase(r)
 		}
-		return unicode.ToLower(r)
-	}, s)
+		return lower(s, at, r)
+	}).S
 }
 
 var textMethods map[string]func(c *call, t Text) Value
@@ -277,7 +288,7 @@ func init() {
 		"upper": mappedRunes(upper), "lower": mappedRunes(lower), "capitalize": mapped(capitalize), "title": mapped(title),
 		"split": split(false), "rsplit": split(true), "splitlines": splitLines,
 		"find": position(false), "rfind": position(true),
-		"isdigit": classOf(unicode.IsDigit), "isalpha": classOf(unicode.IsLetter), "isspace": classOf(isSpace),
+		"isdigit": classOf(isDigit), "isalpha": classOf(unicode.IsLetter), "isspace": classOf(isSpace),
 		"isalnum": classOf(isAlnum),
 		"replace": func(c *call, t Text) Value {
 			return c.replaced(t, c.text(0, "old").S, c.text(1, "new"), int(c.integer(2, "count", -1)))
