@@ -48,7 +48,7 @@ func (in *interp) sequenceOp(line int, op string, a, b Value) (Value, bool) {
 			in.spend(line, n)
 			return b.text(), true
 		case *List:
-			if a.lazy != 0 {
+			if !a.isPlain() {
 				return nil, false
 			}
 			in.spend(line, max(0, n)*int64(len(a.Items)+1))
@@ -69,7 +69,7 @@ func (in *interp) sequenceOp(line int, op string, a, b Value) (Value, bool) {
 			return in.made(line, percent(line, a.S, b)), true
 		}
 	case *List:
-		if l, ok := b.(*List); ok && op == "+" && a.tuple == l.tuple && a.lazy == 0 && l.lazy == 0 {
+		if l, ok := b.(*List); ok && op == "+" && a.tuple == l.tuple && a.isPlain() && l.isPlain() {
 			in.spend(line, int64(len(a.Items)+len(l.Items)))
 			return &List{Items: append(append(make([]Value, 0, len(a.Items)+len(l.Items)), a.Items...), l.Items...), tuple: a.tuple}, true
 		}

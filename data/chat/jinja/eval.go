@@ -173,6 +173,9 @@ func (e *sliceExpr) eval(in *interp) Value {
 	switch v := of.(type) {
 	case *List:
 		out := &List{tuple: v.tuple}
+		if s := v.span; s != nil {
+			out.span = &span{s.start + lo*s.step, s.start + hi*s.step, s.step * step}
+		}
 		if step == 1 {
 			out.Items = v.Items[lo:max(lo, hi):max(lo, hi)]
 			return out

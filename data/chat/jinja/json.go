@@ -66,7 +66,7 @@ func (w *jsonWriter) value(v Value, depth int) {
 	case Text:
 		w.text(v)
 	case *List:
-		if v.lazy != 0 {
+		if !v.isPlain() {
 			fail(c.line, "tojson: %s cannot be written as JSON; add the filter list before it", typeName(v))
 		}
 		w.list("[", "]", len(v.Items), depth, func(i int) { w.value(v.Items[i], depth+1) })

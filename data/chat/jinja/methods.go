@@ -46,7 +46,7 @@ func rangeOf(c *call) Value {
 	if step == 0 {
 		fail(c.line, "range: the step is 0")
 	}
-	out := &List{}
+	out := &List{span: &span{lo, hi, step}}
 	for i := lo; step > 0 && i < hi || step < 0 && i > hi; i += step {
 		if len(out.Items) >= maxRange {
 			fail(c.line, "range: more than %d numbers", maxRange)
@@ -90,11 +90,11 @@ func method(of Value, name string) Value {
 				return otherwise
 			})
 		case "items":
-			return bound(func(c *call) Value { l := c.in.pairs(c.line, v); l.lazy = isView; return l })
+			return bound(func(c *call) Value { l := c.in.pairs(c.line, v); l.lazy = isItems; return l })
 		case "keys":
-			return bound(func(c *call) Value { c.in.spend(c.line, int64(v.Len())); return &List{Items: v.keys, lazy: isView} })
+			return bound(func(c *call) Value { c.in.spend(c.line, int64(v.Len())); return &List{Items: v.keys, lazy: isKeys} })
 		case "values":
-			return bound(func(c *call) Value { c.in.spend(c.line, int64(v.Len())); return &List{Items: v.items, lazy: isView} })
+			return bound(func(c *call) Value { c.in.spend(c.line, int64(v.Len())); return &List{Items: v.items, lazy: isValues} })
 		case "copy":
 			return bound(func(c *call) Value { return v })
 		}

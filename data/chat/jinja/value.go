@@ -1,6 +1,7 @@
 package jinja
 
 import (
+	"fmt"
 	"math"
 	"strconv"
 	"strings"
@@ -17,14 +18,23 @@ type List struct {
 	Items []Value
 	tuple bool
 	lazy  lazy
+	span  *span // of a range, whose Items are its numbers
 }
+
+// span is what a range was made from.
+type span struct{ start, stop, step int64 }
+
+// isPlain reports whether the value is a list or a tuple.
+func (l *List) isPlain() bool { return l.lazy == 0 && l.span == nil }
 
 // lazy is the kind of a List that has no positions: [0] is undefined, and tojson refuses it.
 type lazy uint8
 
 const (
-	isView     lazy = iota + 1 // of a dict: its keys, values or items
-	isIterator                 // elements that can be visited once; always true
+	isKeys lazy = iota + 1 // views of a dict
+	isValues
+	isItems
+	isIterator // elements that can be visited once; always true
 )
 
 // Number is an integer that an int64 cannot have, in decimal. Templates only show it.
@@ -201,7 +211,17 @@ func writeRepr(b *strings.Builder, v Value, depth int) {
 		b.WriteString("Undefined")
 	case *List:
 		open, end := "[", "]"
-		if v.tuple {
+		switch {
+		case v.span != nil:
+			b.WriteString(fmt.Sprintf("range(%d, %d", v.span.start, v.span.stop))
+			if v.span.step != 1 {
+				b.WriteString(fmt.Sprintf(", %d", v.span.step))
+			}
+			b.WriteByte(')')
+			return
+		case v.lazy > 0 && v.lazy < isIterator:
+			open, end = "dict_"+[]string{"keys", "values", "items"}[v.lazy-isKeys]+"([", "])"
+		case v.tuple:
 			if open, end = "(", ")"; len(v.Items) == 1 {
 				end = ",)"
 			}
@@ -324,10 +344,12 @@ func typeName(v Value) string {
 		switch {
 		case v.tuple:
 			return "a tuple"
-		case v.lazy == isView:
-			return "a view of an object"
 		case v.lazy == isIterator:
 			return "an iterator"
+		case v.lazy != 0:
+			return "a view of an object"
+		case v.span != nil:
+			return "a range"
 		}
 		return "a list"
 	case *Dict:
@@ -378,8 +400,11 @@ func equal(a, b Value) bool {
 		return a == b
 	case *List:
 		l, ok := b.(*List)
-		if !ok || len(a.Items) != len(l.Items) || a.tuple != l.tuple {
+		if !ok || len(a.Items) != len(l.Items) || a.tuple != l.tuple || (a.span == nil) != (l.span == nil) {
 			return false
+		}
+		if a.lazy != 0 || l.lazy != 0 {
+			return a == l || a.isSet() && l.isSet() && sameElements(a, l)
 		}
 		for i := range a.Items {
 			if !equal(a.Items[i], l.Items[i]) {
@@ -404,6 +429,31 @@ func equal(a, b Value) bool {
 	return false
 }
 
+// isSet reports whether the view has no order: the keys and the items of a dict.
+func (l *List) isSet() bool { return l.lazy == isKeys || l.lazy == isItems }
+
+// sameElements reports whether two views of the same length have equal elements in any order.
+func sameElements(a, b *List) bool {
+	hash := func(l *List, i int) any {
+		x := l.Items[i]
+		if l.lazy == isItems {
+			x = x.(*List).Items[0]
+		}
+		h, _ := hashOf(x)
+		return h
+	}
+	index := make(map[any]int, len(b.Items))
+	for i := range b.Items {
+		index[hash(b, i)] = i
+	}
+	for i, x := range a.Items {
+		if j, ok := index[hash(a, i)]; !ok || !equal(x, b.Items[j]) {
+			return false
+		}
+	}
+	return true
+}
+
 // less returns Python's a < b; false if the two cannot be ordered.
 func less(a, b Value) (result, ok bool) {
 	i, x, whole, isNumber := number(a)
@@ -420,7 +470,7 @@ func less(a, b Value) (result, ok bool) {
 		}
 	case *List:
 		l, ok := b.(*List)
-		if !ok || a.tuple != l.tuple {
+		if !ok || a.tuple != l.tuple || !a.isPlain() || !l.isPlain() {
 			return false, false
 		}
 		for i := range min(len(a.Items), len(l.Items)) {
