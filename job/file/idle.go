@@ -13,7 +13,7 @@ import (
 // idle lists keys that have no effect in some jobs. A job that sets them to a value other than the
 // default runs, and prints one line.
 type idle struct {
-	keys []string // or a table, with a trailing dot
+	keys []string                                     // or a table, with a trailing dot
 	when func(j *Job, c *model.Config, cpu bool) bool // cpu: the device is a CPU
 	why  string
 }
