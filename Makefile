@@ -258,8 +258,11 @@ goldens: .venv/goldens
 
 # docs/figures.json and the pictures: the figures that README.md and the examples quote, from runs
 # on this machine.
-figures: build
-	python3 docs/figures.py $(MPIRUN) -n $(RANKS)
+figures: build .venv/figures
+	.venv/figures-tools/bin/python docs/figures.py $(MPIRUN) -n $(RANKS)
+
+.venv/figures: tools/figures.txt
+	python3 -m venv .venv/figures-tools && .venv/figures-tools/bin/pip install -q -r $< && touch $@
 
 # Compares weights and logits of a folder that this program wrote with another folder:
 # make goldens-check A=out/model B=testdata/goldens/models/llama

@@ -2,7 +2,7 @@
 """Writes docs/figures.json, docs/quickstart.svg and docs/report.png, and copies the figures into
 the documents.
 
-    make figures    # takes some minutes; needs matplotlib, Pillow and chromium
+    make figures    # takes some minutes; needs chromium
 
 The program trains examples/hybrid.toml (as `make run` does) and examples/quickstart.toml on four
 ranks, and counts tables of n-grams on the same text. README.md, examples/ and the picture quote
