@@ -72,17 +72,21 @@ func Measure(devices []device.Device, x Shape) (Rates, error) {
 	return mean, nil
 }
 
-// MeasureProducts times matrix products on one device and returns the FLOP/s of the fastest
-// repetition. It takes about 60 ms.
-func MeasureProducts(d device.Device, x Shape) (float64, error) {
-	p := probe{d: d, barrier: newBarrier(1)}
+// MeasurePeak times large matrix products on one device, with operands that may be in the caches,
+// and returns the FLOP/s of the fastest repetition. The products of a model are smaller, or their
+// operands come from memory. It takes about 60 ms.
+func MeasurePeak(d device.Device, compute tensor.DType) (float64, error) {
+	p := probe{d: d, barrier: newBarrier(1), warm: true}
 	defer p.free()
 	p.s, p.err = d.NewStream()
 	if p.err != nil {
 		return 0, p.err
 	}
 	defer p.s.Close()
-	rate := p.products(x)
+	const tokens, width = 2048, 512
+	x, w, y := p.tensor(compute, tokens, width), p.tensor(compute, width, width), p.tensor(compute, tokens, width)
+	product := device.Gemm{A: x, B: w.Permute(1, 0), C: y}
+	rate := p.rate(2*tokens*width*width, func() error { return p.d.Gemm(p.s, &product) })
 	return rate, p.err
 }
 
@@ -121,6 +125,7 @@ type probe struct {
 	barrier *barrier
 	buffers []device.Buffer
 	other   tensor.Tensor // 16 MiB for evictCaches
+	warm    bool          // the operands may be in the caches
 	err     error
 }
 
@@ -179,7 +184,9 @@ func (p *probe) rate(work float64, call func() error) (best float64) {
 	for began := time.Now(); p.err == nil && time.Since(began) < repeat; {
 		n, spent := 0.0, time.Duration(0)
 		for p.err == nil && spent < lap && (n == 0 || time.Since(began) < repeat) {
-			p.evictCaches()
+			if !p.warm {
+				p.evictCaches()
+			}
 			start := time.Now()
 			once()
 			spent += time.Since(start)
@@ -193,14 +200,6 @@ func (p *probe) rate(work float64, call func() error) (best float64) {
 
 // defaultTokens is the number of tokens of the measured work if Shape does not give one.
 const defaultTokens = 1024
-
-// products returns the FLOP/s of one square matrix product.
-func (p *probe) products(x Shape) float64 {
-	dt := x.Compute
-	a, w, c := p.tensor(dt, defaultTokens, x.Hidden), p.tensor(dt, x.Hidden, x.Hidden), p.tensor(dt, defaultTokens, x.Hidden)
-	gemm := device.Gemm{A: a, B: w.Permute(1, 0), C: c}
-	return p.rate(2*defaultTokens*float64(x.Hidden)*float64(x.Hidden), func() error { return p.d.Gemm(p.s, &gemm) })
-}
 
 // layers returns the FLOP/s of the matrix products of a layer: forward and both gradients, for a
 // square and a wide matrix. The number of tokens is a rank's, limited so that a call has at most

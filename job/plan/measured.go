@@ -59,17 +59,17 @@ func (r *Rank) Measure(worked float64) (*Machine, error) {
 		m = all
 	}
 	var err error
-	m.Peak, err = r.measurePeak(m.Info.Workers, x.shape.In(r.Compute))
+	m.Peak, err = r.measurePeak(m.Info.Workers)
 	return m, err
 }
 
 // measurePeak measures matrix products on as many ranks of each node as have cores of their own, so
 // no rank slows another down. It returns the share of each rank of a node if all ranks share the
 // cores.
-func (r *Rank) measurePeak(workers int, shape dryrun.Shape) (peak float64, err error) {
+func (r *Rank) measurePeak(workers int) (peak float64, err error) {
 	atOnce, share := sharedBy(r.PerNode, workers)
 	if r.LocalRank < atOnce {
-		peak, err = dryrun.MeasureProducts(r.Device, shape)
+		peak, err = dryrun.MeasurePeak(r.Device, r.Compute)
 	}
 	if err = comm.Agree(r.Mesh.World, err); err != nil {
 		return 0, err
