@@ -250,7 +250,8 @@ class LoRA(unittest.TestCase):
             for p, x in want.items():
                 self.assertEqual(own[p].dtype, x.dtype)
                 off = (own[p].double() - x.double()).abs()
-                unit = 2.0**-22 * terms.get(p, 0 * off)
+                # on both sides: products and sums over the rank, the scale, and the sum with W
+                unit = 2 * (RANK + 3) * 2.0**-24 * terms.get(p, 0 * off)
                 if name == "low":
                     unit = unit + spacing(x).double()
                 self.assertTrue(bool((off <= unit).all()), f"{p} of {name}")

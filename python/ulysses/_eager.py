@@ -20,11 +20,11 @@ def eager(function: F) -> F:
 
     @functools.wraps(function)
     def run(*args: Any, **options: Any) -> Any:
-        torch = torch_or_none()
-        if torch is None or not torch.compiler.is_compiling():
+        compiler = getattr(torch_or_none(), "compiler", None)
+        if compiler is None or not compiler.is_compiling():
             return function(*args, **options)
         if not disabled:  # made here, because it imports the compiler
-            disabled.append(torch.compiler.disable(function))
+            disabled.append(compiler.disable(function))
         return disabled[0](*args, **options)
 
     return run  # type: ignore[return-value]
