@@ -96,10 +96,8 @@ func MergeFolder(dir string, f *AdapterFolder, base *Folder) error {
 	for _, t := range tensors {
 		known[adapterPrefix+module(t.Name)+loraA], known[adapterPrefix+module(t.Name)+loraB] = true, true
 	}
-	for _, e := range f.file.Entries() {
-		if path := outsideLayers(e.Name); path != "" && !known[e.Name] {
-			return status.Errorf(status.InvalidConfig, "export: %s has tensor %v, and %s; train adapters of matrices of the layers, such as q_proj", f.Dir, e, notOfALayer(path))
-		}
+	if err := f.checkLayers("export", known); err != nil {
+		return err
 	}
 	tensors, err := f.LoRA.Merge(tensors, shape, func(name string, at int64, dst []float32) error {
 		e, _ := f.file.Entry(adapterPrefix + name)

@@ -228,15 +228,24 @@ func outsideLayers(name string) string {
 // notOfALayer says why the module at a path has no adapter.
 func notOfALayer(path string) string { return input.Short(path) + " is not a matrix of a layer" }
 
+// checkLayers returns an error for a tensor outside of the layers that is not known. what is the
+// beginning of the error.
+func (f *AdapterFolder) checkLayers(what string, known map[string]bool) error {
+	for _, e := range f.file.Entries() {
+		if path := outsideLayers(e.Name); path != "" && !known[e.Name] {
+			return status.Errorf(status.InvalidConfig, "%s: %s has tensor %v, and %s; train adapters of matrices of the layers, such as q_proj", what, f.Dir, e, notOfALayer(path))
+		}
+	}
+	return nil
+}
+
 // LoadAdapters reads the elements of adapters that this rank owns. The file must have the adapters
 // of the model, and no others.
 func (m *Model) LoadAdapters(f *AdapterFolder) error {
 	var faults []string
 	expected := map[string]*Param{}
-	for _, e := range f.file.Entries() {
-		if path := outsideLayers(e.Name); path != "" {
-			return status.Errorf(status.InvalidConfig, "lora.init: %s has tensor %v, and %s; train adapters of matrices of the layers, such as q_proj", f.Dir, e, notOfALayer(path))
-		}
+	if err := f.checkLayers("lora.init", nil); err != nil {
+		return err
 	}
 	for _, g := range m.groups {
 		for _, p := range g.Params {
