@@ -63,6 +63,37 @@ func TestLoopback(t *testing.T) {
 	}
 }
 
+// If MPI_Finalize never returns, the ranks end without it: after the last of them has come there,
+// with all results written, with the code of the job and with a warning.
+func TestEndOfMPIHangs(t *testing.T) {
+	dir := t.TempDir()
+	source, shim := filepath.Join(dir, "hang.c"), filepath.Join(dir, "hang.so")
+	if err := os.WriteFile(source, []byte("#include <unistd.h>\nint MPI_Finalize(void) { for (;;) pause(); }\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if text, err := exec.Command("cc", "-shared", "-fPIC", "-o", shim, source).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, text)
+	}
+	// the shell shows the exit codes; mpirun fails for a rank that leaves without MPI_Finalize
+	each := `LD_PRELOAD=$0 "$@"; echo "exit $?" >&2`
+	argv := []string{"mpirun", "--oversubscribe", "--bind-to", "none", "-n", "2", "sh", "-c", each, shim, program}
+	for ulysses, lines := range map[string][]string{
+		"2": {"exit 0", "launch: MPI_Finalize has not returned after 3s; the process ends without it"},
+		"4": {"exit 2", "launch: MPI_Finalize has not returned after 3s; the process ends without it"},
+	} {
+		out := t.TempDir()
+		_, _, stderr := launch(t, []string{"ULYSSES_TIMEOUT=3s"}, append(argv, small(out, "train.steps=2", "parallel.ulysses="+ulysses)...)...)
+		for _, line := range lines {
+			if strings.Count(stderr, line) != 2 {
+				t.Errorf("parallel.ulysses = %s on 2 ranks: not two ranks with %q: %s", ulysses, line, stderr)
+			}
+		}
+		if refused := strings.Count(stderr, "does not divide the 2 ranks"); ulysses == "4" && refused != 1 || ulysses == "2" && len(losses(t, out)) != 2 {
+			t.Errorf("parallel.ulysses = %s on 2 ranks: %s", ulysses, stderr)
+		}
+	}
+}
+
 const quick = "../../examples/quickstart.toml"
 
 // small is the quickstart with a few steps of short sequences.

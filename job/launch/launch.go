@@ -78,7 +78,30 @@ func Start(o Options, body func(Rank) (err error, alone bool)) error {
 		return err
 	}
 	err, _ = body(Rank{World: world, OnNode: env.LocalSize, Timeout: timeout, Late: func(string) {}})
+	limitEnd(world, timeout, err, &o)
 	return err
+}
+
+// longestEnd is how long MPI_Finalize may take after all ranks have come to it.
+const longestEnd = 30 * time.Second
+
+// limitEnd waits for all ranks. If the end of MPI then takes longer than longestEnd, it ends this
+// process with the code of err, the result of the job, of which all files are written. MPICH under
+// Slurm's PMI-2 sometimes waits in MPI_Finalize forever: one rank in a barrier of PMI, the other
+// for a message of the first.
+func limitEnd(world comm.Comm, timeout time.Duration, err error, o *Options) {
+	// A rank that left before the others have come here would end the job.
+	if timeout == 0 || world.Barrier() != nil {
+		return
+	}
+	limit := min(timeout, longestEnd)
+	time.AfterFunc(limit, func() {
+		if err != nil {
+			o.Print(err)
+		}
+		o.Warn(fmt.Sprintf("launch: MPI_Finalize has not returned after %v; the process ends without it, which loses no result", limit))
+		os.Exit(int(status.Of(err)))
+	})
 }
 
 // leastStart is the least time that processes have to load and to start MPI, also if
