@@ -3,13 +3,12 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "cuda.h"
 #include "errors.h"
 #include "heap.h"
 #include "settings.h"
 #include "slots.h"
 #include "streams.h"
-
-#include "cuda.h" // after all standard headers: it defines __noinline__
 
 using namespace uly_emulated;
 

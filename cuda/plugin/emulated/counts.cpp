@@ -2,9 +2,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "counts.h"
 #include "settings.h"
-
-#include "counts.h" // after all standard headers: cuda.h defines __noinline__
 
 uint64_t uly_emulated::multiply_adds;
 

@@ -1,8 +1,7 @@
 // Events of one process, and interprocess events.
+#include "cuda.h"
 #include "settings.h"
 #include "streams.h"
-
-#include "cuda.h" // after all standard headers: it defines __noinline__
 
 using namespace uly_emulated;
 

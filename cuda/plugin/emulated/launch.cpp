@@ -1,14 +1,13 @@
 // Kernel launches: the checks and the enqueueing. blocks.cpp runs the kernel.
 #include <map>
 
+#include "blocks.h"
+#include "counts.h"
 #include "errors.h"
 #include "heap.h"
 #include "limits.h"
 #include "settings.h"
 #include "streams.h"
-
-#include "blocks.h" // after all standard headers: cuda.h defines __noinline__
-#include "counts.h"
 
 using namespace uly_emulated;
 
