@@ -15,10 +15,10 @@ import (
 const flightFolder = "flight"
 
 // beatInterval is the interval at which a rank shows in its record that the process runs.
-const beatInterval = 250 * time.Millisecond
+const beatInterval = 100 * time.Millisecond
 
 // syncBeats is the number of beats after which other hosts must see them.
-const syncBeats = 40
+const syncBeats = 100
 
 // gather is how long a rank waits, after a call was late, for the records of the others. launch
 // aborts the job within this time and a second.
@@ -59,7 +59,7 @@ func (e *Env) beat(stop chan struct{}) {
 		case <-stop:
 			return
 		case <-time.After(beatInterval):
-			e.flight.Beat(n%syncBeats == 0 || e.isLate.Load() && n%4 == 0)
+			e.flight.Beat(n%syncBeats == 0 || e.isLate.Load() && n%10 == 0)
 		}
 	}
 }

@@ -33,23 +33,21 @@ func TestStaleCopies(t *testing.T) {
 	empty := filepath.Join(t.TempDir(), "job.toml")
 	put(empty, nil)
 	argv := func(sets ...string) []string {
-		argv := []string{"mpirun", "--oversubscribe", "--bind-to", "none"}
-		for i, node := range nodes {
-			if i > 0 {
-				argv = append(argv, ":")
-			}
-			file, sets := job, sets
-			if slices.Contains(sets, "kind=attention") {
-				file = empty
-			} else {
-				sets = append([]string{"model.path=m", "data.path=d.txt"}, sets...)
-			}
-			argv = append(argv, "-n", "2", "-wdir", node, program, file)
-			for _, s := range sets {
-				argv = append(argv, "--set", s)
-			}
+		file := job
+		if slices.Contains(sets, "kind=attention") {
+			file = empty
+		} else {
+			sets = append([]string{"model.path=m", "data.path=d.txt"}, sets...)
 		}
-		return argv
+		var commands [][]string
+		for rank := range 4 {
+			command := []string{"env", "-C", nodes[rank/2], program, file}
+			for _, s := range sets {
+				command = append(command, "--set", s)
+			}
+			commands = append(commands, command)
+		}
+		return append([]string{"mpirun", "--oversubscribe", "--bind-to", "none", "-n", "4"}, eachRank(commands...)...)
 	}
 	for _, node := range nodes {
 		if err := os.CopyFS(filepath.Join(node, "m"), os.DirFS(filepath.Join(goldens, "models", "qwen3"))); err != nil {

@@ -197,35 +197,17 @@ func (f *fixture) stopAll() error {
 
 // argv returns the command line of the run.
 func (f *fixture) argv() []string {
+	argv := []string{"mpirun", "--oversubscribe", "--bind-to", "none", "-n", "4"}
 	if f.launcher == "srun" {
-		argv := []string{"srun", "-N2", "--ntasks-per-node=2", "--mpi=pmix", "--kill-on-bad-exit=1"}
-		if !slices.ContainsFunc(f.commands, func(c []string) bool { return !slices.Equal(c, f.commands[0]) }) {
-			if classes[f.kind].wraps {
-				return slices.Concat([]string{program, "supervise", f.job, "--"}, argv)
-			}
-			return append(argv, f.commands[0]...)
-		}
-		script := "case $SLURM_PROCID in\n"
-		for r, c := range f.commands {
-			script += fmt.Sprintf("%d) exec", r)
-			for _, word := range c {
-				script += " '" + strings.ReplaceAll(word, "'", `'\''`) + "'"
-			}
-			script += ";;\n"
-		}
-		return append(argv, "sh", "-c", script+"esac")
+		argv = []string{"srun", "-N2", "--ntasks-per-node=2", "--mpi=pmix", "--kill-on-bad-exit=1"}
 	}
-	argv := []string{"mpirun", "--oversubscribe", "--bind-to", "none"}
-	if classes[f.kind].wraps {
-		return slices.Concat([]string{program, "supervise", f.job, "--"}, argv, []string{"-n", "4"})
+	switch {
+	case slices.ContainsFunc(f.commands, func(c []string) bool { return !slices.Equal(c, f.commands[0]) }):
+		return append(argv, eachRank(f.commands...)...)
+	case classes[f.kind].wraps:
+		return slices.Concat([]string{program, "supervise", f.job, "--"}, argv)
 	}
-	for r, c := range f.commands {
-		if r > 0 {
-			argv = append(argv, ":")
-		}
-		argv = append(append(argv, "-n", "1"), c...)
-	}
-	return argv
+	return append(argv, f.commands[0]...)
 }
 
 // run runs the job with the fault and checks what holds for every kind: it ends, not with 0, the

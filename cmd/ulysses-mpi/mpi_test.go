@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"math"
 	"os"
 	"os/exec"
@@ -50,6 +51,20 @@ func mpirun(t *testing.T, ranks string, env []string, args ...string) (int, stri
 	return launch(t, env, append(append(argv, program), args...)...)
 }
 
+// eachRank returns a command that runs commands[r] on rank r, for mpirun and srun. Several commands
+// with ":" between them are no alternative, because mpirun of Open MPI 5.0.7 crashes.
+func eachRank(commands ...[]string) []string {
+	script := "case ${OMPI_COMM_WORLD_RANK:-$SLURM_PROCID} in\n"
+	for r, c := range commands {
+		script += fmt.Sprintf("%d) exec", r)
+		for _, word := range c {
+			script += " '" + strings.ReplaceAll(word, "'", `'\''`) + "'"
+		}
+		script += ";;\n"
+	}
+	return []string{"sh", "-c", script + "esac"}
+}
+
 // Two ranks train on a machine whose only network interface is the loopback interface.
 func TestLoopback(t *testing.T) {
 	if out, err := exec.Command("unshare", "--user", "--map-root-user", "--net", "ip", "link", "set", "lo", "up").CombinedOutput(); err != nil {
@@ -74,19 +89,15 @@ func TestEndOfMPIHangs(t *testing.T) {
 	if text, err := exec.Command("cc", "-shared", "-fPIC", "-o", shim, source).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, text)
 	}
-	// the shell shows the exit codes; mpirun fails for a rank that leaves without MPI_Finalize
+	// The shell shows the exit codes: mpirun fails for a rank that leaves without MPI_Finalize, and
+	// may end the other shell before it has shown its own.
 	each := `LD_PRELOAD=$0 "$@"; echo "exit $?" >&2`
 	argv := []string{"mpirun", "--oversubscribe", "--bind-to", "none", "-n", "2", "sh", "-c", each, shim, program}
-	for ulysses, lines := range map[string][]string{
-		"2": {"exit 0", "launch: MPI_Finalize has not returned after 3s; the process ends without it"},
-		"4": {"exit 2", "launch: MPI_Finalize has not returned after 3s; the process ends without it"},
-	} {
+	for ulysses, exit := range map[string]string{"2": "exit 0", "4": "exit 2"} {
 		out := t.TempDir()
 		_, _, stderr := launch(t, []string{"ULYSSES_TIMEOUT=3s"}, append(argv, small(out, "train.steps=2", "parallel.ulysses="+ulysses)...)...)
-		for _, line := range lines {
-			if strings.Count(stderr, line) != 2 {
-				t.Errorf("parallel.ulysses = %s on 2 ranks: not two ranks with %q: %s", ulysses, line, stderr)
-			}
+		if !strings.Contains(stderr, exit) || !strings.Contains(stderr, "launch: MPI_Finalize has not returned after 3s; the process ends without it") {
+			t.Errorf("parallel.ulysses = %s on 2 ranks: not %s and the warning: %s", ulysses, exit, stderr)
 		}
 		if refused := strings.Count(stderr, "does not divide the 2 ranks"); ulysses == "4" && refused != 1 || ulysses == "2" && len(losses(t, out)) != 2 {
 			t.Errorf("parallel.ulysses = %s on 2 ranks: %s", ulysses, stderr)
@@ -275,8 +286,9 @@ func TestVerbsOfAJobAreOne(t *testing.T) {
 		{[]string{"sleep", "99"}, 5, "not all 3 tasks of mpirun (Open MPI) have started MPI after 20s (1 task has not started: task 2)", 20 * time.Second},
 	} {
 		begin := time.Now()
-		argv := append([]string{"mpirun", "--oversubscribe", "--bind-to", "none", "-x", "ULYSSES_TIMEOUT", "-n", "2", program, "run"}, sets...)
-		code, _, stderr := launch(t, []string{"ULYSSES_TIMEOUT=9s"}, append(append(argv, ":", "-n", "1"), x.other...)...)
+		run := append([]string{program, "run"}, sets...)
+		argv := append([]string{"mpirun", "--oversubscribe", "--bind-to", "none", "-x", "ULYSSES_TIMEOUT", "-n", "3"}, eachRank(run, run, x.other)...)
+		code, _, stderr := launch(t, []string{"ULYSSES_TIMEOUT=9s"}, argv...)
 		if took := time.Since(begin); code != x.code || !strings.Contains(stderr, x.want) || took < x.least || took > x.least+60*time.Second {
 			t.Errorf("%s %s: exit %d after %v: %s", x.other[0], x.other[1], code, took, stderr)
 		}
@@ -287,9 +299,10 @@ func TestVerbsOfAJobAreOne(t *testing.T) {
 // know.
 func TestOwnCommandLine(t *testing.T) {
 	host, _ := os.Hostname()
-	argv := append([]string{"mpirun", "--oversubscribe", "--bind-to", "none", "-n", "2", program}, small(t.TempDir(), "train.steps=1")...)
+	run := append([]string{program}, small(t.TempDir(), "train.steps=1")...)
+	argv := []string{"mpirun", "--oversubscribe", "--bind-to", "none", "-n", "3"}
 	begin := time.Now()
-	code, _, stderr := launch(t, nil, append(argv, ":", "-n", "1", program, quick, "--nope")...)
+	code, _, stderr := launch(t, nil, append(argv, eachRank(run, run, []string{program, quick, "--nope"})...)...)
 	want := "ulysses-mpi: rank 2 on " + host + ": flag provided but not defined: -nope; see ulysses-mpi --help"
 	if took := time.Since(begin); code != 1 || strings.Count(stderr, want) != 1 || took > 60*time.Second {
 		t.Errorf("exit %d after %v: %s", code, took, stderr)

@@ -13,7 +13,7 @@ import (
 // limit then.
 const (
 	silence    = 3 * time.Second
-	endSilence = 600 * time.Millisecond
+	endSilence = 350 * time.Millisecond
 )
 
 // Condition says what a rank did when the records were written.

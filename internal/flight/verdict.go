@@ -66,6 +66,9 @@ func ended(ranks []*Rank) string {
 // are left when one has died. It returns nil if no process is gone, or if another rank has written
 // the diagnosis.
 func Dead(dir string) (*Diagnosis, error) {
+	if _, err := os.Stat(filepath.Join(dir, verdictFile)); err == nil {
+		return nil, nil
+	}
 	ranks, err := ReadFolder(dir)
 	if err != nil {
 		return nil, err

@@ -55,6 +55,10 @@ func launcherCommand(pid int) []string {
 		name := filepath.Base(words[0])
 		for _, l := range []string{"mpirun", "mpiexec", "orterun", "prterun"} {
 			if name == l || strings.HasPrefix(name, l+".") {
+				// mpirun of Open MPI 5 replaces itself by prterun, which has other options.
+				if tool := os.Getenv("OMPI_TOOL_NAME"); name == "prterun" && tool != "" {
+					words[0] = filepath.Join(filepath.Dir(words[0]), tool)
+				}
 				return words
 			}
 		}

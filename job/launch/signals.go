@@ -54,13 +54,16 @@ const sameMoment = 200 * time.Millisecond
 
 // After a signal that ends processes, a rank prints its current call once the call has taken
 // stalled, and ends once it has taken deadPeer. A launcher also sends SIGTERM to the peers of a
-// dead rank, which would otherwise wait for that rank. After blamed, which is before mpirun kills
-// them, the records of all ranks show which rank is dead.
+// dead rank, which would otherwise wait for that rank. The records of all ranks show which rank is
+// dead, once it has been silent for some time. The launcher sends SIGTERM and SIGKILL at once, a
+// second later (mpirun of Open MPI 4), or after 0.27 and 0.51 s (Open MPI 5), so that the peers of
+// a dead rank look for it at each of blamed.
 const (
 	stalled  = 300 * time.Millisecond
-	blamed   = 750 * time.Millisecond
 	deadPeer = 10 * time.Second
 )
+
+var blamed = []time.Duration{120 * time.Millisecond, 450 * time.Millisecond, 750 * time.Millisecond}
 
 // CatchSignals starts to catch signals. Signals that the parent process ignores, as with nohup or
 // in a background job of a shell, stay ignored.
@@ -129,7 +132,11 @@ func (x *Signals) announce(s os.Signal) {
 	if s != syscall.SIGUSR1 {
 		text += "; another " + signalName(s) + " ends it at once"
 		if env := slurm.Env(); s == syscall.SIGTERM && env.Launcher == openMPI {
-			text += ". mpirun kills its processes 1 s after SIGTERM unless it was started with --mca odls_base_sigkill_timeout SECONDS; SIGUSR1 to mpirun has no such limit"
+			until := "1 s after SIGTERM unless it was started with --mca odls_base_sigkill_timeout SECONDS"
+			if os.Getenv("PRTE_LAUNCHED") != "" {
+				until = "0.25 s after SIGTERM (Open MPI 5)"
+			}
+			text += ". mpirun kills its processes " + until + "; SIGUSR1 to mpirun has no such limit"
 		}
 	}
 	x.log(text)
@@ -240,16 +247,16 @@ func (x *Signals) watchPeers(s os.Signal) {
 	if peers == nil {
 		return
 	}
-	time.Sleep(stalled)
-	printed := false
+	time.Sleep(blamed[0])
+	printed, looked := false, 0
 	for ; !x.stepDone.Load(); time.Sleep(stalled / 3) {
 		waits := peers.Waiting()
 		if waits < stalled {
 			continue
 		}
-		if blame != nil && waits > blamed && time.Since(x.at) > blamed {
+		if blame != nil && looked < len(blamed) && time.Since(x.at) > blamed[looked] {
 			blame()
-			blame = nil
+			looked++
 		}
 		x.mu.Lock()
 		if !printed && !x.stepDone.Load() {
