@@ -168,6 +168,25 @@ class Halo(unittest.TestCase):
                 ):
                     self.assertLess(error(a, e), TOLERANCE, (name, activation, size))
 
+    @need_torch
+    def test_a_convolution_on_ranks_without_tokens(self):
+        """They take part in both passes, and their share of the gradients of weights is 0."""
+        b, s, c, width = 2, 2, 3, 4
+        given = draw(6, b, s, c), draw(7, c, width), draw(8, c)
+
+        def body(ctx):
+            x, *parameters = (torch.from_numpy(a).clone().requires_grad_() for a in given)
+            y = ulysses.causal_conv1d(local(x, ctx), *parameters, "silu", context=ctx)
+            (y * y).sum().backward()
+            return y.detach(), *(t.grad for t in (x, *parameters))
+
+        y, *grads = contexts(1, body)[0]
+        for size in (3, 5):
+            found = list(zip(*contexts(size, body)))
+            self.assertLess(error(torch.cat(found[0], 1), y), TOLERANCE, size)
+            for shares, grad in zip(found[1:], grads):
+                self.assertLess(error(sum(shares), grad), TOLERANCE, size)
+
     def test_refusals(self):
         with ulysses.Context() as ctx:
             for call in (

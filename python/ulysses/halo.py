@@ -299,10 +299,9 @@ def _convolve_torch(
     extended = torch.cat([_halo(x, width - 1, ctx, batch), x], 1) if width > 1 else x
     position = torch.tensor(batch.positions(), dtype=torch.int64).reshape(x.shape[0], rows)
     # The halo is already zero outside the document of this rank's first token. A mask is necessary
-    # only if a document starts at a later token.
-    if rows == 0:
-        y = x * 1
-    elif bool((position[:, 1:] >= 1).all()):
+    # only if a document starts at a later token. A rank without tokens reads its halo as well: the
+    # other ranks wait for it in the backward pass.
+    if rows and bool((position[:, 1:] >= 1).all()):
         y = torch.nn.functional.conv1d(
             extended.transpose(1, 2), weight[:, None].to(x.dtype), groups=x.shape[2]
         ).transpose(1, 2)
