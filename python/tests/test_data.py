@@ -121,6 +121,48 @@ class Shard(unittest.TestCase):
             [[6, 7, -100, 9], [-100, 0, 0, -100]],
         )
 
+    def test_positions_with_several_axes(self):
+        """Positions of a multimodal RoPE are sharded along the tokens, also where B = S.
+
+        The first of four planes has the positions of the text, so it starts documents.
+        """
+        text = np.array([[0, 1, 2, 0], [0, 1, 0, 1], [0, 1, 2, 3], [0, 1, 2, 3]])
+        packed = (0, 3, 4, 6, 8, 12, 16)
+        for positions, cu in (
+            (text, packed),
+            (np.stack([text, text + 7, text + 8, text + 9]), packed),
+            (np.stack([text, text, text]), None),
+            (text[:1], (0, 3, 4, 7, 8, 11, 12, 15, 16)),
+        ):
+            x = np.arange(16).reshape(4, 4)
+            batch = {"input_ids": x, "labels": x, "position_ids": positions}
+
+            def body(comm):
+                return next(iter(ulysses.shard(batch, comm)))
+
+            found = run(2, body)
+            whole = np.concatenate([m["position_ids"] for m in found], -1)
+            np.testing.assert_array_equal(whole, positions)
+            want = ulysses.shift_labels(x, None if cu is None else np.isin(x, cu))
+            labels = np.concatenate([m["shift_labels"] for m in found], 1)
+            np.testing.assert_array_equal(labels, want)
+            self.assertEqual(found[0].sequences.cu_seqlens, cu)
+
+    def test_wrong_shapes(self):
+        x = np.zeros((2, 8), int)
+        for key, shape, words in (
+            ("labels", (8,), r"labels has shape \(8,\); give \[2, 8\]"),
+            ("labels", (2, 8, 3), "labels has shape"),
+            ("position_ids", (8,), r"position_ids has shape \(8,\); give \[2, 8\]"),
+            ("position_ids", (2, 8, 3), "position_ids has shape"),
+        ):
+
+            def body(comm):
+                with self.assertRaisesRegex(ulysses.InvalidArgument, words):
+                    list(ulysses.shard({"input_ids": x, key: np.zeros(shape, int)}, comm))
+
+            run(2, body)
+
     def test_cu_seqlens(self):
         def body(comm):
             x = ids([5, 6, 7, 8])

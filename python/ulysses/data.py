@@ -17,6 +17,7 @@ import numpy as np
 
 from .communicator import Communicator, communicator, gather_objects
 from .context import Context, current
+from .documents import document_starts
 from .errors import CommError, InvalidArgument
 from .layout import Layout
 from .plan import Sequences
@@ -88,13 +89,15 @@ def shard(
 
             * labels [B, S] are replaced by shift_labels (see `shift_labels`)
             * position_ids [B, S] are made if they are missing. If they are given, a 0 starts a
-              document, and zeros at the end of a sequence are padding, which is one document
+              document, and zeros at the end of a sequence are padding, which is one document.
+              They may be [1, S] for all sequences, or [3, B, S] of a multimodal RoPE, where they
+              start no document, or [4, B, S] with positions of the text in front
             * cu_seqlens [documents + 1], the start of each document over B*S tokens, then B*S,
               defines the documents instead of position_ids
         comm: an argument of `communicator`. If it is a Context, Context.use is called with the
             lengths and documents of each micro-batch, and shards are in a zigzag if it has one
         dims (dict, optional): the axis to shard by key; None = copy to every rank. For example
-            {"pixel_values": 0, "position_ids": 2}. Default: the rule above
+            {"pixel_values": 0, "boxes": 2}. Default: the rule above
         pad (bool): pad S to a multiple of P, so that all ranks hold the same number of tokens.
             Padding is 0, and -100 in labels. False: the first S mod P ranks hold one token more.
             Default: False
@@ -179,7 +182,7 @@ def with_shifted_labels(batch: Mapping[str, Any]) -> dict[str, Any]:
     labels = batch.get("labels")
     if labels is None or batch.get("shift_labels") is not None:
         return dict(batch)
-    starts = _starts(_on_host_all(batch), {}, *labels.shape[:2])
+    starts = document_starts(_on_host_all(batch), {}, *labels.shape[:2])
     return {**batch, "shift_labels": shift_labels(labels, starts)}
 
 
@@ -325,7 +328,13 @@ def _prepare(
             f"ulysses.shard: dims has the keys {missing}, which are not in the batch; give some of "
             f"{sorted(batch)}"
         )
-    starts = _starts(batch, dims, b, s)
+    for k in ("labels", "shift_labels"):
+        if k in tensors and tuple(tensors[k].shape) != (b, s):
+            raise InvalidArgument(
+                f"ulysses.shard: {k} has shape {tuple(tensors[k].shape)}; give [{b}, {s}], a label "
+                "for each token"
+            )
+    starts = document_starts(batch, dims, b, s)
     if "position_ids" not in tensors:
         positions = np.arange(s) - np.maximum.accumulate(np.where(starts, np.arange(s), 0), axis=1)
         tensors["position_ids"] = _from_numpy(positions.astype(np.int64), lead)
@@ -335,10 +344,7 @@ def _prepare(
     more = -s % size if pad else 0
     if more:
         starts = np.concatenate([starts, np.eye(1, more, dtype=bool).repeat(b, 0)], 1)
-    axes: dict[str, Any] = {
-        k: dims[k] if k in dims else (1 if v.ndim >= 2 and v.shape[1] == s else None)
-        for k, v in tensors.items()
-    }
+    axes: dict[str, Any] = {k: dims[k] if k in dims else _axis(k, v, s) for k, v in tensors.items()}
     arrays = {
         k: _padded(v, dim, -v.shape[dim] % size if pad else 0, PADDING.get(k, 0))
         for k, v in tensors.items()
@@ -361,37 +367,11 @@ def _prepare(
     )
 
 
-def _starts(batch: Mapping[str, Any], dims: Mapping[str, int | None], b: int, s: int) -> np.ndarray:
-    """Returns [B, S], true where a document starts."""
-    starts = np.zeros((b, s), bool)
-    starts[:, 0] = True
-    positions = batch.get("position_ids")
-    if batch.get("cu_seqlens") is not None:
-        cu = np.asarray(batch["cu_seqlens"], np.int64).reshape(-1)
-        if (
-            len(cu) < 2
-            or cu[0] != 0
-            or cu[-1] != b * s
-            or (np.diff(cu) <= 0).any()
-            or not np.isin(np.arange(b) * s, cu).all()
-        ):
-            raise InvalidArgument(
-                f"ulysses.shard: cu_seqlens {cu.tolist()[:8]} for {b} sequences of {s} tokens; "
-                f"give rising numbers from 0 to {b * s} that include the end of each sequence"
-            )
-        starts.reshape(-1)[cu[:-1]] = True
-    elif (
-        positions is not None
-        and tuple(positions.shape) == (b, s)
-        and dims.get("position_ids", 1) == 1
-    ):
-        zero = np.asarray(positions) == 0
-        # Zeros from here to the end of the sequence, after another zero: inside the padding.
-        padding = np.logical_and.accumulate(zero[:, ::-1], axis=1)[:, ::-1]
-        padding[:, 1:] &= zero[:, :-1]
-        padding[:, 0] = False
-        starts |= zero & ~padding
-    return starts
+def _axis(key: str, x: Any, s: int) -> int | None:
+    """Returns the axis of x with S tokens; None if x is copied to every rank."""
+    if key == "position_ids":
+        return x.ndim - 1
+    return 1 if x.ndim >= 2 and x.shape[1] == s else None
 
 
 def _gather(
