@@ -114,6 +114,9 @@ func readExperts(c *Config, r *reader) {
 	if names.stacked {
 		c.readClamp(r)
 		if r.number(number, float64(c.family.size(names.number, r))) == 0 && r.has(number) {
+			for _, name := range []string{"num_experts_per_tok", "output_router_logits", "router_aux_loss_coef", "use_expert_bias"} {
+				r.ineffective(name, "remove it, or set "+number+" above 0")
+			}
 			return // a dense MLP
 		}
 	}

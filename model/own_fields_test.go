@@ -64,6 +64,10 @@ func TestOwnFieldsWithoutEffect(t *testing.T) {
 			t.Errorf("%s, %s = %v in a config.json: %v", c.model, c.name, c.value, err)
 		}
 	}
+	_, err := ConfigFromMap(small("gpt_oss", map[string]any{"num_local_experts": int64(0)}))
+	if want := "num_experts_per_tok = 2 has no effect in gpt_oss; remove it, or set num_local_experts above 0"; err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("without experts: %v, want %q", err, want)
+	}
 	base, err := ConfigFromMap(small("mixtral", map[string]any{"output_router_logits": true}))
 	if err == nil {
 		base, err = base.Override(map[string]any{"router_aux_loss_coef": 0.5})
