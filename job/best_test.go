@@ -210,6 +210,24 @@ func TestResumeBest(t *testing.T) {
 	}
 }
 
+// Evaluations of a set without targets are not compared: none is the best, and none ends the run.
+func TestSetWithoutTargets(t *testing.T) {
+	dir, _ := newTracked(t, "")
+	put(t, filepath.Join(dir, "far.txt"), "x")
+	var log bytes.Buffer
+	err := Run(Options{Path: filepath.Join(dir, "job.toml"), Sets: append(slices.Clone(trackedSets), "train.steps=4", "eval.metric=far.x", "eval.patience=2", "checkpoint.best=true"),
+		Ranks: 2, Stdout: io.Discard, Stderr: &log})
+	all := readEvals(t, dir)
+	if err != nil || len(all) != 4 || strings.Count(log.String(), "no token of the set far.x is a target") != 4 {
+		t.Errorf("%v, %d evaluations: %s", err, len(all), log.String())
+	}
+	for _, x := range all {
+		if x.Best || x.NB != 0 || x.NA == 0 {
+			t.Errorf("line %+v", x)
+		}
+	}
+}
+
 // plainEvals returns what must be equal in a resumed run.
 func plainEvals(all []evalLine) (plain []string) {
 	for _, x := range all {

@@ -67,6 +67,11 @@ func (p *progress) eval(r *train.EvalRecord) {
 			"so the loss is 0 and has no meaning; evaluate longer documents")
 		return
 	}
+	for _, set := range r.Sets {
+		if set.Tokens == 0 {
+			p.env.Log.Warn().Int64("step", r.Step).Msgf("eval: no token of the set %s is a target (%s), so its loss is 0 and has no meaning; evaluate longer documents", set.Name, notTargets)
+		}
+	}
 	line := p.env.Log.Info().Int64("step", r.Step).Float64("eval_loss", float64(r.EvalLoss)).Float64("perplexity", math.Exp(float64(r.EvalLoss))).
 		Int64("eval_tokens", r.EvalTokens)
 	for _, set := range r.Sets {

@@ -2,7 +2,6 @@ package train
 
 import (
 	"fmt"
-	"math"
 
 	"ulysses/checkpoint"
 	"ulysses/comm"
@@ -20,36 +19,37 @@ type Track struct {
 	Of string
 }
 
-// of returns the loss that the run compares. It is not finite if the set has no targets: a loss of
-// 0 would be the smallest.
-func (k *Track) of(r *EvalRecord) float64 {
-	loss, tokens := r.EvalLoss, r.EvalTokens
+// of returns the loss that the run compares, and the number of its targets.
+func (k *Track) of(r *EvalRecord) (loss float64, targets int64) {
 	for _, s := range r.Sets {
 		if k.Metric != "" && s.Name == k.Metric {
-			loss, tokens = s.Loss, s.Tokens
+			return float64(s.Loss), s.Tokens
 		}
 	}
-	if tokens == 0 {
-		return math.NaN()
-	}
-	return float64(loss)
+	return float64(r.EvalLoss), r.EvalTokens
 }
 
 // compare updates t.best by an evaluation after a step. As in transformers, the best loss is
 // replaced by any smaller one, and Patience counts evaluations that are not smaller than the best
-// so far by more than Threshold; a loss that is not finite is no improvement. All ranks use the
-// loss of rank 0. Collective.
+// so far by more than Threshold; a loss that is not finite is no improvement. An evaluation without
+// targets is not compared: its loss of 0 would be the smallest, and no later one could improve. All
+// ranks use the loss of rank 0. Collective.
 func (t *Trainer) compare(r *EvalRecord) error {
 	k := t.Track
 	if k == nil {
 		return nil
 	}
-	loss := []float64{k.of(r)}
+	b := &t.best
+	b.Due, t.improved = false, false
+	x, targets := k.of(r)
+	if targets == 0 {
+		return nil
+	}
+	loss := []float64{x}
 	if err := t.Mesh.World.Broadcast(nil, tensor.OfFloat64(loss, 1), 0); err != nil {
 		return err
 	}
-	b, x := &t.best, loss[0]
-	b.Due = false
+	x = loss[0]
 	first, finite := b.Step == 0, !notFinite(x)
 	if finite && (first || x < b.Loss-k.Threshold) {
 		b.Without = 0
