@@ -106,6 +106,40 @@ class Options(unittest.TestCase):
                             error(got, exactly.grad), TOLERANCE, (name, size, mesh, case)
                         )
 
+    def test_rings_in_bfloat16(self):
+        """Errors do not grow with the ring: partial results and gradients are added in float32."""
+        s, h, d = 256, 2, 16
+        q, k, v, w = (torch.randn(1, s, h, d).bfloat16() for _ in range(4))
+        logits, cu = torch.randn(h), [0, 70, 71, s]
+        exact = [x.double().requires_grad_() for x in (q, k, v, logits)]
+        see = visible(s, causal=True, window=(100, 0), cu=cu)
+        want = attend(*exact[:3], see=see, sinks=exact[3])
+        (want * w.double()).sum().backward()
+
+        def errors(size, mesh):
+            def body(ctx):
+                x = [local(y, ctx).clone().requires_grad_() for y in (q, k, v)]
+                sinks = logits.clone().requires_grad_()
+                out = ulysses.attention(
+                    *x, causal=True, window=(100, 0), sinks=sinks, cu_seqlens=cu, context=ctx
+                )
+                (out * local(w, ctx)).sum().backward()
+                return (out.detach(), *(y.grad for y in x), sinks.grad)
+
+            *found, sinks = zip(*contexts(size, body, **mesh))
+            pairs = zip(
+                [*(joined(x, **mesh) for x in found), sum(sinks)],
+                [want.detach(), *(x.grad for x in exact)],
+            )
+            return [float((a.double() - b).norm() / b.norm()) for a, b in pairs]
+
+        one = errors(1, {})
+        for mesh in (dict(ring=4), dict(ring=16, zigzag=True), dict(ring=16, gather_keys=True)):
+            for name, e, least in zip(
+                ("out", "dq", "dk", "dv", "dsinks"), errors(mesh["ring"], mesh), one
+            ):
+                self.assertLess(e, 1.2 * least, (name, mesh))
+
     def test_dropout(self):
         """A seed chooses the same weights on every number of ranks; without one, rank 0 draws."""
 
