@@ -59,6 +59,8 @@ func (o *Options) evaluationOf(folder string) ([]string, error) {
 		sets = append(sets, "checkpoint.resume=auto", "lora.init="+path)
 	case has("config.json"):
 		sets = append(sets, "checkpoint.resume=auto", "model.new={}", "model.path="+path)
+	case !has("."):
+		return nil, status.Errorf(status.InvalidConfig, "%s: %s: no such folder; name a checkpoint or a model folder", o.verb, folder)
 	default:
 		return nil, status.Errorf(status.InvalidConfig, "%s: %s has neither checkpoints (step-NNNNNNNN), nor config.json, nor %s; name another folder", o.verb, folder, model.AdapterConfigFile)
 	}

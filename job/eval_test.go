@@ -105,6 +105,7 @@ func TestEvalFaults(t *testing.T) {
 		want string
 	}{
 		{[]string{job}, "eval: the job has no checkpoint in " + filepath.Join(dir, "out", "checkpoints")},
+		{[]string{job, filepath.Join(dir, "none")}, "none: no such folder; name a checkpoint or a model folder"},
 		{[]string{job, dir}, "has neither checkpoints (step-NNNNNNNN), nor config.json"},
 	} {
 		if code, _, errs := call(append([]string{"eval"}, x.args...)...); code != status.InvalidConfig || !strings.Contains(errs, x.want) {
