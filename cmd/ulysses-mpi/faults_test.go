@@ -76,7 +76,7 @@ var classes = map[string]class{
 
 	"slow": {says: "rank RANK on host HOST has been slower than the others for 30 steps", ends: true},
 
-	"early signal": {says: `stopped after step \d+ of 60 \((SIGTERM|SIGUSR1)( on rank RANK, host HOST)?\)|rank RANK.*signal 15|task RANK: (Terminated|User defined)|user-defined signal`, during: (*fixture).earlySignal},
+	"early signal": {says: `stopped after step \d+ of 60 \((SIGTERM|SIGUSR1)( on rank RANK, host HOST)?\)|rank RANK[^0-9](.|\n)*signal 15|task RANK: (Terminated|User defined)|user-defined signal`, during: (*fixture).earlySignal},
 	"late signal":  {says: `stopped after step \d+ of 60 \((SIGTERM|SIGUSR1|SIGINT)( on rank RANK, host HOST)?\)`, code: 75, during: (*fixture).lateSignal},
 	"stop all":     {says: "no rank has shown a sign of life", during: (*fixture).stopAll, wraps: true},
 }
