@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"sync"
 	"unsafe"
@@ -337,12 +338,7 @@ func contextDestroy(h uintptr) error {
 	}
 	defer c.leave()
 	c.closed = true
-	for _, r := range c.requests {
-		r.release()
-	}
-	for _, x := range c.passes {
-		x.release()
-	}
+	ended := c.endInProgress()
 	for p := range c.plans {
 		p.release()
 	}
@@ -351,5 +347,24 @@ func contextDestroy(h uintptr) error {
 	}
 	unregister(c.handle)
 	freeCallbackArgs(c.local.c)
-	return c.release()
+	return cmp.Or(ended, c.release())
+}
+
+// endInProgress waits for what the requests and passes in progress send and receive, and releases
+// them. Otherwise MPI would read and write their memory after the host has freed it. After an abort
+// it does not wait, because peers may have left. It returns the first error. Collective.
+func (c *context) endInProgress() (err error) {
+	for _, r := range c.requests {
+		if r.handle != 0 && c.failed == nil {
+			err = cmp.Or(err, r.pending.Cancel())
+		}
+		r.release()
+	}
+	for _, x := range c.passes {
+		if x.handle != 0 && c.failed == nil {
+			err = cmp.Or(err, x.overlap.Cancel())
+		}
+		x.release()
+	}
+	return err
 }

@@ -279,7 +279,8 @@ ulysses_status ulysses_context_async_error(ulysses_context *);
  * callbacks the host must inform the peers. */
 void ulysses_context_abort(ulysses_context *, ulysses_status why);
 
-/* Destroys a context and all its plans, batches, requests and passes. NULL is allowed. A context
+/* Destroys a context and all its plans, batches, requests and passes. It waits for the data that
+ * requests and passes in progress send, unless the context was aborted. NULL is allowed. A context
  * may also be left until the process ends. Collective. */
 void ulysses_context_destroy(ulysses_context *);
 

@@ -168,7 +168,7 @@ func (o *Overlap) Cancel() (err error) {
 		if o.grads != nil { // in the order of the starts
 			i = len(o.sends) - 1 - i
 		}
-		if failed := o.sends[i].receive(); err == nil {
+		if failed := o.sends[i].Cancel(); err == nil {
 			err = failed
 		}
 	}

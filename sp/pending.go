@@ -75,14 +75,15 @@ func (x *Pending) Wait() error {
 	if p == nil {
 		return status.Errorf(status.InvalidArgument, "sp.Pending.Wait: no reshard is in progress; start one first")
 	}
-	if err := x.receive(); err != nil || len(x.tensors) == 0 {
+	if err := x.Cancel(); err != nil || len(x.tensors) == 0 {
 		return err
 	}
 	return p.unpack(x.stream, x.wire, x.sent, x.tensors, x.toHeads)
 }
 
-// receive completes the all-to-all without unpacking.
-func (x *Pending) receive() (err error) {
+// Cancel completes the all-to-all without unpacking, and ends the reshard if one is in progress.
+// Collective.
+func (x *Pending) Cancel() (err error) {
 	if x.plan = nil; x.request != nil {
 		err = x.request.Wait()
 		x.request = nil

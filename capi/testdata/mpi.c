@@ -1,5 +1,7 @@
 // A host in C with its own MPI: contexts on MPI_COMM_WORLD and on a proper subset, two contexts at
 // the same time, contexts on the host's collectives, and ranks that disagree.
+#define _GNU_SOURCE // MAP_ANONYMOUS
+#include <sys/mman.h>
 #include "collectives.h"
 
 // disagree: an invalid argument of one rank is an error on all ranks, and the context still works.
@@ -176,6 +178,57 @@ static void started(ulysses_context *c) {
   ulysses_plan_destroy(plan), ulysses_batch_destroy(batch);
 }
 
+// abandoned: a context may be destroyed while a reshard (pass 0) or a pass (pass 1) is in progress.
+// The host may then free its memory: later calls of MPI do not access it.
+static void abandoned(const ulysses_options *o, int pass) {
+  enum { BYTES = 8 << 20 };
+  ulysses_context *c;
+  ulysses_attention_desc d;
+  ulysses_batch_desc bd;
+  ULYSSES_INIT(&d);
+  ULYSSES_INIT(&bd);
+  d.dtype = ULYSSES_F32, d.heads = 8, d.head_dim = 64, bd.batch = 1, bd.seq = 4096;
+  ulysses_plan *plan;
+  ulysses_batch *batch;
+  ulysses_batch_info info;
+  ulysses_sizes size;
+  ULYSSES_INIT(&info);
+  ULYSSES_INIT(&size);
+  OK(ulysses_context_create_mpi(-1, o, &c));
+  OK(ulysses_attention_plan(c, &d, &plan));
+  OK(ulysses_batch_create(c, &bd, &batch));
+  OK(ulysses_batch_query(batch, &info));
+  OK(ulysses_plan_sizes(plan, batch, &size));
+  int64_t rs[4] = {1, info.rows, 8, 64}, hs[4] = {1, 4096, size.head_hi - size.head_lo, 64};
+  void *m[5];
+  ulysses_tensor t[5];
+  for (int i = 0; i < 5; i++) {
+    m[i] = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(m[i] != MAP_FAILED);
+    t[i] = floats(m[i], i == 4 ? hs : rs);
+  }
+  if (pass) {
+    ulysses_attention_args a;
+    ulysses_pass *x;
+    ULYSSES_INIT(&a);
+    a.q = &t[0], a.k = &t[1], a.v = &t[2], a.out = &t[3];
+    OK(ulysses_attention_forward_start(plan, batch, &a, &x));
+    OK(ulysses_pass_send(x, ULYSSES_TENSOR_Q));
+  } else {
+    const ulysses_tensor *in[1] = {&t[0]};
+    ulysses_tensor *out[1] = {&t[4]};
+    ulysses_reshard_args a;
+    ulysses_request *x;
+    ULYSSES_INIT(&a);
+    a.n = 1, a.in = in, a.out = out;
+    OK(ulysses_seq_to_heads_start(plan, batch, &a, &x));
+  }
+  ulysses_context_destroy(c);
+  CHECK(!ulysses_last_error()[0]);
+  for (int i = 0; i < 5; i++) munmap(m[i], BYTES);
+  for (int i = 0; i < 10; i++) MPI_Barrier(MPI_COMM_WORLD);
+}
+
 int main(int argc, char **argv) {
   int rank, size;
   MPI_Init(&argc, &argv);
@@ -235,6 +288,7 @@ int main(int argc, char **argv) {
   results r = attention(world, 2); // after the errors
   same(r, whole);
   free_results(r), free_results(whole);
+  abandoned(&o, 0), abandoned(&o, 1);
 
   ulysses_context_destroy(part), ulysses_context_destroy(own), ulysses_context_destroy(world),
       ulysses_context_destroy(alone);

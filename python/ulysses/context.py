@@ -389,8 +389,8 @@ class Context:
                 owned.close()
             self._plans.clear()
             self._batches.clear()
-            self._pending.clear()
             _library.library().ulysses_context_destroy(self._handle)
+            self._pending.clear()  # here, because the library may still send this memory before
             self._handle = ctypes.c_void_p()
 
     def __enter__(self) -> Context:
