@@ -510,6 +510,29 @@ class Calls(unittest.TestCase):
                 for x, y in zip(a, b):
                     self.assertLess(error(x, y), 1e-6, family)
 
+    def test_autocast(self):
+        """Under autocast, rotations and norms make queries and keys of float32 and values of
+        bfloat16. Attention converts them, as PyTorch's does."""
+        ids = torch.arange(12)[None] % VOCAB
+        for family in ("llama", "qwen3", "gpt2", "qwen3.5 text"):
+            model = build(family)
+
+            def results(model, ids, autocast=True):
+                with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+                    logits = model(input_ids=ids, use_cache=False).logits
+                logits.float().square().sum().backward()
+                gradients = torch.cat([p.grad.flatten() for p in model.parameters()])
+                return logits.detach().double(), gradients.double()
+
+            exact = results(copy.deepcopy(model), ids, autocast=False)
+            plain = results(copy.deepcopy(model), ids)
+            ranks = contexts(
+                2, lambda ctx: results(register(ctx, copy.deepcopy(model)), local(ids, ctx))
+            )
+            found = torch.cat([logits for logits, _ in ranks], 1), sum(g for _, g in ranks)
+            for a, b, c in zip(found, plain, exact):
+                self.assertLess(error(a, c), 2 * error(b, c), family)
+
     def test_a_direct_call(self):
         """The attention function without a model finds documents from the ids of all ranks.
 

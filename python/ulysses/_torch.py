@@ -19,6 +19,14 @@ from .errors import Unsupported
 Backward = Callable[..., tuple]
 
 
+def autocasted(x: torch.Tensor) -> torch.Tensor:
+    """Returns a tensor in the dtype of autocast, if it is enabled. float64 stays float64."""
+    device = x.device.type
+    if x.dtype == torch.float64 or not torch.is_autocast_enabled(device):
+        return x
+    return x.to(torch.get_autocast_dtype(device))
+
+
 def wants_gradient(*tensors: Any) -> bool:
     """Reports whether a tensor needs a gradient. Other arguments may be None, or wrong.
 

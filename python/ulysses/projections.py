@@ -151,17 +151,12 @@ def _autocast(tensors: dict[str, Any]) -> dict[str, Any]:
 
     Parameters of norms and float64 keep their dtype.
     """
-    import torch
+    from ._torch import autocasted
 
-    x = tensors["hidden_states"]
-    if not is_torch(x) or not torch.is_autocast_enabled(x.device.type):
-        return tensors
-    dtype = torch.get_autocast_dtype(x.device.type)
-
-    def kept(name: str, t: Any) -> bool:
-        return not is_torch(t) or t.dtype == torch.float64 or name.startswith("norm")
-
-    return {name: t if kept(name, t) else t.to(dtype) for name, t in tensors.items()}
+    return {
+        name: autocasted(t) if is_torch(t) and not name.startswith("norm") else t
+        for name, t in tensors.items()
+    }
 
 
 def _differentiable(run: Callable[..., tuple[Any, tuple, Any]], tensors: dict[str, Any]) -> Any:

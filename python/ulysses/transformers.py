@@ -350,7 +350,8 @@ def transformers_attention(
     Args:
         module: the attention layer
         query: [B, H, rows, D], this rank's tokens
-        key, value: [B, Hkv, rows, D]
+        key, value: [B, Hkv, rows, D]. Under autocast, these three are converted to its dtype, as in
+            scaled_dot_product_attention
         attention_mask (optional): [B, rows], 0 for padding. Default: None
         scaling (float, optional): Default: 1/sqrt(D)
         sliding_window (int, optional): keys that a query sees, including its own. Default: None
@@ -370,7 +371,10 @@ def transformers_attention(
         Unsupported: an option is not implemented; the message names it
         CommError: the communicator failed
     """
+    from ._torch import autocasted
+
     operation = "ulysses.transformers_attention"
+    query, key, value = (autocasted(x) for x in (query, key, value))
     call = others.pop(KEY, None) or inside()
     ctx = call.context if call is not None else current(context)
     refused = {
