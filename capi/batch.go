@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"encoding/binary"
+	"slices"
 	"strconv"
 	"unsafe"
 
@@ -23,12 +24,35 @@ type batch struct {
 	crossID    identity  // of crossBatch
 }
 
-// int64s returns a list of the caller as a slice of the caller's memory.
+// int64s returns a copy of a list of the caller.
 func int64s(p *int64, n int64) []int64 {
 	if p == nil {
 		return nil
 	}
-	return unsafe.Slice(p, n)
+	return slices.Clone(unsafe.Slice(p, n))
+}
+
+// batchLists are copies of the lists of a description.
+type batchLists struct {
+	cuSeqlens, kvCuSeqlens, positions []int64
+}
+
+// readLists copies the lists of a description that checkBatch has checked. It is called before the
+// ranks communicate: if one of them is in unreadable memory, all ranks return the error.
+func (c *context) readLists(d *cBatchDesc) (l batchLists, err error) {
+	rows := d.rows
+	if d.seq > 0 {
+		x, err := c.placed(d, d.seq)
+		if err != nil {
+			return l, err
+		}
+		rows = x.Rows()
+	}
+	l.positions = int64s(d.positions, d.batch*rows)
+	if d.docs > 0 {
+		l.cuSeqlens, l.kvCuSeqlens = int64s(d.cu_seqlens, d.docs+1), int64s(d.kv_cu_seqlens, d.docs+1)
+	}
+	return l, nil
 }
 
 // maxDocs limits the host memory of tables of documents.
@@ -182,11 +206,15 @@ func (c *context) createBatch(op string, desc, out unsafe.Pointer) error {
 	if err == nil {
 		err = checkBatch(op, &d, c)
 	}
+	var lists batchLists
+	if err == nil {
+		lists, err = c.readLists(&d)
+	}
 	if err = c.agreeAlways(cmp.Or(clearOut(op, out), err)); err != nil {
 		return err
 	}
 	x := &batch{ctx: c}
-	if err := x.create(op, &d); err != nil {
+	if err := x.create(op, &d, lists); err != nil {
 		return err
 	}
 	for p := range c.plans {
@@ -227,7 +255,7 @@ func identityOf(b *sp.Batch) (h identity) {
 
 // create makes selfBatch and crossBatch of a description. All ranks return an error, or no rank
 // does. Collective.
-func (x *batch) create(op string, d *cBatchDesc) error {
+func (x *batch) create(op string, d *cBatchDesc, lists batchLists) error {
 	c := x.ctx.comm
 	number := func(n int64) string { return strconv.FormatInt(n, 10) }
 	err := comm.Same(c, op, comm.Field{Name: "batch", Value: number(d.batch)}, comm.Field{Name: "seq", Value: number(d.seq)},
@@ -250,13 +278,11 @@ func (x *batch) create(op string, d *cBatchDesc) error {
 	if d.docs > d.batch*s.Seq {
 		return invalid("%s: docs is %d and the batch has %d tokens; every document has at least one", op, d.docs, d.batch*s.Seq)
 	}
-	if d.docs > 0 {
-		s.CuSeqlens = int64s(d.cu_seqlens, d.docs+1)
-	}
+	s.CuSeqlens = lists.cuSeqlens
 	if given, err := positionsGiven(op, c, d.positions, rows); err != nil {
 		return err
 	} else if given {
-		if err := gatherPositions(op, c, &s, placed.Ranges, int64s(d.positions, d.batch*rows)); err != nil {
+		if err := gatherPositions(op, c, &s, placed.Ranges, lists.positions); err != nil {
 			return err
 		}
 	}
@@ -273,12 +299,12 @@ func (x *batch) create(op string, d *cBatchDesc) error {
 			return err
 		}
 	}
-	return x.createCross(op, d, s)
+	return x.createCross(op, d, lists, s)
 }
 
 // createCross makes crossBatch if a rank's description has lengths of keys. s describes the
 // queries. Collective.
-func (x *batch) createCross(op string, d *cBatchDesc, s sp.BatchSpec) error {
+func (x *batch) createCross(op string, d *cBatchDesc, lists batchLists, s sp.BatchSpec) error {
 	c := x.ctx.comm
 	s.KVSeq = d.kv_seq
 	if d.kv_seq == 0 {
@@ -307,9 +333,7 @@ func (x *batch) createCross(op string, d *cBatchDesc, s sp.BatchSpec) error {
 			s.KVRows = append(s.KVRows, hi-lo)
 		}
 	}
-	if d.docs > 0 {
-		s.CuSeqlensKV = int64s(d.kv_cu_seqlens, d.docs+1)
-	}
+	s.CuSeqlensKV = lists.kvCuSeqlens
 	var err error
 	x.crossBatch, err = sp.NewBatch(c, s)
 	return err

@@ -61,6 +61,32 @@ func TestInvalidPositions(t *testing.T) {
 	})
 }
 
+// All ranks refuse documents in memory that one rank cannot read, and the context accepts the next
+// call.
+func TestUnreadableDocuments(t *testing.T) {
+	onRanks(t, 2, 0, func(rank int, ctx uintptr) {
+		wild := uintptr(1 << 20)
+		unreadable := *(**int64)(p(&wild))
+		cu, positions := []int64{0, 3, 8}, []int64{0, 1, 2, 3}
+		given := func(list *int64) *int64 {
+			if rank == 1 {
+				return unreadable
+			}
+			return list
+		}
+		var b uintptr
+		l := cBatchDesc{struct_size: uint32(unsafe.Sizeof(cBatchDesc{})), batch: 1, seq: 8}
+		packed, cross, placed := l, l, l
+		packed.docs, packed.cu_seqlens = 2, given(&cu[0])
+		cross.docs, cross.cu_seqlens, cross.kv_seq, cross.kv_cu_seqlens = 2, &cu[0], 8, given(&cu[0])
+		placed.positions = given(&positions[0])
+		for i, d := range []cBatchDesc{packed, cross, placed} {
+			refused(t, []string{"cu_seqlens", "kv_cu_seqlens", "positions"}[i], status.Internal, newBatch(ctx, p(&d), p(&b)))
+			must(t, newBatch(ctx, p(&l), p(&b)))
+		}
+	})
+}
+
 // If the ranks' descriptions differ, the message has the header's name of the first field or entry
 // that differs, and both values.
 func TestDifferencesAreNamed(t *testing.T) {
