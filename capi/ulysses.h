@@ -373,7 +373,8 @@ ulysses_status ulysses_gdn_plan(ulysses_context *, const ulysses_gdn_desc *, uly
 const char *ulysses_plan_json(const ulysses_plan *);
 
 /* Destroys a plan. Not collective. It is allowed between calls, even while work of the plan is
- * still enqueued on a GPU. */
+ * still enqueued on a GPU. A plan with a request or a pass in progress is not destroyed, and
+ * ulysses_last_error() says so. */
 void ulysses_plan_destroy(ulysses_plan *);
 
 /* Batch: the lengths and documents of a set of sequences, for all plans of a context. Make it
@@ -431,7 +432,8 @@ ulysses_status ulysses_batch_query(const ulysses_batch *, ulysses_batch_info *ou
  * for rotary embeddings. */
 ulysses_status ulysses_batch_positions(const ulysses_batch *, int64_t *out);
 
-/* Destroys a batch. As ulysses_plan_destroy. */
+/* Destroys a batch. Not collective. It is allowed between calls, even while work, a request or a
+ * pass of the batch is in progress. */
 void ulysses_batch_destroy(ulysses_batch *);
 
 /* Bytes of `saved` and `workspace`, and the heads [head_lo, head_hi) and [shared_lo, shared_hi)
