@@ -77,6 +77,24 @@ class Launch(unittest.TestCase):
     def test_mpi_with_torch(self):
         self.assertEqual(mpirun(4, str(HERE / "launched.py"), "mpi_torch").count("ok"), 4)
 
+    @need_mpi
+    @need_torch
+    def test_end_with_a_request(self):
+        """A program may end, or close or delete its context, while a reshard is in progress. MPI
+        does not access memory that Python has freed."""
+        for end in ("", "ctx.close()", "del ctx"):
+            code = f"""
+import torch, ulysses
+from mpi4py import MPI
+ctx = ulysses.Context(MPI.COMM_WORLD, threads=1)
+x = torch.ones(1, 2048, 8, 64)
+ulysses.gather_seq_scatter_heads(x, 1, 2, 4096, True, context=ctx)
+{end}
+del x
+MPI.COMM_WORLD.barrier()
+"""
+            mpirun(2, "-c", code)
+
     @need_torch
     def test_torch_distributed(self):
         self.assertEqual(torchrun(2, str(HERE / "launched.py"), "torch").count("ok"), 2)

@@ -229,6 +229,19 @@ class Context:
                     raise e from self._failure
                 raise
 
+    def _hold(self, memory: Any) -> None:
+        """Keeps the memory of a request in progress until `_release`.
+
+        The additional reference keeps it if the context is deleted or the interpreter ends before:
+        MPI accesses the memory until MPI_Finalize.
+        """
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))
+        self._pending[id(memory)] = memory
+
+    def _release(self, memory: Any) -> None:
+        if self._pending.pop(id(memory), None) is not None:
+            ctypes.pythonapi.Py_DecRef(ctypes.py_object(memory))
+
     @property
     def handle(self) -> ctypes.c_void_p:
         """The library's handle. Raises InvalidArgument if the context is closed."""
@@ -390,7 +403,8 @@ class Context:
             self._plans.clear()
             self._batches.clear()
             _library.library().ulysses_context_destroy(self._handle)
-            self._pending.clear()  # here, because the library may still send this memory before
+            for memory in list(self._pending.values()):
+                self._release(memory)
             self._handle = ctypes.c_void_p()
 
     def __enter__(self) -> Context:

@@ -292,15 +292,17 @@ class Request:
                 ctypes.byref(self._handle),
             )
             # Other ranks write to this memory even if the caller drops the request.
-            context._pending[id(self._keep)] = self._keep
+            context._hold(self._keep)
 
     @eager
     def wait(self) -> Any:
         """Returns the result. The first call is collective; later calls return the same object."""
         if not self._done:
             self._done = True
-            self._context._pending.pop(id(self._keep), None)
-            self._context._call("ulysses_request_wait", self._handle)
+            try:
+                self._context._call("ulysses_request_wait", self._handle)
+            finally:
+                self._context._release(self._keep)
         if self._finish is not None:
             self._result, self._finish, self._keep = self._finish(), None, None
         return self._result
