@@ -1,6 +1,7 @@
 """Halos, whole layers, and a caller's own attention between the all-to-alls. Ranks are threads."""
 
 import unittest
+import warnings
 
 import numpy as np
 import ulysses
@@ -186,6 +187,15 @@ class Halo(unittest.TestCase):
             self.assertLess(error(torch.cat(found[0], 1), y), TOLERANCE, size)
             for shares, grad in zip(found[1:], grads):
                 self.assertLess(error(sum(shares), grad), TOLERANCE, size)
+
+    def test_convolution_of_numpy(self):
+        """NumPy's result has the dtype of x, and large negative sums give no warning."""
+        x, w = np.full((1, 4, 2), -200, np.float32), np.ones((2, 3), np.float32)
+        with warnings.catch_warnings(), ulysses.Context(threads=1) as ctx:
+            warnings.simplefilter("error")
+            y = ulysses.causal_conv1d(x, w, np.zeros(2), "silu", context=ctx)
+        self.assertEqual(y.dtype, np.float32)
+        self.assertTrue((y == 0).all())
 
     def test_refusals(self):
         with ulysses.Context() as ctx:

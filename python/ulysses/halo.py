@@ -285,8 +285,12 @@ def causal_conv1d(
     for j in range(width):
         shifted = extended[:, width - 1 - j : width - 1 - j + rows]
         y += np.where(position >= j, shifted, 0) * weight[:, width - 1 - j]
-    y = y if bias is None else y + bias
-    return y if activation is None else y / (1 + np.exp(-y))
+    if bias is not None:
+        y += bias
+    if activation is None:
+        return y
+    with np.errstate(over="ignore"):  # exp is Inf, and the result 0
+        return y / (1 + np.exp(-y))
 
 
 def _convolve_torch(
