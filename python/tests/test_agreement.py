@@ -365,6 +365,20 @@ class WrongOnOneRank(unittest.TestCase):
         contexts(2, body)
 
     @need_torch
+    def test_negated_views(self):
+        """PyTorch negates the elements of x.conj().imag when it reads them; their memory is x's."""
+        v = torch.complex(torch.ones(1, ROWS, 4, 8), torch.ones(1, ROWS, 4, 8)).conj().imag
+
+        def body(ctx):
+            q = torch.zeros(1, ROWS, 4, 8)
+            with self.assertRaisesRegex(ulysses.Unsupported, "resolve_neg"):
+                ulysses.attention(q, q, v if ctx.rank else q, context=ctx)
+            out = ulysses.attention(q, q, v.resolve_neg(), context=ctx)
+            self.assertTrue((out == -1).all())
+
+        contexts(2, body)
+
+    @need_torch
     def test_gradients_that_one_rank_wants(self):
         """Otherwise the backward pass of this rank would wait for the other ranks."""
 

@@ -143,6 +143,11 @@ def check_layout(x: Any) -> None:
             f"ulysses: a tensor on {x.device} with layout {x.layout}; give a strided tensor on "
             "the CPU or a CUDA device"
         )
+    if is_torch(x) and x.is_neg():
+        raise Unsupported(
+            "ulysses: a view that negates its elements when they are read, such as x.conj().imag; "
+            "give x.resolve_neg()"
+        )
     if isinstance(x, np.ndarray):
         _in_elements(x.strides, x.itemsize)
 
