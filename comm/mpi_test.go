@@ -77,9 +77,7 @@ func TestTwoLevelSlurm(t *testing.T) {
 	}
 	t.Setenv("PATH", os.Getenv("PATH")+":/usr/sbin:/sbin")
 	need.Tool(t, "slurmctld", "run make deps-test")
-	if os.Getuid() != 0 {
-		need.Missing(t, "Slurm's daemons start as root", "run the tests as root")
-	}
+	need.Namespaces(t)                      // Slurm's daemons also start as root
 	lab, err := os.MkdirTemp("/tmp", "lab") // a short path: the daemons' sockets have 108 bytes for it
 	if err != nil {
 		t.Fatal(err)

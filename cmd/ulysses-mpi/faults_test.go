@@ -311,9 +311,7 @@ func TestInjectedFaults(t *testing.T) {
 		fmt.Sscan(n, &count)
 		srun = true
 	}
-	if os.Getuid() != 0 {
-		need.Missing(t, "mounts of a test need root", "run the tests as root")
-	}
+	need.Namespaces(t)
 	launchers, slurm := []string{"mpirun"}, []string(nil)
 	if srun {
 		if os.Getenv("SLURM_BASE_PORT") == "" {

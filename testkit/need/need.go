@@ -6,6 +6,7 @@
 package need
 
 import (
+	"bytes"
 	"os"
 	"os/exec"
 	"testing"
@@ -31,6 +32,15 @@ func File(t testing.TB, path, fix string) string {
 		Missing(t, err.Error(), fix)
 	}
 	return path
+}
+
+// Namespaces is for tests that mount file systems or have hostnames of their own. Containers have
+// this right only if they are started with it.
+func Namespaces(t testing.TB) {
+	t.Helper()
+	if out, err := exec.Command("unshare", "--uts", "--ipc", "--mount", "true").CombinedOutput(); err != nil {
+		Missing(t, "no right to make namespaces: "+string(bytes.TrimSpace(out)), "run the tests as root, in a container started with --cap-add SYS_ADMIN")
+	}
 }
 
 // Missing skips the test, or fails it in CI. what is missing, and fix says how to get it.
