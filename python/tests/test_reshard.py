@@ -213,8 +213,11 @@ class Loss(unittest.TestCase):
 
     def test_count_that_is_a_fraction(self):
         with ulysses.Context() as ctx:
-            with self.assertRaisesRegex(ulysses.InvalidArgument, "num_valid_tokens 2.5"):
-                ulysses.reduce_sequence_parallel_loss(1.0, 2.5, context=ctx)
+            for count in (2.5, float("nan"), float("inf")):
+                with self.assertRaisesRegex(
+                    ulysses.InvalidArgument, f"num_valid_tokens {count}; give a whole number"
+                ):
+                    ulysses.reduce_sequence_parallel_loss(1.0, count, context=ctx)
 
     def test_no_rank_has_a_token(self):
         self.assertEqual(

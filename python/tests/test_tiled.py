@@ -325,6 +325,12 @@ class Compute(unittest.TestCase):
                 "count 2.5",
                 lambda: ulysses.tiled_compute(lambda a: (a.sum(), 2.5), x, reduction="mean"),
             ),
+            (
+                "count nan",
+                lambda: ulysses.tiled_compute(
+                    lambda a: (a.sum(), float("nan")), x, reduction="mean"
+                ),
+            ),
             ("one tensor", lambda: ulysses.tiled_compute(lambda a: (a, a), x)),
         ):
             with self.assertRaisesRegex(ulysses.InvalidArgument, words):

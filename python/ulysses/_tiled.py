@@ -109,8 +109,8 @@ class TiledFunction:
 
 
 def _whole(count: Any) -> int:
-    """Returns the count of a tile. Raises InvalidArgument for a fraction."""
-    if float(count) != int(count):
+    """Returns the count of a tile. Raises InvalidArgument for a fraction, NaN or Inf."""
+    if not float(count).is_integer():
         raise InvalidArgument(
             f"ulysses.tiled_compute: reduction 'mean': the function returned the count "
             f"{float(count)}; return the whole number of rows that count"

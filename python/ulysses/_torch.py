@@ -30,8 +30,8 @@ def autocasted(x: torch.Tensor) -> torch.Tensor:
 def wants_gradient(*tensors: Any) -> bool:
     """Reports whether a tensor needs a gradient. Other arguments may be None, or wrong.
 
-    A tensor with a tangent of forward-mode differentiation counts too: autograd then refuses the
-    call, instead of a result without a tangent.
+    A tensor with a tangent of forward-mode differentiation also counts: autograd then refuses the
+    call. Otherwise the result would have no tangent.
     """
     given = [x for x in tensors if isinstance(x, torch.Tensor)]
     return (torch.is_grad_enabled() and any(x.requires_grad for x in given)) or any(
@@ -57,8 +57,8 @@ class _Once(torch.autograd.Function):
 def once(grads: tuple) -> tuple:
     """Returns the gradients of a backward pass that cannot be differentiated again.
 
-    With create_graph=True, they would be constants to autograd, and the second derivatives silently
-    0, whenever the gradient of the output is a constant (as of a sum). This refuses them instead.
+    With create_graph=True, they would be constants to autograd if the gradient of the output is a
+    constant, as of a sum. Second derivatives would then be 0 without an error.
     """
     if not torch.is_grad_enabled():
         return grads

@@ -232,13 +232,14 @@ class Context:
     def _hold(self, memory: Any) -> None:
         """Keeps the memory of a request in progress until `_release`.
 
-        The additional reference keeps it if the context is deleted or the interpreter ends before:
-        MPI accesses the memory until MPI_Finalize.
+        MPI may access the memory until MPI_Finalize. The additional reference keeps it even if the
+        context is deleted, or the interpreter ends, before `_release`.
         """
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))
         self._pending[id(memory)] = memory
 
     def _release(self, memory: Any) -> None:
+        """Gives up the memory of `_hold`. Later calls do nothing."""
         if self._pending.pop(id(memory), None) is not None:
             ctypes.pythonapi.Py_DecRef(ctypes.py_object(memory))
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ._sharded import Sharded, bytes_of
 from .communicator import Communicator, communicator, gather_objects
 from .context import Context, current
 from .documents import document_starts
@@ -201,14 +202,9 @@ def to_owners(shards: Sequence[Any], counts: Sequence[int], context: Context) ->
         [B, S, ..], the whole sequences of this rank's own micro-batch, on the device of the shards.
     """
     c, layout, own = context.communicator, context.layout, shards[context.rank]
-    blocks = [_bytes(_on_host(x)) for x in shards]
-    key = _Key(
-        is_torch(own),
-        str(own.dtype).removeprefix("torch."),
-        (own.shape[0], counts[c.rank], *own.shape[2:]),
-        1,
-    )
-    extents = [_extent(key, layout, rank) for rank in range(c.size)]
+    blocks = [bytes_of(_on_host(x)) for x in shards]
+    whole = Sharded.like(own, (own.shape[0], counts[c.rank], *own.shape[2:]), 1)
+    extents = [whole.extent(layout, rank) for rank in range(c.size)]
     receive = bytearray(sum(n for _, n in extents))
     c.alltoallv(
         memoryview(bytearray(b"".join(blocks))),
@@ -216,12 +212,12 @@ def to_owners(shards: Sequence[Any], counts: Sequence[int], context: Context) ->
         memoryview(receive),
         [n for _, n in extents],
     )
-    parts, at = [], 0
+    received, at = [], 0
     for shape, n in extents:
-        parts.append(_array(key, shape, receive[at : at + n]))
+        received.append(whole.array(shape, receive[at : at + n]))
         at += n
-    whole = layout.join(parts, 1)
-    return whole.to(own.device) if is_torch(own) else whole
+    joined = layout.join(received, 1)
+    return joined.to(own.device) if is_torch(own) else joined
 
 
 class loader:
@@ -276,16 +272,6 @@ class loader:
 
 
 @dataclass
-class _Key:
-    """A tensor that is sharded along axis `dim`. torch: it is a PyTorch tensor."""
-
-    torch: bool
-    dtype: str
-    shape: tuple[int, ...]
-    dim: int
-
-
-@dataclass
 class _Prepared:
     """The batch of one rank, its owner. The owner sends all except `arrays` to the other ranks.
 
@@ -296,7 +282,7 @@ class _Prepared:
         arrays: the tensors of keys; None on the other ranks
     """
 
-    keys: dict[str, _Key]
+    keys: dict[str, Sharded]
     whole: dict[str, Any]
     sequences: Sequences
     arrays: dict[str, Any] | None
@@ -307,6 +293,45 @@ def _prepare(
 ) -> _Prepared:
     """Adds positions and shifted labels to a batch, pads it, and finds its documents."""
     batch = _on_host_all(batch)
+    tensors, lead = _checked_tensors(batch, dims)
+    b, s = lead.shape[:2]
+    starts = document_starts(batch, dims, b, s)
+    if "position_ids" not in tensors:
+        positions = np.arange(s) - np.maximum.accumulate(np.where(starts, np.arange(s), 0), axis=1)
+        tensors["position_ids"] = _from_numpy(positions.astype(np.int64), lead)
+    if "labels" in tensors and "shift_labels" not in tensors:
+        tensors["shift_labels"] = shift_labels(tensors["labels"], starts)
+    tensors.pop("labels", None)
+    more = -s % size if pad else 0
+    if more:
+        starts = np.concatenate([starts, np.eye(1, more, dtype=bool).repeat(b, 0)], 1)
+    axes: dict[str, Any] = {k: dims[k] if k in dims else _axis(k, v, s) for k, v in tensors.items()}
+    arrays = {
+        k: _padded(v, dim, -v.shape[dim] % size if pad else 0, PADDING.get(k, 0))
+        for k, v in tensors.items()
+        if (dim := axes[k]) is not None
+    }
+    keys = {k: Sharded.like(a, tuple(a.shape), axes[k] % a.ndim) for k, a in arrays.items()}
+    whole = {
+        k: tensors.get(k, v)
+        for k, v in batch.items()
+        if k not in arrays and k not in ("labels", "cu_seqlens")
+    }
+    whole.update({k: v for k, v in tensors.items() if axes[k] is None})
+    n = s + more
+    cu = [int(i) for i in np.flatnonzero(starts)] + [b * n]
+    return _Prepared(
+        keys, whole, Sequences(b, n, None, tuple(cu) if len(cu) > b + 1 else None), arrays
+    )
+
+
+def _checked_tensors(
+    batch: Mapping[str, Any], dims: Mapping[str, int | None]
+) -> tuple[dict[str, Any], Any]:
+    """Returns the tensors of a batch by key, without cu_seqlens, and the one that has B and S.
+
+    Raises InvalidArgument if B, S, dims or the shape of labels is wrong.
+    """
     tensors = {
         k: v
         for k, v in batch.items()
@@ -334,37 +359,7 @@ def _prepare(
                 f"ulysses.shard: {k} has shape {tuple(tensors[k].shape)}; give [{b}, {s}], a label "
                 "for each token"
             )
-    starts = document_starts(batch, dims, b, s)
-    if "position_ids" not in tensors:
-        positions = np.arange(s) - np.maximum.accumulate(np.where(starts, np.arange(s), 0), axis=1)
-        tensors["position_ids"] = _from_numpy(positions.astype(np.int64), lead)
-    if "labels" in tensors and "shift_labels" not in tensors:
-        tensors["shift_labels"] = shift_labels(tensors["labels"], starts)
-    tensors.pop("labels", None)
-    more = -s % size if pad else 0
-    if more:
-        starts = np.concatenate([starts, np.eye(1, more, dtype=bool).repeat(b, 0)], 1)
-    axes: dict[str, Any] = {k: dims[k] if k in dims else _axis(k, v, s) for k, v in tensors.items()}
-    arrays = {
-        k: _padded(v, dim, -v.shape[dim] % size if pad else 0, PADDING.get(k, 0))
-        for k, v in tensors.items()
-        if (dim := axes[k]) is not None
-    }
-    keys = {
-        k: _Key(is_torch(a), str(a.dtype).removeprefix("torch."), tuple(a.shape), axes[k] % a.ndim)
-        for k, a in arrays.items()
-    }
-    whole = {
-        k: tensors.get(k, v)
-        for k, v in batch.items()
-        if k not in arrays and k not in ("labels", "cu_seqlens")
-    }
-    whole.update({k: v for k, v in tensors.items() if axes[k] is None})
-    n = s + more
-    cu = [int(i) for i in np.flatnonzero(starts)] + [b * n]
-    return _Prepared(
-        keys, whole, Sequences(b, n, None, tuple(cu) if len(cu) > b + 1 else None), arrays
-    )
+    return tensors, lead
 
 
 def _axis(key: str, x: Any, s: int) -> int | None:
@@ -404,11 +399,11 @@ def _exchange(
     assert own is not None and own.arrays is not None
     layout = _layout(comm, c)
     blocks = [
-        b"".join(_bytes(layout.take(a, own.keys[k].dim, rank)) for k, a in own.arrays.items())
+        b"".join(bytes_of(layout.take(a, own.keys[k].dim, rank)) for k, a in own.arrays.items())
         for rank in range(c.size)
     ]
     send = bytearray(b"".join(blocks))
-    receive_bytes = [sum(_extent(key, layout, c.rank)[1] for key in p.keys.values()) for p in each]
+    receive_bytes = [sum(key.extent(layout, c.rank)[1] for key in p.keys.values()) for p in each]
     receive = bytearray(sum(receive_bytes))
     c.alltoallv(memoryview(send), [len(b) for b in blocks], memoryview(receive), receive_bytes)
     return _micro_batches(comm, c, each, receive)
@@ -426,8 +421,8 @@ def _micro_batches(
     for owner, p in enumerate(each):
         shards = {}
         for name, key in p.keys.items():
-            shape, n = _extent(key, layout, c.rank)
-            shards[name] = _array(key, shape, receive[at : at + n])
+            shape, n = key.extent(layout, c.rank)
+            shards[name] = key.array(shape, receive[at : at + n])
             at += n
         micro_batch = _micro(p, owner, layout, c.rank, shards)
         if isinstance(comm, Context):
@@ -442,42 +437,6 @@ def _micro(p: _Prepared, owner: int, layout: Layout, rank: int, shards: Mapping[
     micro_batch.ranges = layout.ranges(p.sequences.seq, rank)
     micro_batch.lo, micro_batch.hi = micro_batch.ranges[0] if micro_batch.ranges else (0, 0)
     return micro_batch
-
-
-def _extent(key: _Key, layout: Layout, rank: int) -> tuple[tuple[int, ...], int]:
-    """Returns the shape of a rank's shard of a tensor, and its size in bytes."""
-    rows = layout.rows(key.shape[key.dim], rank)
-    shape = key.shape[: key.dim] + (rows,) + key.shape[key.dim + 1 :]
-    return shape, int(np.prod(shape, dtype=np.int64)) * _itemsize(key)
-
-
-def _itemsize(key: _Key) -> int:
-    if key.torch:
-        import torch
-
-        return getattr(torch, key.dtype).itemsize
-    return np.dtype(key.dtype).itemsize
-
-
-def _array(key: _Key, shape: tuple[int, ...], data: bytearray) -> Any:
-    if key.torch:
-        import torch
-
-        dtype = getattr(torch, key.dtype)
-        return (
-            torch.frombuffer(data, dtype=dtype) if data else torch.empty(0, dtype=dtype)
-        ).reshape(shape)
-    return np.frombuffer(data, key.dtype).reshape(shape)
-
-
-def _bytes(a: Any) -> bytes:
-    """Returns the elements of an array as row-major bytes."""
-    if is_torch(a):
-        import torch
-
-        flat = a.contiguous().reshape(-1)
-        return flat.view(torch.uint8).numpy().tobytes() if a.numel() else b""
-    return np.ascontiguousarray(a).tobytes()
 
 
 def _on_host(a: Any) -> Any:
@@ -496,7 +455,7 @@ def _moved_like(a: Any, batch: Mapping[str, Any]) -> Any:
 
 def _digest(a: Any) -> str:
     """Returns a text that is equal for arrays of equal dtype, shape and elements."""
-    return f"{a.dtype} {tuple(a.shape)} {hashlib.blake2b(_bytes(a), digest_size=8).hexdigest()}"
+    return f"{a.dtype} {tuple(a.shape)} {hashlib.blake2b(bytes_of(a), digest_size=8).hexdigest()}"
 
 
 def _padded(a: Any, dim: int, more: int, value: int) -> Any:

@@ -15,7 +15,13 @@ def document_starts(
 ) -> np.ndarray:
     """Returns [B, S], true where a document of a batch starts. Not collective.
 
-    The batch is on the host; dims are the ones of `shard`.
+    Args:
+        batch: as in `shard`, on the host
+        dims: as in `shard`
+        b, s: sequences of the batch, and their tokens
+
+    Raises:
+        InvalidArgument: cu_seqlens or the shape of position_ids is wrong
     """
     starts = np.zeros((b, s), bool)
     starts[:, 0] = True

@@ -289,7 +289,7 @@ def causal_conv1d(
         y += bias
     if activation is None:
         return y
-    with np.errstate(over="ignore"):  # exp is Inf, and the result 0
+    with np.errstate(over="ignore"):  # exp may be Inf; the result is then 0
         return y / (1 + np.exp(-y))
 
 

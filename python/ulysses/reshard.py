@@ -738,7 +738,7 @@ def reduce_sequence_parallel_loss(
             )
         try:
             float(loss.detach() if is_torch(loss) else loss)
-            whole = int(num_valid_tokens) == float(num_valid_tokens)
+            whole = float(num_valid_tokens).is_integer()
         except (TypeError, ValueError, RuntimeError, OverflowError) as e:
             raise InvalidArgument(
                 f"{operation}: loss {loss!r}, num_valid_tokens {num_valid_tokens!r}; give one "
