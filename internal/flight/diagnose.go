@@ -54,7 +54,7 @@ type Culprit struct {
 // Diagnosis is the comparison of the records of all ranks.
 type Diagnosis struct {
 	Ranks    []Standing `json:"ranks"`
-	Culprits []Culprit  `json:"culprits"` // in the order of their certainty
+	Culprits []Culprit  `json:"culprits"` // of one kind, such as ranks that are gone; in the order of ranks
 	Text     string     `json:"text"`     // of the culprits, or the reason why there is none
 }
 

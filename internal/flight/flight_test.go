@@ -1,6 +1,7 @@
 package flight
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -281,6 +282,18 @@ func TestFolder(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := ReadFolder(old); err == nil || !strings.Contains(err.Error(), "rank-00001.flight is not a record") {
+		t.Error(err)
+	}
+	// A record whose header was lost, except for its beginning and version.
+	b, err := os.ReadFile(File(old, 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	clear(b[12:headerSize])
+	if err := errors.Join(os.Remove(File(old, 1)), os.WriteFile(File(old, 0), b, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ReadFolder(old); err == nil || !strings.Contains(err.Error(), "rank-00000.flight is damaged: it has rank 0 of 0 ranks; remove it") {
 		t.Error(err)
 	}
 }

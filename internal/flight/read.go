@@ -125,8 +125,8 @@ func ReadFolder(dir string) ([]*Rank, error) {
 		if err != nil {
 			return nil, err
 		}
-		if r.Rank < 0 || r.Rank >= max(1, r.Size) {
-			return nil, status.Errorf(status.IO, "%s has rank %d of %d", path, r.Rank, r.Size)
+		if r.Rank >= r.Size {
+			return nil, status.Errorf(status.IO, "%s is damaged: it has rank %d of %d ranks; remove it", path, r.Rank, r.Size)
 		}
 		for len(ranks) < r.Size {
 			ranks = append(ranks, nil)
