@@ -36,7 +36,7 @@ type compared struct {
 	Relative quantity `json:"relative"` // max|Δ| / max|ref|
 	Bits     bool     `json:"bits_equal"`
 	Judged   bool     `json:"judged"` // false = the tensor does not count for the verdict
-	Zero     bool     `json:"zero"`   // a gradient that is zero up to rounding, or weights that it left at zero
+	Zero     bool     `json:"zero"`   // zero up to rounding: a gradient, or weights with this gradient
 	Within   bool     `json:"within"`
 }
 

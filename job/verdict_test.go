@@ -100,7 +100,7 @@ func TestVerdictFirst(t *testing.T) {
 func TestZeroGradients(t *testing.T) {
 	nan, inf := float32(math.NaN()), float32(math.Inf(1))
 	for name, x := range map[string]struct {
-		kind       kindOf
+		kind       tensorKind
 		zero       bool // the gradient of the parameter is zero up to rounding
 		all, one   float32
 		asZero, ok bool

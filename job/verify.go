@@ -54,15 +54,15 @@ type named struct {
 	data   []float32
 	judged bool
 	whole  bool // the values are whole numbers
-	kind   kindOf
+	kind   tensorKind
 	param  string // the parameter of a gradient or of updated weights
 }
 
-// kindOf tells gradients and updated weights from other tensors.
-type kindOf int
+// tensorKind tells gradients and updated weights from other tensors.
+type tensorKind int
 
 const (
-	isOther kindOf = iota
+	isOther tensorKind = iota
 	isGradient
 	isUpdated
 )
@@ -101,10 +101,10 @@ func verifyAgainstOne(e *Env, all []named, compute func(*Env) ([]named, error), 
 	return err
 }
 
-// zeroGradient is the largest share of the model's largest gradient that counts as zero: half
-// a unit in the last place of F32. A gradient can be zero by definition, as that of the bias of
-// keys without RoPE, or that of a router with one expert per token. Its values are then rounding
-// errors, which depend on the order of sums.
+// zeroGradient is the largest share of the model's largest gradient that counts as zero: half a
+// unit in the last place of F32. The gradient of a bias of keys without RoPE, for example, or of a
+// router with one expert per token, is zero by definition. Its values are then rounding errors,
+// which depend on the order of sums.
 const zeroGradient = 0x1p-24
 
 // compareAll compares each tensor of a run with the tensor of the run on one rank. A gradient
@@ -113,7 +113,7 @@ const zeroGradient = 0x1p-24
 // they began at zero.
 func (r *verdict) compareAll(all, one []named) error {
 	zeros := map[string]bool{} // parameters whose gradients are zero
-	most := [2]map[kindOf]float64{largestOfKinds(all), largestOfKinds(one)}
+	most := [2]map[tensorKind]float64{largestOfKinds(all), largestOfKinds(one)}
 	for i, a := range all {
 		d, err := compare(a, one[i])
 		if err != nil {
@@ -122,7 +122,7 @@ func (r *verdict) compareAll(all, one []named) error {
 		zero := a.kind == isGradient || a.kind == isUpdated && zeros[a.param]
 		for run, x := range [2]named{a, one[i]} {
 			bound := zeroGradient * most[run][x.kind]
-			zero = zero && !math.IsInf(bound, 0) && size(x.data) <= bound
+			zero = zero && !math.IsInf(bound, 0) && maxAbs(x.data) <= bound
 		}
 		if a.kind == isGradient {
 			zeros[a.param] = zero
@@ -134,16 +134,16 @@ func (r *verdict) compareAll(all, one []named) error {
 }
 
 // largestOfKinds returns the largest absolute value of the tensors of each kind.
-func largestOfKinds(tensors []named) map[kindOf]float64 {
-	most := map[kindOf]float64{}
+func largestOfKinds(tensors []named) map[tensorKind]float64 {
+	most := map[tensorKind]float64{}
 	for _, x := range tensors {
-		most[x.kind] = max(most[x.kind], size(x.data))
+		most[x.kind] = max(most[x.kind], maxAbs(x.data))
 	}
 	return most
 }
 
-// size returns the largest absolute value; +Inf if there is a NaN.
-func size(x []float32) (top float64) {
+// maxAbs returns the largest absolute value; +Inf if there is a NaN.
+func maxAbs(x []float32) (top float64) {
 	for _, v := range x {
 		if v != v {
 			return math.Inf(1)

@@ -258,9 +258,9 @@ func (m *Model) refuseExpertTargets(targets []string) error {
 	return nil
 }
 
-// leaveOutMisread makes all MLPs matrices that cannot have an adapter, if PEFT takes their names
-// for names of experts. Before transformers 5, experts were modules. PEFT renames such targets, and
-// then leaves out the adapters of shared experts and of layers without experts.
+// leaveOutMisread marks the matrices of all MLPs as matrices that cannot have an adapter, if PEFT
+// takes their names for names of experts. Experts were modules before transformers 5: PEFT renames
+// such targets, and then leaves out the adapters of shared experts and of layers without experts.
 func (m *Model) leaveOutMisread() {
 	if x := m.Config.family.experts; x == nil || !x.misread {
 		return

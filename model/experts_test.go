@@ -195,8 +195,7 @@ func TestUnevenExperts(t *testing.T) {
 }
 
 // Adapters of experts, of routers and of dense MLPs beside them are refused; "all-linear" leaves
-// them out. Some experts cannot be
-// frozen without the others.
+// them out. Some experts cannot be frozen without the others.
 func TestExpertsFrozenAndAdapted(t *testing.T) {
 	cfg := configs(t)["qwen3_moe"] // layer 1 is dense
 	dev, err := cpu.New(cpu.Options{Workers: 1})

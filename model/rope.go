@@ -125,8 +125,8 @@ func (r *Rope) yarn(f []float32, dim int64, power func(k int) float32) {
 
 // llama3 keeps a frequency with at least HighFreqFactor turns over the original length, divides it
 // by Factor if it has at most LowFreqFactor turns, and interpolates linearly in the number of turns
-// between them. PyTorch divides a number by a tensor as the number times the reciprocals, whose
-// rounding the difference in smooth enlarges.
+// between them. As in PyTorch, a number divided by a tensor is the number times the reciprocal. The
+// order of roundings matters: the difference in smooth enlarges them.
 func (r *Rope) llama3(f float32) float32 {
 	length := float32(r.OriginalMaxPositionEmbeddings)
 	wave := 1 / f * float32(2*math.Pi)

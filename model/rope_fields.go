@@ -144,7 +144,7 @@ func overrideRope(raw, fields map[string]any) {
 			return
 		}
 		if table = maps.Clone(t); t[originalLength] != nil && raw[originalLength] != nil {
-			raw[originalLength] = t[originalLength] // which would replace the table's
+			raw[originalLength] = t[originalLength] // the one that is read
 		}
 		for field, value := range kept {
 			if table[field] == nil {

@@ -33,11 +33,11 @@ const (
 )
 
 // Fields are the fields of records that Read reads, without the field of a text.
-var Fields = append([]string{"messages", "conversations", "prompt", "completion", "input_ids", "labels", "tools", "documents", "chat_template_kwargs", "system", "functions"}, beside...)
+var Fields = append([]string{"messages", "conversations", "prompt", "completion", "input_ids", "labels", "tools", "documents", "chat_template_kwargs", "system", "functions"}, besideTokens...)
 
-// beside are fields that other trainers write beside input_ids. They are refused where they mean
-// that the record is not one document all of whose tokens are trained.
-var beside = []string{"attention_mask", "completion_mask", "assistant_masks", "position_ids", "seq_lengths"}
+// besideTokens are fields that other trainers write beside input_ids. A record is refused if they
+// say that it is not one document, or that some of its tokens are not trained.
+var besideTokens = []string{"attention_mask", "completion_mask", "assistant_masks", "position_ids", "seq_lengths"}
 
 // The values of data.train_on.
 const (

@@ -31,14 +31,14 @@ var shareGPT = map[string]string{"human": "user", "user": "user", "gpt": "assist
 // reasoning has the names under which messages have an assistant's reasoning.
 var reasoning = []string{"reasoning_content", "thinking", "reasoning"}
 
-// outside has fields beside the messages that other formats have, and what to write instead.
-var outside = []struct{ field, instead string }{{"system", "write it as the first message, of the role system"}, {"functions", "write them as tools"}}
+// besideMessages has fields of other formats beside the messages, and what to write instead.
+var besideMessages = []struct{ field, instead string }{{"system", "write it as the first message, of the role system"}, {"functions", "write them as tools"}}
 
 func newConversation(object map[string]json.RawMessage, messages []json.RawMessage, fromShareGPT bool) (*conversation, error) {
 	if len(messages) == 0 {
 		return nil, errors.New("the conversation is empty; remove the record")
 	}
-	for _, x := range outside {
+	for _, x := range besideMessages {
 		v, _ := jinja.FromJSON(object[x.field], 0, maxDepth)
 		t, _ := v.(jinja.Text)
 		if l, ok := v.(*jinja.List); ok && len(l.Items) > 0 || strings.TrimSpace(t.S) != "" {

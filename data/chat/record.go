@@ -197,7 +197,7 @@ func tokens(object map[string]json.RawMessage) (*Document, error) {
 // oneDocument returns an error if a field beside input_ids leaves tokens out of the attention or of
 // the loss, or divides them into several documents.
 func oneDocument(object map[string]json.RawMessage, tokens int) error {
-	for _, name := range beside {
+	for _, name := range besideTokens {
 		raw, ok := object[name]
 		if !ok || string(raw) == "null" {
 			continue

@@ -39,9 +39,9 @@ func Find(dir string) (*Diagnosis, error) {
 	return d, nil
 }
 
-// ended describes the end of the process of a run whose ranks are goroutines: all ranks end at once,
-// so their records do not show which one is gone. It returns "" if the ranks are in several
-// processes, if one has recorded how it ended, or if the process may still run.
+// ended describes the end of the process of a run whose ranks are goroutines: all ranks end
+// together, so their records do not show which one is gone. It returns "" if the ranks are in
+// several processes, if one has recorded how it ended, or if the process may still run.
 func ended(ranks []*Rank) string {
 	last := time.Time{}
 	for _, r := range ranks {

@@ -38,8 +38,8 @@ var (
 )
 
 // groupMemory returns the smallest limit of this process's control group and of its parents up to
-// the mount point, and the smallest number of bytes that one of these limits leaves.
-// The limit is 0 if there is none. Version 2 has one hierarchy, version 1 has one with the
+// the mount point, and the smallest number of bytes that one of these limits leaves. The limit is 0
+// if there is none. Version 2 of control groups has one hierarchy, version 1 has one with the
 // controller "memory". root is "/", or another folder for tests.
 func groupMemory(root string) (limit, left int64) {
 	mounts, err := os.ReadFile(filepath.Join(root, "proc/self/mountinfo"))
@@ -103,7 +103,7 @@ func ownGroup(root, controller string) string {
 }
 
 // below returns the path of a control group below the mounted folder of its hierarchy. A group
-// outside of the mount has no folder there, and the mount's own folder stands for it.
+// outside of the mount has no folder there; below then returns "", the mount's own folder.
 func below(mounted, group string) string {
 	rest, ok := strings.CutPrefix(group, strings.TrimSuffix(mounted, "/"))
 	if !ok || !strings.HasPrefix(rest, "/") || strings.HasPrefix(rest, "/..") {

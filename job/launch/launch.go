@@ -85,12 +85,13 @@ func Start(o Options, body func(Rank) (err error, alone bool)) error {
 // longestEnd is how long MPI_Finalize may take after all ranks have come to it.
 const longestEnd = 30 * time.Second
 
-// limitEnd waits for all ranks. If the end of MPI then takes longer than longestEnd, it ends this
-// process with the code of err, the result of the job, of which all files are written. MPICH under
-// Slurm's PMI-2 sometimes waits in MPI_Finalize forever: one rank in a barrier of PMI, the other
-// for a message of the first.
+// limitEnd limits the time of MPI_Finalize, which the caller calls next, to longestEnd or the
+// timeout. After this time it ends the process with the code of err, the result of the job; all
+// files are written. MPICH under Slurm's PMI-2 sometimes waits in MPI_Finalize forever: one rank in
+// a barrier of PMI, the other for a message of the first. Collective.
 func limitEnd(world comm.Comm, timeout time.Duration, err error, o *Options) {
-	// A rank that left before the others have come here would end the job.
+	// The time begins when all ranks are here: a process that ends without MPI_Finalize makes the
+	// launcher end the other ranks.
 	if timeout == 0 || world.Barrier() != nil {
 		return
 	}

@@ -53,17 +53,18 @@ type peerWatch interface{ Waiting() time.Duration }
 const sameMoment = 200 * time.Millisecond
 
 // After a signal that ends processes, a rank prints its current call once the call has taken
-// stalled, and ends once it has taken deadPeer. A launcher also sends SIGTERM to the peers of a
-// dead rank, which would otherwise wait for that rank. The records of all ranks show which rank is
-// dead, once it has been silent for some time. The launcher sends SIGTERM and SIGKILL at once, a
-// second later (mpirun of Open MPI 4), or after 0.27 and 0.51 s (Open MPI 5), so that the peers of
-// a dead rank look for it at each of blamed.
+// stalled, and ends once it has taken deadPeer.
 const (
 	stalled  = 300 * time.Millisecond
 	deadPeer = 10 * time.Second
 )
 
-var blamed = []time.Duration{120 * time.Millisecond, 450 * time.Millisecond, 750 * time.Millisecond}
+// blameAfter are the times after a signal at which a rank looks for a dead rank in the records. A
+// launcher also sends SIGTERM to the peers of a dead rank, which would otherwise wait for it, and
+// then kills them: mpirun of Open MPI 4 after 1 s; mpirun of Open MPI 5, whose SIGTERM comes 0.27 s
+// after the death, after 0.24 s. Before a rank has been silent for some time, the records do not
+// show that it is dead (package flight).
+var blameAfter = []time.Duration{120 * time.Millisecond, 450 * time.Millisecond, 750 * time.Millisecond}
 
 // CatchSignals starts to catch signals. Signals that the parent process ignores, as with nohup or
 // in a background job of a shell, stay ignored.
@@ -247,14 +248,14 @@ func (x *Signals) watchPeers(s os.Signal) {
 	if peers == nil {
 		return
 	}
-	time.Sleep(blamed[0])
+	time.Sleep(blameAfter[0])
 	printed, looked := false, 0
 	for ; !x.stepDone.Load(); time.Sleep(stalled / 3) {
 		waits := peers.Waiting()
 		if waits < stalled {
 			continue
 		}
-		if blame != nil && looked < len(blamed) && time.Since(x.at) > blamed[looked] {
+		if blame != nil && looked < len(blameAfter) && time.Since(x.at) > blameAfter[looked] {
 			blame()
 			looked++
 		}

@@ -83,15 +83,15 @@ func newOperation(j *file.Job, in header, r run, compute tensor.DType) (op opera
 }
 
 // Do reads the input, computes and writes the output. free is the host memory that this rank may
-// allocate, 0 = unknown. Do calls leave before it frees the memory that other ranks may read. If a
-// result is NaN or Inf, Do has written the output and returns both
-// a report and an error. Collective.
+// allocate; 0 = unknown. Do calls leave before it frees the memory that other ranks may read. If a
+// result is NaN or Inf, Do has written the output and returns both a report and an error.
+// Collective.
 func (r *Run) Do(output string, free int64, leave func(error) error) (*Report, error) {
 	return do(r.op, output, free, leave)
 }
 
 // Allocate allocates all memory of the run at once. free is the host memory that this rank may
-// allocate, 0 = unknown.
+// allocate; 0 = unknown.
 func (r *Run) Allocate(free int64) error { return r.op.base().allocate(r.op, free) }
 
 // Compute computes the forward pass, and the backward pass if the input has dout. Collective.

@@ -65,7 +65,7 @@ func (r *run) seesKey(int64, int64) bool { return true }
 // device, unless one token has more.
 const blockBytes = 4 << 20
 
-// do runs a planned operation. free is the host memory that this rank may allocate, 0 = unknown. It
+// do runs a planned operation. free is the host memory that this rank may allocate; 0 = unknown. do
 // calls leave before it frees the memory that other ranks may read.
 func do(op operation, output string, free int64, leave func(error) error) (*Report, error) {
 	r, panicked := op.base(), true
@@ -119,8 +119,9 @@ func (r *run) run(op operation, output string, free int64, leave func(error) err
 	return comm.Agree(r.comm, check.err(r.in.kind))
 }
 
-// allocate allocates all memory of the run at once, if the device has it, or the host where the
-// device computes in host memory. free is the host memory that this rank may allocate, 0 = unknown.
+// allocate allocates all memory of the run at once. It returns an error if the device, or the host
+// of a device that computes in host memory, has less. free is the host memory that this rank may
+// allocate; 0 = unknown.
 func (r *run) allocate(op operation, free int64) error {
 	d := r.dev
 	sketch := device.Sketch(d, r.in.kind)

@@ -11,8 +11,8 @@ import (
 	"ulysses/tensor"
 )
 
-// The groups of a ring have other rows and keys of attention: a plan is that of the rank that needs
-// the most memory of all.
+// The groups of a ring differ in the rows and keys of attention. A plan has the memory of the rank
+// that needs the most.
 func TestPlanOfTheHeaviestGroup(t *testing.T) {
 	const hybrid = "model_type = \"qwen3_5_text\"\nfull_attention_interval = 2\nhead_dim = 16\nlinear_num_key_heads = 2\nlinear_num_value_heads = 4\n" +
 		"linear_key_head_dim = 16\nlinear_value_head_dim = 16\nlinear_conv_kernel_dim = 4\n"

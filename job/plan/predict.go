@@ -141,19 +141,19 @@ func Heaviest(lengths []int64, heads [][2]int64, ulysses, ring int64) (ranks []i
 }
 
 // heaviestOfGroups returns, of the ranks of the first group of a ring and the ranks at their
-// positions in the other groups, those that need the most memory if everything is kept, or if
-// everything is computed again. The groups have other rows and keys of attention.
+// positions in the other groups, those that need the most memory if all saved activations are
+// kept, or if all are recomputed. The groups differ in the rows and keys of attention.
 func heaviestOfGroups(j *file.Job, m *Machine, x *subject, first []int) (heaviest []int, err error) {
 	if j.Mesh.Ring == 1 || x.config == nil {
 		return first, nil
 	}
-	again := model.Activations{Attention: model.Recompute, QKV: model.Recompute, MLP: model.Recompute}
+	recomputed := model.Activations{Attention: model.Recompute, QKV: model.Recompute, MLP: model.Recompute}
 	var most [2]int64
 	var at [2]int
 	for _, position := range first {
 		for group := range j.Mesh.Ring {
 			rank := position + int(group*j.Mesh.Ulysses)
-			for i, a := range []model.Activations{{}, again} {
+			for i, a := range []model.Activations{{}, recomputed} {
 				bytes, err := bytesOf(j, m, x, rank, a)
 				if err != nil {
 					return nil, err
@@ -167,7 +167,7 @@ func heaviestOfGroups(j *file.Job, m *Machine, x *subject, first []int) (heavies
 	return slices.Compact(at[:]), nil
 }
 
-// bytesOf returns the bytes of a pass on a rank, and of its weights.
+// bytesOf returns the bytes of the weights and of a pass on a rank with a policy of activations.
 func bytesOf(j *file.Job, m *Machine, x *subject, rank int, a model.Activations) (int64, error) {
 	f, err := open(j, m, x, rank)
 	if err != nil {

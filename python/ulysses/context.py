@@ -239,7 +239,7 @@ class Context:
         self._pending[id(memory)] = memory
 
     def _release(self, memory: Any) -> None:
-        """Gives up the memory of `_hold`. Later calls do nothing."""
+        """Ends what `_hold` began. Later calls do nothing."""
         if self._pending.pop(id(memory), None) is not None:
             ctypes.pythonapi.Py_DecRef(ctypes.py_object(memory))
 

@@ -147,7 +147,7 @@ func selected(keep, attribute bool) func(c *call, v Value) Value {
 			}
 			path, args = args[0], args[1:]
 		}
-		out := &List{lazy: isIterator}
+		out := &List{unindexed: isIterator}
 		for _, x := range c.items(v) {
 			tested := x
 			if attribute {
@@ -167,7 +167,7 @@ func selected(keep, attribute bool) func(c *call, v Value) Value {
 
 // mapFilter applies a filter to each element, or takes an attribute of it.
 func mapFilter(c *call, v Value) Value {
-	out := &List{lazy: isIterator}
+	out := &List{unindexed: isIterator}
 	path := c.arg(math.MaxInt-1, "attribute", nil)
 	if path != nil {
 		otherwise := c.arg(math.MaxInt-1, "default", nil)

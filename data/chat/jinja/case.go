@@ -23,7 +23,7 @@ var upperOf = func() map[rune]string {
 	return m
 }()
 
-// upper returns the upper case of the character r at a position of s.
+// upper returns the upper case of the character r, as an argument of eachRune.
 func upper(_ string, _ int, r rune) string {
 	if s, ok := upperOf[r]; ok {
 		return s

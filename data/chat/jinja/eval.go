@@ -81,7 +81,7 @@ func (in *interp) item(line int, of, key Value) Value {
 		}
 	}
 	l, isList := of.(*List)
-	if i, _, whole, ok := number(key); ok && whole && !(isList && l.lazy != 0) {
+	if i, _, whole, ok := number(key); ok && whole && !(isList && l.unindexed != 0) {
 		n, _ := length(of)
 		if i < 0 {
 			i += n
@@ -121,7 +121,7 @@ func (e *sliceExpr) eval(in *interp) Value {
 	refuseUndefined(e.line, of)
 	n, ok := length(of)
 	_, isDict := of.(*Dict)
-	if l, isList := of.(*List); !ok || isDict || isList && l.lazy != 0 {
+	if l, isList := of.(*List); !ok || isDict || isList && l.unindexed != 0 {
 		fail(e.line, "%s cannot be sliced", typeName(of))
 	}
 	bound := func(x expr, otherwise int64) int64 {

@@ -52,10 +52,10 @@ func init() {
 			switch v := v.(type) {
 			case *Dict:
 				l := c.in.pairs(c.line, v)
-				l.lazy = isIterator
+				l.unindexed = isIterator
 				return l
 			case undefined:
-				return &List{lazy: isIterator}
+				return &List{unindexed: isIterator}
 			}
 			fail(c.line, "items: an object is needed, not %s", typeName(v))
 			return nil
@@ -111,7 +111,7 @@ func init() {
 			if _, ok := v.(Text); ok {
 				return c.joined(&List{Items: items}, Text{})
 			}
-			return &List{Items: items, lazy: isIterator}
+			return &List{Items: items, unindexed: isIterator}
 		},
 		"unique": func(c *call, v Value) Value {
 			out, key := NewDict(), c.key(0, 1)
@@ -120,7 +120,7 @@ func init() {
 					fail(c.line, "unique: %s cannot be compared", typeName(key(x)))
 				}
 			}
-			return &List{Items: out.items, lazy: isIterator}
+			return &List{Items: out.items, unindexed: isIterator}
 		},
 		"wordcount": func(c *call, v Value) Value {
 			return int64(len(strings.FieldsFunc(textOf(v).S, func(r rune) bool { return !isAlnum(r) && r != '_' })))
@@ -266,11 +266,11 @@ func round(c *call, v Value) Value {
 // end returns the first or the last element.
 func end(first bool) func(c *call, v Value) Value {
 	return func(c *call, v Value) Value {
-		if l, ok := v.(*List); ok && l.lazy == isIterator {
+		if l, ok := v.(*List); ok && l.unindexed == isIterator {
 			if !first {
 				fail(c.line, "last: an iterator has no last element; add the filter list before it")
 			}
-			if rest := l.Items; len(rest) > 1 { // it keeps the others
+			if rest := l.Items; len(rest) > 1 { // c.items takes all, and first takes one
 				defer func() { l.Items = rest[1:] }()
 			}
 		}

@@ -99,7 +99,7 @@ func (in *interp) items(line int, v Value) ([]Value, bool) {
 	case *List:
 		in.spend(line, int64(len(v.Items)))
 		items := v.Items
-		if v.lazy == isIterator {
+		if v.unindexed == isIterator {
 			v.Items = nil
 		}
 		return items, true

@@ -90,11 +90,17 @@ func method(of Value, name string) Value {
 				return otherwise
 			})
 		case "items":
-			return bound(func(c *call) Value { l := c.in.pairs(c.line, v); l.lazy = isItems; return l })
+			return bound(func(c *call) Value { l := c.in.pairs(c.line, v); l.unindexed = isItems; return l })
 		case "keys":
-			return bound(func(c *call) Value { c.in.spend(c.line, int64(v.Len())); return &List{Items: v.keys, lazy: isKeys} })
+			return bound(func(c *call) Value {
+				c.in.spend(c.line, int64(v.Len()))
+				return &List{Items: v.keys, unindexed: isKeys}
+			})
 		case "values":
-			return bound(func(c *call) Value { c.in.spend(c.line, int64(v.Len())); return &List{Items: v.items, lazy: isValues} })
+			return bound(func(c *call) Value {
+				c.in.spend(c.line, int64(v.Len()))
+				return &List{Items: v.items, unindexed: isValues}
+			})
 		case "copy":
 			return bound(func(c *call) Value { return v })
 		}

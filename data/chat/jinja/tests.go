@@ -60,7 +60,7 @@ func (in *interp) test(line int, name string, v Value, args []Value) bool {
 		case Text, *Dict, undefined:
 			return true
 		case *List:
-			return v.lazy == 0
+			return v.unindexed == 0
 		}
 		return false
 	case "callable":

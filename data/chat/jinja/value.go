@@ -15,23 +15,24 @@ type Value any
 
 // List is a Python list or tuple, or what some filters and methods return instead of a list.
 type List struct {
-	Items []Value
-	tuple bool
-	lazy  lazy
-	span  *span // of a range, whose Items are its numbers
+	Items     []Value
+	tuple     bool
+	unindexed unindexed
+	span      *span // of a range, whose Items are its numbers
 }
 
 // span is what a range was made from.
 type span struct{ start, stop, step int64 }
 
 // isPlain reports whether the value is a list or a tuple.
-func (l *List) isPlain() bool { return l.lazy == 0 && l.span == nil }
+func (l *List) isPlain() bool { return l.unindexed == 0 && l.span == nil }
 
-// lazy is the kind of a List that has no positions: [0] is undefined, and tojson refuses it.
-type lazy uint8
+// unindexed is the kind of a List that has no positions: [0] is undefined, and tojson refuses it.
+// 0 = a list, a tuple or a range.
+type unindexed uint8
 
 const (
-	isKeys lazy = iota + 1 // views of a dict
+	isKeys unindexed = iota + 1 // views of a dict
 	isValues
 	isItems
 	isIterator // elements that can be visited once; always true
@@ -161,7 +162,7 @@ func truth(v Value) bool {
 	case Text:
 		return v.S != ""
 	case *List:
-		return v.lazy == isIterator || len(v.Items) > 0
+		return v.unindexed == isIterator || len(v.Items) > 0
 	case *Dict:
 		return v.Len() > 0
 	}
@@ -219,8 +220,8 @@ func writeRepr(b *strings.Builder, v Value, depth int) {
 			}
 			b.WriteByte(')')
 			return
-		case v.lazy > 0 && v.lazy < isIterator:
-			open, end = "dict_"+[]string{"keys", "values", "items"}[v.lazy-isKeys]+"([", "])"
+		case v.unindexed > 0 && v.unindexed < isIterator:
+			open, end = "dict_"+[]string{"keys", "values", "items"}[v.unindexed-isKeys]+"([", "])"
 		case v.tuple:
 			if open, end = "(", ")"; len(v.Items) == 1 {
 				end = ",)"
@@ -318,7 +319,7 @@ func length(v Value) (int64, bool) {
 	case Text:
 		return int64(utf8.RuneCountInString(v.S)), true
 	case *List:
-		return int64(len(v.Items)), v.lazy != isIterator
+		return int64(len(v.Items)), v.unindexed != isIterator
 	case *Dict:
 		return int64(v.Len()), true
 	case undefined:
@@ -344,9 +345,9 @@ func typeName(v Value) string {
 		switch {
 		case v.tuple:
 			return "a tuple"
-		case v.lazy == isIterator:
+		case v.unindexed == isIterator:
 			return "an iterator"
-		case v.lazy != 0:
+		case v.unindexed != 0:
 			return "a view of an object"
 		case v.span != nil:
 			return "a range"
@@ -403,7 +404,7 @@ func equal(a, b Value) bool {
 		if !ok || len(a.Items) != len(l.Items) || a.tuple != l.tuple || (a.span == nil) != (l.span == nil) {
 			return false
 		}
-		if a.lazy != 0 || l.lazy != 0 {
+		if a.unindexed != 0 || l.unindexed != 0 {
 			return a == l || a.isSet() && l.isSet() && sameElements(a, l)
 		}
 		for i := range a.Items {
@@ -430,13 +431,13 @@ func equal(a, b Value) bool {
 }
 
 // isSet reports whether the view has no order: the keys and the items of a dict.
-func (l *List) isSet() bool { return l.lazy == isKeys || l.lazy == isItems }
+func (l *List) isSet() bool { return l.unindexed == isKeys || l.unindexed == isItems }
 
 // sameElements reports whether two views of the same length have equal elements in any order.
 func sameElements(a, b *List) bool {
 	hash := func(l *List, i int) any {
 		x := l.Items[i]
-		if l.lazy == isItems {
+		if l.unindexed == isItems {
 			x = x.(*List).Items[0]
 		}
 		h, _ := hashOf(x)
