@@ -118,7 +118,7 @@ func newHost(desc, opts, out unsafe.Pointer) error {
 				unsafe.Pointer(unsafe.SliceData(out)), (*C.int64_t)(unsafe.Pointer(unsafe.SliceData(outBytes)))))
 		}
 	}
-	// A rank with an invalid number takes part in the agreement too: the host's allgather orders
+	// A rank with an invalid number also takes part in the agreement: the host's allgather orders
 	// the blocks.
 	c, err := comm.NewHost(int(max(0, min(h.rank, h.size-1))), int(h.size), gather, allToAll)
 	if err != nil {

@@ -60,7 +60,7 @@ func (x *layerTensors) weightGrads(r *reader, g *cAttentionLayerGrads) {
 			continue
 		}
 		if w.weight.IsNil() {
-			r.err = invalid("%s: %s is given and its weight is NULL; leave it NULL too", r.op, w.name)
+			r.err = invalid("%s: %s is given and its weight is NULL; set it to NULL", r.op, w.name)
 			return
 		}
 		r.get(w.dst, w.name, w.p, 0, true)

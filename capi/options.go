@@ -74,7 +74,7 @@ func (r *reader) option(dst *tensor.Tensor, name, flag string, p *cTensor, axes 
 	switch {
 	case r.err != nil:
 	case set && p == nil:
-		r.err = invalid("%s: %s is NULL and the plan has %s; give it, in the backward call too", r.op, name, flag)
+		r.err = invalid("%s: %s is NULL and the plan has %s; give it, also in the backward call", r.op, name, flag)
 	case !set && p != nil:
 		r.err = invalid("%s: %s is given and the plan has no %s; plan with the flag, or leave it NULL", r.op, name, flag)
 	case set:

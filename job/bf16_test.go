@@ -88,7 +88,7 @@ func TestSavedTensorsInBF16(t *testing.T) {
 	}
 }
 
-// Verify compares all ranks with one rank in BF16 too.
+// In BF16, verify also compares all ranks with one rank.
 func TestVerifyInBF16(t *testing.T) {
 	for dir, c := range readGoldens(t, "train") {
 		if c.Name != "qwen3-sgd-packed" {

@@ -58,7 +58,7 @@ func TestCUDAGoldenTraining(t *testing.T) {
 		t.Run(c.Name+" "+policy, func(t *testing.T) {
 			out := t.TempDir()
 			sets := []string{"output.dir=" + out, "device.dtype=f32", "device.comm=" + policy}
-			if i%3 == 0 { // in segments, so that models of two layers offload too
+			if i%3 == 0 { // in segments, so that models of two layers also offload
 				sets = append(sets, "memory.block_input=offload", "memory.attention=offload", "memory.qkv=recompute", "memory.mlp=offload", "memory.segment=2")
 			}
 			report := onCUDA(t, filepath.Join(dir, c.Job), c.Ranks, sets...)

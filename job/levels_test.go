@@ -50,7 +50,7 @@ func TestTwoLevelsChangeNothing(t *testing.T) {
 	}
 }
 
-// An operator job has two levels, too.
+// Operator jobs also have all-to-alls in two levels.
 func TestTwoLevelsOfOperators(t *testing.T) {
 	var outputs [2][]byte
 	for i, how := range []string{"off", "on"} {

@@ -3,7 +3,7 @@ package model
 import "ulysses/tensor"
 
 // stack is a linear layer of each expert: y = x·W[e]ᵀ + b[e] for the rows of expert e. The matrices
-// of all experts follow each other in the memory of their group. The biases follow each other too.
+// of all experts follow each other in the memory of their group, as do the biases.
 type stack struct {
 	w, b        []*Param // in the order of the experts; b is empty without biases
 	count       int64    // experts

@@ -42,9 +42,9 @@ func (c *Config) readRope(r *reader) {
 	}
 }
 
-// rotated returns the number of features of a head that are rotated, of which share is
-// partial_rotary_factor. Proportional RoPE has frequencies for all features; those beyond the share
-// are 0.
+// rotated returns the number of features of a head that are rotated. share is
+// partial_rotary_factor. Proportional RoPE has frequencies for all features, and rotated sets its
+// Share; the frequencies beyond the share are 0.
 func (c *Config) rotated(r *reader, rope *Rope, share float64) int64 {
 	if rope.Type == "proportional" {
 		if rope.Share = share; !(share >= 0 && share <= 1) {
@@ -120,7 +120,7 @@ func ropeTable(r *reader) (string, *reader) {
 	return name, t
 }
 
-// readRopeTable reads a table of parameters, which may be nil, and returns also its
+// readRopeTable reads a table of parameters, which may be nil. It also returns its
 // partial_rotary_factor. theta and share are values for fields that it does not have.
 func (c *Config) readRopeTable(r *reader, name string, t *reader, theta, share float64) (Rope, float64) {
 	rope := Rope{Type: "default", Theta: theta, Factor: 1}
@@ -138,11 +138,11 @@ func (c *Config) readRopeTable(r *reader, name string, t *reader, theta, share f
 	original := func() {
 		n := t.extent(originalLength, c.MaxPositionEmbeddings, maxPositions)
 		if c.family.localTheta == 0 && r.has(originalLength) { // transformers prefers it, as Phi-3 needs
-			own := n
+			inTable := n
 			n = r.extent(originalLength, c.MaxPositionEmbeddings, maxPositions)
-			if t.has(originalLength) && own != n {
+			if t.has(originalLength) && inTable != n {
 				c.warnings = append(c.warnings, fmt.Sprintf("%s: %s.%s = %d has no effect, because the length outside of the table is %d, as in transformers; set %s to one of them in both places",
-					r.where, name, originalLength, own, n, originalLength))
+					r.where, name, originalLength, inTable, n, originalLength))
 			}
 		}
 		rope.OriginalMaxPositionEmbeddings = float64(n)
@@ -188,7 +188,7 @@ func (c *Config) readRopeTable(r *reader, name string, t *reader, theta, share f
 }
 
 // scalingFields are the fields of RoPE's table that not all types have.
-var scalingFields = []string{"factor", "original_max_position_embeddings", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim",
+var scalingFields = []string{"factor", originalLength, "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim",
 	"truncate", "short_factor", "long_factor", "low_freq_factor", "high_freq_factor"}
 
 func (c *Config) readYarn(t *reader, rope *Rope) {

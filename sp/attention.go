@@ -75,7 +75,7 @@ type Grads struct {
 type Sizes struct{ Saved, Workspace int64 }
 
 // local has the tensors of a rank's attention: all tokens of its group, of its heads, in the
-// device's preferred layout. A single rank copies into this layout too: CPU kernels gain more from
+// device's preferred layout. A single rank also copies into this layout: CPU kernels gain more from
 // it (6-13 %) than the copy costs (1-4 %), and the backward pass needs a copy in any case.
 type local struct {
 	q, k, v, out tensor.Tensor // [hq, B, S, D], [hkv, B, Sk, D], [hkv, B, Sk, Dv], [hq, B, S, Dv]

@@ -507,7 +507,7 @@ func TestOptionsOnThePlugin(t *testing.T) {
 						return err
 					}
 					b := benchOn(d)
-					defer b.close() // closes the device, too
+					defer b.close() // also closes the device
 					if err := c.run(b, cm, m, &got); err != nil {
 						return fmt.Errorf("%v: %w", &c, err)
 					}

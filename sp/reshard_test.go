@@ -146,7 +146,7 @@ func dot(x, y tensor.Tensor) (sum float64) {
 	return sum
 }
 
-// Types other than F32 are resharded too; bytes and errors depend on the type.
+// Types other than F32 are also resharded; bytes and errors depend on the type.
 func TestReshardOtherTypesAndRefusals(t *testing.T) {
 	for _, n := range mpitest.Sizes() {
 		mpitest.Ranks(t, n, func(c comm.Comm) error {

@@ -10,7 +10,7 @@ import (
 )
 
 // Restore computes from the output and the LSE what Forward has saved, bitwise equal: gradients are
-// equal too. It sends the predicted bytes and allocates nothing.
+// also equal. It sends the predicted bytes and allocates nothing.
 func TestRestore(t *testing.T) {
 	eachCase(t, func(b *bench, c comm.Comm, lc layerCase) error {
 		count := &counted{Comm: c}

@@ -125,7 +125,7 @@ func TestNilIsZero(t *testing.T) {
 	}
 }
 
-// A layer without gradients of whole inputs is completed too.
+// A layer without gradients of whole inputs is also completed.
 func TestNothingWhole(t *testing.T) {
 	p := newProblem(t, 1, 9, 0, 9, 4, 0)
 	p.din[1] = tensor.Tensor{}

@@ -50,7 +50,7 @@ var missing = []rule{
 	{"data.path", func(j *Job) bool { return j.Kind == "train" && len(j.trainFiles()) == 0 },
 		"missing; name .txt, .jsonl, .bin (with .idx) or .safetensors files"},
 	{"data.path", func(j *Job) bool { return j.Kind == "eval" && len(j.trainFiles()) == 0 && len(j.evalFiles()) == 0 },
-		"missing, and eval.path too; name .txt, .jsonl, .bin (with .idx) or .safetensors files"},
+		"missing, as is eval.path; name .txt, .jsonl, .bin (with .idx) or .safetensors files"},
 	{"optimizer.lr", func(j *Job) bool { return j.Kind == "train" && j.Model.Path != "" && !j.IsSet("optimizer.lr") },
 		"missing; set it with model.path, for example to 2e-5: the default, 1e-3, would destroy a pretrained model"},
 	{"attention.input", func(j *Job) bool { return j.Kind == "attention" && j.Attention.Input == "" },

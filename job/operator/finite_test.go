@@ -69,7 +69,7 @@ func TestResultsThatAreNotFinite(t *testing.T) {
 	}
 }
 
-// NaN and Inf in results of the gated delta rule are an error too. Queries whose norm overflows
+// NaN and Inf in results of the gated delta rule are also an error. Queries whose norm overflows
 // would become 0; they are refused.
 func TestGDNResultsThatAreNotFinite(t *testing.T) {
 	shapes := map[string][]int64{"q": {6, 2, 4}, "k": {6, 2, 4}, "v": {6, 2, 4}, "g": {6, 2}, "beta": {6, 2}}

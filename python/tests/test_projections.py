@@ -172,7 +172,7 @@ class Projections(unittest.TestCase):
                 contexts(size, body)
 
     def test_against_float64(self):
-        """The sums of the ranks' gradients, of norms and biases too, are the ones of one rank."""
+        """The sums of the ranks' gradients, also of norms and biases, are the ones of one rank."""
         for t, norm, name in self.cases():
             exact = {n: None if x is None else x.clone().requires_grad_() for n, x in t.items()}
             y = plain(exact, norm)

@@ -168,7 +168,7 @@ int32_t staged(uly_device *d, uly_stream *s, const uly_copy *a, bool to_device) 
     char *mine = (char *)host.data + at * size;
     if (to_device)
       TRY(check(d, cudaMemcpyAsync(s->scratch, mine, n * size, cudaMemcpyHostToDevice, s->s), "cuda.Copy"));
-    if (p.rank <= 1 && contiguous(there)) { // n consecutive elements are dense on the device too
+    if (p.rank <= 1 && contiguous(there)) { // n consecutive elements are also dense on the device
       Plane part = p;
       if (p.rank) part.shape[0] = n;
       char *those = (char *)there.data + at * size_of(there.dtype);
