@@ -1,7 +1,6 @@
 package jinja
 
 import (
-	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -165,12 +164,14 @@ func selected(keep, attribute bool) func(c *call, v Value) Value {
 	}
 }
 
-// mapFilter applies a filter to each element, or takes an attribute of it.
+// mapFilter applies a filter to each element, or without a filter takes an attribute of it.
 func mapFilter(c *call, v Value) Value {
 	out := &List{unindexed: isIterator}
-	path := c.arg(math.MaxInt-1, "attribute", nil)
-	if path != nil {
-		otherwise := c.arg(math.MaxInt-1, "default", nil)
+	if len(c.args) == 0 { // otherwise attribute and default are arguments of the filter
+		path, otherwise := c.arg(0, "attribute", nil), c.arg(0, "default", nil)
+		if path == nil {
+			fail(c.line, "map: the name of a filter, or attribute, is needed")
+		}
 		for _, x := range c.items(v) {
 			y := c.attribute(x, path)
 			if _, missing := y.(undefined); missing && otherwise != nil {
@@ -181,9 +182,6 @@ func mapFilter(c *call, v Value) Value {
 		return out
 	}
 	c.any = true
-	if len(c.args) == 0 {
-		fail(c.line, "map: the name of a filter is needed")
-	}
 	name := textOf(c.args[0]).S
 	f := filters[name]
 	if f == nil {
