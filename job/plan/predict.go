@@ -153,13 +153,13 @@ func heaviestOfGroups(j *file.Job, m *Machine, x *subject, first []int) (heavies
 	for _, position := range first {
 		for group := range j.Mesh.Ring {
 			rank := position + int(group*j.Mesh.Ulysses)
-			for i, a := range []model.Activations{{}, recomputed} {
-				bytes, err := bytesOf(j, m, x, rank, a)
-				if err != nil {
-					return nil, err
-				}
-				if bytes > most[i] {
-					most[i], at[i] = bytes, rank
+			bytes, err := bytesOf(j, m, x, rank, model.Activations{}, recomputed)
+			if err != nil {
+				return nil, err
+			}
+			for i, n := range bytes {
+				if n > most[i] {
+					most[i], at[i] = n, rank
 				}
 			}
 		}
@@ -167,22 +167,28 @@ func heaviestOfGroups(j *file.Job, m *Machine, x *subject, first []int) (heavies
 	return slices.Compact(at[:]), nil
 }
 
-// bytesOf returns the bytes of the weights and of a pass on a rank with a policy of activations.
-func bytesOf(j *file.Job, m *Machine, x *subject, rank int, a model.Activations) (int64, error) {
+// bytesOf returns the bytes of the weights and of a pass on a rank, for each policy of activations.
+func bytesOf(j *file.Job, m *Machine, x *subject, rank int, policies ...model.Activations) (bytes []int64, err error) {
 	f, err := open(j, m, x, rank)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	defer f.Close()
 	if err := f.Layout(); err != nil {
-		return 0, err
-	}
-	if err := f.Model.SetActivations(a); err != nil {
-		return 0, err
+		return nil, err
 	}
 	tokens := j.Data.Batch * j.Data.Sequence
-	table, err := f.Model.Memory(f.Model.MostTokens(tokens), tokens, j.Kind == "train")
-	return model.Bytes(append(table, f.Weights.Components()...)), err
+	for _, a := range policies {
+		if err := f.Model.SetActivations(a); err != nil {
+			return nil, err
+		}
+		table, err := f.Model.Memory(f.Model.MostTokens(tokens), tokens, j.Kind == "train")
+		if err != nil {
+			return nil, err
+		}
+		bytes = append(bytes, model.Bytes(append(table, f.Weights.Components()...)))
+	}
+	return bytes, nil
 }
 
 // PredictRank is Predict on one rank.
