@@ -41,7 +41,7 @@ func callsOfStep(t *testing.T, ctx uintptr) func() {
 	r.attention.lse = r.gates()
 	r.attention.workspace, r.attention.workspace_bytes = workspaceOf(func(s *cSizes) error { return planSizes(r.plan, r.batch, p(s)) })
 	for _, a := range []*cReshardArgs{&r.toHeads, &r.toSeq} {
-		must(t, reshardWorkspace(r.plan, r.batch, p(a), a == &r.toHeads, p(&a.workspace_bytes)))
+		must(t, reshardWorkspace(r.plan, r.batch, p(a), int32(b2i(a == &r.toHeads)), p(&a.workspace_bytes)))
 		a.workspace = aligned(a.workspace_bytes + 64)
 	}
 	must(t, haloWorkspace(ctx, r.batch, p(&r.halo), p(&r.halo.workspace_bytes)))

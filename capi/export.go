@@ -128,7 +128,7 @@ func uly_request_wait(r handle, t text) C.int32_t {
 
 //export uly_reshard_workspace
 func uly_reshard_workspace(p, b handle, args pointer, toHeads C.int32_t, out pointer, t text) C.int32_t {
-	return finish("ulysses_reshard_workspace", guarded(func() error { return reshardWorkspace(uintptr(p), uintptr(b), args, toHeads != 0, out) }), t)
+	return finish("ulysses_reshard_workspace", guarded(func() error { return reshardWorkspace(uintptr(p), uintptr(b), args, int32(toHeads), out) }), t)
 }
 
 //export uly_halo

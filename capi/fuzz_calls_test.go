@@ -96,7 +96,7 @@ func (x *fuzzCall) reshard() error {
 		a.sum_copies = int32(x.number(1))
 	}
 	var need uint64
-	x.mustAccept(x.run(func() error { return reshardWorkspace(x.plan, x.batch, p(&a), toHeads, p(&need)) }))
+	x.mustAccept(x.run(func() error { return reshardWorkspace(x.plan, x.batch, p(&a), int32(b2i(toHeads)), p(&need)) }))
 	a.workspace, a.workspace_bytes = x.memory(need)
 	if x.oneIn(2) {
 		return x.run(func() error { return reshard(x.plan, x.batch, p(&a), toHeads) })

@@ -183,6 +183,21 @@ func TestGatedDeltaLayerMisuse(t *testing.T) {
 	})
 }
 
+// Flags of a reshard are 0 or 1, on every rank.
+func TestReshardFlags(t *testing.T) {
+	onRanks(t, 2, 0, func(rank int, ctx uintptr) {
+		r := newRankCalls(t, ctx)
+		var bytes uint64
+		for _, direction := range []int32{-1, 2, 7} {
+			refusedWith(t, "to_heads", reshardWorkspace(r.plan, r.batch, p(&r.toHeads), direction, p(&bytes)), fmt.Sprintf("to_heads is %d; give 1", direction))
+		}
+		r.shared[1] = int32(1 + rank)
+		refusedWith(t, "shared", reshard(r.plan, r.batch, p(&r.toHeads), true), "rank 1: ", "shared[1] is 2;")
+		r.shared[1] = 1
+		must(t, reshard(r.plan, r.batch, p(&r.toHeads), true))
+	})
+}
+
 // With a plug-in and without a GPU, CUDA is among the built devices and not among the usable ones,
 // and the reason is given.
 func TestUsableDevices(t *testing.T) {

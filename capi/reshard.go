@@ -60,7 +60,14 @@ func (c *context) readReshard(op string, args unsafe.Pointer, toHeads, data bool
 	for i := range n {
 		t.get(&ins[i], inNames[i], element(a.in, i), 4, false)
 		t.get(&outs[i], outNames[i], element(a.out, i), 4, true)
-		c.shared[i] = a.shared != nil && element(a.shared, i) != 0
+		shared := int32(0)
+		if a.shared != nil {
+			shared = element(a.shared, i)
+		}
+		if shared&^1 != 0 && t.err == nil {
+			t.err = invalid("%s: %s is %d; give 1 for shared heads, else 0", op, sharedNames[i], shared)
+		}
+		c.shared[i] = shared == 1
 	}
 	if t.err == nil {
 		for i := range n {
@@ -162,8 +169,11 @@ func startName(toHeads bool) string {
 	return "ulysses_heads_to_seq_start"
 }
 
-func reshardWorkspace(ph, bh uintptr, args unsafe.Pointer, toHeads bool, out unsafe.Pointer) error {
+func reshardWorkspace(ph, bh uintptr, args unsafe.Pointer, toHeads int32, out unsafe.Pointer) error {
 	const op = "ulysses_reshard_workspace"
+	if toHeads&^1 != 0 {
+		return invalid("%s: to_heads is %d; give 1 for ulysses_seq_to_heads, or 0 for ulysses_heads_to_seq", op, toHeads)
+	}
 	p, b, err := enterPair(op, ph, bh)
 	if err != nil {
 		return err
@@ -172,7 +182,7 @@ func reshardWorkspace(ph, bh uintptr, args unsafe.Pointer, toHeads bool, out uns
 	if err := p.checkShardsHeads(op); err != nil {
 		return err
 	}
-	_, r, err := p.ctx.readReshard(op, args, toHeads, false)
+	_, r, err := p.ctx.readReshard(op, args, toHeads == 1, false)
 	if err != nil {
 		return err
 	}

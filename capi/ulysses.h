@@ -480,7 +480,7 @@ typedef struct {
    * copies, its backward pass. */
   int32_t sum_copies;
   int32_t reserved;
-  const int32_t *shared; /* [n] 1 = shared heads: several ranks may hold a copy; NULL = none */
+  const int32_t *shared; /* [n] 1 = shared heads: several ranks may hold a copy; NULL = all 0 */
   const ulysses_tensor *const *in;
   ulysses_tensor *const *out;
   void *workspace;
