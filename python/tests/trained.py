@@ -106,7 +106,7 @@ def train(cls, family, folder, world, sp, collate=padded, **options):
         model=build(family, "sdpa"),
         args=arguments(folder, BATCH // groups, per_device_eval_batch_size=BATCH // world),
         train_dataset=Data(BATCH * MICRO * STEPS),
-        eval_dataset=Data(8),
+        eval_dataset=Data(7),  # the last batches have repeated sequences on several ranks
         data_collator=collate,
         compute_metrics=metrics,
         **options,

@@ -171,14 +171,40 @@ class SequenceParallel:
         prediction_loss_only: bool,
         ignore_keys: list[str] | None = None,
     ) -> tuple[Any, Any, Any]:
-        """Computes loss and logits of this rank's batch. Collective if evaluation is sharded."""
-        if self.sequence_parallel is None or not self._sharded_evaluation:
+        """Computes loss and logits of this rank's batch. Collective."""
+        if self.sequence_parallel is None:
             return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)  # type: ignore[misc]
+        inputs = self._without_repeats(inputs)
+        if self._sharded_evaluation:
+            labels = inputs.get("labels")
+            loss, logits = self._predict(model, inputs, prediction_loss_only)
+            labels = None if labels is None else labels.to(self.args.device)
+            out = loss, *((None, None) if prediction_loss_only else (logits, labels))
+        else:
+            out = super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)  # type: ignore[misc]
+        loss, *others = out
+        if loss is not None and self.args.average_tokens_across_devices:
+            # A rank's loss is (ranks * its sum) / (tokens of all ranks). Only the mean over the
+            # ranks is a loss, and in the last batch the Trainer drops some ranks' losses.
+            loss = self.accelerator.gather(loss).mean()
+        return loss, *others
+
+    def _without_repeats(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Returns a batch of evaluation without the labels of repeated sequences.
+
+        Accelerate fills the last batch of each rank with sequences of the first batches, and the
+        Trainer drops the results of these sequences.
+        """
+        state, rows = self.accelerator.gradient_state, self.args.eval_batch_size
         labels = inputs.get("labels")
-        loss, logits = self._predict(model, inputs, prediction_loss_only)
-        device = self.args.device
-        labels = None if labels is None else labels.to(device)
-        return loss, *((None, None) if prediction_loss_only else (logits, labels))
+        if labels is None or not state.end_of_dataloader or state.remainder < 1:
+            return inputs
+        if len(labels) != rows:  # a collator has joined sequences
+            return inputs
+        first = max(0, state.remainder - self.accelerator.process_index * rows)
+        labels = labels.clone()
+        labels[first:] = -100
+        return {**inputs, "labels": labels}
 
     def _predict(self, model: Any, inputs: dict[str, Any], loss_only: bool) -> tuple[Any, Any]:
         """Returns (loss, logits) of this rank's batch; None for what there is not. Collective."""
