@@ -180,6 +180,21 @@ class Attention(unittest.TestCase):
 
 
 class Faults(unittest.TestCase):
+    def test_dtypes(self):
+        """A message names the types that the call accepts, which are not all of the library's."""
+        q, g = draw(1, 1, 8, 4, 8), draw(2, 1, 8, 4)
+        want = "give float32 or bfloat16, in which the devices compute"
+        with ulysses.Context() as ctx:
+            for name in ("float64", "float16", "int32"):
+                x = q.astype(name)
+                for call in (
+                    lambda: ulysses.attention(x, x, x, context=ctx),
+                    lambda: ulysses.attention(q, q, x, context=ctx),
+                    lambda: ulysses.chunk_gated_delta_rule(x, x, x, g, g, context=ctx),
+                ):
+                    with self.assertRaisesRegex(ulysses.Unsupported, f"dtype {name}; {want}"):
+                        call()
+
     def test_arguments(self):
         q = draw(1, 1, 8, 4, 8)
         with ulysses.Context() as ctx:

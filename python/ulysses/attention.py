@@ -26,6 +26,7 @@ from .plan import Batch, Lengths, Plan
 from .tensors import (
     NAMES,
     View,
+    compute_dtype_of,
     dtype_of,
     empty,
     is_torch,
@@ -98,6 +99,7 @@ def plan_and_batch(
                     "PyTorch tensors"
                 )
         one_library(q=q, k=k, v=v)
+        compute_dtype_of(operation, q, k, v)
         shapes = [tuple(x.shape) for x in (q, k, v)]
         if any(len(s) != len(layout) for s in shapes):
             raise InvalidArgument(

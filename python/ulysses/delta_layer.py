@@ -17,8 +17,8 @@ from .errors import InvalidArgument, Unsupported
 from .plan import Batch, DeltaPlan, Lengths
 from .tensors import (
     block,
+    compute_dtype_of,
     dense,
-    dtype_of,
     empty,
     is_torch,
     one_library,
@@ -112,7 +112,7 @@ def gated_delta_layer(
             v_heads=a.shape[2],
             qk_dim=key_dim,
             v_dim=v_dim,
-            dtype=dtype_of(qkv),
+            dtype=compute_dtype_of(operation, qkv),
             strategy=strategy,
             scale=None if scale is None else float(scale),
             l2norm=bool(l2norm),

@@ -26,6 +26,7 @@ from .plan import Batch, DeltaPlan, Lengths
 from .tensors import (
     NAMES,
     block,
+    compute_dtype_of,
     dtype_of,
     empty,
     is_torch,
@@ -127,7 +128,7 @@ def gated_delta_rule_forward(
             v_heads=v.shape[2],
             qk_dim=q.shape[3],
             v_dim=v.shape[3],
-            dtype=dtype_of(q),
+            dtype=compute_dtype_of(operation, q, k, v),
             strategy=strategy,
             scale=None if scale is None else float(scale),
             l2norm=bool(use_qk_l2norm_in_kernel),

@@ -16,7 +16,16 @@ import numpy as np
 from . import _struct
 from .agreement import describe
 from .errors import InvalidArgument
-from .tensors import View, dense, dtype_of, is_torch, one_library, torch_or_none, view
+from .tensors import (
+    View,
+    compute_dtype_of,
+    dense,
+    dtype_of,
+    is_torch,
+    one_library,
+    torch_or_none,
+    view,
+)
 
 
 def plan_options(operation: str, o: Any, heads: int, like: Any) -> dict[str, Any]:
@@ -28,6 +37,7 @@ def plan_options(operation: str, o: Any, heads: int, like: Any) -> dict[str, Any
         heads: query heads
         like: q or x; sinks and slopes may have its dtype
     """
+    dtype = compute_dtype_of(operation, like)
     softcap = float(o.softcap or 0)
     if softcap and ctypes.c_float(softcap).value == 0:
         raise InvalidArgument(
@@ -44,7 +54,7 @@ def plan_options(operation: str, o: Any, heads: int, like: Any) -> dict[str, Any
             "of a block, or neither"
         )
     return dict(
-        dtype=dtype_of(like),
+        dtype=dtype,
         causal=bool(o.causal),
         window=_window(operation, o.window),
         scale=None if o.scale is None else float(o.scale),

@@ -25,6 +25,7 @@ _NUMPY = {
     "int64": _struct.I64,
     "uint8": _struct.U8,
 }
+_COMPUTE = ("float32", "bfloat16")
 NAMES = {code: name for name, code in _NUMPY.items()}
 
 
@@ -132,8 +133,26 @@ def dtype_of(x: Any) -> int:
     """Returns the type number of an array's dtype. Raises Unsupported if there is none."""
     name = str(x.dtype).removeprefix("torch.")
     if name not in _NUMPY:
-        raise Unsupported(f"ulysses: dtype {name}; give one of {', '.join(_NUMPY)}")
+        raise Unsupported(
+            f"ulysses: dtype {name}; convert the array: the library has the types "
+            f"{', '.join(_NUMPY)}"
+        )
     return _NUMPY[name]
+
+
+def compute_dtype_of(operation: str, *arrays: Any) -> int:
+    """Returns the type number of the first array.
+
+    Raises Unsupported if an array's dtype is none in which the devices compute.
+    """
+    for x in arrays:
+        name = str(x.dtype).removeprefix("torch.")
+        if name not in _COMPUTE:
+            raise Unsupported(
+                f"{operation}: dtype {name}; give {' or '.join(_COMPUTE)}, in which the devices "
+                "compute"
+            )
+    return dtype_of(arrays[0])
 
 
 def check_layout(x: Any) -> None:
