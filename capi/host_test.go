@@ -156,6 +156,11 @@ func TestExamples(t *testing.T) {
 			if out := mpirun(t, 4, exe, "3"); !strings.Contains(out, "3 ranks") || !strings.Contains(out, "equal") || strings.Contains(out, "NOT") {
 				t.Errorf("3 of 4 ranks: %s", out)
 			}
+			for _, word := range []string{"0", "-1", "abc"} {
+				if out := mpirun(t, 2, "sh", "-c", `! "$0" "$@"`, exe, word); strings.Count(out, "usage: ") != 1 {
+					t.Errorf("argument %s: %s", word, out)
+				}
+			}
 		})
 	}
 }

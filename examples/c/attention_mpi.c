@@ -5,6 +5,7 @@
  *
  * Each rank holds SEQ/ranks tokens of all heads, and gets the output and the gradients of these
  * tokens. The program compares them with the results of one rank alone: they are bitwise equal. */
+#include <limits.h>
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -80,8 +81,14 @@ int main(int argc, char **argv) {
   int rank, size;
   MPI_Init(&argc, &argv);
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  int used = argc < 2 ? INT_MAX : atoi(argv[1]);
+  if (used < 1) {
+    if (rank == 0) fprintf(stderr, "usage: %s [N]    N: use the first N ranks, 1 or more\n", argv[0]);
+    MPI_Finalize();
+    return 1;
+  }
   MPI_Comm group; /* your communicator, of any ranks */
-  MPI_Comm_split(MPI_COMM_WORLD, argc < 2 || rank < atoi(argv[1]) ? 0 : MPI_UNDEFINED, rank, &group);
+  MPI_Comm_split(MPI_COMM_WORLD, rank < used ? 0 : MPI_UNDEFINED, rank, &group);
   if (group == MPI_COMM_NULL) {
     MPI_Finalize();
     return 0;

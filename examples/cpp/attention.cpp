@@ -4,6 +4,7 @@
 //   mpicxx -std=c++17 attention.cpp -lulysses && mpirun -n 4 ./a.out
 //   mpirun -n 4 ./a.out 3            on a communicator of the first three ranks
 #include <mpi.h>
+#include <climits>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -42,8 +43,14 @@ int main(int argc, char **argv) {
   MPI_Init(&argc, &argv);
   int rank, size, any = 1;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  int used = argc < 2 ? INT_MAX : std::atoi(argv[1]);
+  if (used < 1) {
+    if (rank == 0) std::fprintf(stderr, "usage: %s [N]    N: use the first N ranks, 1 or more\n", argv[0]);
+    MPI_Finalize();
+    return 1;
+  }
   MPI_Comm group; // your communicator, of any ranks
-  MPI_Comm_split(MPI_COMM_WORLD, argc < 2 || rank < std::atoi(argv[1]) ? 0 : MPI_UNDEFINED, rank, &group);
+  MPI_Comm_split(MPI_COMM_WORLD, rank < used ? 0 : MPI_UNDEFINED, rank, &group);
   if (group == MPI_COMM_NULL) {
     MPI_Finalize();
     return 0;

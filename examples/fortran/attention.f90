@@ -85,7 +85,13 @@ program attention
   first = huge(first)
   if (command_argument_count() > 0) then
     call get_command_argument(1, word)
-    read (word, *) first
+    read (word, *, iostat=error) first
+    if (error /= 0) first = 0
+  end if
+  if (first < 1) then
+    if (rank == 0) write (0, '(a)') 'usage: attention [N]    N: use the first N ranks, 1 or more'
+    call MPI_Finalize(error)
+    stop 1
   end if
   call MPI_Comm_split(MPI_COMM_WORLD, merge(0, MPI_UNDEFINED, rank < first), rank, group, error)  ! your communicator
   if (group == MPI_COMM_NULL) then
