@@ -110,31 +110,27 @@ func limitEnd(world comm.Comm, timeout time.Duration, err error, o *Options) {
 const leastStart = 20 * time.Second
 
 // startMPI returns the communicator of all processes. If a process never starts MPI, for example
-// because its command differs, MPI_Init waits forever; therefore startMPI names the tasks that are
-// missing, and ends this process after the timeout.
+// because its command differs, MPI_Init waits forever; therefore startMPI warns, names the tasks
+// that are missing, and ends this process after the timeout.
 func startMPI(env slurm.Environment, timeout time.Duration, o *Options) (comm.Comm, error) {
 	here := appear(env, o.Folder)
 	defer here.leave()
-	missing := func() (text string, first bool) {
-		if here == nil {
-			return "", env.Rank == 0
-		}
-		ranks, first := here.missing()
-		return here.describe(ranks), first
+	if timeout > 0 {
+		timeout = max(timeout, leastStart)
 	}
 	defer time.AfterFunc(nameMissing, func() {
-		if text, first := missing(); first && text != "" {
-			o.Warn(fmt.Sprintf("launch: %s; the other tasks wait for %v", text, max(timeout, leastStart)))
+		if text := waiting(env, here, timeout); text != "" {
+			o.Warn("launch: " + text)
 		}
 	}).Stop()
-	if limit := max(timeout, leastStart); timeout > 0 {
-		defer time.AfterFunc(limit, func() {
-			text, _ := missing()
-			if text != "" {
-				text = " (" + text + ")"
+	if timeout > 0 {
+		defer time.AfterFunc(timeout, func() {
+			text := ""
+			if ranks, _ := here.missing(); len(ranks) > 0 {
+				text = " (" + here.describe(ranks) + ")"
 			}
 			o.Print(status.Errorf(status.Comm, "rank %d: not all %d tasks of %s have started MPI after %v%s; start the same command on each task",
-				env.Rank, env.Tasks, env.Launcher, limit, text))
+				env.Rank, env.Tasks, env.Launcher, timeout, text))
 			here.leave()
 			os.Exit(int(status.Comm))
 		}).Stop()

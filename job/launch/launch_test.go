@@ -56,3 +56,32 @@ func TestLauncherWords(t *testing.T) {
 		}
 	}
 }
+
+// A task that waits for others to start MPI says so: the first one with the names of the others if
+// the tasks share a folder, otherwise the first two.
+func TestWarningOfMissingTasks(t *testing.T) {
+	t.Setenv("PMIX_NAMESPACE", "job.1")
+	folder := t.TempDir()
+	task := func(rank int) slurm.Environment {
+		return slurm.Environment{Launcher: "mpirun (Open MPI)", Tasks: 3, Rank: rank}
+	}
+	check := func(rank int, here *presence, timeout time.Duration, want string) {
+		t.Helper()
+		if got := waiting(task(rank), here, timeout); got != want {
+			t.Errorf("rank %d: %q, want %q", rank, got, want)
+		}
+	}
+	const unknown = ": not all 3 tasks of mpirun (Open MPI) have started MPI after 45s; start the same command on each task (this task waits "
+	check(0, nil, 10*time.Minute, "rank 0"+unknown+"for 10m0s)")
+	check(1, nil, 0, "rank 1"+unknown+"without a limit)")
+	check(2, nil, 0, "")
+	one, two := appear(task(1), folder), appear(task(2), folder)
+	check(1, one, 10*time.Minute, "1 task has not started: task 0; the other tasks wait for 10m0s")
+	check(1, one, 0, "1 task has not started: task 0; the other tasks wait without a limit")
+	check(2, two, 0, "")
+	zero := appear(task(0), folder)
+	check(0, zero, 0, "")
+	for _, p := range []*presence{zero, one, two} {
+		p.leave()
+	}
+}

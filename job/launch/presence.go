@@ -69,8 +69,30 @@ func (p *presence) leave() {
 	}
 }
 
-// missing returns the tasks that have no file, and whether this task is the first that has one.
+// waiting returns the warning of a task after nameMissing; "" if all tasks have started, or another
+// task warns.
+func waiting(env slurm.Environment, here *presence, timeout time.Duration) string {
+	limit := "without a limit"
+	if timeout > 0 {
+		limit = fmt.Sprint("for ", timeout)
+	}
+	ranks, first := here.missing()
+	switch {
+	case here == nil && env.Rank <= 1: // also rank 1, because rank 0 may be missing
+		return fmt.Sprintf("rank %d: not all %d tasks of %s have started MPI after %v; start the same command on each task (this task waits %s)",
+			env.Rank, env.Tasks, env.Launcher, nameMissing, limit)
+	case first && len(ranks) > 0:
+		return fmt.Sprintf("%s; the other tasks wait %s", here.describe(ranks), limit)
+	}
+	return ""
+}
+
+// missing returns the tasks that have no file, and whether this task is the first that has one. A
+// nil presence has neither.
 func (p *presence) missing() (ranks []int, first bool) {
+	if p == nil {
+		return nil, false
+	}
 	first = true
 	for r := range p.env.Tasks {
 		if _, err := os.Stat(p.file(r)); err != nil {
