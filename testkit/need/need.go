@@ -34,12 +34,13 @@ func File(t testing.TB, path, fix string) string {
 	return path
 }
 
-// Namespaces is for tests that mount file systems or have hostnames of their own. Containers have
-// this right only if they are started with it.
+// Namespaces is for tests that mount file systems or have hostnames of their own, as root. Only
+// containers that are started with this right have it.
 func Namespaces(t testing.TB) {
 	t.Helper()
-	if out, err := exec.Command("unshare", "--uts", "--ipc", "--mount", "true").CombinedOutput(); err != nil {
-		Missing(t, "no right to make namespaces: "+string(bytes.TrimSpace(out)), "run the tests as root, in a container started with --cap-add SYS_ADMIN")
+	try := []string{"--uts", "--ipc", "--mount", "--propagation", "private", "sh", "-c", "hostname probe && mount -t tmpfs tmpfs /dev/shm"}
+	if out, err := exec.Command("unshare", try...).CombinedOutput(); err != nil {
+		Missing(t, "no right to make namespaces and mounts: "+string(bytes.TrimSpace(out)), "run the tests as root, in a container started with --privileged")
 	}
 }
 
