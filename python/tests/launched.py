@@ -11,11 +11,11 @@ import ulysses
 from reference import TOLERANCE, attention, error, mask
 
 
-def refused(call, *words):
-    """Checks that a call raises InvalidArgument with these words on this rank."""
+def refused(call, *words, error=ulysses.InvalidArgument):
+    """Checks that a call raises an error with these words on this rank."""
     try:
         call()
-    except ulysses.InvalidArgument as e:
+    except error as e:
         assert all(w in str(e) for w in words), e
         return
     raise AssertionError("not refused")
@@ -35,7 +35,9 @@ def faults(ctx):
         lambda: ulysses.attention(
             *[np.ones((1, 4, 4, 8), np.int64 if last else np.float32)] * 3, context=ctx
         ),
-        "dtype",
+        f"rank {ctx.size - 1} of {ctx.size} refused the call" if not last else "",
+        "dtype int64",
+        error=ulysses.Unsupported,
     )
     heads = np.ones((1, 6, 2 + last, 4), np.float32)  # the last rank has one head more
     refused(

@@ -99,6 +99,9 @@ def torch_on(cuda):
         def stride(self):
             return tuple(int(np.prod(self.shape[i + 1 :])) for i in range(len(self.shape)))
 
+        def is_neg(self):
+            return False
+
         def numpy(self):
             out = np.empty(self.shape, np.float32)
             assert cuda.cudaMemcpyAsync(out.ctypes.data, self.memory, self.bytes, 2, stream) == 0
