@@ -123,23 +123,35 @@ static void rows(ulysses_context *c, int rank, int size) {
   ulysses_batch_destroy(batch);
 }
 
-// started: two reshards in progress at the same time return the tokens of this rank's heads.
-static void started(ulysses_context *c) {
-  ulysses_attention_desc d;
-  ulysses_batch_desc bd;
-  ULYSSES_INIT(&d);
-  ULYSSES_INIT(&bd);
-  d.dtype = ULYSSES_F32, d.heads = H, d.head_dim = D, bd.batch = B, bd.seq = S;
+// A plan of attention and a batch, with what the library says about them.
+typedef struct {
   ulysses_plan *plan;
   ulysses_batch *batch;
   ulysses_batch_info info;
   ulysses_sizes size;
-  ULYSSES_INIT(&info);
-  ULYSSES_INIT(&size);
-  OK(ulysses_attention_plan(c, &d, &plan));
-  OK(ulysses_batch_create(c, &bd, &batch));
-  OK(ulysses_batch_query(batch, &info));
-  OK(ulysses_plan_sizes(plan, batch, &size));
+} planned;
+
+static planned plan(ulysses_context *c, int64_t batch, int64_t seq, int64_t heads, int64_t dim) {
+  planned p;
+  ulysses_attention_desc d;
+  ulysses_batch_desc bd;
+  ULYSSES_INIT(&d);
+  ULYSSES_INIT(&bd);
+  ULYSSES_INIT(&p.info);
+  ULYSSES_INIT(&p.size);
+  d.dtype = ULYSSES_F32, d.heads = heads, d.head_dim = dim, bd.batch = batch, bd.seq = seq;
+  OK(ulysses_attention_plan(c, &d, &p.plan));
+  OK(ulysses_batch_create(c, &bd, &p.batch));
+  OK(ulysses_batch_query(p.batch, &p.info));
+  OK(ulysses_plan_sizes(p.plan, p.batch, &p.size));
+  return p;
+}
+
+// started: two reshards in progress at the same time return the tokens of this rank's heads.
+static void started(ulysses_context *c) {
+  const planned p = plan(c, B, S, H, D);
+  const ulysses_batch_info info = p.info;
+  const ulysses_sizes size = p.size;
   int64_t h = size.head_hi - size.head_lo, rs[4] = {B, info.rows, H, D}, hs[4] = {B, S, h, D};
   ulysses_request *q[2];
   float *x[2], *y[2], *z[2];
@@ -156,9 +168,9 @@ static void started(ulysses_context *c) {
     ulysses_tensor *out[1] = {&ty[i]};
     ULYSSES_INIT(&a);
     a.n = 1, a.in = in, a.out = out;
-    OK(ulysses_reshard_workspace(plan, batch, &a, 1, &a.workspace_bytes));
+    OK(ulysses_reshard_workspace(p.plan, p.batch, &a, 1, &a.workspace_bytes));
     ws[i] = a.workspace = a.workspace_bytes ? allocate(a.workspace_bytes) : NULL;
-    OK(ulysses_seq_to_heads_start(plan, batch, &a, &q[i]));
+    OK(ulysses_seq_to_heads_start(p.plan, p.batch, &a, &q[i]));
   }
   for (int i = 0; i < 2; i++) {
     OK(ulysses_request_wait(q[i]));
@@ -171,11 +183,11 @@ static void started(ulysses_context *c) {
     const ulysses_tensor *in[1] = {&ty[i]};
     ulysses_tensor *out[1] = {&tz[i]};
     a.in = in, a.out = out, a.workspace = ws[i];
-    OK(ulysses_heads_to_seq(plan, batch, &a));
+    OK(ulysses_heads_to_seq(p.plan, p.batch, &a));
     CHECK(memcmp(x[i], z[i], (size_t)(B * info.rows * H * D) * 4) == 0);
     free(x[i]), free(y[i]), free(z[i]), free(ws[i]);
   }
-  ulysses_plan_destroy(plan), ulysses_batch_destroy(batch);
+  ulysses_plan_destroy(p.plan), ulysses_batch_destroy(p.batch);
 }
 
 // abandoned: a context may be destroyed while a reshard (pass 0) or a pass (pass 1) is in progress.
@@ -183,23 +195,9 @@ static void started(ulysses_context *c) {
 static void abandoned(const ulysses_options *o, int pass) {
   enum { BYTES = 8 << 20 };
   ulysses_context *c;
-  ulysses_attention_desc d;
-  ulysses_batch_desc bd;
-  ULYSSES_INIT(&d);
-  ULYSSES_INIT(&bd);
-  d.dtype = ULYSSES_F32, d.heads = 8, d.head_dim = 64, bd.batch = 1, bd.seq = 4096;
-  ulysses_plan *plan;
-  ulysses_batch *batch;
-  ulysses_batch_info info;
-  ulysses_sizes size;
-  ULYSSES_INIT(&info);
-  ULYSSES_INIT(&size);
   OK(ulysses_context_create_mpi(-1, o, &c));
-  OK(ulysses_attention_plan(c, &d, &plan));
-  OK(ulysses_batch_create(c, &bd, &batch));
-  OK(ulysses_batch_query(batch, &info));
-  OK(ulysses_plan_sizes(plan, batch, &size));
-  int64_t rs[4] = {1, info.rows, 8, 64}, hs[4] = {1, 4096, size.head_hi - size.head_lo, 64};
+  const planned p = plan(c, 1, 4096, 8, 64);
+  int64_t rs[4] = {1, p.info.rows, 8, 64}, hs[4] = {1, 4096, p.size.head_hi - p.size.head_lo, 64};
   void *m[5];
   ulysses_tensor t[5];
   for (int i = 0; i < 5; i++) {
@@ -212,7 +210,7 @@ static void abandoned(const ulysses_options *o, int pass) {
     ulysses_pass *x;
     ULYSSES_INIT(&a);
     a.q = &t[0], a.k = &t[1], a.v = &t[2], a.out = &t[3];
-    OK(ulysses_attention_forward_start(plan, batch, &a, &x));
+    OK(ulysses_attention_forward_start(p.plan, p.batch, &a, &x));
     OK(ulysses_pass_send(x, ULYSSES_TENSOR_Q));
   } else {
     const ulysses_tensor *in[1] = {&t[0]};
@@ -221,7 +219,7 @@ static void abandoned(const ulysses_options *o, int pass) {
     ulysses_request *x;
     ULYSSES_INIT(&a);
     a.n = 1, a.in = in, a.out = out;
-    OK(ulysses_seq_to_heads_start(plan, batch, &a, &x));
+    OK(ulysses_seq_to_heads_start(p.plan, p.batch, &a, &x));
   }
   ulysses_context_destroy(c);
   CHECK(!ulysses_last_error()[0]);

@@ -76,7 +76,7 @@ func Dead(dir string) (*Diagnosis, error) {
 	d := Diagnose(ranks)
 	for _, x := range d.Culprits {
 		if d.Ranks[x.Rank].Condition == Gone {
-			return Decide(dir)
+			return decide(dir, func() (*Diagnosis, error) { return d, nil })
 		}
 	}
 	return nil, nil
@@ -88,6 +88,17 @@ const verdictFile = "diagnosis.json"
 // Decide diagnoses the records in a folder for the rank that calls it first, and writes the
 // diagnosis there. For the other ranks it returns nil: one message is enough.
 func Decide(dir string) (*Diagnosis, error) {
+	return decide(dir, func() (*Diagnosis, error) {
+		ranks, err := ReadFolder(dir)
+		if err != nil {
+			return nil, err
+		}
+		return Diagnose(ranks), nil
+	})
+}
+
+// decide is Decide with the diagnosis that a function returns, which it calls for the first rank.
+func decide(dir string, diagnose func() (*Diagnosis, error)) (*Diagnosis, error) {
 	f, err := os.OpenFile(filepath.Join(dir, verdictFile), os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o666)
 	if os.IsExist(err) {
 		return nil, nil
@@ -95,11 +106,10 @@ func Decide(dir string) (*Diagnosis, error) {
 		return nil, err
 	}
 	defer f.Close()
-	ranks, err := ReadFolder(dir)
+	d, err := diagnose()
 	if err != nil {
 		return nil, err
 	}
-	d := Diagnose(ranks)
 	w := json.NewEncoder(f)
 	w.SetIndent("", "  ")
 	return d, w.Encode(d)

@@ -129,8 +129,7 @@ func startMPI(env slurm.Environment, timeout time.Duration, o *Options) (comm.Co
 			if ranks, _ := here.missing(); len(ranks) > 0 {
 				text = " (" + here.describe(ranks) + ")"
 			}
-			o.Print(status.Errorf(status.Comm, "rank %d: not all %d tasks of %s have started MPI after %v%s; start the same command on each task",
-				env.Rank, env.Tasks, env.Launcher, timeout, text))
+			o.Print(status.Errorf(status.Comm, "%s", notAll(env, timeout, text)))
 			here.leave()
 			os.Exit(int(status.Comm))
 		}).Stop()

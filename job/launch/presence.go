@@ -79,12 +79,17 @@ func waiting(env slurm.Environment, here *presence, timeout time.Duration) strin
 	ranks, first := here.missing()
 	switch {
 	case here == nil && env.Rank <= 1: // also rank 1, because rank 0 may be missing
-		return fmt.Sprintf("rank %d: not all %d tasks of %s have started MPI after %v; start the same command on each task (this task waits %s)",
-			env.Rank, env.Tasks, env.Launcher, nameMissing, limit)
+		return notAll(env, nameMissing, "") + " (this task waits " + limit + ")"
 	case first && len(ranks) > 0:
 		return fmt.Sprintf("%s; the other tasks wait %s", here.describe(ranks), limit)
 	}
 	return ""
+}
+
+// notAll says that tasks have not started MPI after some time; which, in brackets, names them.
+func notAll(env slurm.Environment, after time.Duration, which string) string {
+	return fmt.Sprintf("rank %d: not all %d tasks of %s have started MPI after %v%s; start the same command on each task",
+		env.Rank, env.Tasks, env.Launcher, after, which)
 }
 
 // missing returns the tasks that have no file, and whether this task is the first that has one. A
