@@ -3,7 +3,8 @@
 //
 // A package's TestMain calls Main, and its tests call Ranks for each number of Sizes. Without the
 // tag these are 1 to 8 goroutines. With the tag, the test binary starts itself under mpirun, once
-// for each number of ranks, and every process runs all tests.
+// for each number of ranks, and every process runs all tests that call Sizes. The others would only
+// repeat what a build without the tag has tested.
 package mpitest
 
 import (
