@@ -136,7 +136,8 @@ int barrier(int mode, int value, const char *file, int line) {
   return block.thread[me].result;
 }
 
-const uint64_t *exchange(unsigned mask, uint64_t value, const char *what, const char *file, int line) {
+const uint64_t *exchange(unsigned mask, const uint64_t *value, int words, const char *what, const char *file,
+                         int line) {
   if (mask != 0xffffffffu)
     fail(format("%s of %s without all lanes of the warp: mask %08x", what, where(file, line).c_str(), mask));
   unsigned lane = block.current & 31;
@@ -146,7 +147,7 @@ const uint64_t *exchange(unsigned mask, uint64_t value, const char *what, const 
     fail(format("lane %u of warp %u waits at the %s of %s, others at the %s of %s", lane, block.current >> 5, what,
                 where(file, line).c_str(), w.what, where(w.file, w.line).c_str()));
   uint64_t *table = w.slot[w.exchanges & 1];
-  table[lane] = value;
+  for (int i = 0; i < words; i++) table[32 * i + (int)lane] = value[i];
   if (++w.arrived == 32) {
     w.arrived = 0;
     w.exchanges++;

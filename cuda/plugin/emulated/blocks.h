@@ -49,9 +49,9 @@ struct Thread {
 };
 
 struct Warp {
-  // two tables, used alternately: when a lane writes the third exchange, all lanes have read the
-  // first
-  uint64_t slot[2][32];
+  // two tables of 4 words a lane, used alternately: when a lane writes the third exchange, all
+  // lanes have read the first
+  uint64_t slot[2][4 * 32];
   unsigned arrived = 0, exchanges = 0;
   const char *what = "", *file = "";
   int line = 0;

@@ -57,19 +57,24 @@ uint64_t random64();
 bool range(const void *p, void **base, size_t *bytes);
 // generation returns the number of this allocation among all allocations of this process
 bool generation(const void *p, uint64_t *number);
-// count_multiply_add counts in the build of make cuda-races (counts.h).
+// count_multiply_adds counts in the build of make cuda-races (counts.h).
 extern __attribute__((visibility("hidden"))) uint64_t multiply_adds;
 #ifdef __SANITIZE_THREAD__
-__attribute__((no_sanitize("thread"), noinline)) inline void count_multiply_add() { multiply_adds++; }
+__attribute__((no_sanitize("thread"), noinline)) inline void count_multiply_adds(int n) {
+  multiply_adds += (uint64_t)n;
+}
 #else
-inline void count_multiply_add() {}
+inline void count_multiply_adds(int) {}
 #endif
 // for tests: records an event that other processes see, and never completes the record
 void claim(cudaEvent_t e);
 int barrier(int mode, int value, const char *file, int line); // mode: 0 plain, 1 or, 2 and, 3 count
-// exchange stores this lane's value in a table of its warp, waits for all lanes and returns the
-// table of 32 values.
-const uint64_t *exchange(unsigned mask, uint64_t value, const char *what, const char *file, int line);
+// exchange stores this lane's words, 4 at most, in a table of its warp, waits for all lanes and
+// returns the table: the first word of 32 lanes, then the second.
+const uint64_t *exchange(unsigned mask, const uint64_t *value, int words, const char *what, const char *file, int line);
+inline const uint64_t *exchange(unsigned mask, uint64_t value, const char *what, const char *file, int line) {
+  return exchange(mask, &value, 1, what, file, line);
+}
 
 template <class T> const void *pointer(const T &v) {
   if constexpr (std::is_pointer<T>::value) return reinterpret_cast<const void *>(v);

@@ -1,6 +1,9 @@
 // The functions of gpu/instructions.h in plain C++, for kernels that run on the host.
 #pragma once
 
+#ifdef __FMA__
+#include <immintrin.h>
+#endif
 #include <math.h>
 #include <string.h>
 
@@ -9,7 +12,7 @@
 // Without a fused multiply-add instruction, fmaf is a slow library function. Such a host rounds
 // twice.
 inline float madd(float a, float b, float c) {
-  uly_emulated::count_multiply_add();
+  uly_emulated::count_multiply_adds(1);
 #ifdef __FMA__
   return fmaf(a, b, c);
 #else
@@ -54,16 +57,12 @@ class Copies {
 // ldmatrix follows the layout of the registers in the PTX documentation: lanes exchange their rows.
 template <bool TRANSPOSED> void ldmatrix(uint32_t (&r)[4], uint32_t address) {
   const uint4 row = *reinterpret_cast<const uint4 *>(uly_emulated::dynamic_shared() + address);
-  uint64_t half[2][32];
-  for (int i = 0; i < 2; i++)
-    memcpy(half[i],
-           uly_emulated::exchange(0xffffffffu, i ? row.z | (uint64_t)row.w << 32 : row.x | (uint64_t)row.y << 32,
-                                  "ldmatrix", __FILE__, __LINE__),
-           sizeof half[i]);
+  const uint64_t mine[2] = {row.x | (uint64_t)row.y << 32, row.z | (uint64_t)row.w << 32};
+  const uint64_t *half = uly_emulated::exchange(0xffffffffu, mine, 2, "ldmatrix", __FILE__, __LINE__);
   const int lane = (int)threadIdx.x % 32, along = lane % 4 * 2, down = lane / 4;
   for (int m = 0; m < 4; m++) {
     auto at = [&](int row, int column) {
-      return (uint32_t)(half[column / 4][8 * m + row] >> 16 * (column % 4) & 0xffff);
+      return (uint32_t)(half[32 * (column / 4) + 8 * m + row] >> 16 * (column % 4) & 0xffff);
     };
     r[m] = TRANSPOSED ? at(along, down) | at(along + 1, down) << 16 : at(down, along) | at(down, along + 1) << 16;
   }
@@ -79,32 +78,38 @@ inline uint32_t transposed(uint32_t x) {
 // A single mma has no plain form: product (kernels/mma.h) uses fused multiply-adds on the host.
 void mma(float (&c)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) = delete;
 
-inline void mma_pair(float (&c0)[4], float (&c1)[4], const uint32_t (&a)[4], const uint32_t (&b)[4]) {
-  const int lane = (int)threadIdx.x % 32;
-  float x[2][16], y[4][16]; // this lane's rows of A and columns of B
-  auto share = [](uint32_t lower, uint32_t upper) {
-    return uly_emulated::exchange(0xffffffffu, lower | (uint64_t)upper << 32, "mma", __FILE__, __LINE__);
-  };
-  auto unpack_pair = [](float *to, uint32_t pair) {
-    to[0] = __uint_as_float(pair << 16), to[1] = __uint_as_float(pair & 0xffff0000u);
-  };
-  for (int half = 0; half < 2; half++) {
-    const uint64_t *all = share(a[2 * half], a[2 * half + 1]);
-    for (int t = 0; t < 4; t++)
-      for (int i = 0; i < 2; i++) unpack_pair(x[i] + 8 * half + 2 * t, (uint32_t)(all[lane / 4 * 4 + t] >> 32 * i));
-  }
-  for (int n = 0; n < 2; n++) {
-    const uint64_t *all = share(b[2 * n], b[2 * n + 1]);
-    for (int j = 0; j < 2; j++)
-      for (int t = 0; t < 4; t++)
-        for (int half = 0; half < 2; half++)
-          unpack_pair(y[2 * n + j] + 8 * half + 2 * t, (uint32_t)(all[(lane % 4 * 2 + j) * 4 + t] >> 32 * half));
-  }
-  for (int k = 0; k < 16; k++)
-    for (int e = 0; e < 4; e++) {
-      c0[e] = madd(x[e / 2][k], y[e % 2][k], c0[e]);
-      c1[e] = madd(x[e / 2][k], y[2 + e % 2][k], c1[e]);
+// The emulated tests spend much of their time in mma_pair. So a lane's 8 sums are a vector, and
+// alignment is not checked: all addresses are of local variables and of exchange's table.
+typedef float EightFloats __attribute__((vector_size(32)));
+typedef uint32_t EightWords __attribute__((vector_size(32)));
+#define ULY_FAST __attribute__((no_sanitize("alignment"))) inline
+
+ULY_FAST __attribute__((always_inline)) void add_product(EightFloats &sum, const EightWords &x, const EightWords &y) {
+#ifdef __FMA__
+  sum = _mm256_fmadd_ps((EightFloats)x, (EightFloats)y, sum);
+#else
+  sum = (EightFloats)x * (EightFloats)y + sum;
+#endif
+}
+
+ULY_FAST void mma_pair(float (&c0)[4], float (&c1)[4], const uint32_t (&a)[4], const uint32_t (&b)[4]) {
+  const uint64_t mine[4] = {a[0] | (uint64_t)a[1] << 32, a[2] | (uint64_t)a[3] << 32, b[0] | (uint64_t)b[1] << 32,
+                            b[2] | (uint64_t)b[3] << 32};
+  const uint64_t *all = uly_emulated::exchange(0xffffffffu, mine, 4, "mma", __FILE__, __LINE__);
+  // Four lanes have two rows of A, and four have each column of B, two elements in 32 bits.
+  const uint64_t *rows = all + (int)threadIdx.x % 32 / 4 * 4, *columns = all + 64 + (int)threadIdx.x % 4 * 8;
+  EightFloats sum = {c0[0], c0[1], c0[2], c0[3], c1[0], c1[1], c1[2], c1[3]};
+  for (int half = 0; half < 2; half++)
+    for (int t = 0; t < 4; t++) {
+      const uint32_t x0 = (uint32_t)rows[32 * half + t], x1 = (uint32_t)(rows[32 * half + t] >> 32);
+      const uint32_t y0 = (uint32_t)(columns[t] >> 32 * half), y1 = (uint32_t)(columns[4 + t] >> 32 * half);
+      const uint32_t y2 = (uint32_t)(columns[32 + t] >> 32 * half), y3 = (uint32_t)(columns[36 + t] >> 32 * half);
+      const EightWords x = {x0, x0, x1, x1, x0, x0, x1, x1}, y = {y0, y1, y0, y1, y2, y3, y2, y3};
+      add_product(sum, x << 16, y << 16);
+      add_product(sum, x & 0xffff0000u, y & 0xffff0000u);
     }
+  for (int e = 0; e < 4; e++) c0[e] = sum[e], c1[e] = sum[4 + e];
+  uly_emulated::count_multiply_adds(128);
 }
 
 inline void store_if(bool there, void *to, uint32_t x) {
