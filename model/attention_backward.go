@@ -1,0 +1,151 @@
+package model
+
+import (
+	"ulysses/sp"
+	"ulysses/tensor"
+)
+
+// Backward recomputes q, k and v unless they are saved, one group of heads at a time. Their
+// gradients overwrite them.
+func (a *softmaxAttention) Backward(p *pass, x, dy tensor.Tensor) {
+	mark := p.mark()
+	dmixed := p.temp(p.tokens, a.hq*a.d)
+	all := p.temp(p.tokens, a.qkv.out) // q, k and v, then their gradients
+	a.args.Workspace = p.alloc(tensor.U8, p.sizes.full.workspace)
+	saved, raw, recompute := a.saved, a.raw, a.saved.IsNil()
+	a.setNorms(p)
+	a.setSinks(p, true)
+	if recompute {
+		saved = p.alloc(tensor.U8, p.sizes.full.saved)
+		if a.qNorm != nil {
+			raw = p.temp(p.tokens, a.rawColumns())
+		}
+		a.project(p, all, raw, x)
+	}
+	_, dgate, _ := a.splitQK(all)
+
+	if a.overlaps(p) {
+		a.backwardOverlapped(p, all, dmixed, dgate, raw, saved, x, dy, recompute)
+	} else {
+		a.backwardOut(p, dmixed, dgate, raw, dy)
+		p.phase("attention")
+		for g := range p.plans.groups {
+			a.backwardGroup(p, g, all, dmixed, saved, recompute)
+		}
+		p.end()
+		a.backwardKNorm(p, all, raw)
+		a.backwardQNorm(p, all, raw)
+		p.phase("projection")
+		a.qkv.backwardWeights(p, all, x)
+		p.end()
+	}
+	a.addSinks(p)
+	p.phase("projection")
+	a.qkv.backwardInput(p, x, all)
+	p.end()
+	p.reset(mark)
+}
+
+// backwardQNorm and backwardKNorm replace the gradients of normalized heads in all with the
+// gradients of the heads in raw.
+func (a *softmaxAttention) backwardQNorm(p *pass, all, raw tensor.Tensor) {
+	if a.qNorm != nil {
+		q, _ := a.normed(all)
+		rawQ, _ := a.normed(raw)
+		p.phase("norm")
+		p.NormBack(q, q, rawQ, a.qNorm, a.qHeads.RStd.Flatten(0, 1), false)
+		p.end()
+	}
+}
+
+func (a *softmaxAttention) backwardKNorm(p *pass, all, raw tensor.Tensor) {
+	if a.kNorm != nil {
+		_, k := a.normed(all)
+		_, rawK := a.normed(raw)
+		p.phase("norm")
+		p.NormBack(k, k, rawK, a.kNorm, a.kHeads.RStd.Flatten(0, 1), false)
+		p.end()
+	}
+}
+
+// backwardOverlapped is the backward half up to the gradients of q, k and v and of all weights. It
+// computes gradients of weights while all-to-alls run. With a gate, the input of the output's
+// projection is in the memory of dmixed, so its weights come first.
+func (a *softmaxAttention) backwardOverlapped(p *pass, all, dmixed, dgate, raw, saved, x, dy tensor.Tensor, recompute bool) {
+	plan, s := p.plans.softmax[a.mask], p.ctx.Stream
+	a.setGroup(p, 0, all, a.mixed, saved)
+	p.phase("attention")
+	if recompute && !p.skip() {
+		p.err = plan.Restore(s, p.batch.SP, &a.args)
+	}
+	p.end()
+	if a.gated() {
+		a.backwardOut(p, dmixed, dgate, raw, dy)
+	} else {
+		p.phase("projection")
+		a.out.backwardInput(p, dmixed, dy)
+		p.end()
+	}
+	a.grads = sp.Grads{DOut: withBatch(dmixed.Split(1, a.hq)), DQ: a.args.Q, DK: a.args.K, DV: a.args.V, DSinks: a.ofGroup(p, 0, a.dsinks)}
+	call := func(f func() error) {
+		p.phase("attention")
+		if !p.skip() {
+			p.err = f()
+		}
+		p.end()
+	}
+	call(func() error { return plan.StartBackward(s, p.batch.SP, &a.args, &a.grads, &a.overlap) })
+	if !a.gated() {
+		p.phase("projection")
+		a.out.backwardWeights(p, dy, a.mixed)
+		p.end()
+	}
+	call(func() error { return a.overlap.Do(s, sp.AttendBackward) })
+	weights := func(i int) {
+		one, lo, hi := a.qkv.part(i)
+		p.phase("projection")
+		one.backwardWeights(p, all.Slice(1, lo, hi), x)
+		p.end()
+	}
+	call(func() error { return a.overlap.Do(s, sp.WaitDV) })
+	weights(2)
+	call(func() error { return a.overlap.Do(s, sp.WaitDK) })
+	a.backwardKNorm(p, all, raw)
+	weights(1)
+	call(func() error { return a.overlap.Do(s, sp.WaitDQ) })
+	a.backwardQNorm(p, all, raw)
+	weights(0)
+}
+
+func (a *softmaxAttention) backwardGroup(p *pass, g int64, all, dmixed, saved tensor.Tensor, recompute bool) {
+	a.setGroup(p, g, all, a.mixed, saved)
+	if recompute && !p.skip() {
+		p.err = p.plans.softmax[a.mask].Restore(p.ctx.Stream, p.batch.SP, &a.args)
+	}
+	h := a.hq / p.plans.groups
+	a.grads = sp.Grads{DOut: withBatch(dmixed.Split(1, a.hq).Slice(1, g*h, (g+1)*h)), DQ: a.args.Q, DK: a.args.K, DV: a.args.V, DSinks: a.ofGroup(p, g, a.dsinks)}
+	if !p.skip() {
+		p.err = p.plans.softmax[a.mask].Backward(p.ctx.Stream, p.batch.SP, &a.args, &a.grads)
+	}
+}
+
+// backwardOut computes the gradient dmixed of attention's output from dy, through the output's
+// projection and its gate, whose output is recomputed.
+func (a *softmaxAttention) backwardOut(p *pass, dmixed, dgate, raw, dy tensor.Tensor) {
+	y, gate := a.mixed, tensor.Tensor{}
+	heads, dheads := a.mixed.Split(1, a.hq), dmixed.Split(1, a.hq) // [T, Hq, D]
+	if a.gated() {
+		y = dmixed
+		_, gate, _ = a.splitQK(raw)
+		a.gate(p, dmixed, a.mixed, gate)
+	}
+	p.phase("projection")
+	a.out.backwardWeights(p, dy, y)
+	a.out.backwardInput(p, dmixed, dy)
+	p.end()
+	if a.gated() {
+		p.phase("norm")
+		p.SigmoidGateBack(dheads, dgate, heads, gate)
+		p.end()
+	}
+}
