@@ -83,7 +83,7 @@ func TestVerboseAndQuiet(t *testing.T) {
 		}
 		return call(append([]string{filepath.Join(dir, "job.toml"), "--ranks", "2", "--set", "eval.split=0.2"}, more...)...)
 	}
-	tables := []string{"memory of a rank", "all-reduces ", "at most on a rank"}
+	tables := []string{"memory of rank 0", "all-reduces ", "at most on a rank"}
 	code, few, _ := fresh()
 	if n := strings.Count(few, "\n"); code != status.OK || n > 20 {
 		t.Errorf("%v, %d lines:\n%s", code, n, few)

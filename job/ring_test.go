@@ -6,8 +6,11 @@ import (
 	"io"
 	"math"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
+
+	"ulysses/internal/status"
 )
 
 // Jobs on a ring have PyTorch's losses and weights: ulysses x ring, with packed documents, more
@@ -59,5 +62,25 @@ func TestRingLosses(t *testing.T) {
 				t.Errorf("%+v: step %d: loss %v, on one rank %v", m, i+1, got[i], want[i])
 			}
 		}
+	}
+}
+
+// The memory of a run is the memory of the rank that plans the most, as a plan says.
+func TestMemoryOfLargestRank(t *testing.T) {
+	args := []string{planned(t, "llama"), "--set", "parallel.ulysses=1", "--set", "parallel.ring=4", "--set", "data.sequence=4095", "--ranks", "4"}
+	code, plan, errs := call(append([]string{"plan"}, args...)...)
+	if code != status.OK {
+		t.Fatal(code, errs)
+	}
+	code, run, errs := call(append(args, "--set", "train.steps=1", "--verbose")...)
+	if code != status.OK {
+		t.Fatal(code, errs)
+	}
+	total := regexp.MustCompile(`\n +planned +(\d+)`)
+	if a, b := total.FindStringSubmatch(plan), total.FindStringSubmatch(run); a == nil || b == nil || a[1] != b[1] {
+		t.Errorf("planned %q, by the run %q", a, b)
+	}
+	if x := regexp.MustCompile(`planned for rank (\d), which needs the most`).FindStringSubmatch(run); x == nil || !strings.Contains(run, "memory of rank "+x[1]) {
+		t.Errorf("no rank in\n%s", run)
 	}
 }

@@ -12,10 +12,9 @@ import (
 	"ulysses/train"
 )
 
-// PrintMemory prints the planned memory of this rank as tables. Other ranks may have one token more
-// or less.
-func (p *Parts) PrintMemory(out io.Writer, t *train.Trainer) error {
-	if err := PrintComponents(out, t.Components(), p.Device.Info(), p.HostOfNode(), p.Model.Tiles()); err != nil {
+// PrintMemory prints a rank's planned memory, and the choices of all ranks, as tables.
+func (p *Parts) PrintMemory(out io.Writer, t *train.Trainer, plan RankPlan) error {
+	if err := PrintComponents(out, plan, p.Device.Info(), p.HostOfNode(), p.Model.Tiles()); err != nil {
 		return err
 	}
 	if trained, all := p.Model.Trained(), p.Model.Numel(); trained < all {
@@ -31,6 +30,12 @@ func (p *Parts) PrintMemory(out io.Writer, t *train.Trainer) error {
 		fmt.Fprintf(out, "linear attention: %v\n\n", plan)
 	}
 	return nil
+}
+
+// RankPlan is the planned memory of a rank.
+type RankPlan struct {
+	Rank       string // in the heading of the table, as "a rank" or "rank 3"
+	Components []model.Component
 }
 
 // HostMemory is the host memory of the ranks of a node.
@@ -55,9 +60,9 @@ func (n HostMemory) print(w io.Writer, ofRank int64) {
 }
 
 // PrintComponents prints the components of a plan with the memory of the device and of the node.
-func PrintComponents(out io.Writer, plan []model.Component, info device.Info, node HostMemory, tiles model.Tiles) error {
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(w, "memory of a rank\tbytes\tMiB\t")
+func PrintComponents(out io.Writer, of RankPlan, info device.Info, node HostMemory, tiles model.Tiles) error {
+	w, plan := tabwriter.NewWriter(out, 0, 0, 2, ' ', tabwriter.AlignRight), of.Components
+	fmt.Fprintf(w, "memory of %s\tbytes\tMiB\t\n", of.Rank)
 	for _, c := range plan {
 		fmt.Fprintf(w, "%s\t%d\t%.1f\t\n", c.Name, c.Bytes, units.MiB(c.Bytes))
 	}

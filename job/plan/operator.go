@@ -37,5 +37,5 @@ func (f *Forecast) predictOperator() error {
 // printOperator prints the input, the plan and the memory of an operator job.
 func (f *Forecast) printOperator(out io.Writer) error {
 	fmt.Fprintf(out, "input            %s\nplan             %s\n\n", f.Operator.Input, f.Operator.Plan)
-	return assembly.PrintComponents(out, f.Memory, f.Device.Info(), f.HostOfNode(), model.Tiles{})
+	return assembly.PrintComponents(out, assembly.RankPlan{Rank: "a rank", Components: f.Memory}, f.Device.Info(), f.HostOfNode(), model.Tiles{})
 }

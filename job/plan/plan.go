@@ -19,6 +19,7 @@ import (
 	"ulysses/internal/clock"
 	"ulysses/internal/status"
 	"ulysses/internal/units"
+	"ulysses/job/assembly"
 	"ulysses/job/file"
 	"ulysses/model"
 	"ulysses/slurm"
@@ -206,7 +207,7 @@ func (f *Forecast) printWork(out io.Writer, m *Machine) (work string, err error)
 		return "run", f.printOperator(out)
 	}
 	fmt.Fprintf(out, "%s, %v, zero %d, %s", units.Count(x.World, "rank"), x, f.Job.Parallel.Zero, where)
-	return work, f.PrintMemory(out, f.trainer)
+	return work, f.PrintMemory(out, f.trainer, assembly.RankPlan{Rank: "a rank", Components: f.trainer.Components()})
 }
 
 // flops returns the model FLOPs of a step, or of a pass, on all ranks. An evaluation has a third of

@@ -1,9 +1,12 @@
 package report
 
 import (
+	"cmp"
 	"fmt"
 
+	"ulysses/comm"
 	"ulysses/internal/units"
+	"ulysses/model"
 	"ulysses/tensor"
 )
 
@@ -51,6 +54,21 @@ func memoryRows(facts []rankFacts) (rows, totals []memoryRow) {
 		totals = totals[:1]
 	}
 	return rows, totals
+}
+
+// largestPlan returns the rank that plans the most memory, on the device or if that is equal on the
+// host, with its plan; of equal ones the first. Collective.
+func (r *Run) largestPlan() (rank int, plan []model.Component, err error) {
+	all, err := comm.GatherJSON(r.Parts.Mesh.World, "planned memory", r.Trainer.Components())
+	if err != nil {
+		return 0, nil, err
+	}
+	for i, p := range all {
+		if by := cmp.Compare(model.Bytes(p), model.Bytes(all[rank])); by > 0 || by == 0 && model.HostBytes(p) > model.HostBytes(all[rank]) {
+			rank = i
+		}
+	}
+	return rank, all[rank], nil
 }
 
 // resident describes the resident memory of the process that has the most. If the device is the

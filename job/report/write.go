@@ -17,10 +17,17 @@ import (
 )
 
 // PrintPlan prints the planned memory before the first step: in one or two lines, with --verbose in
-// tables.
+// tables. Collective.
 func (r *Run) PrintPlan() error {
-	plan, info := r.Trainer.Components(), r.Parts.Device.Info()
-	text := units.Bytes(model.Bytes(plan)) + " planned for a rank"
+	rank, plan, err := r.largestPlan()
+	if err != nil {
+		return err
+	}
+	info, name := r.Parts.Device.Info(), "a rank"
+	if rank > 0 {
+		name = fmt.Sprintf("rank %d, which needs the most", rank)
+	}
+	text := units.Bytes(model.Bytes(plan)) + " planned for " + name
 	if info.Memory > 0 {
 		text += ", of " + units.Bytes(info.Memory)
 	}
@@ -42,7 +49,7 @@ func (r *Run) PrintPlan() error {
 			fmt.Fprintf(r.Stdout, "activations      %s: +%.1f %% expected time\n", assembly.DescribeChoice(c), 100*c.Extra)
 		}
 	}
-	return r.Parts.PrintMemory(r.Details, r.Trainer)
+	return r.Parts.PrintMemory(r.Details, r.Trainer, assembly.RankPlan{Rank: fmt.Sprint("rank ", rank), Components: plan})
 }
 
 // Write prints the time by phase, the speed, the bytes sent with their formulas and the paths of
