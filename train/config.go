@@ -10,7 +10,7 @@ type OptimizerConfig struct {
 	// learning rate at the last step of a linear or cosine schedule
 	MinLR       float64    `toml:"min_lr" min:"0"`
 	Betas       [2]float64 `toml:"betas" min:"0" below:"1"`
-	Eps         float64    `toml:"eps" above:"0"`
+	Eps         float64    `toml:"eps" min:"1.2e-38"` // smaller ones are 0 in F32, and 0/0 is NaN
 	WeightDecay float64    `toml:"weight_decay" min:"0"`
 	Clip        float64    `toml:"clip" min:"0"` // largest global gradient norm; 0 = off
 	Schedule    string     `toml:"schedule" enum:"constant linear cosine wsd"`

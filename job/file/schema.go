@@ -1,6 +1,7 @@
 package file
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"math"
@@ -89,6 +90,10 @@ func (f *field) convert(dst reflect.Value, value any) error {
 		if x, isFloat := value.(float64); isFloat && x == math.Trunc(x) && math.Abs(x) < 1<<53 {
 			return f.wrong(value, "an integer is needed; write %d", int64(x))
 		} else if !ok {
+			// a --set whose integer does not fit is text
+			if _, err := strconv.ParseInt(fmt.Sprint(value), 10, 64); errors.Is(err, strconv.ErrRange) {
+				return f.wrong(value, "out of range for int64")
+			}
 			return f.wrong(value, "an integer is needed")
 		}
 		dst.SetInt(n)

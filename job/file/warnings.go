@@ -18,7 +18,7 @@ func (j *Job) Warnings(c *model.Config, folder *model.Folder, steps int64, cpu b
 		what = "schedule"
 	}
 	steps -= j.Optimizer.Begin
-	if w := j.Optimizer.WarmupSteps(steps + j.Optimizer.Begin); j.Kind == "train" && steps > 0 && w > steps {
+	if w := j.Optimizer.WarmupSteps(steps + j.Optimizer.Begin); j.Kind == "train" && steps > 0 && w > steps && j.Optimizer.LR > 0 {
 		lines = append(lines, fmt.Sprintf("%v: optimizer.warmup = %d: the %s has %s and ends at a learning rate of %.3g, never at optimizer.lr = %.3g; set optimizer.warmup below %d",
 			j.Origin("optimizer.warmup"), w, what, units.Count(steps, "step"), j.Optimizer.LR*float64(steps)/float64(w), j.Optimizer.LR, steps))
 	}

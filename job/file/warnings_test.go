@@ -76,6 +76,7 @@ func TestWarnings(t *testing.T) {
 		{"kind = \"gdn\"\n[gdn]\ninput = \"a\"\noutput = \"b\"\nstrategy = \"state\"\nchunk = 16\n", "", nil},
 		{train, "train.steps=5", []string{"jobs/job.toml:1: optimizer.warmup = 10: the run has 5 steps and ends at a learning rate of 0.0005, never at optimizer.lr = 0.001; set optimizer.warmup below 5"}},
 		{train, "train.steps=10", nil},
+		{train, "train.steps=5 optimizer.lr=0", nil},
 		{train, `model.new.model_type="olmo3" model.new.sliding_window=4 model.new.rope_theta=300.0`, []string{"model.new: rope_theta = 300 is not for layers with a window, which have 500000"}},
 		{train, `model.new.model_type="olmo3" model.new.sliding_window=4 model.new.rope_theta=300.0 model.override.rope_parameters.sliding_attention.rope_theta=300.0`, nil},
 		{train, "model.new.rope_theta=300.0", nil},

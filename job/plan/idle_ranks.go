@@ -14,7 +14,7 @@ type idleRanks struct {
 	idle  int64 // ranks without a head
 	heads int64 // heads of the kind of layer
 	what  string
-	which string // "heads" or "value heads"
+	which string // "head" or "value head"
 }
 
 // kindOfHeads is a kind of layer whose heads are shared by the ranks of a group.
@@ -28,14 +28,14 @@ type kindOfHeads struct {
 // linear layers of a model; nil = there is none. byHeads says that an operator job shares heads.
 func (x *subject) sharedHeads(linear *gdn.Plan, byHeads bool) (all []kindOfHeads) {
 	if x.attention.Heads > 0 {
-		all = append(all, kindOfHeads{x.attention.Heads, "attention", "heads"})
+		all = append(all, kindOfHeads{x.attention.Heads, "attention", "head"})
 	}
 	rule := linear != nil && linear.Layer().Strategy == gdn.Heads // by heads
 	if x.config == nil {
 		rule = byHeads && x.attention.Heads == 0
 	}
 	if rule {
-		all = append(all, kindOfHeads{x.Heads[len(x.Heads)-1][0], "linear attention", "value heads"})
+		all = append(all, kindOfHeads{x.Heads[len(x.Heads)-1][0], "linear attention", "value head"})
 	}
 	return all
 }
@@ -116,8 +116,8 @@ func better(j *file.Job, m *Machine, x *subject, heads int64) (mesh *file.Mesh, 
 // warning returns the line on idle ranks with the better mesh. It looks for a mesh only if the
 // machine's rates are known.
 func (i *idleRanks) warning(j *file.Job, m *Machine, x *subject) string {
-	return fmt.Sprintf("%v: parallel.ulysses = %d: %d of %d ranks compute no %s, because the %s has %d %s; %s",
-		j.Origin("parallel.ulysses"), j.Parallel.Ulysses, i.idle, j.Mesh.World, i.what, map[bool]string{true: "model", false: "input"}[x.config != nil], i.heads, i.which, i.fix(j, m, x))
+	return fmt.Sprintf("%v: parallel.ulysses = %d: %d of %d ranks compute no %s, because the %s has %s; %s",
+		j.Origin("parallel.ulysses"), j.Parallel.Ulysses, i.idle, j.Mesh.World, i.what, map[bool]string{true: "model", false: "input"}[x.config != nil], units.Count(i.heads, i.which), i.fix(j, m, x))
 }
 
 // fix returns what to set: a mesh that gives every rank a head, or the strategy of the gated delta
