@@ -97,6 +97,23 @@ func TestDiskReallyFull(t *testing.T) {
 	}
 }
 
+// If a run that fails on all ranks cannot write its report, the log has one line of it.
+func TestNoRoomForReport(t *testing.T) {
+	dir, _ := newKept(t)
+	out := filepath.Join(dir, "small")
+	if err := os.Mkdir(out, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := syscall.Mount("tmpfs", out, "tmpfs", 0, "size=192k"); err != nil {
+		t.Skipf("no small disk can be made here (%v)", err)
+	}
+	defer syscall.Unmount(out, syscall.MNT_DETACH)
+	code, _, errs := call(filepath.Join(dir, "job.toml"), "--ranks", "2", "--set", "output.dir="+out, "--set", "optimizer.lr=1e300", "--set", "checkpoint.every=0", "--set", "output.model=false")
+	if code != status.Numeric || strings.Count(errs, "report.html: cannot be written") != 1 || strings.Contains(errs, "rank 0: "+out) {
+		t.Errorf("%v\n%s", code, errs)
+	}
+}
+
 // A disk that is too small for the results is refused before the first step, with the bytes of the
 // weights in the model's folder and in a checkpoint. What was there stays.
 func TestRoomForResults(t *testing.T) {

@@ -84,7 +84,7 @@ func (s *session) conclude(err error) error {
 		s.signals.Saved()
 		// The checkpoint is complete, so an error of writing the report is only logged.
 		if err := s.report().Write(); status.Of(err) == status.IO {
-			s.Log.Error().Msg(err.Error())
+			s.logLost(err)
 		} else if err != nil {
 			return err
 		}
@@ -110,7 +110,14 @@ func (s *session) conclude(err error) error {
 func (s *session) reportFailure(err error) {
 	s.failed = err
 	if lost := s.report().Write(); lost != nil {
-		s.Log.Error().Msg(lost.Error())
+		s.logLost(lost)
+	}
+}
+
+// logLost logs the error of a report: once if all ranks have it.
+func (s *session) logLost(err error) {
+	if s.Mesh.World.Rank() == 0 || status.Of(err) != status.IO {
+		s.Log.Error().Msg(withoutRanks(err.Error()))
 	}
 }
 
