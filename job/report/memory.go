@@ -1,10 +1,12 @@
 package report
 
 import (
-	"cmp"
+	"encoding/json"
 	"fmt"
+	"slices"
 
 	"ulysses/comm"
+	"ulysses/internal/status"
 	"ulysses/internal/units"
 	"ulysses/model"
 	"ulysses/tensor"
@@ -57,18 +59,26 @@ func memoryRows(facts []rankFacts) (rows, totals []memoryRow) {
 }
 
 // largestPlan returns the rank that plans the most memory, on the device or if that is equal on the
-// host, with its plan; of equal ones the first. Collective.
+// host, of equal ones the first. Rank 0 also gets its plan. Collective.
 func (r *Run) largestPlan() (rank int, plan []model.Component, err error) {
-	all, err := comm.GatherJSON(r.Parts.Mesh.World, "planned memory", r.Trainer.Components())
+	own := r.Trainer.Components()
+	totals, err := comm.GatherJSON(r.world(), "planned memory", []int64{model.Bytes(own), model.HostBytes(own)})
 	if err != nil {
 		return 0, nil, err
 	}
-	for i, p := range all {
-		if by := cmp.Compare(model.Bytes(p), model.Bytes(all[rank])); by > 0 || by == 0 && model.HostBytes(p) > model.HostBytes(all[rank]) {
+	for i := range totals {
+		if slices.Compare(totals[i], totals[rank]) > 0 {
 			rank = i
 		}
 	}
-	return rank, all[rank], nil
+	text, err := json.Marshal(own)
+	if err != nil {
+		return 0, nil, status.Errorf(status.Internal, "planned memory: %w", err)
+	}
+	if text, err = comm.BroadcastBytes(r.world(), text, rank); err != nil || r.world().Rank() > 0 {
+		return rank, nil, err
+	}
+	return rank, plan, json.Unmarshal(text, &plan)
 }
 
 // resident describes the resident memory of the process that has the most. If the device is the
