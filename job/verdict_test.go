@@ -161,6 +161,24 @@ func TestVerifyModelsWithZeroGradients(t *testing.T) {
 	}
 }
 
+// In BF16, the biases of keys are measured by their matrices; a bias that is wrong by more fails.
+func TestKeyBiasesInBF16(t *testing.T) {
+	run := func(bias float32) []named {
+		return []named{{name: "a.k_proj.bias gradient", data: []float32{bias}, judged: true, kind: isGradient, param: "a.k_proj.bias"},
+			{name: "a.k_proj.weight gradient", data: []float32{-1, 0.5}, judged: true, kind: isGradient, param: "a.k_proj.weight"}}
+	}
+	for _, c := range []struct {
+		dtype    string
+		all, one float32
+		ok       bool
+	}{{"bf16", 1e-3, 2e-3, true}, {"f32", 1e-3, 2e-3, false}, {"bf16", 0.03, 0.06, false}, {"bf16", 3, 3.01, true}, {"bf16", float32(math.NaN()), 1e-3, false}} {
+		r := verdict{Limit: 2e-2, DType: c.dtype}
+		if err := r.compareAll(run(c.all), run(c.one)); err != nil || r.Tensors[0].Within != c.ok {
+			t.Errorf("%+v: %+v, %v", c, r.Tensors[0], err)
+		}
+	}
+}
+
 type failing struct{}
 
 func (failing) Write([]byte) (int, error) { return 0, io.ErrClosedPipe }
