@@ -17,6 +17,8 @@ var (
 	url     = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9+.-]*://`)
 	hubURL  = regexp.MustCompile(`^https?://(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)/?$`)
 	hubName = regexp.MustCompile(`^\w[\w.-]*/[\w.-]+$`)
+	// the field at the start of a fault of package model, after the folder
+	modelField = regexp.MustCompile(`(?:^|: )(model\.(?:new|override)): (\w+)`)
 )
 
 // NotURL returns the fix for a value that is a URL, or "" for other values. Files are read only
@@ -50,6 +52,9 @@ func (j *Job) ModelFault(err error) error {
 	}
 	if !strings.HasPrefix(text, "model.") {
 		text = key + ": " + text
+	}
+	if m := modelField.FindStringSubmatch(text); m != nil {
+		key = m[1] + "." + m[2]
 	}
 	return &status.Error{Code: status.Of(err), Text: fmt.Sprintf("%v: %s", j.Origin(key), text), Err: err}
 }
