@@ -86,9 +86,6 @@ var spilling = map[string]string{
 	"attention_mma_scored_dkv_kernelILi1ELb1E": "dk, dv and a tile of dq take 96 registers; with the options of scores, 28 bytes spill",
 	"attention_mma_scored_forward_kernelILi1E": "the output takes 128 registers; with the options of scores, 16 bytes spill",
 	"attention_dkv_kernelILi2ELb1E":            "dk and dv of the widest heads take 128 registers; with the options of scores, 24 bytes spill",
-	"delta_scan_tilesILi128ELb0E":              "values that only the start and the end of a segment need",
-	"delta_scan_back_tilesILi128E":             "values that only the start and the end of a segment need",
-	"delta_scan_back_tilesILi64E":              "values that only the start and the end of a segment need",
 }
 
 // TestScanLoops: between the first and the last product of a chunk, scans of the gated delta rule

@@ -165,11 +165,17 @@ int32_t run_scan(uly_device *d, uly_stream *s, const Operands &a, bool bf16, Del
             threads = bf16 ? (int)DELTA_SCAN_THREADS : (int)DELTA_THREADS;
   const int64_t blocks = call.segments * call.value_heads, value_slices = ceil_div(call.dim_v, DELTA_SLICE);
   // launch launches the scan, or one that computes out.
-  auto launch = [&](DeltaCall c, int64_t slices, bool with_out) {
+  auto launch = [&](DeltaCall c, int64_t slices, bool with_out) -> int32_t {
     const bool queries = back || with_out;
     c.stages = delta_scan_stages(c.dim_k, queries, d->shared_limit);
     const int64_t bytes = bf16 ? delta_scan_tile_bytes(c.dim_k, queries, c.stages) : delta_scan_bytes(c.dim_k, c.chunk);
-    return start(d, s, a.op, kernel, which + (with_out ? 3 : 0), bytes, blocks * slices, c, threads);
+    // A block's registers are for one slice. So it has no loop over slices, and what does not fit
+    // into a grid is launched after it.
+    const int64_t all = blocks * slices;
+    for (c.first_block = 0; c.first_block < all; c.first_block += GRID_LIMIT)
+      TRY(start(d, s, a.op, kernel, which + (with_out ? 3 : 0), bytes, least(all - c.first_block, GRID_LIMIT), c,
+                threads));
+    return ULY_OK;
   };
   const bool joined = call.solved && !back; // the forward pass has saved the states at joints
   if (call.segments > call.panel_documents && !joined) {

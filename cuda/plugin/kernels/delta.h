@@ -83,6 +83,8 @@ struct DeltaCall {
   // segment for zero before it, and its transition matrix
   bool solved, normed, per_head, partial;
   int stages; // of the tiles of a scan in BF16
+  // of a scan: the number of the grid's first block among the blocks of all its grids
+  int64_t first_block;
 
   __device__ __forceinline__ int64_t row(int64_t head, int64_t token) const { return head * rows + token - token0; }
   // rows_of returns the row of a token in an intermediate result with rows of `width` elements.
@@ -302,12 +304,13 @@ struct DeltaScan {
   int width, c0;
   bool identity; // computes the transition matrix
 
-  // work is the number of the block's work of `slices` slices for each segment and head, of which
-  // the first value_slices have columns of the values.
-  __device__ __forceinline__ DeltaScan(const DeltaCall &a, int64_t work, int slices, int value_slices)
-      : head(work / slices % a.value_heads),
-        key(a.key_head[head]),
-        range(a.find_segment(work / slices / a.value_heads)) {
+  // A segment and a head have `slices` blocks, of which the first value_slices have columns of the
+  // values. block is blockIdx.x.
+  __device__ __forceinline__ DeltaScan(const DeltaCall &a, int slices, int value_slices, uint32_t block) {
+    const int64_t work = a.first_block + block;
+    head = work / slices % a.value_heads;
+    key = a.key_head[head];
+    range = a.find_segment(work / slices / a.value_heads);
     id = a.document[range.document];
     identity = work % slices >= value_slices;
     width = identity ? a.dim_k : a.dim_v;

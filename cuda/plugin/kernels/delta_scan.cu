@@ -179,111 +179,107 @@ template <int HALF, bool OUT> __global__ void __launch_bounds__(DELTA_SCAN_THREA
             slices =
                 value_slices + (!OUT && (a.transition || a.partial) ? (a.dim_k + DELTA_SLICE - 1) / DELTA_SLICE : 0);
   Loader<ROWS> loader;
-  for (int64_t w = blockIdx.x; w < a.segments * a.value_heads * slices; w += gridDim.x) {
-    const DeltaScan of_block(a, w, slices, value_slices);
-    if (of_block.skipped(a)) continue;
-    const int head = (int)of_block.head, key = (int)of_block.key, c0 = of_block.c0;
-    const int64_t lo = of_block.range.lo;
-    const int count = (int)(of_block.range.hi - lo); // of a panel
-    const bool identity = !OUT && of_block.identity;
-    const DeltaDocument document(a.start, a.chunks_before, of_block.range.document);
-    auto chunk = [&](int n) { return n < count ? document.at(lo + n, a.chunk) : DeltaChunk{}; };
-    auto factors_of = [&](int n) { return Factors(factors + n % 2 * Tiles::FACTORS, ROWS); };
-    sync(); // all threads have read the tiles of the previous segment
-    if (loader.loads()) {
-      copy_chunks(
-          loader, shared, a.stages, Tiles::stage(OUT), count,
-          [&](int n, bf16 *keys) {
-            const DeltaChunk c = chunk(n);
-            loader.template keys<2 * HALF>(keys, a.k, c, key);
-            loader.square(a, keys + SOLVE, a.solve_row<bf16>(head, c.token), c);
-            if (!identity) loader.template view<DELTA_SLICE>(keys + VALUES, STEP, a.v, c, head, c0);
-            if (!OUT) return;
-            loader.template keys<2 * HALF>(keys + Tiles::KEYS, a.q, c, key);
-            loader.square(a, keys + SCORES, a.rows_of<bf16>(a.scores, a.chunk, head, c.token), c);
-          },
-          [&](int n) { return QueryFactors(a, chunk(n), head, key, loader.me); },
-          [&](int n, const QueryFactors &row) { // E·unit, F·unit, beta, scale·E·unit of q
-            factors_of(n).set(chunk(n), loader.me, row.decay.z, row.decay.z * row.unit, row.decay.w * row.unit,
-                              row.beta, a.scale * row.decay.z * row.unit_q);
-          });
-      continue;
-    }
-    DeltaColumns<HALF> s(a.dim_k, of_block.width, c0);
-    of_block.begin(a, s);
-    // The states before the chunks are written, except before a document's first chunk, and X.
-    const Written to(a, count, !OUT && a.states ? a.at_seam<bf16>(a.states, head, document.seam + lo - 1) : nullptr,
-                     lo == 0,
-                     !OUT && a.x && !identity ? a.rows_of<bf16>(a.x, a.dim_v, head, chunk(0).token) + c0 + n0 : nullptr,
-                     count - 1, chunk(count - 1).rows, ROWS, a.dim_v - c0 - n0, 1);
-    bf16 *const outs = OUT ? a.out.row<bf16>(chunk(0).token, head) + c0 + n0 : nullptr;
-    float r[NT][4], out[NT / 2][4];
-    for_chunks(
-        shared, a.stages, Tiles::stage(OUT), count,
-        [&](int n, const bf16 *keys) {
-          float q[NT][4];
-          const Operand<true> queries(keys + Tiles::KEYS + k0, KEYS);
-          zero(r);
-          zero(q);
-          s.times(r, Operand<true>(keys + k0, KEYS), to.state(n), to.has_state(n), [&](int k, const Fragment &x) {
-            if (OUT) add_product(q, Rounded(x).x, queries, k);
-          });
-          exchange.put(r);
-          if (OUT) exchange_out.put_half(q, out, half);
+  const DeltaScan of_block(a, slices, value_slices, blockIdx.x);
+  if (of_block.skipped(a)) return;
+  const int head = (int)of_block.head, key = (int)of_block.key, c0 = of_block.c0;
+  const int64_t lo = of_block.range.lo;
+  const int count = (int)(of_block.range.hi - lo); // of a panel
+  const bool identity = !OUT && of_block.identity;
+  const DeltaDocument document(a.start, a.chunks_before, of_block.range.document);
+  auto chunk = [&](int n) { return n < count ? document.at(lo + n, a.chunk) : DeltaChunk{}; };
+  auto factors_of = [&](int n) { return Factors(factors + n % 2 * Tiles::FACTORS, ROWS); };
+  if (loader.loads()) {
+    copy_chunks(
+        loader, shared, a.stages, Tiles::stage(OUT), count,
+        [&](int n, bf16 *keys) {
+          const DeltaChunk c = chunk(n);
+          loader.template keys<2 * HALF>(keys, a.k, c, key);
+          loader.square(a, keys + SOLVE, a.solve_row<bf16>(head, c.token), c);
+          if (!identity) loader.template view<DELTA_SLICE>(keys + VALUES, STEP, a.v, c, head, c0);
+          if (!OUT) return;
+          loader.template keys<2 * HALF>(keys + Tiles::KEYS, a.q, c, key);
+          loader.square(a, keys + SCORES, a.rows_of<bf16>(a.scores, a.chunk, head, c.token), c);
         },
-        [&](int n, const bf16 *keys) {
-          const Factors f = factors_of(n);
-          const float end = *f.end;
-          const Operand<true> solve(keys + SOLVE, SQUARE);
-          const Across values(keys + VALUES + n0, STEP);
-          exchange.add(r);
+        [&](int n) { return QueryFactors(a, chunk(n), head, key, loader.me); },
+        [&](int n, const QueryFactors &row) { // E·unit, F·unit, beta, scale·E·unit of q
+          factors_of(n).set(chunk(n), loader.me, row.decay.z, row.decay.z * row.unit, row.decay.w * row.unit, row.beta,
+                            a.scale * row.decay.z * row.unit_q);
+        });
+    return;
+  }
+  DeltaColumns<HALF> s(a.dim_k, of_block.width, c0);
+  of_block.begin(a, s);
+  // The states before the chunks are written, except before a document's first chunk, and X.
+  const Written to(a, count, !OUT && a.states ? a.at_seam<bf16>(a.states, head, document.seam + lo - 1) : nullptr,
+                   lo == 0,
+                   !OUT && a.x && !identity ? a.rows_of<bf16>(a.x, a.dim_v, head, chunk(0).token) + c0 + n0 : nullptr,
+                   count - 1, chunk(count - 1).rows, ROWS, a.dim_v - c0 - n0, 1);
+  bf16 *const outs = OUT ? a.out.row<bf16>(chunk(0).token, head) + c0 + n0 : nullptr;
+  float r[NT][4], out[NT / 2][4];
+  for_chunks(
+      shared, a.stages, Tiles::stage(OUT), count,
+      [&](int n, const bf16 *keys) {
+        float q[NT][4];
+        const Operand<true> queries(keys + Tiles::KEYS + k0, KEYS);
+        zero(r);
+        zero(q);
+        s.times(r, Operand<true>(keys + k0, KEYS), to.state(n), to.has_state(n), [&](int k, const Fragment &x) {
+          if (OUT) add_product(q, Rounded(x).x, queries, k);
+        });
+        exchange.put(r);
+        if (OUT) exchange_out.put_half(q, out, half);
+      },
+      [&](int n, const bf16 *keys) {
+        const Factors f = factors_of(n);
+        const float end = *f.end;
+        const Operand<true> solve(keys + SOLVE, SQUARE);
+        const Across values(keys + VALUES + n0, STEP);
+        exchange.add(r);
 #pragma unroll
-          for (int k = 0; k < NT; k += 2) {
-            uint32_t v[4];
-            values.load(v, 8 * k);
+        for (int k = 0; k < NT; k += 2) {
+          uint32_t v[4];
+          values.load(v, 8 * k);
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-              float *const to = &r[k + i / 2][i % 2 * 2];
-              const int at = 8 * (k + i / 2) + lane.column;
-              const float2 e = pair_at(f.first + at), beta = pair_at(f.third + at),
-                           value = pair_of(identity ? 0 : v[i]);
-              to[0] = beta.x * (value.x - e.x * to[0]), to[1] = beta.y * (value.y - e.y * to[1]);
-            }
+          for (int i = 0; i < 4; i++) {
+            float *const to = &r[k + i / 2][i % 2 * 2];
+            const int at = 8 * (k + i / 2) + lane.column;
+            const float2 e = pair_at(f.first + at), beta = pair_at(f.third + at), value = pair_of(identity ? 0 : v[i]);
+            to[0] = beta.x * (value.x - e.x * to[0]), to[1] = beta.y * (value.y - e.y * to[1]);
           }
-          float x[NT][4];
-          zero(x);
+        }
+        float x[NT][4];
+        zero(x);
 #pragma unroll
-          for (int k = 0; k < NT; k += 2) add_product(x, Fragment(r[k], r[k + 1]).x, solve, 8 * k, k);
-          if (OUT) {
-            // the half of the rows from ROWS / 2·half on: scale·E·q·S + P·X
-            const Operand<true> scores(keys + SCORES + half * (ROWS / 2) * SQUARE, SQUARE);
-            exchange_out.add(out);
+        for (int k = 0; k < NT; k += 2) add_product(x, Fragment(r[k], r[k + 1]).x, solve, 8 * k, k);
+        if (OUT) {
+          // the half of the rows from ROWS / 2·half on: scale·E·q·S + P·X
+          const Operand<true> scores(keys + SCORES + half * (ROWS / 2) * SQUARE, SQUARE);
+          exchange_out.add(out);
 #pragma unroll
-            for (int k = 0; k < NT / 2; k++) {
-              const float2 by = pair_at(f.fourth + half * (ROWS / 2) + 8 * k + lane.column);
-              out[k][0] *= by.x, out[k][1] *= by.y, out[k][2] *= by.x, out[k][3] *= by.y;
-            }
-#pragma unroll
-            for (int k = 0; k < NT; k += 2)
-              if (k < NT / 2 || half) add_product(out, Rounded(x[k], x[k + 1]).x, scores, 8 * k);
-            const int rows = chunk(n).rows - half * (ROWS / 2);
-            write_out(a.out, outs + (n * (int64_t)a.chunk + half * (ROWS / 2)) * a.out.token, out, rows,
-                      a.dim_v - c0 - n0);
-          } else {
-            to.put(x, n, half);
+          for (int k = 0; k < NT / 2; k++) {
+            const float2 by = pair_at(f.fourth + half * (ROWS / 2) + 8 * k + lane.column);
+            out[k][0] *= by.x, out[k][1] *= by.y, out[k][2] *= by.x, out[k][3] *= by.y;
           }
-          const Operand<false> keys_across(keys + k0, KEYS);
-          float sum[HALF / 8][4];
-          zero(sum);
 #pragma unroll
           for (int k = 0; k < NT; k += 2)
-            add_product(sum, Fragment(x[k], x[k + 1], f.second + 8 * k).x, keys_across, 8 * k);
-          if (!OUT) to.put_other(x, n, half);
-          if (!OUT && a.dim_k != 2 * HALF && to.has_state(n)) s.write(to.state(n));
-          s.decay(end, sum);
-        });
-    DeltaScan(a, w, slices, value_slices).end(a, s); // found again, to save registers in the loop
-  }
+            if (k < NT / 2 || half) add_product(out, Rounded(x[k], x[k + 1]).x, scores, 8 * k);
+          const int rows = chunk(n).rows - half * (ROWS / 2);
+          write_out(a.out, outs + (n * (int64_t)a.chunk + half * (ROWS / 2)) * a.out.token, out, rows,
+                    a.dim_v - c0 - n0);
+        } else {
+          to.put(x, n, half);
+        }
+        const Operand<false> keys_across(keys + k0, KEYS);
+        float sum[HALF / 8][4];
+        zero(sum);
+#pragma unroll
+        for (int k = 0; k < NT; k += 2)
+          add_product(sum, Fragment(x[k], x[k + 1], f.second + 8 * k).x, keys_across, 8 * k);
+        if (!OUT) to.put_other(x, n, half);
+        if (!OUT && a.dim_k != 2 * HALF && to.has_state(n)) s.write(to.state(n));
+        s.decay(end, sum);
+      });
+  DeltaScan(a, slices, value_slices, in_loop(blockIdx.x)).end(a, s); // found again, to save registers in the loop
 }
 
 // delta_scan_back_tiles loops from the last chunk to the first. It writes the gradients at seams,
@@ -298,98 +294,94 @@ template <int HALF> __global__ void __launch_bounds__(DELTA_SCAN_THREADS, 1) del
   const int warp = (int)threadIdx.x / 32, half = warp / 2, n0 = warp % 2 * 16, k0 = half * HALF;
   const int slices = (a.dim_v + DELTA_SLICE - 1) / DELTA_SLICE;
   Loader<ROWS> loader;
-  for (int64_t w = blockIdx.x; w < a.segments * a.value_heads * slices; w += gridDim.x) {
-    const DeltaScan of_block(a, w, slices, slices);
-    if (of_block.skipped_back(a)) continue;
-    const int head = (int)of_block.head, key = (int)of_block.key, c0 = of_block.c0;
-    const int64_t hi = of_block.range.hi;
-    const int count = (int)(hi - of_block.range.lo); // of a panel
-    const DeltaDocument document(a.start, a.chunks_before, of_block.range.document);
-    auto chunk = [&](int n) { return n < count ? document.at(hi - 1 - n, a.chunk) : DeltaChunk{}; };
-    auto factors_of = [&](int n) { return Factors(factors + n % 2 * Tiles::FACTORS, ROWS); };
-    sync(); // all threads have read the tiles of the previous segment
-    if (loader.loads()) {
-      copy_chunks(
-          loader, shared, a.stages, Tiles::stage(true), count,
-          [&](int n, bf16 *keys) {
-            const DeltaChunk c = chunk(n);
-            bf16 *const queries = keys + Tiles::KEYS, *const solve = queries + Tiles::KEYS,
-                        *const scores = solve + Tiles::SQUARE;
-            loader.template keys<2 * HALF>(keys, a.k, c, key);
-            loader.template view<DELTA_SLICE>(scores + Tiles::SQUARE, STEP, a.dout, c, head, c0);
-            loader.template keys<2 * HALF>(queries, a.q, c, key);
-            loader.square(a, scores, a.rows_of<bf16>(a.scores, a.chunk, head, c.token), c);
-            loader.square(a, solve, a.solve_row<bf16>(head, c.token), c);
-          },
-          [&](int n) { return QueryFactors(a, chunk(n), head, key, loader.me); },
-          [&](int n, const QueryFactors &row) { // F·unit, -beta·E·unit, scale·E·unit of q
-            factors_of(n).set(chunk(n), loader.me, row.decay.z, row.decay.w * row.unit,
-                              -row.beta * row.decay.z * row.unit, a.scale * row.decay.z * row.unit_q);
-          });
-      continue;
-    }
-    DeltaColumns<HALF> s(a.dim_k, a.dim_v, c0);
-    of_block.begin_back(a, s);
-    // The gradients of the states after the chunks are written, except after a document's last
-    // chunk, and Y.
-    const Written to(a, count, a.dstates ? a.at_seam<bf16>(a.dstates, head, document.seam + hi - 1) : nullptr,
-                     hi == document.chunks,
-                     a.y ? a.rows_of<bf16>(a.y, a.dim_v, head, chunk(0).token) + c0 + n0 : nullptr, 0, chunk(0).rows,
-                     ROWS, a.dim_v - c0 - n0, -1);
-    auto dout_of = [&](const bf16 *keys) { return Across(keys + 2 * (Tiles::KEYS + Tiles::SQUARE) + n0, STEP); };
-    float r[NT][4], sum[HALF / 8][4];
-    for_chunks(
-        shared, a.stages, Tiles::stage(true), count,
-        [&](int n, const bf16 *keys) {
-          zero(r);
-          s.times(r, Operand<true>(keys + k0, KEYS), to.state(n), to.has_state(n), [](int, const Fragment &) {});
-          exchange.put(r);
-          // The products with dout do not depend on the gradient of the state.
-          const Across dout = dout_of(keys);
-          const Operand<false> queries(keys + Tiles::KEYS + k0, KEYS);
-          const Factors f = factors_of(n);
-          zero(sum);
-#pragma unroll
-          for (int k = 0; k < NT; k += 2) {
-            uint32_t rows[4];
-            dout.load(rows, 8 * k);
-            add_product(sum, Fragment(rows, f.third + 8 * k).x, queries, 8 * k);
-          }
+  const DeltaScan of_block(a, slices, slices, blockIdx.x);
+  if (of_block.skipped_back(a)) return;
+  const int head = (int)of_block.head, key = (int)of_block.key, c0 = of_block.c0;
+  const int64_t hi = of_block.range.hi;
+  const int count = (int)(hi - of_block.range.lo); // of a panel
+  const DeltaDocument document(a.start, a.chunks_before, of_block.range.document);
+  auto chunk = [&](int n) { return n < count ? document.at(hi - 1 - n, a.chunk) : DeltaChunk{}; };
+  auto factors_of = [&](int n) { return Factors(factors + n % 2 * Tiles::FACTORS, ROWS); };
+  if (loader.loads()) {
+    copy_chunks(
+        loader, shared, a.stages, Tiles::stage(true), count,
+        [&](int n, bf16 *keys) {
+          const DeltaChunk c = chunk(n);
+          bf16 *const queries = keys + Tiles::KEYS, *const solve = queries + Tiles::KEYS,
+                      *const scores = solve + Tiles::SQUARE;
+          loader.template keys<2 * HALF>(keys, a.k, c, key);
+          loader.template view<DELTA_SLICE>(scores + Tiles::SQUARE, STEP, a.dout, c, head, c0);
+          loader.template keys<2 * HALF>(queries, a.q, c, key);
+          loader.square(a, scores, a.rows_of<bf16>(a.scores, a.chunk, head, c.token), c);
+          loader.square(a, solve, a.solve_row<bf16>(head, c.token), c);
         },
-        [&](int n, const bf16 *keys) {
-          const Factors f = factors_of(n);
-          const float end = *f.end;
-          const Across dout = dout_of(keys);
-          const Operand<false> solve(keys + 2 * Tiles::KEYS, SQUARE),
-              scores(keys + 2 * Tiles::KEYS + Tiles::SQUARE, SQUARE), keys_across(keys + k0, KEYS);
-          float x[NT][4], y[NT][4];
-          zero(x);
-#pragma unroll
-          for (int k = NT - 2; k >= 0; k -= 2) {
-            uint32_t rows[1][4];
-            dout.load(rows[0], 8 * k);
-            add_product(x, rows, scores, 8 * k, 0, k + 2);
-          }
-          exchange.add(r);
-#pragma unroll
-          for (int k = 0; k < NT; k++) {
-            const float2 by = pair_at(f.first + 8 * k + lane.column);
-#pragma unroll
-            for (int e = 0; e < 4; e++) r[k][e] = madd(e % 2 ? by.y : by.x, r[k][e], x[k][e]);
-          }
-          zero(y);
-#pragma unroll
-          for (int k = NT - 2; k >= 0; k -= 2) add_product(y, Fragment(r[k], r[k + 1]).x, solve, 8 * k, 0, k + 2);
-          to.put(y, n, half);
-#pragma unroll
-          for (int k = 0; k < NT; k += 2)
-            add_product(sum, Fragment(y[k], y[k + 1], f.second + 8 * k).x, keys_across, 8 * k);
-          to.put_other(y, n, half);
-          if (a.dim_k != 2 * HALF && to.has_state(n)) s.write(to.state(n));
-          s.decay(end, sum);
+        [&](int n) { return QueryFactors(a, chunk(n), head, key, loader.me); },
+        [&](int n, const QueryFactors &row) { // F·unit, -beta·E·unit, scale·E·unit of q
+          factors_of(n).set(chunk(n), loader.me, row.decay.z, row.decay.w * row.unit,
+                            -row.beta * row.decay.z * row.unit, a.scale * row.decay.z * row.unit_q);
         });
-    DeltaScan(a, w, slices, slices).end_back(a, s);
+    return;
   }
+  DeltaColumns<HALF> s(a.dim_k, a.dim_v, c0);
+  of_block.begin_back(a, s);
+  // The gradients of the states after the chunks are written, except after a document's last
+  // chunk, and Y.
+  const Written to(a, count, a.dstates ? a.at_seam<bf16>(a.dstates, head, document.seam + hi - 1) : nullptr,
+                   hi == document.chunks, a.y ? a.rows_of<bf16>(a.y, a.dim_v, head, chunk(0).token) + c0 + n0 : nullptr,
+                   0, chunk(0).rows, ROWS, a.dim_v - c0 - n0, -1);
+  auto dout_of = [&](const bf16 *keys) { return Across(keys + 2 * (Tiles::KEYS + Tiles::SQUARE) + n0, STEP); };
+  float r[NT][4], sum[HALF / 8][4];
+  for_chunks(
+      shared, a.stages, Tiles::stage(true), count,
+      [&](int n, const bf16 *keys) {
+        zero(r);
+        s.times(r, Operand<true>(keys + k0, KEYS), to.state(n), to.has_state(n), [](int, const Fragment &) {});
+        exchange.put(r);
+        // The products with dout do not depend on the gradient of the state.
+        const Across dout = dout_of(keys);
+        const Operand<false> queries(keys + Tiles::KEYS + k0, KEYS);
+        const Factors f = factors_of(n);
+        zero(sum);
+#pragma unroll
+        for (int k = 0; k < NT; k += 2) {
+          uint32_t rows[4];
+          dout.load(rows, 8 * k);
+          add_product(sum, Fragment(rows, f.third + 8 * k).x, queries, 8 * k);
+        }
+      },
+      [&](int n, const bf16 *keys) {
+        const Factors f = factors_of(n);
+        const float end = *f.end;
+        const Across dout = dout_of(keys);
+        const Operand<false> solve(keys + 2 * Tiles::KEYS, SQUARE),
+            scores(keys + 2 * Tiles::KEYS + Tiles::SQUARE, SQUARE), keys_across(keys + k0, KEYS);
+        float x[NT][4], y[NT][4];
+        zero(x);
+#pragma unroll
+        for (int k = NT - 2; k >= 0; k -= 2) {
+          uint32_t rows[1][4];
+          dout.load(rows[0], 8 * k);
+          add_product(x, rows, scores, 8 * k, 0, k + 2);
+        }
+        exchange.add(r);
+#pragma unroll
+        for (int k = 0; k < NT; k++) {
+          const float2 by = pair_at(f.first + 8 * k + lane.column);
+#pragma unroll
+          for (int e = 0; e < 4; e++) r[k][e] = madd(e % 2 ? by.y : by.x, r[k][e], x[k][e]);
+        }
+        zero(y);
+#pragma unroll
+        for (int k = NT - 2; k >= 0; k -= 2) add_product(y, Fragment(r[k], r[k + 1]).x, solve, 8 * k, 0, k + 2);
+        to.put(y, n, half);
+#pragma unroll
+        for (int k = 0; k < NT; k += 2)
+          add_product(sum, Fragment(y[k], y[k + 1], f.second + 8 * k).x, keys_across, 8 * k);
+        to.put_other(y, n, half);
+        if (a.dim_k != 2 * HALF && to.has_state(n)) s.write(to.state(n));
+        s.decay(end, sum);
+      });
+  DeltaScan(a, slices, slices, in_loop(blockIdx.x)).end_back(a, s);
 }
 
 const DeltaKernel delta_scan[7] = {

@@ -95,72 +95,70 @@ __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_scan_f32(DeltaCall a) 
   const int warp = (int)threadIdx.x / 32, m0 = warp % 4 * 16, n0 = warp / 4 * 16;
   const int value_slices = (a.dim_v + DELTA_SLICE - 1) / DELTA_SLICE,
             slices = value_slices + (a.transition || a.partial ? (a.dim_k + DELTA_SLICE - 1) / DELTA_SLICE : 0);
-  for (int64_t w = blockIdx.x; w < a.segments * a.value_heads * slices; w += gridDim.x) {
-    const DeltaScan x(a, w, slices, value_slices);
-    if (x.skipped(a)) continue;
-    const int64_t head = x.head, key = x.key;
-    const DeltaSegment &range = x.range;
-    const int width = x.width, c0 = x.c0;
-    const bool identity = x.identity;
-    const DeltaDocument document(a.start, a.chunks_before, range.document);
-    DeltaSlice<2> s(a.dim_k, width, c0);
-    x.begin(a, s);
-    for (int64_t i = range.lo; i < range.hi; i++) {
-      const DeltaChunk c = document.at(i, a.chunk);
-      const int rows = up16(c.rows);
-      if (!c.first && a.states) s.store(a.at_seam<float>(a.states, head, c.seam - 1));
-      __syncthreads(); // all threads have read the previous chunk
-      s.tile(ss, STEP);
-      const int r = (int)threadIdx.x;
-      const DeltaFactors f(a, c, head, key, r);
-      fill_chunk(ks, step, ts, square, a, a.k, key, a.solve_row<float>(head, c.token), c, [](int) { return 1.0f; });
-      if (r < a.chunk) es[r] = f.decay.z, ek[r] = f.decay.z * f.unit, fk[r] = f.decay.w * f.unit, bs[r] = f.beta;
-      __syncthreads();
-      const bool active = m0 < rows;
-      if (active) {
-        float r[2][4], v[2][2][2];
+  const DeltaScan x(a, slices, value_slices, blockIdx.x);
+  if (x.skipped(a)) return;
+  const int64_t head = x.head, key = x.key;
+  const DeltaSegment &range = x.range;
+  const int width = x.width, c0 = x.c0;
+  const bool identity = x.identity;
+  const DeltaDocument document(a.start, a.chunks_before, range.document);
+  DeltaSlice<2> s(a.dim_k, width, c0);
+  x.begin(a, s);
+  for (int64_t i = range.lo; i < range.hi; i++) {
+    const DeltaChunk c = document.at(i, a.chunk);
+    const int rows = up16(c.rows);
+    if (!c.first && a.states) s.store(a.at_seam<float>(a.states, head, c.seam - 1));
+    __syncthreads(); // all threads have read the previous chunk
+    s.tile(ss, STEP);
+    const int r = (int)threadIdx.x;
+    const DeltaFactors f(a, c, head, key, r);
+    fill_chunk(ks, step, ts, square, a, a.k, key, a.solve_row<float>(head, c.token), c, [](int) { return 1.0f; });
+    if (r < a.chunk) es[r] = f.decay.z, ek[r] = f.decay.z * f.unit, fk[r] = f.decay.w * f.unit, bs[r] = f.beta;
+    __syncthreads();
+    const bool active = m0 < rows;
+    if (active) {
+      float r[2][4], v[2][2][2];
 #pragma unroll
-        for (int n = 0; n < 2; n++)
+      for (int n = 0; n < 2; n++)
 #pragma unroll
-          for (int half = 0; half < 2; half++) {
-            const int row = m0 + lane.row + 8 * half, column = c0 + n0 + 8 * n + lane.column;
-            v[n][half][0] = v[n][half][1] = 0;
-            if (!identity && row < c.rows && column < width)
-              load_two((const float *)a.v.data + (c.token + row) * a.v.token + head * a.v.head + column, width - column,
-                       a.v.wide, v[n][half]);
-          }
-        zero(r);
-        tile_product<true, false>(r, ks + m0 * step, step, ss + n0, STEP, up16(a.dim_k));
+        for (int half = 0; half < 2; half++) {
+          const int row = m0 + lane.row + 8 * half, column = c0 + n0 + 8 * n + lane.column;
+          v[n][half][0] = v[n][half][1] = 0;
+          if (!identity && row < c.rows && column < width)
+            load_two((const float *)a.v.data + (c.token + row) * a.v.token + head * a.v.head + column, width - column,
+                     a.v.wide, v[n][half]);
+        }
+      zero(r);
+      tile_product<true, false>(r, ks + m0 * step, step, ss + n0, STEP, up16(a.dim_k));
 #pragma unroll
-        for (int n = 0; n < 2; n++)
+      for (int n = 0; n < 2; n++)
 #pragma unroll
-          for (int e = 0; e < 4; e++) {
-            const int row = m0 + lane.row + e / 2 * 8;
-            rs[row * STEP + n0 + 8 * n + lane.column + e % 2] = bs[row] * (v[n][e / 2][e % 2] - ek[row] * r[n][e]);
-          }
-      }
-      __syncthreads();
-      if (active) {
-        float x[2][4];
-        zero(x);
-        tile_product<true, false>(x, ts + m0 * square, square, rs + n0, STEP, m0 + 16);
-#pragma unroll
-        for (int n = 0; n < 2; n++)
-#pragma unroll
-          for (int half = 0; half < 2; half++) {
-            const int row = m0 + lane.row + 8 * half, column = n0 + 8 * n + lane.column;
-            if (!identity && a.x && row < c.rows && c0 + column < width)
-              store_two(a.rows_of<float>(a.x, a.dim_v, head, c.token + row) + c0 + column, width - c0 - column,
-                        width % 2 == 0, x[n][2 * half], x[n][2 * half + 1]);
-#pragma unroll
-            for (int e = 0; e < 2; e++) xs[row * STEP + column + e] = fk[row] * x[n][2 * half + e];
-          }
-      }
-      __syncthreads();
-      s.add(es[c.rows - 1], ks, step, xs, STEP, rows);
+        for (int e = 0; e < 4; e++) {
+          const int row = m0 + lane.row + e / 2 * 8;
+          rs[row * STEP + n0 + 8 * n + lane.column + e % 2] = bs[row] * (v[n][e / 2][e % 2] - ek[row] * r[n][e]);
+        }
     }
-    x.end(a, s);
+    __syncthreads();
+    if (active) {
+      float x[2][4];
+      zero(x);
+      tile_product<true, false>(x, ts + m0 * square, square, rs + n0, STEP, m0 + 16);
+#pragma unroll
+      for (int n = 0; n < 2; n++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+          const int row = m0 + lane.row + 8 * half, column = n0 + 8 * n + lane.column;
+          if (!identity && a.x && row < c.rows && c0 + column < width)
+            store_two(a.rows_of<float>(a.x, a.dim_v, head, c.token + row) + c0 + column, width - c0 - column,
+                      width % 2 == 0, x[n][2 * half], x[n][2 * half + 1]);
+#pragma unroll
+          for (int e = 0; e < 2; e++) xs[row * STEP + column + e] = fk[row] * x[n][2 * half + e];
+        }
+    }
+    __syncthreads();
+    s.add(es[c.rows - 1], ks, step, xs, STEP, rows);
   }
+  x.end(a, s);
 }
 
 // delta_scan_back_f32: a block has a slice of the columns of the state's gradient, and loops over
@@ -175,69 +173,65 @@ __global__ void __launch_bounds__(DELTA_THREADS, 1) delta_scan_back_f32(DeltaCal
   const Lane lane;
   const int warp = (int)threadIdx.x / 32, m0 = warp % 4 * 16, n0 = warp / 4 * 16;
   const int slices = (a.dim_v + DELTA_SLICE - 1) / DELTA_SLICE;
-  for (int64_t w = blockIdx.x; w < a.segments * a.value_heads * slices; w += gridDim.x) {
-    const DeltaScan scan(a, w, slices, slices);
-    if (scan.skipped_back(a)) continue;
-    const int64_t head = scan.head, key = scan.key;
-    const DeltaSegment &range = scan.range;
-    const int c0 = scan.c0;
-    const DeltaDocument document(a.start, a.chunks_before, range.document);
-    DeltaSlice<2> s(a.dim_k, a.dim_v, c0);
-    scan.begin_back(a, s);
-    for (int64_t i = range.hi - 1; i >= range.lo; i--) {
-      const DeltaChunk c = document.at(i, a.chunk);
-      const int rows = up16(c.rows);
-      const bool active = m0 < rows;
-      if (!c.last && a.dstates) s.store(a.at_seam<float>(a.dstates, head, c.seam));
-      __syncthreads(); // all threads have read the following chunk
-      s.tile(ss, STEP);
-      const int r = (int)threadIdx.x;
-      const DeltaFactors f(a, c, head, key, r);
-      fill_view<DELTA_SLICE>(ws, STEP, a.dout, c, head, c0);
-      fill_chunk(ks, step, ts, square, a, a.q, key, a.rows_of<float>(a.scores, a.chunk, head, c.token), c,
-                 [&](int row) {
-                   return a.scale * a.decay[a.row(head, c.token + row)].z *
-                          (a.unit_q ? a.unit_q[a.row(key, c.token + row)] : 1);
-                 });
-      if (r < a.chunk) es[r] = f.decay.z, fk[r] = f.decay.w * f.unit, bek[r] = f.beta * f.decay.z * f.unit;
-      __syncthreads();
-      float x[2][4], y[2][4];
-      zero(x);
-      if (active) tile_product<false, false>(x, ts + m0 * square + m0, square, ws + m0 * STEP + n0, STEP, rows - m0);
-      s.add(es[c.rows - 1], ks, step, ws, STEP, rows);
-      __syncthreads();
-      fill_chunk(ks, step, ts, square, a, a.k, key, a.solve_row<float>(head, c.token), c, [](int) { return 1.0f; });
-      __syncthreads();
-      if (active) {
-        zero(y);
-        tile_product<true, false>(y, ks + m0 * step, step, ss + n0, STEP, up16(a.dim_k));
+  const DeltaScan scan(a, slices, slices, blockIdx.x);
+  if (scan.skipped_back(a)) return;
+  const int64_t head = scan.head, key = scan.key;
+  const DeltaSegment &range = scan.range;
+  const int c0 = scan.c0;
+  const DeltaDocument document(a.start, a.chunks_before, range.document);
+  DeltaSlice<2> s(a.dim_k, a.dim_v, c0);
+  scan.begin_back(a, s);
+  for (int64_t i = range.hi - 1; i >= range.lo; i--) {
+    const DeltaChunk c = document.at(i, a.chunk);
+    const int rows = up16(c.rows);
+    const bool active = m0 < rows;
+    if (!c.last && a.dstates) s.store(a.at_seam<float>(a.dstates, head, c.seam));
+    __syncthreads(); // all threads have read the following chunk
+    s.tile(ss, STEP);
+    const int r = (int)threadIdx.x;
+    const DeltaFactors f(a, c, head, key, r);
+    fill_view<DELTA_SLICE>(ws, STEP, a.dout, c, head, c0);
+    fill_chunk(ks, step, ts, square, a, a.q, key, a.rows_of<float>(a.scores, a.chunk, head, c.token), c, [&](int row) {
+      return a.scale * a.decay[a.row(head, c.token + row)].z * (a.unit_q ? a.unit_q[a.row(key, c.token + row)] : 1);
+    });
+    if (r < a.chunk) es[r] = f.decay.z, fk[r] = f.decay.w * f.unit, bek[r] = f.beta * f.decay.z * f.unit;
+    __syncthreads();
+    float x[2][4], y[2][4];
+    zero(x);
+    if (active) tile_product<false, false>(x, ts + m0 * square + m0, square, ws + m0 * STEP + n0, STEP, rows - m0);
+    s.add(es[c.rows - 1], ks, step, ws, STEP, rows);
+    __syncthreads();
+    fill_chunk(ks, step, ts, square, a, a.k, key, a.solve_row<float>(head, c.token), c, [](int) { return 1.0f; });
+    __syncthreads();
+    if (active) {
+      zero(y);
+      tile_product<true, false>(y, ks + m0 * step, step, ss + n0, STEP, up16(a.dim_k));
 #pragma unroll
-        for (int n = 0; n < 2; n++)
+      for (int n = 0; n < 2; n++)
 #pragma unroll
-          for (int e = 0; e < 4; e++) {
-            const int row = m0 + lane.row + e / 2 * 8;
-            ws[row * STEP + n0 + 8 * n + lane.column + e % 2] = madd(fk[row], y[n][e], x[n][e]);
-          }
-      }
-      __syncthreads();
-      if (active) {
-        zero(y);
-        tile_product<false, false>(y, ts + m0 * square + m0, square, ws + m0 * STEP + n0, STEP, rows - m0);
-#pragma unroll
-        for (int n = 0; n < 2; n++)
-#pragma unroll
-          for (int half = 0; half < 2; half++) {
-            const int row = m0 + lane.row + 8 * half, column = n0 + 8 * n + lane.column;
-            if (a.y && row < c.rows && c0 + column < a.dim_v)
-              store_two(a.rows_of<float>(a.y, a.dim_v, head, c.token + row) + c0 + column, a.dim_v - c0 - column,
-                        a.dim_v % 2 == 0, y[n][2 * half], y[n][2 * half + 1]);
-#pragma unroll
-            for (int e = 0; e < 2; e++) ys[row * STEP + column + e] = -bek[row] * y[n][2 * half + e];
-          }
-      }
-      __syncthreads();
-      s.add(1, ks, step, ys, STEP, rows);
+        for (int e = 0; e < 4; e++) {
+          const int row = m0 + lane.row + e / 2 * 8;
+          ws[row * STEP + n0 + 8 * n + lane.column + e % 2] = madd(fk[row], y[n][e], x[n][e]);
+        }
     }
-    scan.end_back(a, s);
+    __syncthreads();
+    if (active) {
+      zero(y);
+      tile_product<false, false>(y, ts + m0 * square + m0, square, ws + m0 * STEP + n0, STEP, rows - m0);
+#pragma unroll
+      for (int n = 0; n < 2; n++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+          const int row = m0 + lane.row + 8 * half, column = n0 + 8 * n + lane.column;
+          if (a.y && row < c.rows && c0 + column < a.dim_v)
+            store_two(a.rows_of<float>(a.y, a.dim_v, head, c.token + row) + c0 + column, a.dim_v - c0 - column,
+                      a.dim_v % 2 == 0, y[n][2 * half], y[n][2 * half + 1]);
+#pragma unroll
+          for (int e = 0; e < 2; e++) ys[row * STEP + column + e] = -bek[row] * y[n][2 * half + e];
+        }
+    }
+    __syncthreads();
+    s.add(1, ks, step, ys, STEP, rows);
   }
+  scan.end_back(a, s);
 }
