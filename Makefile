@@ -1,7 +1,7 @@
 # make             builds bin/ulysses-mpi; make build MPICC=mpicc.mpich builds it for MPICH
 # make run         builds the program and trains a small hybrid model on four ranks
 # make unit        the fast tests, for the edit loop: under two minutes on two cores
-# make lint        gofmt, go vet, staticcheck, clang-format, ruff, mypy and the rules for prose
+# make lint        gofmt, go vet, staticcheck, clang-format, ruff, mypy, rules for prose and files
 # make format      applies gofmt, clang-format and ruff
 # make test        everything that needs no GPU: lint, all Go tests, MPI, Slurm, the Python package
 # make lib         lib/libulysses.so, for hosts in C, C++, Fortran and Python

@@ -52,16 +52,18 @@ from .gdn import (
 from .halo import causal_conv1d, halo, halo_backward
 from .layer import (
     LayerCall,
-    LocalCall,
-    LocalTensors,
     attention_layer,
     attention_layer_backward,
     attention_layer_forward,
+)
+from .layout import Layout, shard_rows
+from .local import (
+    LocalCall,
+    LocalTensors,
     local_attention,
     local_attention_backward,
     local_attention_forward,
 )
-from .layout import Layout, shard_rows
 from .parallel_state import ParallelState, sequence_groups
 from .plan import Batch, DeltaPlan, Plan, Sequences
 from .projections import async_ulysses_output_projection, async_ulysses_qkv_projection

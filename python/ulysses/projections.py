@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Callable
 
 from ._eager import eager
+from ._reshards import Reshard
 from .agreement import describe
 from .context import Context, current
 from .errors import InvalidArgument
-from .reshard import Reshard, check_one_group, check_padded, padded_lengths
+from .reshard import check_one_group, check_padded, padded_lengths
 from .tensors import is_torch
 
 NORMS = ("rmsnorm", "layernorm")
