@@ -185,12 +185,17 @@ def train_only(cls, family, folder, collate, world, sp, **options):
 
 def refusals(folder, sp):
     """What does not work with shards is refused by name, on every rank."""
+    import peft
+
     model = build("llama", "sdpa")
+    config = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+    prompts = peft.get_peft_model(build("llama", "sdpa"), config)
+    classifier = transformers.LlamaForSequenceClassification(model.config)
 
     def refused(words, *, call=None, cls=ulysses.Unsupported, more=None, **options):
         try:
             made = ulysses.trainer.Trainer(
-                model=model,
+                model=options.pop("model", model),
                 args=arguments(folder, 2, **(more or {})),
                 train_dataset=options.pop("data", Data(8)),
                 data_collator=options.pop("collate", padded),
@@ -207,6 +212,9 @@ def refusals(folder, sp):
     refused("label_smoothing_factor=0.1", more=dict(label_smoothing_factor=0.1))
     refused("compute_loss_func", compute_loss_func=lambda *a, **k: 0)
     refused("auto_find_batch_size", more=dict(auto_find_batch_size=True))
+    refused("neftune_noise_alpha=5", more=dict(neftune_noise_alpha=5.0))
+    refused("prompt learning", model=prompts)
+    refused("ForSequenceClassificationLoss", model=classifier)
     refused("give a divisor", cls=ValueError, sequence_parallel_size=3)
     refused("evaluation 'none'", cls=ValueError, evaluation="none")
 
@@ -257,6 +265,71 @@ def corners(folder, sp):
     model = run(build("qwen3-moe", "sdpa"), NoLabels(8))
     for a, b in zip(model.parameters(), build("qwen3-moe").parameters()):
         assert torch.equal(a, b)
+
+
+class OneLabel(Data):
+    """Sequences of which only the first has a label, its last token."""
+
+    def __getitem__(self, i):
+        labels = torch.full_like(self.rows[i], -100)
+        if i == 0:
+            labels[-1] = self.rows[0][-1]
+        return {"input_ids": self.rows[i], "labels": labels}
+
+
+def several(folder, sp):
+    """Fewer labels than ranks; a model of model_init; a second Trainer; sequences by length."""
+    import peft
+
+    def trainer(data, model=None, more=None, **options):
+        transformers.set_seed(7)
+        return ulysses.trainer.Trainer(
+            model=model,
+            args=arguments(folder, BATCH, **(more or {})),
+            train_dataset=data,
+            eval_dataset=Data(BATCH * sp),
+            data_collator=padded,
+            **options,
+        )
+
+    data, first = OneLabel(BATCH * MICRO), build("llama", "sdpa")
+    want = first(**padded([data[0]])).loss
+    want.backward()
+    for average in (True, False):
+        step = dict(max_steps=1, max_grad_norm=0.0, average_tokens_across_devices=average)
+        found = trainer(data, build("llama", "sdpa"), step)
+        if average:
+            loss = found.evaluate(OneLabel(BATCH * sp))["eval_loss"]
+            assert abs(loss - want.item()) < 1e-5, (loss, want)
+        found.train()
+        moved = dict(found.model.named_parameters())
+        for name, w in first.named_parameters():
+            e = error(moved[name].detach(), w.detach() - 0.02 * w.grad)
+            assert e < 1e-6, (average, name, e)
+
+    data = Data(BATCH * MICRO * 2)
+    given = trainer(data, build("llama", "sdpa"), dict(max_steps=2))
+    made = trainer(data, None, dict(max_steps=2), model_init=lambda: build("llama", "sdpa"))
+    for x in (given, made):
+        x.train()
+    for a, b in zip(given.model.parameters(), made.model.parameters()):
+        assert error(b.detach(), a.detach()) < 1e-6
+
+    again = trainer(data, given.model, evaluation="whole")
+    losses = [x.evaluate()["eval_loss"] for x in (trainer(data, made.model), again)]
+    assert abs(losses[0] - losses[1]) < 1e-5, losses
+    given.model.set_attn_implementation("sdpa")
+    for call in (again.train, again.evaluate):
+        try:
+            call()
+            raise AssertionError("attention of one rank was not refused")
+        except ulysses.InvalidArgument as e:
+            assert "make another Trainer" in str(e), e
+
+    # Adapters' dropout draws a number for each token, and ranks have different numbers of tokens.
+    dropout = peft.LoraConfig(r=2, target_modules=["q_proj"], lora_dropout=0.1)
+    by_length = dict(train_sampling_strategy="group_by_length", num_train_epochs=3, max_steps=-1)
+    trainer(data, peft.get_peft_model(build("llama", "sdpa"), dropout), by_length).train()
 
 
 def checkpoints(folder, sp):
@@ -384,6 +457,7 @@ def main():
         for body, world, sp in (
             (refusals, 2, 2),
             (corners, 2, 2),
+            (several, 2, 2),
             (checkpoints, 2, 2),
             (accelerate_loop, 4, 2),
         ):

@@ -26,6 +26,7 @@ The module imports transformers, so `import ulysses` does not import it.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -46,8 +47,9 @@ _names = (f"ulysses_trainer_{i}" for i in itertools.count())
 class SequenceParallel:
     """Makes a subclass of transformers.Trainer sequence parallel. See the module.
 
-    Methods of the Trainer that are overridden: train, get_train_dataloader, get_batch_samples,
-    compute_loss, prediction_step, get_total_train_batch_size, floating_point_ops.
+    Methods of the Trainer that are overridden: call_model_init, train, get_train_dataloader,
+    get_batch_samples, compute_loss, prediction_step, get_total_train_batch_size,
+    floating_point_ops.
 
     Args:
         args, kwargs: the arguments of the Trainer
@@ -75,7 +77,8 @@ class SequenceParallel:
     args: Any
     model: Any
     accelerator: Any
-    sequence_parallel: ParallelState | None
+    sequence_parallel: ParallelState | None = None
+    _sharded_evaluation: bool
 
     def __init__(
         self,
@@ -85,7 +88,7 @@ class SequenceParallel:
         **kwargs: Any,
     ):
         super().__init__(*args, **kwargs)
-        self.sequence_parallel, self._sharded_evaluation = None, evaluation == "sharded"
+        self._sharded_evaluation = evaluation == "sharded"
         operation = f"ulysses: {type(self).__name__}"
         size = self.args.world_size if sequence_parallel_size is None else sequence_parallel_size
         if evaluation not in EVALUATION:
@@ -114,6 +117,13 @@ class SequenceParallel:
     def _size(self) -> int:
         return 1 if self.sequence_parallel is None else self.sequence_parallel.context.size
 
+    def call_model_init(self, trial: Any = None) -> Any:
+        """Returns a new model of `model_init`, which calls this package. Not collective."""
+        model = super().call_model_init(trial)  # type: ignore[misc]
+        if self.sequence_parallel is not None:  # the constructor prepares the first model
+            _use_attention(model, self.sequence_parallel, self._sharded_evaluation)
+        return model
+
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Trains as the Trainer does. Collective."""
         if self.sequence_parallel is not None:
@@ -125,7 +135,12 @@ class SequenceParallel:
     def get_train_dataloader(self) -> Any:
         """Returns the data loader of this rank's group: the same on all its ranks."""
         with same_data(self.accelerator, self.sequence_parallel):
-            return super().get_train_dataloader()  # type: ignore[misc]
+            loader = super().get_train_dataloader()  # type: ignore[misc]
+        if self._size > 1 and getattr(loader, "rng_types", None) is not None:
+            # Samplers without a generator, such as the one of group_by_length, draw from PyTorch's
+            # default generator. Dropout has advanced it differently on each rank.
+            loader.rng_types = [*loader.rng_types, "torch"]
+        return loader
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
         """Returns the batches of a step, and the number of their valid tokens on all groups."""
@@ -137,7 +152,7 @@ class SequenceParallel:
         # average_tokens_across_devices, only this group's are counted, and the division makes up
         # for the mean of gradients over all ranks.
         # With no label at all, the loss is 0 and not 0/0.
-        return batches, None if items is None else (items / self._size).clamp(min=1)
+        return batches, None if items is None else items.clamp(min=1) / self._size
 
     def compute_loss(
         self,
@@ -155,6 +170,7 @@ class SequenceParallel:
                     "wrapped in DistributedDataParallel, which reduces its gradients; train with "
                     "Trainer.train"
                 )
+            self._check_attention(self.accelerator.unwrap_model(model))
             inputs = _with_labels(local_batch(inputs, context=context))
             if num_items_in_batch is None or "labels" not in inputs:
                 raise Unsupported(
@@ -174,6 +190,7 @@ class SequenceParallel:
         """Computes loss and logits of this rank's batch. Collective."""
         if self.sequence_parallel is None:
             return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)  # type: ignore[misc]
+        self._check_attention(self.accelerator.unwrap_model(model))
         inputs = self._without_repeats(inputs)
         if self._sharded_evaluation:
             labels = inputs.get("labels")
@@ -188,6 +205,18 @@ class SequenceParallel:
             # ranks is a loss, and in the last batch the Trainer drops some ranks' losses.
             loss = self.accelerator.gather(loss).mean()
         return loss, *others
+
+    def _check_attention(self, model: Any) -> None:
+        """Raises InvalidArgument if a model no longer computes attention on the group's ranks."""
+        name = model.config.get_text_config()._attn_implementation
+        found = forwards.registered.get(name)
+        assert self.sequence_parallel is not None
+        if found is None or found.context is not self.sequence_parallel.context:
+            raise InvalidArgument(
+                f"ulysses: {type(self).__name__}: the model has attn_implementation={name!r}, which "
+                "does not compute on the ranks of a sequence group; make another Trainer with this "
+                "model"
+            )
 
     def _without_repeats(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """Returns a batch of evaluation without the labels of repeated sequences.
@@ -243,7 +272,8 @@ class SequenceParallel:
         loss, items = whole.sum(0)[context.rank]
         loss, items = loss.float().to(device), items.float().to(device)
         if self.args.average_tokens_across_devices:
-            items = self.accelerator.gather(items).sum() / self.args.world_size
+            items = self.accelerator.gather(items).sum().clamp(min=1) / self.args.world_size
+            return loss / items
         return loss / items.clamp(min=1)
 
     def get_total_train_batch_size(self, args: Any) -> int:
@@ -335,11 +365,24 @@ def _use_attention(model: Any, state: ParallelState, evaluation: bool) -> None:
     affected.
     """
     name, core = next(_names), model.config.get_text_config()._attn_implementation
-    for table in _tables():
-        if core in table and not evaluation:
-            table[name] = table[core]
+    for table, former in zip(_tables(), _former(core)):
+        if former is not None:
+            table[name] = former
     _register(name, forwards.Registration(state.context, disable_in_eval=not evaluation))
     model.set_attn_implementation(name)
+
+
+def _former(core: str) -> tuple[Any, Any]:
+    """Returns the attention function and the mask function of an attention implementation.
+
+    If this package computes it, as after another Trainer of the model, they are the functions that
+    it has replaced. None for a function that there is not.
+    """
+    found = forwards.registered.get(core)
+    if found is not None:
+        return found.attention, found.mask
+    attentions, masks = _tables()
+    return attentions.get(core), masks.get(core)
 
 
 def _check_options(operation: str, trainer: Any) -> None:
@@ -348,6 +391,7 @@ def _check_options(operation: str, trainer: Any) -> None:
     accelerator, pc = trainer.accelerator, args.parallelism_config
     core = getattr(config and config.get_text_config(), "_attn_implementation", None)
     evaluates_whole = not trainer._sharded_evaluation
+    loss = getattr(trainer.model, "loss_function", None)
     refused = (
         (
             config is None or not hasattr(trainer.model, "set_attn_implementation"),
@@ -360,8 +404,26 @@ def _check_options(operation: str, trainer: Any) -> None:
             "its loss would be a mean over a rank's tokens; give another model",
         ),
         (
-            evaluates_whole and core == "eager",
-            "evaluation='whole' of a model with attn_implementation='eager'",
+            not callable(loss) or "shift_labels" not in inspect.signature(loss).parameters,
+            f"{type(trainer.model).__name__} with the loss {getattr(loss, '__name__', loss)}",
+            "give a causal language model, whose loss takes shift_labels",
+        ),
+        (
+            getattr(
+                getattr(trainer.model, "active_peft_config", None), "is_prompt_learning", False
+            ),
+            "prompt learning of PEFT, which would put virtual tokens before the shard of every rank",
+            "use LoRA",
+        ),
+        (
+            args.neftune_noise_alpha is not None,
+            f"neftune_noise_alpha={args.neftune_noise_alpha}, whose noise depends on the number of "
+            "a rank's tokens",
+            "leave it out",
+        ),
+        (
+            evaluates_whole and _former(core or "")[0] is None,
+            f"evaluation='whole' of a model with attn_implementation={core!r}",
             "load the model with attn_implementation='sdpa'",
         ),
         (args.n_gpu > 1, f"{args.n_gpu} GPUs in one process", "start one rank a GPU with torchrun"),
