@@ -215,6 +215,8 @@ def refusals(folder, sp):
     refused("neftune_noise_alpha=5", more=dict(neftune_noise_alpha=5.0))
     refused("prompt learning", model=prompts)
     refused("ForSequenceClassificationLoss", model=classifier)
+    eager = build("llama", "eager")
+    refused("attn_implementation='eager'", model=eager, evaluation="whole")
     refused("give a divisor", cls=ValueError, sequence_parallel_size=3)
     refused("evaluation 'none'", cls=ValueError, evaluation="none")
 
