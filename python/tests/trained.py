@@ -320,13 +320,18 @@ def several(folder, sp):
     again = trainer(data, given.model, evaluation="whole")
     losses = [x.evaluate()["eval_loss"] for x in (trainer(data, made.model), again)]
     assert abs(losses[0] - losses[1]) < 1e-5, losses
-    given.model.set_attn_implementation("sdpa")
-    for call in (again.train, again.evaluate):
+
+    def refused(call):
         try:
             call()
-            raise AssertionError("attention of one rank was not refused")
+            raise AssertionError("an attention that this Trainer has not set was not refused")
         except ulysses.InvalidArgument as e:
             assert "make another Trainer" in str(e), e
+
+    refused(given.evaluate)
+    given.model.set_attn_implementation("sdpa")
+    refused(again.train)
+    refused(again.evaluate)
 
     # Adapters' dropout draws a number for each token, and ranks have different numbers of tokens.
     dropout = peft.LoraConfig(r=2, target_modules=["q_proj"], lora_dropout=0.1)

@@ -207,15 +207,18 @@ class SequenceParallel:
         return loss, *others
 
     def _check_attention(self, model: Any) -> None:
-        """Raises InvalidArgument if a model no longer computes attention on the group's ranks."""
+        """Raises InvalidArgument if a model's attention is no longer that of this Trainer."""
         name = model.config.get_text_config()._attn_implementation
         found = forwards.registered.get(name)
         assert self.sequence_parallel is not None
-        if found is None or found.context is not self.sequence_parallel.context:
+        if (
+            found is None
+            or found.context is not self.sequence_parallel.context
+            or found.disable_in_eval is self._sharded_evaluation
+        ):
             raise InvalidArgument(
-                f"ulysses: {type(self).__name__}: the model has attn_implementation={name!r}, which "
-                "does not compute on the ranks of a sequence group; make another Trainer with this "
-                "model"
+                f"ulysses: {type(self).__name__}: the attention of the model has been set to "
+                f"{name!r} after this Trainer was made; make another Trainer with this model"
             )
 
     def _without_repeats(self, inputs: dict[str, Any]) -> dict[str, Any]:
