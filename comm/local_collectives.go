@@ -85,6 +85,17 @@ func (c *localComm) Broadcast(s device.Stream, t tensor.Tensor, root int) error 
 	return c.barrier(o, 1, true)
 }
 
+// cutsAlike reports whether rank j cuts a tensor as rows does. Whole lists are compared with the
+// next rank alone, so that a call is linear in the ranks: if lists differ, two neighbours find it.
+// Of other ranks, the rows that this rank reads are compared.
+func (c *localComm) cutsAlike(o *localCall, j int, rows []int64) bool {
+	theirs := o.posts[j].sendRows
+	if j == (c.rank+1)%len(rows) {
+		return slices.Equal(theirs, rows)
+	}
+	return theirs[j] == rows[j]
+}
+
 func (c *localComm) AllGather(s device.Stream, dst, src tensor.Tensor, rows []int64) error {
 	const name = "comm.AllGather"
 	n := c.Size()
@@ -95,14 +106,18 @@ func (c *localComm) AllGather(s device.Stream, dst, src tensor.Tensor, rows []in
 	if err != nil {
 		return err
 	}
-	row := rowBytes(dst)
+	row, at := rowBytes(dst), before(rows, c.rank)
 	for k := range n {
 		j := (c.rank + k) % n // ranks start with different peers
+		if j == 0 {
+			at = 0
+		}
 		p := &o.posts[j]
-		if !slices.Equal(p.sendRows, rows) || rows[j] > 0 && rowBytes(p.src) != row {
+		if !c.cutsAlike(o, j, rows) || rows[j] > 0 && rowBytes(p.src) != row {
 			return c.rowsMismatch(o, name, rows, dst, j, p.dst)
 		}
-		copyBytes(blockAt(dst.Data, before(rows, j)*row, rows[j]*row), p.src.Data, rows[j]*row)
+		copyBytes(blockAt(dst.Data, at*row, rows[j]*row), p.src.Data, rows[j]*row)
+		at += rows[j]
 	}
 	return c.barrier(o, 1, true)
 }
@@ -117,13 +132,13 @@ func (c *localComm) ReduceScatter(s device.Stream, dst, src tensor.Tensor, rows 
 	if err != nil {
 		return err
 	}
-	row := rowBytes(src)
+	row, at := rowBytes(src), before(rows, c.rank)
 	for j := range n {
 		p := &o.posts[j]
-		if !slices.Equal(p.sendRows, rows) || p.src.DType != src.DType || rowBytes(p.src) != row {
+		if !c.cutsAlike(o, j, rows) || p.src.DType != src.DType || rowBytes(p.src) != row || p.src.Bytes() != src.Bytes() {
 			return c.rowsMismatch(o, name, rows, src, j, p.src)
 		}
-		c.blocks[j] = blockAt(p.src.Data, before(rows, c.rank)*row, rows[c.rank]*row)
+		c.blocks[j] = blockAt(p.src.Data, at*row, rows[c.rank]*row)
 	}
 	if rows[c.rank]*row > 0 {
 		reduce(Sum, src.DType, dst.Data, c.blocks, rows[c.rank]*row/src.DType.Size())
