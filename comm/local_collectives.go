@@ -135,7 +135,7 @@ func (c *localComm) ReduceScatter(s device.Stream, dst, src tensor.Tensor, rows 
 	row, at := rowBytes(src), before(rows, c.rank)
 	for j := range n {
 		p := &o.posts[j]
-		if !c.cutsAlike(o, j, rows) || p.src.DType != src.DType || rowBytes(p.src) != row || p.src.Bytes() != src.Bytes() {
+		if !c.cutsAlike(o, j, rows) || p.src.DType != src.DType || rowBytes(p.src) != row || p.src.Bytes() < (at+rows[c.rank])*row {
 			return c.rowsMismatch(o, name, rows, src, j, p.src)
 		}
 		c.blocks[j] = blockAt(p.src.Data, at*row, rows[c.rank]*row)
