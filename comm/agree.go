@@ -212,9 +212,8 @@ func GatherBytes(c Comm, mine []byte) ([][]byte, error) {
 		}
 	}
 	byRank := make([][]byte, size)
-	for r := range byRank {
-		lo := before(lengths, r)
-		byRank[r] = all[lo : lo+lengths[r]]
+	for r, n := range lengths {
+		byRank[r], all = all[:n:n], all[n:]
 	}
 	return byRank, nil
 }

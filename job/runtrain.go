@@ -8,7 +8,6 @@ import (
 
 	"ulysses/comm"
 	"ulysses/device"
-	"ulysses/internal/proc"
 	"ulysses/internal/status"
 	"ulysses/internal/units"
 	"ulysses/job/launch"
@@ -59,7 +58,7 @@ func trainOwning(e *Env) (err error) {
 	if warning := s.rank().WarnIdleRanks(nil); warning != "" {
 		e.Log.Warn().Msg(warning)
 	}
-	s.waited = proc.WaitedForCore()
+	s.waited = report.WaitedForCore(s.world)
 	s.slow = newStragglers(e)
 	s.progress = newProgress(e, s.steps, s.trainer.Loop.Resumed)
 	err = func() error {

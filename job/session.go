@@ -25,7 +25,7 @@ type session struct {
 	adapters *model.AdapterFolder // lora.init, while the weights are read; nil = none
 	frozen   string               // fingerprint of the weights that are not trained
 	from     string               // checkpoint from which the run resumes; "" = none
-	waited   float64              // proc.WaitedForCore before the first step
+	waited   float64              // report.WaitedForCore before the first step
 	failed   error                // the error that ended the steps early on all ranks
 
 	// set before the first step

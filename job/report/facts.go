@@ -29,16 +29,26 @@ type rankFacts struct {
 	Waited            float64 // seconds in the steps that the process's threads waited for a core
 }
 
+// WaitedForCore returns proc.WaitedForCore of this rank's process. If the ranks are goroutines of
+// one process, rank 0 returns the average over them and the others return 0: the process has more
+// threads with more ranks, and 512 ranks that each read all of them took 4 s.
+func WaitedForCore(world comm.Comm) (seconds float64) {
+	switch {
+	case world.Kind() != "local":
+		return proc.WaitedForCore()
+	case world.Rank() == 0:
+		return proc.WaitedForCore() / float64(world.Size())
+	}
+	return 0
+}
+
 // gatherFacts returns the facts of all ranks, in rank order, on rank 0, and nil on the other ranks,
 // which print nothing: if each rank decoded all facts, goroutine ranks would spend half of a short
 // run on it. They do not include the bytes that gatherFacts itself sends. Collective.
 func (r *Run) gatherFacts() ([]rankFacts, error) {
 	info := r.Parts.Device.Info()
 	host, _ := os.Hostname()
-	waited := max(0, proc.WaitedForCore()-r.Waited)
-	if r.Threads {
-		waited /= float64(r.world().Size()) // all ranks are in this process
-	}
+	waited := max(0, WaitedForCore(r.world())-r.Waited)
 	var levels *comm.Traffic
 	if t := r.Parts.Mesh.TwoLevel(); t != nil {
 		moved := t.Moved()

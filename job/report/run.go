@@ -33,7 +33,7 @@ type Run struct {
 	From    string    // checkpoint from which the run resumes, or which is evaluated; "" = none
 	Steps   int64     // of the whole run, including earlier runs that it resumes
 	Began   time.Time // start of the process
-	Waited  float64   // proc.WaitedForCore before the first step
+	Waited  float64   // WaitedForCore before the first step
 	Failed  string    // the error that ended the steps early on all ranks; "" = none
 	Threads bool      // the ranks are goroutines of one process
 	Beside  bool      // an evaluation whose output.dir also has a training run
