@@ -108,15 +108,16 @@ func (t Tensor) Offset(n int64) Tensor {
 	return t
 }
 
-// Slice returns a view of the indices [lo, hi) of an axis.
+// Slice returns a view of the indices [lo, hi) of an axis. A view without elements begins where t
+// begins: Go code must not keep a pointer behind the end of an allocation.
 func (t Tensor) Slice(axis int, lo, hi int64) Tensor {
 	if lo < 0 || hi < lo || hi > t.Shape[axis] {
 		panic(fmt.Sprintf("tensor.Slice: [%d, %d) of axis %d of %v", lo, hi, axis, t))
 	}
-	if hi > lo {
+	t.Shape[axis] = hi - lo
+	if t.Numel() > 0 {
 		t = t.Offset(lo * t.Stride[axis])
 	}
-	t.Shape[axis] = hi - lo
 	return t
 }
 
