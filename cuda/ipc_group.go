@@ -48,7 +48,11 @@ func (g *group) release() {
 }
 
 // shared reports whether several ranks are in this process.
-func (g *group) shared() bool { return g.users > 1 }
+func (g *group) shared() bool {
+	groups.Lock()
+	defer groups.Unlock()
+	return g.users > 1
+}
 
 func (g *group) enter() {
 	g.mu.Lock()
