@@ -52,9 +52,7 @@ func (a *softmaxAttention) backwardQNorm(p *pass, all, raw tensor.Tensor) {
 	if a.qNorm != nil {
 		q, _ := a.normed(all)
 		rawQ, _ := a.normed(raw)
-		p.phase("norm")
-		p.NormBack(q, q, rawQ, a.qNorm, a.qHeads.RStd.Flatten(0, 1), false)
-		p.end()
+		a.backwardNorm(p, q, rawQ, a.qNorm, a.qHeads)
 	}
 }
 
@@ -62,10 +60,14 @@ func (a *softmaxAttention) backwardKNorm(p *pass, all, raw tensor.Tensor) {
 	if a.kNorm != nil {
 		_, k := a.normed(all)
 		_, rawK := a.normed(raw)
-		p.phase("norm")
-		p.NormBack(k, k, rawK, a.kNorm, a.kHeads.RStd.Flatten(0, 1), false)
-		p.end()
+		a.backwardNorm(p, k, rawK, a.kNorm, a.kHeads)
 	}
+}
+
+func (a *softmaxAttention) backwardNorm(p *pass, dy, x tensor.Tensor, w *Param, n sp.HeadNorm) {
+	p.phase("norm")
+	p.NormBack(dy, dy, x, w, n.RStd.Flatten(0, 1), false)
+	p.end()
 }
 
 // backwardOverlapped is the backward half up to the gradients of q, k and v and of all weights. It
