@@ -162,7 +162,7 @@ cuda-races-build:
 # The conformance suite on the emulated plug-in, with a check for accesses that no barrier orders.
 # It takes an hour. CASES='GatedDelta|Conv1d' runs only these.
 cuda-races: cuda-races-build
-	ULYSSES_CUDA_PLUGIN=$(CURDIR)/build/cuda/races/libulysses_cuda_emulated.so $(GO) test ./cuda -count=1 -timeout 0 -run 'TestConformance$$/^($(or $(CASES),.*))$$'
+	ULYSSES_CUDA_PLUGIN=$(CURDIR)/build/cuda/races/libulysses_cuda_emulated.so $(GO) test ./cuda -count=1 -timeout 0 -run 'TestConformance$$/^($(or $(CASES),.*))$$|^TestConformanceOf($(or $(CASES),Warpgroups))$$'
 
 # The conformance suite on the emulated plug-in, which stops at accesses outside of an array's
 # memory. It takes five minutes.

@@ -152,6 +152,9 @@ func gpuAttention(o *options) error { return o.gpuAttention(o.cases.GPUAttention
 // bits. The FLOP are of the pairs of queries and keys that are kept.
 func gpuMasks(o *options) error { return o.gpuAttention(o.cases.GPUMasks) }
 
+// gpuWgmma times attention with kernels that ULYSSES_KERNEL selects (gpu.py).
+func gpuWgmma(o *options) error { return o.gpuAttention(o.cases.GPUWgmma) }
+
 func (o *options) gpuAttention(cases []shape) error {
 	d, stream, err := o.openGPU(0)
 	if err != nil {

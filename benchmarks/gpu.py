@@ -4,6 +4,7 @@
     gpu_attention  attention, forward and backward, 8K to 128K tokens
     gpu_masks      attention with a window, soft cap, sinks, slopes, a block mask, and reproducible,
                    for which cuDNN has no kernels, compared with FlexAttention
+    gpu_wgmma      attention with the kernels `wgmma`, which no call chooses yet
     gpu_layer      a decoder layer of Llama-8B, forward + backward, 32K to 512K tokens
     gpu_ops        operations bound by memory bandwidth, compared with a copy; products of the
                    layer, compared with torch.mm
@@ -60,6 +61,7 @@ SUITES = (
     "gpu_layer",
     "gpu_attention",
     "gpu_masks",
+    "gpu_wgmma",
     "gpu_delta",
     "gpu_hybrid",
     "gpu_loss",
@@ -67,6 +69,10 @@ SUITES = (
     "ranks",
     "gpu_host",
 )
+# Settings of the program for a suite.
+ENVIRONMENT = {
+    "gpu_wgmma": {"ULYSSES_KERNEL": "attention_forward=wgmma,attention_backward=wgmma"},
+}
 mid = statistics.median
 TIMEOUT = "the end of --minutes"  # in place of an exit status
 failed = []  # programs that ended with an error
@@ -193,7 +199,7 @@ def measure(a: argparse.Namespace, save) -> None:
                     processes=ours("gpu_layer", RANKS="4"),
                 )
             else:
-                sets = dict(ulysses=ours(suite))
+                sets = dict(ulysses=ours(suite, **ENVIRONMENT.get(suite, {})))
                 if suite != "gpu_host":
                     peer = [a.python, HERE / "peers" / "torch_gpu.py", "--suite", suite]
                     sets["peer"] = run([*peer, *more, a.longest], left())
@@ -270,7 +276,8 @@ def expected_table(a: argparse.Namespace) -> list[str]:
     )
     rates, body = report.EXPECTED["rates"], []
     for suite in (s for s in a.suites.split(",") if s not in ("gpu_step", "ranks", "gpu_host")):
-        lines = run([a.ulysses, suite, "--expected", "--cases", a.cases], 60 * a.minutes, **env)
+        argv = [a.ulysses, suite, "--expected", "--cases", a.cases]
+        lines = run(argv, 60 * a.minutes, **env, **ENVIRONMENT.get(suite, {}))
         halves = ("forward", "backward") if suite in ("gpu_layer", "gpu_hybrid") else ()
         for x in (x for x in lines if x.get("op") not in (None, "roof", *halves)):
             key = suite, x["case"], x["op"]

@@ -98,7 +98,7 @@ def tables(rows: dict) -> list[str]:
                 ", ".join(p.removesuffix("_over_ours") for p in peers(r)) or "-",
                 ", ".join(show(r[p]) for p in peers(r)) or "-",
             ]
-            for suite in ("gpu_masks", "gpu_delta", "gpu_hybrid", "gpu_loss")
+            for suite in ("gpu_masks", "gpu_wgmma", "gpu_delta", "gpu_hybrid", "gpu_loss")
             for k, r in of(suite)
             if k[2] not in ("memory", "roof")
         ],

@@ -11,7 +11,7 @@ import (
 // A suite without a case that --cases selects runs nothing and succeeds, because gpu.py passes the
 // same --cases to all suites.
 func TestGPUSuitesWithoutCases(t *testing.T) {
-	for _, suite := range []string{"gpu_attention", "gpu_masks", "gpu_layer", "gpu_ops", "gpu_delta", "gpu_loss", "gpu_hybrid"} {
+	for _, suite := range []string{"gpu_attention", "gpu_masks", "gpu_wgmma", "gpu_layer", "gpu_ops", "gpu_delta", "gpu_loss", "gpu_hybrid"} {
 		if err := run([]string{suite, "--device", "cpu", "--cases", "no such case", "--repeat", "1", "--warm", "1ns"}); err != nil {
 			t.Errorf("%s: %v", suite, err)
 		}
@@ -24,6 +24,7 @@ func TestGPUSuites(t *testing.T) {
 	for suite, want := range map[string][]string{
 		"gpu_attention": {"forward", "backward"},
 		"gpu_masks":     {"forward", "backward"},
+		"gpu_wgmma":     {"forward", "backward"},
 		"gpu_layer":     {"forward", "backward", "forward+backward"},
 		"gpu_ops":       {"memory", "product"},
 		"gpu_host":      {"host"},

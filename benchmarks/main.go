@@ -70,6 +70,7 @@ type cases struct {
 	AllToAll                 []int64 `json:"alltoall_bytes"`
 	GPUAttention             []shape `json:"gpu_attention"`
 	GPUMasks                 []shape `json:"gpu_masks"`
+	GPUWgmma                 []shape `json:"gpu_wgmma"`
 	GPULayer                 []shape `json:"gpu_layer"`
 	GPUDelta                 []shape `json:"gpu_delta"`
 	GPULoss                  []shape `json:"gpu_loss"`
@@ -101,7 +102,7 @@ func main() {
 
 func run(args []string) error {
 	benches := map[string]func(*options) error{"peak": peak, "attention": attention, "masks": masks, "gemm": gemm, "gdn": gdn, "gdn_ranks": gdnRanks, "ulysses": ulysses, "a2a": allToAll, "overlap": overlap, "layer_overlap": layerOverlap, "levels": levels,
-		"gpu_attention": gpuAttention, "gpu_masks": gpuMasks, "gpu_layer": gpuLayer, "gpu_ops": gpuOps, "gpu_host": gpuHost, "gpu_delta": gpuDelta, "gpu_loss": gpuLoss, "gpu_hybrid": gpuHybrid}
+		"gpu_attention": gpuAttention, "gpu_masks": gpuMasks, "gpu_wgmma": gpuWgmma, "gpu_layer": gpuLayer, "gpu_ops": gpuOps, "gpu_host": gpuHost, "gpu_delta": gpuDelta, "gpu_loss": gpuLoss, "gpu_hybrid": gpuHybrid}
 	if len(args) == 0 || benches[args[0]] == nil {
 		return status.Errorf(status.InvalidArgument, "usage: ulysses-bench %s [flags]", strings.Join(slices.Sorted(maps.Keys(benches)), "|"))
 	}

@@ -30,7 +30,7 @@ func TestEmulator(t *testing.T) {
 	if out, err := exec.Command(compiler, append(args, "-lpthread", "-ldl")...).CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	for _, name := range []string{"values", "roundings", "barriers", "divergence", "bounds", "guards", "alignment", "order", "lazy", "processes", "death", "late", "reuse"} {
+	for _, name := range []string{"values", "roundings", "barriers", "divergence", "bounds", "guards", "alignment", "warpgroups", "order", "lazy", "processes", "death", "late", "reuse"} {
 		t.Run(name, func(t *testing.T) {
 			for seed := 1; seed <= 5; seed++ {
 				c := exec.Command(program, name)
@@ -58,20 +58,25 @@ func emulatorSources(t *testing.T) []string {
 // a program that does not, the message names two accesses.
 func TestRaces(t *testing.T) {
 	t.Parallel()
-	sources := emulatorSources(t)
 	folder := t.TempDir()
-	kernels, program := filepath.Join(folder, "kernels.o"), filepath.Join(folder, "emulated_test")
-	flags := []string{"-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-fno-strict-aliasing", "-DULY_EMULATED", "-o"}
-	others := slices.DeleteFunc(sources, func(s string) bool { return filepath.Base(s) == "emulated_test.cpp" })
-	for _, args := range [][]string{
-		append(flags, kernels, "-fsanitize=thread", "-c", "plugin/emulated/emulated_test.cpp"),
-		append(append(flags, program, kernels, "plugin/emulated/races/races.cpp"), append(others, "-lpthread", "-ldl")...),
-	} {
-		if out, err := exec.Command(cmp.Or(os.Getenv("CXX"), "g++"), args...).CombinedOutput(); err != nil {
+	program := filepath.Join(folder, "emulated_test")
+	compile := func(args ...string) {
+		flags := []string{"-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-fno-strict-aliasing", "-DULY_EMULATED"}
+		if out, err := exec.Command(cmp.Or(os.Getenv("CXX"), "g++"), append(flags, args...)...).CombinedOutput(); err != nil {
 			t.Fatalf("%v\n%s", err, out)
 		}
 	}
-	for _, name := range []string{"values", "order", "lazy", "races"} {
+	link := []string{"-o", program, "plugin/emulated/races/races.cpp"}
+	for _, source := range emulatorSources(t) {
+		switch name := filepath.Base(source); name {
+		case "emulated_test.cpp", "warpgroups_test.cpp": // the kernels that are checked
+			compile("-fsanitize=thread", "-c", "-o", filepath.Join(folder, name+".o"), source)
+			source = filepath.Join(folder, name+".o")
+		}
+		link = append(link, source)
+	}
+	compile(append(link, "-lpthread", "-ldl")...)
+	for _, name := range []string{"values", "order", "lazy", "races", "warpgroup_races"} {
 		if out, err := exec.Command(program, name).CombinedOutput(); err != nil {
 			t.Errorf("%s: %v\n%s", name, err, out)
 		}

@@ -97,7 +97,7 @@ func TestGPUCheckParts(t *testing.T) {
 		code int
 		want []string
 	}{
-		"an unknown part": {[]string{"PART=8"}, 2, []string{"there is no part 8; set PART to 1 to 7"}},
+		"an unknown part": {[]string{"PART=9"}, 2, []string{"there is no part 9; set PART to 1 to 8"}},
 		// 25 s, of which 15 are for the archive: too little to begin
 		"no time":   {[]string{"PART=5", "MINUTES=0.4"}, 1, []string{"not run, because the part's time is over: comm processes"}},
 		"too slow":  {[]string{"PART=5", "MINUTES=0.6"}, 1, []string{"comm: TestCUDAx", "ran past", "not run, because the part's time is over: processes"}},

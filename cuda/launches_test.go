@@ -39,13 +39,19 @@ type shaped struct {
 // newShaped opens the emulated plug-in in the file `path`. Kernels run if run is set.
 func newShaped(t *testing.T, path string, tokens int64, run bool) *shaped {
 	t.Helper()
+	return newShapedOf(t, path, tokens, run, "attention_forward=mma,attention_backward=mma")
+}
+
+// newShapedOf is newShaped with selected kernels.
+func newShapedOf(t *testing.T, path string, tokens int64, run bool, kernels string) *shaped {
+	t.Helper()
 	t.Setenv("ULYSSES_CUDA_PLUGIN", path)
 	t.Setenv("ULYSSES_EMULATED_MEMORY", "200000000000")
 	x := &shaped{t: t, path: path, log: filepath.Join(t.TempDir(), "launches"), tokens: tokens}
 	if !run {
 		t.Setenv("ULYSSES_EMULATED_SKIP", "1")
 	}
-	x.d, x.s, x.alloc = opened(t, Options{Deterministic: true, Kernels: "attention_forward=mma,attention_backward=mma"})
+	x.d, x.s, x.alloc = opened(t, Options{Deterministic: true, Kernels: kernels})
 	return x
 }
 

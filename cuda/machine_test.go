@@ -36,7 +36,7 @@ type machineCode struct {
 // instructions counts some of a range.
 type instructions struct {
 	all  int
-	hmma int // products of 16 x 8 x 16 on tensor cores
+	hmma int // products on tensor cores: of 16 x 8 x 16 (HMMA), or of warpgroups (HGMMA)
 	ldsm int // ldmatrix
 	cp   int // LDGSTS: cp.async
 	ldg  int // loads from global memory
@@ -45,10 +45,16 @@ type instructions struct {
 // Operations of sm_90, the lowest 12 bits of an instruction.
 const (
 	opHMMA, opLDSM, opLDGSTS, opLDG, opBRA, opNOP = 0x23c, 0x83b, 0xfae, 0x981, 0x947, 0x918
+	opHGMMA, opHGMMAHeld                          = 0x9f0, 0xdf0 // Held: one operand in registers
 )
 
+// products counts the products on tensor cores.
+func products(code []instruction) int {
+	return count(code, opHMMA) + count(code, opHGMMA) + count(code, opHGMMAHeld)
+}
+
 func counted(code []instruction) instructions {
-	return instructions{len(code), count(code, opHMMA), count(code, opLDSM), count(code, opLDGSTS), count(code, opLDG)}
+	return instructions{len(code), products(code), count(code, opLDSM), count(code, opLDGSTS), count(code, opLDG)}
 }
 
 // innerLoop returns the innermost loop with most products on tensor cores or, without any, most
@@ -63,7 +69,7 @@ func innerLoop(code []instruction) (loop []instruction) {
 		}
 	}
 	work := func(n instructions) int {
-		if cores := count(code, opHMMA) > 0; cores {
+		if cores := products(code) > 0; cores {
 			return n.hmma
 		}
 		return n.ldg
@@ -228,11 +234,21 @@ func launchShapes(t *testing.T) map[string][]shapeOf {
 		forward, backward := x.attentionWith(32, 8, dim, func(a *device.Attention) { a.Softcap = 30 })
 		calls = append(calls, forward, backward)
 	}
-	for _, call := range calls {
+	add := func(x *shaped, call func() error) {
 		for _, l := range x.launches(call) {
 			if s := (shapeOf{l.threads, l.shared}); !slices.Contains(bySymbol[l.symbol], s) {
 				bySymbol[l.symbol] = append(bySymbol[l.symbol], s)
 			}
+		}
+	}
+	for _, call := range calls {
+		add(x, call)
+	}
+	hopper := newShapedOf(t, needEmulated(t), 32768, false, "attention_forward=wgmma,attention_backward=wgmma")
+	for _, dim := range []int64{64, 128, 256} {
+		forward, backward := hopper.attentionWith(32, 8, dim, func(*device.Attention) {})
+		if add(hopper, forward); dim <= 128 {
+			add(hopper, backward)
 		}
 	}
 	names := demangled(t, slices.Collect(maps.Keys(bySymbol)))

@@ -4,13 +4,13 @@
 # gpu-bundle.sh (the archive, or its unpacked folder). It does not need Go. It prints a line for
 # each test when the test ends, then the counts.
 #
-# PART=1 to 7 runs a part of the checks; each part ends within MINUTES (8). CHECKS="conformance
+# PART=1 to 8 runs a part of the checks; each part ends within MINUTES (8). CHECKS="conformance
 # comm" selects checks instead. Without both, all checks run, without a limit for the whole.
 #
 #   1  hello device nccl library     5  comm processes
 #   2  operations                    6  jobs
 #   3  attention                     7  sanitizer
-#   4  kernels
+#   4  kernels                       8  warpgroups
 #
 # Exit status: 0 if all checks passed, 1 if some failed or did not run, 77 if there is no GPU and
 # nothing was checked. The logs are in one archive, $OUT/gpu-check.tar.gz (BUNDLE/logs without OUT),
@@ -23,7 +23,7 @@ archive=${OUT:-$bundle/logs}/gpu-check${PART:+-$PART}.tar.gz
 rm -rf "$logs" && mkdir -p "$logs" "$(dirname "$archive")"
 passed=0 failed=0 skipped=0 unstarted=
 
-parts=([1]="hello device nccl library" [2]=operations [3]=attention [4]=kernels [5]="comm processes" [6]=jobs [7]=sanitizer)
+parts=([1]="hello device nccl library" [2]=operations [3]=attention [4]=kernels [5]="comm processes" [6]=jobs [7]=sanitizer [8]=warpgroups)
 if [ -n "${PART:-}" ]; then
   CHECKS=${parts[$PART]:-}
   [ -n "$CHECKS" ] || { echo "gpu-check: there is no part $PART; set PART to 1 to ${#parts[@]}" >&2; exit 2; }
@@ -128,8 +128,9 @@ wanted hello && run hello 60 mpirun --oversubscribe --bind-to none -n 2 "$bundle
 wanted operations && tests operations cuda 470 "$bundle/tests/cuda.test" -test.run '^TestConformance$' -test.skip '^TestConformance$/^Attention'
 wanted attention && tests attention cuda 470 "$bundle/tests/cuda.test" -test.run '^TestConformance$/^Attention'
 wanted kernels && tests kernels cuda 470 "$bundle/tests/cuda.test" -test.run '^TestConformanceOfKernels$'
+wanted warpgroups && tests warpgroups cuda 240 "$bundle/tests/cuda.test" -test.run '^TestConformanceOfWarpgroups$'
 # Tests that need a compiler, the build folder or no GPU are left out; make test runs them.
-wanted device && tests device cuda 240 "$bundle/tests/cuda.test" -test.skip '^Test(Conformance|ConformanceOfKernels|AttentionIndex|DeltaIndex|Fragments|GemmLayout|NCCLTimeout|NCCLPlugin|Conv1dIndex|SDPAShape|SDPASplit|IndexArithmetic|Emulator|Races|BuiltFile|Registers|Vectors|TensorCores|AbsentOfTheBuiltPlugin|Libraries|RefusedPlugins|NoPlugin|Installed|WithoutDriver|Matrix|GPUCheck|GPUCheckNames|GPUBench)$'
+wanted device && tests device cuda 240 "$bundle/tests/cuda.test" -test.skip '^Test(Conformance|ConformanceOfKernels|ConformanceOfWarpgroups|AttentionIndex|DeltaIndex|Fragments|GemmLayout|NCCLTimeout|NCCLPlugin|Conv1dIndex|SDPAShape|SDPASplit|IndexArithmetic|Emulator|Races|BuiltFile|Registers|Vectors|TensorCores|AbsentOfTheBuiltPlugin|Libraries|RefusedPlugins|NoPlugin|Installed|WithoutDriver|Matrix|GPUCheck|GPUCheckNames|GPUBench)$'
 
 # Ranks that share a GPU: goroutines and processes, through mapped memory and through the host.
 wanted comm && tests comm comm 300 "$bundle/tests/comm.test" -test.run '^TestCUDA'

@@ -2,6 +2,7 @@
 
     gpu_attention  scaled_dot_product_attention with the flash and the cuDNN backend
     gpu_masks      FlexAttention, compiled; flash with deterministic algorithms. It has no sinks
+    gpu_wgmma      the same
     gpu_layer      a Llama decoder layer of transformers with each backend: forward + backward
     gpu_ops        torch.mm on the products of the layer
     gpu_delta      the gated delta rule, the convolution and the gated norm of
@@ -380,6 +381,7 @@ def main() -> None:
         run = dict(
             gpu_attention=attention,
             gpu_masks=masks,
+            gpu_wgmma=masks,
             gpu_layer=layer,
             gpu_ops=products,
             gpu_delta=delta,

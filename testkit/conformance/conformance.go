@@ -48,6 +48,13 @@ func RunAttentionTiled(t *testing.T, open Opener) {
 	run(t, open, suite{reproducible: true, tiled: true}, "Attention", "AttentionWide", "AttentionLaws")
 }
 
+// RunAttentionPlain is RunAttentionTiled for kernels whose tiles have up to 128 keys and that
+// support no options but sinks, shifts and carry. It runs the cases whose larger head size is at
+// least `from` and at most `to`.
+func RunAttentionPlain(t *testing.T, open Opener, from, to int64) {
+	run(t, open, suite{reproducible: true, tiled: true, plain: true, from: from, to: to}, "Attention", "AttentionWide", "AttentionLaws", "AttentionOptions")
+}
+
 // RunAttentionUnrepeatable is RunAttentionTiled, with some of the cases, for a device whose
 // gradients are not bitwise reproducible.
 func RunAttentionUnrepeatable(t *testing.T, open Opener) {
@@ -118,6 +125,8 @@ type suite struct {
 	bare         bool // arrays without sentinels around them
 	few          bool // only some of attention's cases
 	tiled        bool // only attention's cases in BF16 whose heads have multiples of 16 features
+	plain        bool // only attention's cases of RunAttentionPlain
+	from, to     int64
 	choosing     bool // the device chooses attention's kernel by heads and layout
 
 	digest func(name string, hash uint64) // called after each case if not nil
@@ -131,6 +140,9 @@ func (s *suite) emulated() bool {
 
 // selected reports whether a case of attention runs in this suite.
 func (s *suite) selected(d tensor.DType, g *ref.Attention) bool {
+	if s.plain && (g.Softcap != 0 || g.Slopes != nil || g.Mask != nil || g.Dropout != 0 || max(g.D, g.Dv) < s.from || max(g.D, g.Dv) > s.to) {
+		return false
+	}
 	return !s.tiled || d == tensor.BF16 && g.D%16 == 0 && g.Dv%16 == 0
 }
 

@@ -5,6 +5,8 @@
 
 #include <string.h>
 
+#include <algorithm>
+
 #include "heap.h"
 
 uint3 threadIdx, blockIdx;
@@ -92,11 +94,13 @@ static std::string deadlock() {
                 where(p.file, p.line).c_str());
     break;
   }
+  const std::string partial = partial_deadlock();
+  if (!partial.empty()) s += (s.empty() ? "" : ", ") + partial;
   if (block.ended) s += format(", %u have ended", block.ended);
   return s;
 }
 
-static void suspend() {
+void suspend() {
   unsigned me = block.current;
   int t = pick();
   if (t == (int)me) {
@@ -109,7 +113,21 @@ static void suspend() {
   resume(self, (unsigned)t);
 }
 
-static bool same(const char *a, int la, const char *b, int lb) { return la == lb && (a == b || !strcmp(a, b)); }
+bool same(const char *a, int la, const char *b, int lb) { return la == lb && (a == b || !strcmp(a, b)); }
+
+void join(Clock *to, const Clock &from) {
+  for (size_t w = 0; w < from.size(); w++) (*to)[w] = std::max((*to)[w], from[w]);
+}
+
+// A barrier orders what the warps did before it before what they do after it.
+static void synchronize_clocks() {
+  Clock all = {};
+  for (size_t w = 0; w < block.warp.size(); w++) {
+    block.warp[w].seen[w]++;
+    join(&all, block.warp[w].seen);
+  }
+  for (Warp &w : block.warp) w.seen = all;
+}
 
 int barrier(int mode, int value, const char *file, int line) {
   if (block.waiting == 0) {
@@ -123,7 +141,7 @@ int barrier(int mode, int value, const char *file, int line) {
   if (++block.waiting == block.threads) {
     int result = mode == 1 ? block.any : mode == 2 ? block.all : block.count;
     block.waiting = 0;
-    block.epoch++;
+    synchronize_clocks();
     Steps order(block.threads);
     for (unsigned i = 0; i < block.threads; i++) {
       unsigned t = (unsigned)order(i);
@@ -158,6 +176,11 @@ const uint64_t *exchange(unsigned mask, const uint64_t *value, int words, const 
   return table;
 }
 
+static bool operands = false; // whether the running thread reads operands of a product
+void reads_operands(bool on) { operands = on; }
+void show_products() { block.thread[block.current].shown++; }
+void fail_kernel(const char *why) { fail(format("thread %u: %s", block.current, why)); }
+
 bool access(const void *v, Access *now, const char **where) {
   if (!in_kernel()) return false;
   auto *p = static_cast<const unsigned char *>(v);
@@ -167,11 +190,21 @@ bool access(const void *v, Access *now, const char **where) {
   *where = fixed ? "__shared__ memory" : dynamic ? "dynamic shared memory" : "device memory";
   now->launch = fixed || dynamic ? block.run : block.launch;
   now->block = block.number;
+  const unsigned warp = block.current >> 5;
   now->thread = block.current;
-  now->epoch = block.epoch;
-  now->exchanges = block.warp[block.current >> 5].exchanges;
+  now->clock = block.warp[warp].seen[warp];
+  now->exchanges = block.warp[warp].exchanges;
+  now->shown = block.thread[block.current].shown;
+  now->by_product = operands;
   return true;
 }
+
+bool ordered(const Access &before, const Access &now) {
+  return before.thread == now.thread || before.clock < block.warp[now.thread / 32].seen[before.thread / 32] ||
+         (before.thread / 32 == now.thread / 32 && before.exchanges != now.exchanges);
+}
+
+bool is_shown(const Access &write) { return block.thread[write.thread].shown != write.shown; }
 
 void race(const std::string &text) { fail(text); }
 
@@ -191,6 +224,7 @@ static bool run_block() {
   resume(&block.main, (unsigned)pick());
 
   if (block.failure.empty() && block.ended != block.threads) block.failure = deadlock();
+  if (block.failure.empty()) block.failure = partial_rest();
   for (unsigned char *p = block.fence[0]; block.shared_bytes && block.failure.empty() && p < block.fence[1]; p++) {
     if (p == block.shared) p += block.shared_bytes - 1;
     else if (*p != poison_at(p))
@@ -202,6 +236,8 @@ static bool run_block() {
   for (Fiber *f : block.fibers) reset(f);
   for (Thread &t : block.thread) t.fiber = nullptr;
   for (Warp &w : block.warp) w.arrived = 0;
+  reset_partial();
+  operands = false;
   return false;
 }
 

@@ -1,8 +1,9 @@
 // The running block: its threads, warps, fibers and shared memory. blocks.cpp has threads and
-// barriers, fibers.cpp stacks, shared.cpp shared memory, and signals.cpp accesses to invalid
-// addresses.
+// barriers of all threads, partial.cpp barriers of some, fibers.cpp stacks, shared.cpp shared
+// memory, and signals.cpp accesses to invalid addresses.
 #pragma once
 
+#include <array>
 #include <functional>
 #include <string>
 #include <vector>
@@ -23,11 +24,17 @@ std::string run_grid(const Kernel &kernel, dim3 grid, dim3 block, size_t shared,
 // block's run.
 struct Access {
   uint64_t launch = 0, block = 0;
-  // counts of the block's barriers and of the warp's exchanges so far
-  unsigned thread = 0, epoch = 0, exchanges = 0;
+  // clock: of the warp; exchanges: of the warp; shown: calls of show_products of the thread
+  unsigned thread = 0, clock = 0, exchanges = 0, shown = 0;
+  bool by_product = false; // read as an operand of a product of a warpgroup
 };
 // access returns false if the memory belongs to one thread only, or if no thread runs
 bool access(const void *p, Access *now, const char **where);
+// ordered reports whether a barrier or an exchange orders an earlier access and one of the running
+// thread. Both are of one launch and of one block.
+bool ordered(const Access &before, const Access &now);
+// is_shown reports whether the thread of an earlier write has called show_products since.
+bool is_shown(const Access &write);
 [[noreturn]] void race(const std::string &text); // fails the launch
 
 // SHARED_ZONE: bytes of a red zone around dynamic shared memory. SHARED_ALIGNMENT: the alignment of
@@ -46,7 +53,11 @@ struct Fiber {
 struct Thread {
   Fiber *fiber = nullptr; // of a waiting thread
   int result = 0;         // of the last barrier
+  unsigned shown = 0;     // calls of show_products
 };
+
+// Clock counts the barriers of each warp that order its accesses before this point.
+typedef std::array<unsigned, 32> Clock;
 
 struct Warp {
   // two tables of 4 words a lane, used alternately: when a lane writes the third exchange, all
@@ -55,12 +66,26 @@ struct Warp {
   unsigned arrived = 0, exchanges = 0;
   const char *what = "", *file = "";
   int line = 0;
+  Clock seen = {};      // its own entry is the clock of its accesses
+  unsigned partial = 0; // `exchanges` when it last came to a partial barrier
+  uint64_t ticket = 0;  // round of that barrier
+};
+
+// Partial is a barrier of some of the warps.
+struct Partial {
+  unsigned threads = 0, arrived = 0; // threads: that it is for; 0 = no warp has arrived
+  unsigned came = 0;                 // bits of the warps that have arrived
+  uint64_t round = 0;
+  std::vector<unsigned> warps, waiting; // warps and threads that wait for this round
+  Clock seen = {};                      // of the warps that have arrived
+  const char *file = "";
+  int line = 0;
 };
 
 struct Block {
   Kernel kernel;
   const std::function<void()> *body;
-  unsigned threads = 0, current = 0, begun = 0, ended = 0, epoch = 0;
+  unsigned threads = 0, current = 0, begun = 0, ended = 0;
   // launch: number of the grid; run: number of the block among all blocks that ran; number: block
   // in its grid
   uint64_t launch = 0, run = 0, number = 0;
@@ -70,6 +95,7 @@ struct Block {
   std::vector<Warp> warp;
   std::vector<unsigned> ready; // threads that can continue; the last one runs next
   unsigned waiting = 0;        // threads at the block's barrier
+  Partial partial[16];
   const char *file = "";
   int line = 0, any = 0, all = 1, count = 0;
   std::vector<Fiber *> fibers, idle;
@@ -108,7 +134,15 @@ bool in_kernel(); // whether the calling thread runs a thread of a kernel
 
 // blocks.cpp
 void fiber_main();
+void suspend(); // runs other threads until the current one is ready
+bool same(const char *a, int la, const char *b, int lb);
+void join(Clock *to, const Clock &from);
 [[noreturn]] void fail(std::string text); // fails the launch
 std::string where(const char *file, int line);
+
+// partial.cpp
+std::string partial_deadlock(); // threads that wait at partial barriers, "" if there are none
+std::string partial_rest();     // arrivals for which no thread waited, "" if there are none
+void reset_partial();
 
 } // namespace uly_emulated

@@ -75,6 +75,13 @@ const uint64_t *exchange(unsigned mask, const uint64_t *value, int words, const 
 inline const uint64_t *exchange(unsigned mask, uint64_t value, const char *what, const char *file, int line) {
   return exchange(mask, &value, 1, what, file, line);
 }
+// partial_barrier is a barrier for some warps, or counts this warp at one without waiting.
+void partial_barrier(int number, int threads, bool wait, const char *file, int line);
+// For products of warpgroups: show_products orders this thread's writes before them, and between
+// reads_operands(true) and (false) reads are theirs.
+void show_products();
+void reads_operands(bool on);
+[[noreturn]] void fail_kernel(const char *why);
 
 template <class T> const void *pointer(const T &v) {
   if constexpr (std::is_pointer<T>::value) return reinterpret_cast<const void *>(v);
@@ -295,3 +302,4 @@ inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b)
 }
 
 #include "instructions.h"
+#include "warpgroups.h"

@@ -379,6 +379,8 @@ int main(int argc, char **argv) {
       {"guards", [](const char *) { guards(); }},
       {"alignment", [](const char *) { alignment(); }},
       {"races", [](const char *) { races(); }},
+      {"warpgroups", [](const char *) { warpgroups(); }},
+      {"warpgroup_races", [](const char *) { warpgroup_races(); }},
       {"order", [](const char *) { order(); }},
       {"lazy", [](const char *) { lazy(); }},
       {"processes", processes},

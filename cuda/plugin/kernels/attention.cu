@@ -182,23 +182,25 @@ static AttentionCall call_of(const AttentionArgs &a, const AttentionLayout &l) {
 }
 
 // Kernels are the kernels of a variant by head size. `configured` is for allow_shared.
-enum Variant { OWN, SMALL, MMA };
+enum Variant { OWN, SMALL, MMA, WGMMA };
 struct Kernels {
   const AttentionKernel *of_size;
   std::atomic<uint64_t> configured[ATTENTION_SIZES];
 };
-static Kernels forward_kernels[] = {{attention_forward_kernels, {}},
-                                    {attention_mma_forward_kernels, {}},
-                                    {attention_scored_forward_kernels, {}},
-                                    {attention_mma_scored_forward_kernels, {}},
-                                    {attention_mma_begun_kernels, {}}};
+static Kernels forward_kernels[] = {{attention_forward_kernels, {}},        {attention_mma_forward_kernels, {}},
+                                    {attention_scored_forward_kernels, {}}, {attention_mma_scored_forward_kernels, {}},
+                                    {attention_mma_begun_kernels, {}},      {attention_wgmma_forward_kernels, {}},
+                                    {attention_wgmma_begun_kernels, {}}};
 static Kernels dq_kernels[] = {{attention_dq_kernels, {}},
                                {attention_mma_dq_kernels, {}},
                                {attention_scored_dq_kernels, {}},
-                               {attention_mma_scored_dq_kernels, {}}};
+                               {attention_mma_scored_dq_kernels, {}},
+                               {attention_wgmma_dq_kernels, {}}};
 static Kernels dkv_kernels[] = {{attention_dkv_kernels, {}},          {attention_mma_dkv_kernels, {}},
                                 {attention_scored_dkv_kernels, {}},   {attention_mma_scored_dkv_kernels, {}},
-                                {attention_mma_gradient_kernels, {}}, {attention_mma_scored_gradient_kernels, {}}};
+                                {attention_mma_gradient_kernels, {}}, {attention_mma_scored_gradient_kernels, {}},
+                                {attention_wgmma_dkv_kernels, {}}};
+static Kernels delta_kernels = {attention_wgmma_delta_kernels, {}};
 
 // Tiles has the tile sizes of a call, their index in the table of the variant, and the bytes of
 // shared memory. back_threads is the number of threads of the dk and dv kernel.
@@ -220,6 +222,19 @@ static Tiles tiles_of(int64_t dim, int64_t dv, Variant variant, bool scored) {
             attention_mma_dq_shared(s, scored),
             attention_mma_dkv_shared(s, scored)};
   }
+  if (variant == WGMMA) {
+    const AttentionWgmmaSize &s = attention_wgmma_sizes[&attention_mma_size(dim, dv) - attention_mma_sizes];
+    const int64_t back = attention_wgmma_back_shared(s);
+    return {&s - attention_wgmma_sizes,
+            ATTENTION_WGMMA_ROWS,
+            s.columns,
+            ATTENTION_WGMMA_ROWS,
+            ATTENTION_WGMMA_ROWS,
+            ATTENTION_WGMMA_THREADS,
+            attention_wgmma_shared(s),
+            back,
+            back};
+  }
   const AttentionSize &s = attention_size(dim, dv, variant == SMALL);
   const int64_t backward = attention_shared(s, true, scored);
   return {&s - attention_sizes,
@@ -239,7 +254,20 @@ static bool scored(const uly_attention &a) {
   return given(a.slopes) || given(a.block_mask) || a.softcap != 0 || a.dropout != 0;
 }
 static int kernels_of(Variant variant, bool scored) { return (variant == MMA ? 1 : 0) + (scored ? 2 : 0); }
-static int threads_of(Variant variant) { return variant == MMA ? (int)ATTENTION_MMA_THREADS : (int)ATTENTION_THREADS; }
+static int forward_kernels_of(const AttentionArgs &a, Variant variant) {
+  const bool begun = a.carry || given(a.sinks);
+  if (variant == WGMMA) return begun ? 6 : 5;
+  return variant == MMA && begun && !scored(a) ? 4 : kernels_of(variant, scored(a));
+}
+static int dq_kernels_of(Variant variant, bool scored) { return variant == WGMMA ? 4 : kernels_of(variant, scored); }
+static int dkv_kernels_of(Variant variant, bool scored, bool adds) {
+  if (variant == WGMMA) return 6;
+  return adds ? 4 + scored : kernels_of(variant, scored);
+}
+static int threads_of(Variant variant) {
+  if (variant == WGMMA) return ATTENTION_WGMMA_THREADS;
+  return variant == MMA ? (int)ATTENTION_MMA_THREADS : (int)ATTENTION_THREADS;
+}
 
 // launch launches a kernel for `work` items.
 static int32_t launch(uly_device *d, uly_stream *s, const char *what, Kernels &kernels, int64_t index, int threads,
@@ -260,9 +288,25 @@ static int32_t forward(uly_device *d, uly_stream *s, const void *args, Variant v
   c.count_q = attention_count(a.cu_q, a.cu_q.documents(), tiles.rows);
   if (c.heads * c.count_q == 0) return ULY_OK;
   TRY(attention_upload(d, s, &a, l, tiles.rows, tiles.columns));
-  const bool begun = variant == MMA && !scored(a) && (a.carry || given(a.sinks));
-  return launch(d, s, op, forward_kernels[begun ? 4 : kernels_of(variant, scored(a))], tiles.index, threads_of(variant),
+  return launch(d, s, op, forward_kernels[forward_kernels_of(a, variant)], tiles.index, threads_of(variant),
                 tiles.forward_shared, c.heads * c.count_q, c);
+}
+
+// delta launches the kernel that writes delta, on tensor cores if the others compute dP there.
+static int32_t delta(uly_device *d, uly_stream *s, Variant variant, int64_t index, const AttentionCall &c) {
+  const char *op = "AttentionBackward";
+  if (variant == WGMMA && c.out.bf16)
+    return launch(d, s, op, delta_kernels, index, 128, attention_wgmma_delta_shared(attention_wgmma_sizes[index]),
+                  c.heads * ceil_div(c.queries, 64), c);
+  if (variant == MMA && c.out.bf16) {
+    const int64_t strips = c.heads * ceil_div(c.queries, 16);
+    LAUNCH(attention_mma_delta, (unsigned)least(ceil_div(strips, ATTENTION_MMA_THREADS / 32), GRID_LIMIT),
+           ATTENTION_MMA_THREADS, 0, s, c);
+    return check_launch(d, op);
+  }
+  LAUNCH(attention_delta, (unsigned)least(ceil_div(c.heads * c.queries, ATTENTION_THREADS), GRID_LIMIT),
+         ATTENTION_THREADS, 0, s, c);
+  return check_launch(d, op);
 }
 
 static int32_t backward(uly_device *d, uly_stream *s, const void *args, Variant variant) {
@@ -279,22 +323,13 @@ static int32_t backward(uly_device *d, uly_stream *s, const void *args, Variant 
   const int64_t rows = c.heads * c.queries;
   if (rows + c.kv_heads * c.keys == 0 && !sums) return ULY_OK;
   TRY(attention_upload(d, s, &a, l, tiles.back_queries, tiles.back_keys));
-  if (rows > 0 && variant == MMA && c.out.bf16) {
-    const int64_t strips = c.heads * ceil_div(c.queries, 16);
-    LAUNCH(attention_mma_delta, (unsigned)least(ceil_div(strips, ATTENTION_MMA_THREADS / 32), GRID_LIMIT),
-           ATTENTION_MMA_THREADS, 0, s, c);
-    TRY(check_launch(d, op));
-  } else if (rows > 0) {
-    LAUNCH(attention_delta, (unsigned)least(ceil_div(rows, ATTENTION_THREADS), GRID_LIMIT), ATTENTION_THREADS, 0, s, c);
-    TRY(check_launch(d, op));
-  }
+  if (rows > 0) TRY(delta(d, s, variant, tiles.index, c));
   if (adds && rows > 0) TRY(check(d, cudaMemsetAsync(c.dq_sums, 0, (size_t)(4 * rows * c.dq.width), s->s), op));
-  const int kernels = kernels_of(variant, scored(a));
-  TRY(launch(d, s, op, dkv_kernels[adds ? 4 + scored(a) : kernels], tiles.index, tiles.back_threads, tiles.dkv_shared,
-             c.kv_heads * c.count_k, c));
+  TRY(launch(d, s, op, dkv_kernels[dkv_kernels_of(variant, scored(a), adds)], tiles.index, tiles.back_threads,
+             tiles.dkv_shared, c.kv_heads * c.count_k, c));
   if (!adds) {
-    TRY(launch(d, s, op, dq_kernels[kernels], tiles.index, threads_of(variant), tiles.dq_shared, c.heads * c.count_q,
-               c));
+    TRY(launch(d, s, op, dq_kernels[dq_kernels_of(variant, scored(a))], tiles.index, threads_of(variant),
+               tiles.dq_shared, c.heads * c.count_q, c));
   } else if (rows > 0) {
     const int64_t blocks = ceil_div(rows * c.dq.width / 16, ATTENTION_MMA_THREADS);
     LAUNCH(attention_mma_dq_finish, (unsigned)least(blocks, GRID_LIMIT), ATTENTION_MMA_THREADS, 0, s, c);
@@ -311,9 +346,11 @@ static int32_t backward(uly_device *d, uly_stream *s, const void *args, Variant 
 static int32_t own_forward(uly_device *d, uly_stream *s, const void *a) { return forward(d, s, a, OWN); }
 static int32_t small_forward(uly_device *d, uly_stream *s, const void *a) { return forward(d, s, a, SMALL); }
 static int32_t mma_forward(uly_device *d, uly_stream *s, const void *a) { return forward(d, s, a, MMA); }
+static int32_t wgmma_forward(uly_device *d, uly_stream *s, const void *a) { return forward(d, s, a, WGMMA); }
 static int32_t own_backward(uly_device *d, uly_stream *s, const void *a) { return backward(d, s, a, OWN); }
 static int32_t small_backward(uly_device *d, uly_stream *s, const void *a) { return backward(d, s, a, SMALL); }
 static int32_t mma_backward(uly_device *d, uly_stream *s, const void *a) { return backward(d, s, a, MMA); }
+static int32_t wgmma_backward(uly_device *d, uly_stream *s, const void *a) { return backward(d, s, a, WGMMA); }
 
 // fits_shared reports whether there are kernels for these head sizes and the GPU has enough shared
 // memory for their tiles. It accepts tensors of a wrong rank, which attention_check rejects with a
@@ -346,24 +383,32 @@ static bool small_fits_backward(uly_device *d, const void *a) {
   return fits_shared(d, *(const uly_attention *)a, SMALL, true);
 }
 
-// mma_fits depends on types, head sizes and scale only, which are equal on all ranks and for all
-// layouts: the choice of the kernel must not change results. The kernels find the largest score of
-// a row before scaling, so the scale must be positive.
-static bool mma_fits(uly_device *d, const AttentionArgs &a) {
+// cores_fit depends on types, head sizes, scale and options only, which are equal on all ranks and
+// for all layouts: the choice of the kernel must not change results. The kernels find the largest
+// score of a row before scaling, so the scale must be positive.
+static bool cores_fit(uly_device *d, const AttentionArgs &a, Variant variant) {
   const int64_t dim = a.q.shape[2], dv = a.v.shape[2];
   const char *why = nullptr;
   if (a.q.ndim != 3 || a.v.ndim != 3 || a.q.dtype != ULY_BF16) why = "a type is not BF16";
   else if (dim % 16 != 0 || dv % 16 != 0) why = "a head size is not a multiple of 16";
   else if (!((float)a.scale >= 1e-30f && (float)a.scale <= 1e30f)) why = "the scale is not positive, or out of range";
-  if (!why) return fits_shared(d, a, MMA, a.backward);
+  else if (variant == WGMMA && d->sm != 90) why = "products of warpgroups need compute capability 9.0";
+  else if (variant == WGMMA && scored(a)) why = "wgmma has no soft caps, slopes, block masks and dropout";
+  else if (variant == WGMMA && a.backward && most(dim, dv) > 128)
+    why = "the backward pass of wgmma supports heads of up to 128";
+  if (!why) return fits_shared(d, a, variant, a.backward);
   fail(d, ULY_UNSUPPORTED, "kernels on tensor cores: %s", why);
   return false;
 }
+static bool mma_fits(uly_device *d, const AttentionArgs &a) { return cores_fit(d, a, MMA); }
 static bool mma_fits_forward(uly_device *d, const void *a) { return mma_fits(d, attention_args(a, false)); }
 static bool mma_fits_backward(uly_device *d, const void *a) { return mma_fits(d, attention_args(a, true)); }
+static bool wgmma_fits_forward(uly_device *d, const void *a) { return cores_fit(d, attention_args(a, false), WGMMA); }
+static bool wgmma_fits_backward(uly_device *d, const void *a) { return cores_fit(d, attention_args(a, true), WGMMA); }
 
 // mma: BF16 on tensor cores. own: F32 and BF16 in F32 arithmetic. small: the same, for GPUs with
-// less shared memory.
+// less shared memory. wgmma: BF16 with Hopper's own products; they are last, so that they only run
+// if they are selected by name, until they have passed the checks on a GPU.
 static const RegisterKernels registered({
     {ULY_OP_ATTENTION_FORWARD, "mma", mma_forward, mma_fits_forward},
     {ULY_OP_ATTENTION_BACKWARD, "mma", mma_backward, mma_fits_backward},
@@ -371,4 +416,6 @@ static const RegisterKernels registered({
     {ULY_OP_ATTENTION_BACKWARD, "own", own_backward, own_fits_backward},
     {ULY_OP_ATTENTION_FORWARD, "small", small_forward, small_fits_forward},
     {ULY_OP_ATTENTION_BACKWARD, "small", small_backward, small_fits_backward},
+    {ULY_OP_ATTENTION_FORWARD, "wgmma", wgmma_forward, wgmma_fits_forward},
+    {ULY_OP_ATTENTION_BACKWARD, "wgmma", wgmma_backward, wgmma_fits_backward},
 });

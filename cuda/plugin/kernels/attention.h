@@ -66,6 +66,11 @@ extern const AttentionKernel attention_mma_forward_kernels[ATTENTION_MMA_SIZES],
     attention_mma_begun_kernels[ATTENTION_MMA_SIZES], attention_mma_dq_kernels[ATTENTION_MMA_SIZES];
 extern const AttentionKernel attention_mma_dkv_kernels[ATTENTION_MMA_SIZES],
     attention_mma_gradient_kernels[ATTENTION_MMA_SIZES];
+// The kernels for Hopper, without AttentionScores.
+extern const AttentionKernel attention_wgmma_forward_kernels[ATTENTION_MMA_SIZES],
+    attention_wgmma_begun_kernels[ATTENTION_MMA_SIZES];
+extern const AttentionKernel attention_wgmma_dq_kernels[ATTENTION_WGMMA_BACK_SIZES],
+    attention_wgmma_dkv_kernels[ATTENTION_WGMMA_BACK_SIZES], attention_wgmma_delta_kernels[ATTENTION_WGMMA_BACK_SIZES];
 // The same with AttentionScores; forward kernels also for a softmax that has begun.
 extern const AttentionKernel attention_mma_scored_forward_kernels[ATTENTION_MMA_SIZES],
     attention_mma_scored_dq_kernels[ATTENTION_MMA_SIZES], attention_mma_scored_dkv_kernels[ATTENTION_MMA_SIZES],

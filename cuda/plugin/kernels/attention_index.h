@@ -144,6 +144,32 @@ inline const AttentionMmaSize &attention_mma_size(int64_t d, int64_t dv) {
   return attention_mma_sizes[i];
 }
 
+// AttentionWgmmaSize has the sizes of one instantiation of the kernels for Hopper. A block of the
+// forward pass has ATTENTION_WGMMA_ROWS queries and two buffers for `columns` keys, and for as many
+// values. A block of the backward pass has ATTENTION_WGMMA_ROWS queries (or keys) and stages for
+// ATTENTION_WGMMA_BACK keys and their values (or queries and their dout); the sums of the largest
+// heads would not fit in registers.
+struct AttentionWgmmaSize {
+  int head, columns;
+};
+enum {
+  ATTENTION_WGMMA_ROWS = 128,
+  ATTENTION_WGMMA_THREADS = 384,
+  ATTENTION_WGMMA_BACK = 64,
+  ATTENTION_WGMMA_STAGES = 3,
+  ATTENTION_WGMMA_BACK_SIZES = 2
+};
+constexpr AttentionWgmmaSize attention_wgmma_sizes[ATTENTION_MMA_SIZES] = {{64, 128}, {128, 128}, {256, 64}};
+constexpr int64_t attention_wgmma_shared(const AttentionWgmmaSize &s) {
+  return 2 * s.head * (ATTENTION_WGMMA_ROWS + 4 * s.columns) + ATTENTION_MMA_BLOCK;
+}
+// with lse and delta of the queries of each stage
+constexpr int64_t attention_wgmma_back_shared(const AttentionWgmmaSize &s) {
+  return 4 * s.head * (ATTENTION_WGMMA_ROWS + ATTENTION_WGMMA_STAGES * ATTENTION_WGMMA_BACK) +
+         8 * ATTENTION_WGMMA_STAGES * ATTENTION_WGMMA_BACK + ATTENTION_MMA_BLOCK;
+}
+constexpr int64_t attention_wgmma_delta_shared(const AttentionWgmmaSize &s) { return 2 * 2 * 64 * s.head; }
+
 // AttentionLayout is the layout of a workspace, in byte offsets. The tables of documents (int64)
 // come first. Kernels read these tables and not the call's arrays, which are in host memory and may
 // contain documents without tokens.

@@ -44,6 +44,16 @@ struct BlockTile {
     stream(attention_queries(a.mask, t.shift, t.sq, t.first, t.first + t.rows));
     ahead = from + t.shift - t.first;
   }
+  // keys_seen returns the keys that `size` rows from `first` on of a tile of queries attend to,
+  // queries_seen the queries that attend to such rows of a tile of keys.
+  __device__ __forceinline__ AttentionRange keys_seen(const AttentionCall &a, int first, int size) const {
+    if (first >= t.rows) return {0, 0};
+    return attention_keys(a.mask, t.shift, t.sk, t.first + first, t.first + least(first + size, t.rows));
+  }
+  __device__ __forceinline__ AttentionRange queries_seen(const AttentionCall &a, int first, int size) const {
+    if (first >= t.rows) return {0, 0};
+    return attention_queries(a.mask, t.shift, t.sq, t.first + first, t.first + least(first + size, t.rows));
+  }
   __device__ __forceinline__ void stream(AttentionRange r) { from = r.lo, count = most(0, r.hi - r.lo); }
   // steps is the number of tiles of `size` rows that the block streams, and rows_of the number of
   // rows of tile i.
@@ -54,9 +64,10 @@ static_assert(sizeof(BlockTile) <= ATTENTION_MMA_BLOCK, "attention_mma_shared");
 
 // TileRows are the rows of a head of a tensor from a row on, for tiles with rows of HEAD elements.
 // A thread has one unit of 16 bytes of every STEP-th row. A pointer that advances takes fewer
-// registers and instructions than indices.
-template <int HEAD, int THREADS = ATTENTION_MMA_THREADS> struct TileRows {
-  static constexpr int LANES = HEAD / 8, STEP = THREADS / LANES;
+// registers and instructions than indices. PANEL: the tile consists of panels of 64 columns and
+// PANEL rows; otherwise it has whole rows.
+template <int HEAD, int THREADS = ATTENTION_MMA_THREADS, int PANEL = 0> struct TileRows {
+  static constexpr int LANES = HEAD / 8, STEP = THREADS / LANES, WIDTH = PANEL ? 64 : HEAD;
   static_assert(STEP == 4 || STEP % 8 == 0, "the swizzle of rows that are STEP apart");
   const bf16 *from;
   __device__ __forceinline__ TileRows(const AttentionView &x, int64_t row, int64_t head) {
@@ -68,9 +79,9 @@ template <int HEAD, int THREADS = ATTENTION_MMA_THREADS> struct TileRows {
   // are zero. If addresses do not allow vectors, it copies single elements, with the same result.
   template <int ROWS> __device__ __forceinline__ void load(Copies &copies, bf16 *tile, const AttentionView &x, int n) {
     const int me = thread(), first = me / LANES, column = me % LANES * 8, rows = column < x.width ? n - first : 0,
-              at = swizzled<HEAD>(first, column);
-    // swizzled<HEAD>(first + r, column): `first` is less than 4 if STEP is 4
-    auto to = [&](int r) { return tile + r * HEAD + (at ^ r % 8 * 8); };
+              at = PANEL ? column / 64 * 64 * PANEL + swizzled<64>(first, column % 64) : swizzled<HEAD>(first, column);
+    // swizzled<WIDTH>(first + r, column): `first` is less than 4 if STEP is 4
+    auto to = [&](int r) { return tile + r * WIDTH + (at ^ r % 8 * 8); };
     if (x.vectors) {
 #pragma unroll
       for (int r = 0; r < ROWS; r += STEP, from += STEP * x.token)

@@ -4,8 +4,9 @@
 // one after another as one thread.
 //
 // For each byte of device memory and of a block's shared memory, a cell records the last writer and
-// readers. Within a block, barriers order accesses; within a warp, exchanges do as well. Between
-// the blocks of a launch, accesses are not ordered.
+// readers. Within a block, barriers order the accesses of the warps that come to them; within a
+// warp, exchanges do as well. Between the blocks of a launch, accesses are not ordered. Operands of
+// products of warpgroups in shared memory must be shown to them (show_products) as well.
 #include <dlfcn.h>
 
 #include <memory>
@@ -24,12 +25,6 @@ struct Cell {
   Access writer, reader[3];
   bool many = false; // several blocks have read it
 };
-
-bool ordered(const Access &before, const Access &now) { // both accesses are of one launch
-  if (before.block != now.block) return false;
-  return before.thread == now.thread || before.epoch != now.epoch ||
-         (before.thread / 32 == now.thread / 32 && before.exchanges != now.exchanges);
-}
 
 enum : size_t { page_bits = 12, page_limit = 4096 };
 struct Page {
@@ -75,10 +70,16 @@ void touch(const void *p, size_t bytes, bool write, const void *code) {
     Cell &c = cell((uintptr_t)p + i, now.launch);
     const char *what = nullptr;
     const Access *other = nullptr;
-    if (c.writer.launch == now.launch && !ordered(c.writer, now)) what = "written", other = &c.writer;
+    auto parallel = [&](const Access &a) {
+      return a.launch == now.launch && (a.block != now.block || !ordered(a, now));
+    };
+    if (parallel(c.writer)) what = "written", other = &c.writer;
     if (write && !what)
       for (const Access &r : c.reader)
-        if (r.launch == now.launch && (!ordered(r, now) || c.many)) what = "read", other = &r;
+        if (parallel(r) || (r.launch == now.launch && c.many)) what = "read", other = &r;
+    if (!what && now.by_product && c.writer.launch == now.launch && c.writer.block == now.block && !is_shown(c.writer))
+      race(format("a product of %s reads %s that %s has written without show_products: address %p", name(now).c_str(),
+                  where, name(c.writer).c_str(), p));
     if (what)
       race(format("%s %s %s that %s has %s, without a barrier between: address %p, code at %s", name(now).c_str(),
                   write ? "writes" : "reads", where, name(*other).c_str(), what, p, location(code).c_str()));

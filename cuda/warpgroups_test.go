@@ -1,0 +1,69 @@
+package cuda
+
+import (
+	"os"
+	"strings"
+	"testing"
+
+	"ulysses/testkit/conformance"
+	"ulysses/testkit/cudatest"
+)
+
+// TestConformanceOfWarpgroups selects the kernels of attention with Hopper's products of
+// warpgroups. It is a test of its own because kernels that wait for each other can hang.
+func TestConformanceOfWarpgroups(t *testing.T) {
+	cudatest.Use(t)
+	d := opener(Options{})(t, 1).(*Device)
+	sm := d.Details().SM
+	d.Close()
+	if sm != 90 {
+		t.Skip("SKIPPED: products of warpgroups need a GPU of compute capability 9.0")
+	}
+	conformance.RunAttentionPlain(t, opener(Options{Deterministic: true, Kernels: "attention_forward=wgmma,attention_backward=wgmma"}), 1, 128)
+	// heads of 256 have a forward pass only
+	t.Run("forward", func(t *testing.T) {
+		conformance.RunAttentionPlain(t, opener(Options{Deterministic: true, Kernels: "attention_forward=wgmma,attention_backward=mma"}), 129, 256)
+	})
+}
+
+// warpgroupProducts has the products of warpgroups in the kernels of attention for Hopper, by parts
+// of their symbols: of a tile, and of the tiles before and after the loop.
+var warpgroupProducts = map[string]int{
+	"attention_wgmma_forward_kernelILi0": 24, "attention_wgmma_forward_kernelILi1": 32, "attention_wgmma_forward_kernelILi2": 40,
+	"attention_wgmma_dq_kernelILi0": 24, "attention_wgmma_dq_kernelILi1": 40,
+	"attention_wgmma_dkv_kernelILi0": 16, "attention_wgmma_dkv_kernelILi1": 24,
+	"attention_wgmma_delta_kernelILi0": 4, "attention_wgmma_delta_kernelILi1": 8,
+}
+
+// TestWarpgroupProducts: the kernels have these products and no others on tensor cores, the
+// assembler has not serialized them, and it has not ignored the division of the registers.
+func TestWarpgroupProducts(t *testing.T) {
+	found := 0
+	kernelsBuilt(t, func(symbol string, code []instruction) {
+		for part, want := range warpgroupProducts {
+			if !strings.Contains(symbol, part) {
+				continue
+			}
+			n := products(code)
+			if n == 0 { // built for another GPU
+				continue
+			}
+			found++
+			if n != want || count(code, opHMMA) > 0 {
+				t.Errorf("%s: %d products, %d of them of warps; want %d of warpgroups", symbol, n, count(code, opHMMA), want)
+			}
+		}
+	})
+	if want := len(warpgroupProducts) + 3; found != want { // forward kernels twice, also for a softmax that has begun
+		t.Errorf("%d kernels, want %d", found, want)
+	}
+	text, err := os.ReadFile("../build/cuda/ptxas.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(text)) {
+		if strings.Contains(line, "serialized") || strings.Contains(line, "setmaxnreg") {
+			t.Error(strings.TrimSpace(line))
+		}
+	}
+}
