@@ -32,7 +32,7 @@ struct Operand {
       fail_kernel("a product with a descriptor of another swizzle");
   }
   // at returns the element of a row and a column; columns from 64 on are in the next panels.
-  const uint32_t *at(int row, int column) const {
+  ULY_FAST __attribute__((always_inline)) const uint32_t *at(int row, int column) const {
     const uint32_t a = address + (uint32_t)(column / 64) * panel + (uint32_t)(row / 8) * eight_rows +
                        (uint32_t)(row % 8 * 128 + column % 64 * 2);
     return reinterpret_cast<const uint32_t *>(dynamic_shared() + (a ^ (a >> 7 & 7) << 4));
@@ -134,29 +134,27 @@ class WarpgroupProducts {
     }
     for (int n = 0; n < p.nt; n += 2) {
       float *c = p.c + 4 * n;
-      EightFloats sum;
-      memcpy(&sum, c, sizeof sum);
-      if (!p.more) sum = EightFloats{};
-      for (int k = 0; k < 8; k++) {
-        // elements 2k and 2k + 1 of the two columns in c[n] and in c[n + 1]
-        uint32_t even[4], odd[4];
-        for (int i = 0; i < 4; i++) {
-          const int at = 8 * (n + i / 2) + column + i % 2;
+      EightFloats sum = {};
+      if (p.more) memcpy(&sum, c, sizeof sum);
+      uint32_t even[8][4], odd[8][4]; // elements 2k and 2k + 1 of the columns in c[n] and c[n + 1]
+      for (int i = 0; i < 4; i += p.held ? 2 : 1) {
+        const int at = 8 * (n + i / 2) + column + i % 2;
+        for (int k = 0; k < 8; k++) {
           if (p.held) { // y has a row for each k
-            const int half = at % 2 * 16;
-            even[i] = *y.at(2 * k, at & ~1) >> half << 16;
-            odd[i] = *y.at(2 * k + 1, at & ~1) >> half << 16;
+            const uint32_t upper = *y.at(2 * k, at), lower = *y.at(2 * k + 1, at);
+            even[k][i] = upper << 16, even[k][i + 1] = upper & 0xffff0000u;
+            odd[k][i] = lower << 16, odd[k][i + 1] = lower & 0xffff0000u;
           } else {
             const uint32_t both = *y.at(at, 2 * k);
-            even[i] = both << 16, odd[i] = both & 0xffff0000u;
+            even[k][i] = both << 16, odd[k][i] = both & 0xffff0000u;
           }
         }
-        const uint32_t x0 = x[0][k], x1 = x[1][k];
+      }
+      for (int k = 0; k < 8; k++) {
+        const uint32_t x0 = x[0][k], x1 = x[1][k], *e = even[k], *o = odd[k];
         const EightWords rows = {x0, x0, x1, x1, x0, x0, x1, x1};
-        add_product(sum, rows << 16,
-                    EightWords{even[0], even[1], even[0], even[1], even[2], even[3], even[2], even[3]});
-        add_product(sum, rows & 0xffff0000u,
-                    EightWords{odd[0], odd[1], odd[0], odd[1], odd[2], odd[3], odd[2], odd[3]});
+        add_product(sum, rows << 16, EightWords{e[0], e[1], e[0], e[1], e[2], e[3], e[2], e[3]});
+        add_product(sum, rows & 0xffff0000u, EightWords{o[0], o[1], o[0], o[1], o[2], o[3], o[2], o[3]});
       }
       memcpy(c, &sum, sizeof sum);
     }
