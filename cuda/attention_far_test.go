@@ -1,6 +1,7 @@
 package cuda
 
 import (
+	"cmp"
 	"math"
 	"math/rand/v2"
 	"testing"
@@ -17,9 +18,15 @@ func TestAttentionBeyond2To31(t *testing.T) {
 	if cudatest.Emulated() {
 		t.Skip("SKIPPED: needs 48 GiB of a GPU")
 	}
-	d, s, alloc := opened(t, Options{})
-	if d.Details().Free < 48<<30 {
-		t.Skipf("SKIPPED: needs 48 GiB, %d bytes are free", d.Details().Free)
+	for _, kernels := range []string{"", "attention_forward=wgmma,attention_backward=wgmma"} {
+		t.Run(cmp.Or(kernels, "chosen"), func(t *testing.T) { attentionBeyond2To31(t, kernels) })
+	}
+}
+
+func attentionBeyond2To31(t *testing.T, kernels string) {
+	d, s, alloc := opened(t, Options{Kernels: kernels})
+	if details := d.Details(); details.Free < 48<<30 || kernels != "" && details.SM != 90 {
+		t.Skipf("SKIPPED: needs 48 GiB, %d bytes are free; wgmma also needs compute capability 9.0, not %d", details.Free, details.SM)
 	}
 	const hq, h, dim, far, short, left = 32, 8, 128, 1<<19 + 1<<14, 4096, 1023 // far·hq·dim = 2.2e9
 	must := func(err error) {

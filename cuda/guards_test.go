@@ -32,6 +32,9 @@ func TestGuards(t *testing.T) {
 				t.Run("small", func(t *testing.T) {
 					conformance.RunBare(t, opener(Options{Deterministic: true, Kernels: "attention_forward=small,attention_backward=small"}), "Attention")
 				})
+				t.Run("wgmma", func(t *testing.T) {
+					conformance.RunAttentionPlainBare(t, opener(Options{Deterministic: true, Kernels: "attention_forward=wgmma,attention_backward=wgmma"}), 1, 128)
+				})
 			}
 		})
 	}

@@ -5,6 +5,9 @@ import (
 	"strings"
 	"testing"
 
+	"ulysses/device"
+	"ulysses/internal/status"
+	"ulysses/tensor"
 	"ulysses/testkit/conformance"
 	"ulysses/testkit/cudatest"
 )
@@ -24,6 +27,44 @@ func TestConformanceOfWarpgroups(t *testing.T) {
 	t.Run("forward", func(t *testing.T) {
 		conformance.RunAttentionPlain(t, opener(Options{Deterministic: true, Kernels: "attention_forward=wgmma,attention_backward=mma"}), 129, 256)
 	})
+}
+
+// TestWarpgroupRefusals: calls that the kernels do not support fail with the reason, also if
+// another kernel would support them, because a name selects the kernel.
+func TestWarpgroupRefusals(t *testing.T) {
+	cudatest.Use(t)
+	if d, _, _ := opened(t, Options{}); d.Details().SM != 90 {
+		t.Skip("SKIPPED: products of warpgroups need a GPU of compute capability 9.0")
+	}
+	for _, c := range []struct {
+		dtype   tensor.DType
+		dim, dv int64
+		scale   float64
+		why     string
+	}{
+		{tensor.F32, 64, 64, 0.1, "BF16"},
+		{tensor.BF16, 24, 64, 0.1, "multiple of 16"},
+		{tensor.BF16, 64, 272, 0.1, "at most 256"},
+		{tensor.BF16, 64, 64, -0.1, "scale"},
+		{tensor.BF16, 144, 64, 0.1, "up to 128"}, // backward
+		{tensor.BF16, 128, 128, 0.1, ""},
+	} {
+		_, err := attentionDQ(t, "attention_forward=wgmma,attention_backward=wgmma", c.dtype, c.dim, c.dv, c.scale)
+		if c.why == "" {
+			if err != nil {
+				t.Error(err)
+			}
+		} else if status.Of(err) != status.Unsupported || !strings.Contains(err.Error(), c.why) {
+			t.Errorf("%v, heads of %d and %d, scale %g: %v, want an error with %q", c.dtype, c.dim, c.dv, c.scale, err, c.why)
+		}
+	}
+	x := newShapedOf(t, needEmulated(t), 64, true, "attention_forward=wgmma,attention_backward=wgmma")
+	forward, backward := x.attentionWith(2, 1, 64, func(a *device.Attention) { a.Softcap = 30 })
+	for op, call := range map[string]func() error{"forward": forward, "backward": backward} {
+		if err := call(); status.Of(err) != status.Unsupported || !strings.Contains(err.Error(), "soft caps") {
+			t.Errorf("%s with a soft cap: %v", op, err)
+		}
+	}
 }
 
 // warpgroupProducts has the products of warpgroups in the kernels of attention for Hopper, by parts

@@ -55,6 +55,11 @@ func RunAttentionPlain(t *testing.T, open Opener, from, to int64) {
 	run(t, open, suite{reproducible: true, tiled: true, plain: true, from: from, to: to}, "Attention", "AttentionWide", "AttentionLaws", "AttentionOptions")
 }
 
+// RunAttentionPlainBare is RunAttentionPlain as RunBare.
+func RunAttentionPlainBare(t *testing.T, open Opener, from, to int64) {
+	run(t, open, suite{tiled: true, plain: true, bare: true, from: from, to: to}, "Attention", "AttentionWide")
+}
+
 // RunAttentionUnrepeatable is RunAttentionTiled, with some of the cases, for a device whose
 // gradients are not bitwise reproducible.
 func RunAttentionUnrepeatable(t *testing.T, open Opener) {
