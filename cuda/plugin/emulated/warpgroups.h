@@ -63,7 +63,7 @@ class WarpgroupProducts {
     add(p);
   }
   void close() { open = false; }
-  template <int PENDING> void wait() {
+  template <int PENDING, class... Sums> void wait(const Sums &...) {
     if (open) uly_emulated::fail_kernel("wgmma.wait_group with an open group of products");
     while (groups.size() > PENDING) {
       complete(groups.front());

@@ -100,8 +100,17 @@ class WarpgroupProducts {
   }
   // close ends a group.
   __device__ __forceinline__ void close() { ULY_HOPPER("wgmma.commit_group.sync.aligned;" :: : "memory"); }
-  // wait returns when at most PENDING groups have not completed.
-  template <int PENDING> __device__ __forceinline__ void wait() {
+  // wait returns when at most PENDING groups have not completed. It is given the sums that have
+  // completed and are used next: the compiler may move other uses of sums before the wait.
+  template <int PENDING, int... NT> __device__ __forceinline__ void wait(float (&...completed)[NT][4]) {
     ULY_HOPPER("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+    (pin(completed), ...);
+  }
+
+ private:
+  template <int NT> static __device__ __forceinline__ void pin(float (&c)[NT][4]) {
+#pragma unroll
+    for (int n = 0; n < NT; n++)
+      asm volatile("" : "+f"(c[n][0]), "+f"(c[n][1]), "+f"(c[n][2]), "+f"(c[n][3])::"memory");
   }
 };

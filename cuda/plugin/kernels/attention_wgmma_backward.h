@@ -135,20 +135,20 @@ template <int SIZE> struct WgmmaDq : WgmmaStages<SIZE> {
         float s[1][NT][4], dp[NT][4];
         uint32_t ds[COLUMNS / 16][4];
         scores(products, s[0], dp, seen.begin);
-        products.template wait<0>();
+        products.template wait<0>(s[0], dp);
         gradients(s, dp, lse, delta, scale, seen.begin);
         hold(ds, s[0]);
         for (int step = seen.begin + 1; step < seen.end; step++) {
           scores(products, s[0], dp, step);
           add_held(products, dq[0], ds, this->first_of(step - 1));
-          products.template wait<1>();
+          products.template wait<1>(s[0], dp);
           gradients(s, dp, lse, delta, scale, step);
-          products.template wait<0>();
+          products.template wait<0>(dq[0]);
           this->leave(step - 1);
           hold(ds, s[0]);
         }
         add_held(products, dq[0], ds, this->first_of(seen.end - 1));
-        products.template wait<0>();
+        products.template wait<0>(dq[0]);
         this->leave(seen.end - 1);
       }
       this->skip(seen.end, steps);
@@ -253,7 +253,7 @@ template <int SIZE> struct WgmmaDkv : WgmmaStages<SIZE> {
           products.template wait<1>(); // for the preceding product for dk, whose operand takes registers
           if (step > seen.begin) this->leave(i - 1);
           multiply_rows<HEAD>(products, dp[0], this->other + consumer_row() * HEAD, this->second_of(i));
-          products.template wait<1>();
+          products.template wait<1>(s[0]);
           const int n = work.rows_of(step, COLUMNS);
           const AttentionBand of_query = attention_band(a.mask, work.ahead + (int64_t)step * COLUMNS),
                               band = {-of_query.above, -of_query.below};
@@ -262,14 +262,14 @@ template <int SIZE> struct WgmmaDkv : WgmmaStages<SIZE> {
           if (!whole) hide_gradients(s, band, n, consumer_strip());
           hold(p, s[0]);
           add_held(products, dv[0], p, this->second_of(i));
-          products.template wait<1>();
+          products.template wait<1>(dp[0]);
           gradients(dp, p, this->delta_of(i));
           if (!whole) hide_gradients(dp, band, n, consumer_strip());
           hold(ds, dp[0]);
           add_held(products, dk[0], ds, this->first_of(i));
           products.template wait<1>(); // p is free: else its registers, ds and the next scores are too many
         }
-        products.template wait<0>();
+        products.template wait<0>(dk[0], dv[0]);
         if (seen.begin < seen.end) this->leave(base + seen.end - 1);
         this->skip(base + seen.end, base + steps);
       }
@@ -332,7 +332,7 @@ template <int SIZE> __device__ __forceinline__ void attention_wgmma_delta(const 
     __syncthreads();
     float c[WARPGROUP_STRIP / 8][4];
     multiply_rows<HEAD>(products, c, shared, outs);
-    products.template wait<0>();
+    products.template wait<0>(c);
     const Lane at;
     const int row = (int)threadIdx.x / 32 * 16 + at.row;
 #pragma unroll

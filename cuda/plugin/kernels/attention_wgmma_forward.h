@@ -93,23 +93,23 @@ template <int SIZE, bool BEGUN> struct WgmmaForward {
         float s[1][NT][4], keep[1][2];
         uint32_t p[COLUMNS / 16][4]; // the probabilities of a tile
         scores(products, s[0], seen.begin);
-        products.template wait<0>();
+        products.template wait<0>(s[0]);
         arrive_block(KEYS_FREE + seen.begin % 2);
         if (exponentials(softmax, s, keep, scale, seen.begin)) rescale(o, keep);
         hold(p, s[0]);
         for (int step = seen.begin + 1; step < seen.end; step++) {
           scores(products, s[0], step);
           outputs(products, o[0], p, step - 1);
-          products.template wait<1>();
+          products.template wait<1>(s[0]);
           arrive_block(KEYS_FREE + step % 2);
           const bool changed = exponentials(softmax, s, keep, scale, step);
-          products.template wait<0>();
+          products.template wait<0>(o[0]);
           arrive_block(VALUES_FREE + (step - 1) % 2);
           if (changed) rescale(o, keep);
           hold(p, s[0]);
         }
         outputs(products, o[0], p, seen.end - 1);
-        products.template wait<0>();
+        products.template wait<0>(o[0]);
         arrive_block(VALUES_FREE + (seen.end - 1) % 2);
       }
 #pragma unroll 1
