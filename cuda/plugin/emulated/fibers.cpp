@@ -35,7 +35,7 @@ uly_emulated_switch:
 )");
 void change(Fiber *from, Fiber *to) { uly_emulated_switch(&from->sp, to->sp); }
 void reset(Fiber *f) {
-  void **top = reinterpret_cast<void **>(f->stack + STACK_BYTES);
+  void **top = reinterpret_cast<void **>(f->stack + f->bytes);
   top[-2] = reinterpret_cast<void *>(&fiber_main);
   f->sp = top - 8; // six registers below the return address
   memset(f->sp, 0, 6 * sizeof(void *));
@@ -45,7 +45,7 @@ void change(Fiber *from, Fiber *to) { swapcontext(&from->context, &to->context);
 void reset(Fiber *f) {
   getcontext(&f->context);
   f->context.uc_stack.ss_sp = f->stack;
-  f->context.uc_stack.ss_size = STACK_BYTES;
+  f->context.uc_stack.ss_size = f->bytes;
   f->context.uc_link = nullptr;
   makecontext(&f->context, fiber_main, 0);
 }
@@ -62,6 +62,9 @@ Fiber *idle_fiber() {
     mprotect(p, GUARD_BYTES, PROT_NONE);
     auto *f = new Fiber;
     f->stack = p + GUARD_BYTES;
+    // Stacks end at different positions in a page. Otherwise the first frames of all threads would
+    // compete for the same lines of the cache.
+    f->bytes = STACK_BYTES - block.fibers.size() * 9 * 64 % 4096;
     reset(f);
     block.fibers.push_back(f);
     return f;

@@ -23,6 +23,8 @@ struct Steps {
   Steps() = default;
   explicit Steps(uint64_t n);
   uint64_t operator()(uint64_t i) const {
+    // a short division, because every thread of a kernel takes some
+    if (n >> 16 == 0 && i < n) return (uint32_t)(start + i * step) % (uint32_t)n;
     return n >> 32 ? (uint64_t)((start + (unsigned __int128)i * step) % n) : (start + i * step) % n;
   }
 };

@@ -35,19 +35,24 @@ template <int SIZE> struct WgmmaStages {
   __device__ __forceinline__ float *lse_of(int step) const { return numbers + step % STAGES * 2 * COLUMNS; }
   __device__ __forceinline__ float *delta_of(int step) const { return lse_of(step) + COLUMNS; }
 
-  // These are for the copying warpgroup: take waits for a stage, show shows its copies to the
-  // consumers, and end waits until they have read all of `steps` stages.
+  // These are for the copying warpgroup: take waits for a stage; copied ends its copies and shows
+  // the preceding stage to the consumers, so that the copies of two stages are under way; end shows
+  // the last one of `steps` stages, and waits until they have read all.
   __device__ __forceinline__ void take(int step) {
     if (step >= STAGES) sync_block(FREE + step % STAGES);
   }
-  __device__ __forceinline__ void show(Copies &copies, int step) {
+  __device__ __forceinline__ void copied(Copies &copies, int step) {
     copies.close();
-    copies.template wait<0>();
+    if (step > 0) show<1>(copies, step - 1);
+  }
+  template <int PENDING> __device__ __forceinline__ void show(Copies &copies, int step) {
+    copies.template wait<PENDING>();
     show_products();
     arrive_copied(FULL + step % STAGES);
     arrive_copied(FULL + STAGES + step % STAGES);
   }
-  __device__ __forceinline__ void end(int steps) {
+  __device__ __forceinline__ void end(Copies &copies, int steps) {
+    if (steps > 0) show<0>(copies, steps - 1);
 #pragma unroll 1
     for (int step = most(0, steps - STAGES); step < steps; step++) sync_block(FREE + step % STAGES);
   }
@@ -107,9 +112,9 @@ template <int SIZE> struct WgmmaDq : WgmmaStages<SIZE> {
         this->take(step);
         k.template load<COLUMNS>(copies, this->first_of(step), a.k, n);
         v.template load<COLUMNS>(copies, this->second_of(step), a.v, n);
-        this->show(copies, step);
+        this->copied(copies, step);
       }
-      this->end(steps);
+      this->end(copies, steps);
     }
   }
 
@@ -215,10 +220,10 @@ template <int SIZE> struct WgmmaDkv : WgmmaStages<SIZE> {
           q.template load<COLUMNS>(copies, this->first_of(i), a.q, n);
           dout.template load<COLUMNS>(copies, this->second_of(i), a.dout, n);
           load_numbers(copies, work.head + head, step, i, n);
-          this->show(copies, i);
+          this->copied(copies, i);
         }
       }
-      this->end(work.heads * steps);
+      this->end(copies, work.heads * steps);
     }
   }
   // load_numbers copies lse and delta of the n queries of a tile: half of the threads one each.
@@ -261,11 +266,11 @@ template <int SIZE> struct WgmmaDkv : WgmmaStages<SIZE> {
           probabilities(s, this->lse_of(i), scale);
           if (!whole) hide_gradients(s, band, n, consumer_strip());
           hold(p, s[0]);
-          add_held(products, dv[0], p, this->second_of(i));
-          products.template wait<1>(dp[0]);
-          gradients(dp, p, this->delta_of(i));
+          products.template wait<0>(dp[0]);
+          gradients(dp, p, this->delta_of(i)); // before the product with p, whose registers may not be read then
           if (!whole) hide_gradients(dp, band, n, consumer_strip());
           hold(ds, dp[0]);
+          add_held(products, dv[0], p, this->second_of(i));
           add_held(products, dk[0], ds, this->first_of(i));
           products.template wait<1>(); // p is free: else its registers, ds and the next scores are too many
         }
