@@ -13,6 +13,7 @@ import (
 type headsMethod struct {
 	*base
 	ulysses    *sp.Plan // of the all-to-alls
+	allKeys    int64    // the sum of the key heads of all ranks
 	sharedKeys bool     // the value heads of a key head are on several ranks
 	reshard    reshard
 	perHead    perHeadBuffers
@@ -30,6 +31,7 @@ func newHeadsMethod(p *base) *headsMethod {
 	group := p.layer.ValueHeads / p.layer.KeyHeads
 	for r := range p.size {
 		h := m.heads(r)
+		m.allKeys += h.keys()
 		m.sharedKeys = m.sharedKeys || h.values() > 0 && h.lo%group > 0
 	}
 	return m
@@ -364,19 +366,8 @@ func (m *headsMethod) gateElements(kind callKind) int64 {
 // allToAllElements returns the elements that a rank sends and receives in an all-to-all to heads.
 // In an all-to-all to tokens it sends and receives them the other way round.
 func (m *headsMethod) allToAllElements(b *sp.Batch, rank int64, n tokenElements) (send, recv int64) {
-	width := func(r int64) int64 {
-		h := m.heads(r)
-		return h.keys()*n.key + h.values()*n.value
-	}
-	tokens := func(r int64) int64 {
-		lo, hi := b.RankRows(int(r))
-		return (hi - lo) * b.Batch()
-	}
-	for r := range m.size {
-		if r != rank {
-			send += tokens(rank) * width(r)
-			recv += tokens(r) * width(rank)
-		}
-	}
-	return send, recv
+	lo, hi := b.RankRows(int(rank))
+	tokens, h := (hi-lo)*b.Batch(), m.heads(rank)
+	width := h.keys()*n.key + h.values()*n.value
+	return tokens * (m.allKeys*n.key + m.layer.ValueHeads*n.value - width), (b.Seq()*b.Batch() - tokens) * width
 }

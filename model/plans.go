@@ -22,8 +22,9 @@ type plans struct {
 	gather    bool // the groups of a ring get all keys in one all-to-all
 	comm      comm.Comm
 
-	cached       sizes // for cachedTokens tokens
+	cached       sizes // for cachedTokens tokens; cached.full is for fullTokens
 	cachedTokens int64
+	fullTokens   int64
 }
 
 // sizes are the bytes that a call of each plan needs.
@@ -61,6 +62,9 @@ func (p *plans) setGroups(d device.Device, c comm.Comm, cfg *Config, compute ten
 		}
 	}
 	p.grouped[groups] = made
+	if p.groups != groups {
+		p.fullTokens = 0
+	}
 	p.softmax, p.groups, p.cachedTokens = made, groups, 0
 	return nil
 }
@@ -68,16 +72,26 @@ func (p *plans) setGroups(d device.Device, c comm.Comm, cfg *Config, compute ten
 // sizes returns the sizes for sequences of so many tokens with any documents. They are the same for
 // planning and for a pass.
 func (p *plans) sizes(d device.Device, tokens int64) (s sizes, err error) {
-	if p.cachedTokens != tokens {
-		if s, err = p.maxSizes(d, tokens); err != nil {
+	if p.cachedTokens == tokens {
+		return p.cached, nil
+	}
+	p.cachedTokens = 0
+	if p.fullTokens != tokens { // for a ring of many ranks, these take the longest
+		if s, err = p.maxFullSizes(d, tokens); err != nil {
 			return s, err
 		}
-		p.cached, p.cachedTokens = s, tokens
+		p.cached.full, p.fullTokens = s.full, tokens
 	}
+	if p.linear != nil {
+		if p.cached.linear, err = p.linear.MaxLayerSizes(1, tokens); err != nil {
+			return s, err
+		}
+	}
+	p.cachedTokens = tokens
 	return p.cached, nil
 }
 
-func (p *plans) maxSizes(d device.Device, tokens int64) (s sizes, err error) {
+func (p *plans) maxFullSizes(d device.Device, tokens int64) (s sizes, err error) {
 	for _, plan := range p.softmax {
 		if plan == nil || err != nil {
 			continue
@@ -91,9 +105,6 @@ func (p *plans) maxSizes(d device.Device, tokens int64) (s sizes, err error) {
 		f.workspace = max(f.workspace, whole.Workspace)
 		f.saved, f.lse = max(f.saved, device.Padded(d, saved)), max(f.lse, device.Padded(d, lse))
 		err = failed
-	}
-	if err == nil && p.linear != nil {
-		s.linear, err = p.linear.MaxLayerSizes(1, tokens)
 	}
 	return s, err
 }

@@ -114,7 +114,7 @@ func (p *Plan) savedBuffers(a *Args) (keep device.Allocator, lse *device.Allocat
 // allocQKVOut allocates q, k, v and out, or their gradients.
 func (p *Plan) allocQKVOut(b *Batch, c *device.Allocator) (d local) {
 	l, hq, hkv, n := p.layer, p.query[p.rank].n(), p.key[p.rank].n(), b.spec.Batch
-	sch := p.scheduleOf(b)
+	sch := p.placed(b)
 	nq, nk := rows(sch.queries.attention[sch.group]), rows(sch.keys.attention[sch.group])
 	d.q = p.alloc(c, l.DType, hq, n, nq, l.Dim)
 	d.k = p.alloc(c, l.DType, hkv, n, nk, l.Dim)
@@ -140,26 +140,43 @@ func (p *Plan) MaxSizes(batch, seq, kvSeq int64) (most Sizes, err error) {
 // eachMax calls f with the batches of these extents that need the most memory. With a ring, these
 // are one for each placement of the rows.
 func (p *Plan) eachMax(batch, seq, kvSeq int64, f func(b *Batch)) error {
-	b, err := newBatch(p.rank, p.size, BatchSpec{Batch: batch, Seq: seq, KVSeq: kvSeq, Ring: p.ring})
-	if err != nil {
-		return err
+	e := extents{batch, seq, kvSeq}
+	if p.largest == nil || p.largestOf != e {
+		largest, err := p.batchesOf(e)
+		if err != nil {
+			return err
+		}
+		p.largest, p.largestOf = largest, e
 	}
-	if p.ring == 1 {
+	for _, b := range p.largest {
 		f(b)
-		return nil
 	}
-	zigzag, err := newBatch(p.rank, p.size, BatchSpec{Batch: batch, Seq: seq, KVSeq: kvSeq, Ring: p.ring, Zigzag: true})
+	return nil
+}
+
+// extents are the most sequences, queries and keys of a batch.
+type extents struct{ batch, seq, kvSeq int64 }
+
+func (p *Plan) batchesOf(e extents) ([]*Batch, error) {
+	spec := BatchSpec{Batch: e.batch, Seq: e.seq, KVSeq: e.kvSeq, Ring: p.ring}
+	b, err := newBatch(p.rank, p.size, spec)
+	if err != nil || p.ring == 1 {
+		return []*Batch{b}, err
+	}
+	spec.Zigzag = true
+	zigzag, err := newBatch(p.rank, p.size, spec)
 	if err != nil {
-		return err
+		return nil, err
 	}
+	var largest []*Batch
 	for _, b := range []*Batch{b, zigzag} {
 		for _, placement := range []int{inOrder, inZigzag} {
 			x := *b // the schedule is kept by the address of the batch
 			x.unknownDocuments, x.placement = true, placement
-			f(&x)
+			largest = append(largest, &x)
 		}
 	}
-	return nil
+	return largest, nil
 }
 
 // sizes computes Sizes for documents that start at cuQ among the queries; nil means any documents.
@@ -224,7 +241,7 @@ func (p *Plan) mostWire(b *Batch) int64 {
 // wireBytes returns the bytes, sent and received, of the largest all-to-all of a pass between the
 // layouts of tokens and of attention.
 func (p *Plan) wireBytes(b *Batch, backward bool) int64 {
-	l, me, sch := p.layer, p.rank, p.scheduleOf(b)
+	l, me, sch := p.layer, p.rank, p.placed(b)
 	n, m := sch.queries, sch.keys
 	var in, out, lse int64 // elements of a sequence, sent and received
 	for j := range p.size {
@@ -341,7 +358,7 @@ func (p *Plan) attendAndReturn(s device.Stream, b *Batch, a *Args, x *local, scr
 	if err := p.attend(s, b, a, x, scratch); err != nil {
 		return err
 	}
-	rows := p.scheduleOf(b).queries.exchange
+	rows := p.placed(b).queries.exchange
 	out := [2]reshardTensor{{seq: a.Out, heads: x.out, split: p.query, rows: rows}}
 	if a.LSE.IsNil() {
 		return p.headsToSeq(s, scratch, out[:1])
@@ -371,7 +388,7 @@ func (p *Plan) attend(s device.Stream, b *Batch, a *Args, x *local, scratch tens
 
 // qkvTensors returns q, k and v for seqToHeads.
 func (p *Plan) qkvTensors(b *Batch, a *Args, x *local) [3]reshardTensor {
-	sch := p.scheduleOf(b)
+	sch := p.placed(b)
 	q, k := sch.queries.exchange, sch.keys.exchange
 	return [...]reshardTensor{
 		{seq: a.Q, heads: x.q, split: p.query, rows: q, cos: a.Cos, sin: a.Sin, norm: a.QNorm},
@@ -409,12 +426,12 @@ func (p *Plan) backwardMemory(b *Batch, a *Args) (x, d local, scratch tensor.Ten
 
 // doutTensor returns dout for seqToHeads.
 func (p *Plan) doutTensor(b *Batch, g *Grads, d *local) reshardTensor {
-	return reshardTensor{seq: g.DOut, heads: d.out, split: p.query, rows: p.scheduleOf(b).queries.exchange}
+	return reshardTensor{seq: g.DOut, heads: d.out, split: p.query, rows: p.placed(b).queries.exchange}
 }
 
 // gradTensors returns dq, dk and dv for headsToSeq.
 func (p *Plan) gradTensors(b *Batch, a *Args, g *Grads, d *local) [3]reshardTensor {
-	sch := p.scheduleOf(b)
+	sch := p.placed(b)
 	q, k := sch.queries.exchange, sch.keys.exchange
 	return [...]reshardTensor{
 		{seq: g.DQ, heads: d.q, split: p.query, rows: q, cos: a.Cos, sin: a.Sin},

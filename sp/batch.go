@@ -158,8 +158,13 @@ func newBatch(rank, size int64, s BatchSpec) (*Batch, error) {
 	if err := b.documents(); err != nil {
 		return nil, err
 	}
+	same := s.KVSeq == s.Seq && slices.Equal(b.queries.rows, b.keys.rows)
 	b.queries.place(rank, s.Ring, s.Zigzag)
-	b.keys.place(rank, s.Ring, s.Zigzag)
+	if k, q := &b.keys, &b.queries; same {
+		k.rows, k.tokens, k.inOrder, k.zigzag = q.rows, q.tokens, q.inOrder, q.zigzag
+	} else {
+		k.place(rank, s.Ring, s.Zigzag)
+	}
 	// these belong to the caller
 	b.spec.CuSeqlens, b.spec.CuSeqlensKV, b.spec.Positions, b.spec.Rows, b.spec.KVRows = nil, nil, nil, nil, nil
 	return b, nil

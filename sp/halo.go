@@ -61,11 +61,21 @@ func (b *Batch) haloRows(n int64, to, from int) (rows int64) {
 // HaloElements returns the elements that a rank sends and receives in Forward, with width elements
 // in each row. Backward sends recv and receives send. Not collective.
 func (b *Batch) HaloElements(rank int, n, width int64) (send, recv int64) {
-	for r := range b.Size() {
-		if r != rank {
-			send += b.haloRows(n, r, rank) * width
-			recv += b.haloRows(n, rank, r) * width
+	step := 1 // to the ranks whose halos reach back to this rank's rows
+	if n < 0 {
+		step = -1
+	}
+	first, end := b.RankRows(rank)
+	for r := rank + step; r >= 0 && r < b.Size(); r += step {
+		lo, hi := b.RankRows(r)
+		if !b.spec.Zigzag && (n > 0 && lo-n >= end || n < 0 && hi-n <= first) {
+			break // neither do the halos of the ranks behind
 		}
+		send += b.haloRows(n, r, rank) * width
+	}
+	for i := range b.spec.Batch {
+		lo, hi, _ := b.haloOf(n, i, rank)
+		recv += (hi - lo) * width
 	}
 	return send, recv
 }

@@ -10,6 +10,16 @@ import "ulysses/comm"
 // A layout has the ranges of each rank or group, ascending, without empty ranges.
 type layout [][]span
 
+// newLayout returns an empty layout. It has room for the two ranges that a rank has in a zigzag:
+// a plan for many ranks makes the layouts of each of them.
+func newLayout(ranks int64) layout {
+	l, room := make(layout, ranks), make([]span, 2*ranks)
+	for i := range l {
+		l[i] = room[2*i : 2*i : 2*i+2]
+	}
+	return l
+}
+
 // rows returns the number of rows in some ranges.
 func rows(ranges []span) (n int64) {
 	for _, s := range ranges {
@@ -31,7 +41,7 @@ func contiguous(ranges []span) layout {
 	l := make(layout, len(ranges))
 	for i, s := range ranges {
 		if s.n() > 0 {
-			l[i] = []span{s}
+			l[i] = ranges[i : i+1 : i+1]
 		}
 	}
 	return l
@@ -40,7 +50,7 @@ func contiguous(ranges []span) layout {
 // zigzagChunks returns the layout in which group r of a ring has the chunks r and 2·ring-1-r of
 // 2·ring chunks. With a causal mask, each group then has the same number of visible pairs.
 func zigzagChunks(n, ring int64) layout {
-	l := make(layout, ring)
+	l := newLayout(ring)
 	for r := range l {
 		lo, hi := comm.Shard(n, 2*ring, int64(r))
 		l[r] = appendRange(l[r], span{lo, hi})
@@ -54,11 +64,11 @@ func zigzagChunks(n, ring int64) layout {
 // are divided evenly among its ranks, in order.
 func zigzagTokens(n, ring, ranks int64) layout {
 	each := ranks / ring
-	l := make(layout, 0, ranks)
-	for _, chunks := range zigzagChunks(n, ring) {
+	l := newLayout(ranks)
+	for g, chunks := range zigzagChunks(n, ring) {
 		for u := range each {
 			lo, hi := comm.Shard(rows(chunks), each, u)
-			l = append(l, slice(chunks, span{lo, hi}))
+			l[int64(g)*each+u] = appendSlice(l[int64(g)*each+u], chunks, span{lo, hi})
 		}
 	}
 	return l
@@ -67,7 +77,7 @@ func zigzagTokens(n, ring, ranks int64) layout {
 // grouped returns the layout in which each group of a ring has the rows of its ranks.
 func (l layout) grouped(ring int64) layout {
 	each := len(l) / int(ring)
-	g := make(layout, ring)
+	g := newLayout(ring)
 	for i, ranges := range l {
 		for _, s := range ranges {
 			g[i/each] = appendRange(g[i/each], s)
@@ -88,7 +98,10 @@ func appendRange(ranges []span, s span) []span {
 }
 
 // slice returns rows [part.lo, part.hi) of the concatenated ranges.
-func slice(ranges []span, part span) (out []span) {
+func slice(ranges []span, part span) (out []span) { return appendSlice(nil, ranges, part) }
+
+// appendSlice appends the ranges of slice.
+func appendSlice(out, ranges []span, part span) []span {
 	at := int64(0)
 	for _, s := range ranges {
 		lo, hi := max(part.lo, at), min(part.hi, at+s.n())

@@ -110,7 +110,12 @@ type Plan struct {
 	gradient  device.AttentionGrad
 	rope      device.Rope
 	ringPass  ringPass
-	schedule  schedule         // of the last batch
+	// of the all-to-alls of a ring that fetch keys and return gradients
+	fetchCounts, returnCounts ringCounts
+
+	schedule  schedule // of the last batch
+	largest   []*Batch // of eachMax, for largestOf
+	largestOf extents
 	lse       device.Allocator // over SavedLSE
 }
 
@@ -164,6 +169,10 @@ func newPlan(d device.Device, c comm.Comm, l Layer, rank, size int64) *Plan {
 	key, owned := keyHeads(query, l.Heads/l.KVHeads)
 	p.query, p.key, p.owned = slices.Repeat(query, int(p.ring)), slices.Repeat(key, int(p.ring)), slices.Repeat(owned, int(p.ring))
 	p.send, p.recv = make([]int64, p.size), make([]int64, p.size)
+	if p.ring > 1 {
+		p.fetchCounts = ringCounts{make([]int64, p.size), make([]int64, p.size)}
+		p.returnCounts = ringCounts{make([]int64, p.size), make([]int64, p.size)}
+	}
 	for h := p.query[p.rank].lo; h < p.query[p.rank].hi; h++ {
 		p.kvHead = append(p.kvHead, h/(l.Heads/l.KVHeads)-p.key[p.rank].lo)
 	}
@@ -279,7 +288,7 @@ func (l Layer) Kernels(d device.AttentionKernels, place tensor.Place) (forward, 
 // group that the queries of group g see. Backward then sends F32 gradients of the keys of other
 // groups, B·Σ_g k_gr·kv_r·(D+Dv). A forward with the LSE also sends LSEBytesSent.
 func (p *Plan) BytesSent(b *Batch) (forward, backward int64) {
-	l, me, sch := p.layer, p.rank, p.scheduleOf(b)
+	l, me, sch := p.layer, p.rank, p.moves(b)
 	q, k := sch.queries, sch.keys
 	for j := range p.size {
 		if j == me {
@@ -298,7 +307,7 @@ func (p *Plan) BytesSent(b *Batch) (forward, backward int64) {
 // LSEBytesSent returns the bytes that a forward with the LSE sends in addition. The LSE is always
 // F32.
 func (p *Plan) LSEBytesSent(b *Batch) int64 {
-	x, n := p.scheduleOf(b).queries, int64(0)
+	x, n := p.placed(b).queries, int64(0)
 	for j := range p.size {
 		if j != p.rank {
 			n += x.headsRows[j]

@@ -40,14 +40,14 @@ func (p *Plan) Restore(s device.Stream, b *Batch, a *Args) error {
 		return err
 	}
 	// A second all-to-all: together they would need a larger workspace than Forward and Backward.
-	out := [...]reshardTensor{{seq: a.Out, heads: x.out, split: p.query, rows: p.scheduleOf(b).queries.exchange}}
+	out := [...]reshardTensor{{seq: a.Out, heads: x.out, split: p.query, rows: p.placed(b).queries.exchange}}
 	return p.seqToHeads(s, scratch, out[:])
 }
 
 // RestoreBytesSent returns the bytes that this rank sends to other ranks in one Restore:
 // B·Σ_{j≠r} [ n_rj·hq_j·(D+Dv) + m_rj·kv_j·(D+Dv) ] elements, in the terms of BytesSent.
 func (p *Plan) RestoreBytesSent(b *Batch) (bytes int64) {
-	l, sch := p.layer, p.scheduleOf(b)
+	l, sch := p.layer, p.placed(b)
 	for j := range p.size {
 		if j != p.rank {
 			bytes += (sch.queries.seqRows[j]*p.query[j].n() + sch.keys.seqRows[j]*p.key[j].n()) * (l.Dim + l.VDim)

@@ -28,7 +28,7 @@ type ringPass struct {
 
 // ringBuffers allocates the memory of a pass from c. Without memory, it computes its size.
 func (p *Plan) ringBuffers(b *Batch, x *local, c *device.Allocator, backward bool) {
-	sch, r, l := p.scheduleOf(b), &p.ringPass, &p.layer
+	sch, r, l := p.moves(b), &p.ringPass, &p.layer
 	hq, hkv, n := x.q.Shape[0], x.k.Shape[0], b.spec.Batch
 	*r = ringPass{}
 	var sent int64
@@ -95,7 +95,7 @@ func (p *Plan) ringWireBytes(b *Batch) (most int64) {
 	if !p.layer.NoBackward {
 		size = tensor.F32.Size() // gradients
 	}
-	for _, s := range p.scheduleOf(b).steps {
+	for _, s := range p.moves(b).steps {
 		most = max(most, (s.sent+s.got)*size)
 	}
 	return most
@@ -126,7 +126,9 @@ func (p *Plan) fetch(s device.Stream, b *Batch, x *local, i int) (err error) {
 			}
 		}
 	}
-	r.fetching, err = p.comm.AllToAllStart(s, r.recv[i%2].At(0, p.layer.DType, step.got), r.send.At(0, p.layer.DType, step.sent), step.recv, step.send)
+	c := &p.fetchCounts
+	c.set(p, b, step)
+	r.fetching, err = p.comm.AllToAllStart(s, r.recv[i%2].At(0, p.layer.DType, step.got), r.send.At(0, p.layer.DType, step.sent), c.recv, c.send)
 	return err
 }
 
@@ -338,7 +340,9 @@ func (p *Plan) backStep(s device.Stream, b *Batch, a *Args, g *Grads, x, d *loca
 		return err
 	}
 	r.returningStep = i
-	r.returning, err = p.comm.AllToAllStart(s, r.received.At(0, tensor.F32, step.sent), r.returned[i%2].At(0, tensor.F32, step.got), step.send, step.recv)
+	c := &p.returnCounts
+	c.set(p, b, step)
+	r.returning, err = p.comm.AllToAllStart(s, r.received.At(0, tensor.F32, step.sent), r.returned[i%2].At(0, tensor.F32, step.got), c.send, c.recv)
 	return err
 }
 

@@ -1,9 +1,6 @@
 package sp
 
-import (
-	"slices"
-	"sort"
-)
+import "sort"
 
 // A ring divides the sequence among groups during attention. Each group has the queries and keys of
 // its rows. Its queries also see keys of other groups, so these are sent to it, one group in each
@@ -18,12 +15,15 @@ const (
 	inZigzag        // chunks of a zigzag
 )
 
-// schedule says what a rank does with a batch: the placement of rows, and the steps of a ring.
+// schedule says what a rank does with a batch: the placement of rows, and the steps of a ring. The
+// steps and their calls are computed when they are needed: sizes need no calls, and some need no
+// steps.
 type schedule struct {
 	batch         *Batch
 	group         int64 // of this rank
 	queries, keys *placement
-	steps         []ringStep // the first has the group's own keys
+	steps         []ringStep // the first has the group's own keys; nil = not computed yet
+	called        bool       // the steps have calls
 	// the most rows of a call
 	callQueries, callKeys int64
 	// bytes of the workspace of calls, forward and backward; 0 = not computed yet
@@ -32,10 +32,9 @@ type schedule struct {
 
 // ringStep is what one step sends and computes. The own keys are not sent.
 type ringStep struct {
-	from, to []peer
-	// elements of keys and values to and from each rank; the gradients return as many
-	send, recv []int64
-	sent, got  int64 // their sums
+	from, to []peer // in the order of their ranks, which is that of their blocks in an all-to-all
+	// elements of keys and values to and from all of them; the gradients return as many
+	sent, got int64
 }
 
 // peer is another group, or this one, and the blocks of keys that move between the two.
@@ -59,52 +58,111 @@ type ringCall struct {
 	queryAt, keyAt  int64 // numbers of the first query and key in the batch
 }
 
-// scheduleOf returns the schedule of a batch, which is kept until another batch is scheduled.
-func (p *Plan) scheduleOf(b *Batch) *schedule {
-	if p.schedule.batch != b {
-		p.schedule = p.newSchedule(b)
+// placed returns the schedule of a batch, maybe without steps. It is kept until another batch is
+// scheduled.
+func (p *Plan) placed(b *Batch) *schedule {
+	if p.schedule.batch == b {
+		return &p.schedule
+	}
+	p.schedule = schedule{batch: b, group: p.rank / (p.size / p.ring), queries: &b.queries.inOrder, keys: &b.keys.inOrder}
+	if p.ring > 1 && (b.placement == inZigzag || b.placement == chosen && p.prefersZigzag(b)) {
+		p.schedule.queries, p.schedule.keys = &b.queries.zigzag, &b.keys.zigzag
 	}
 	return &p.schedule
 }
 
-func (p *Plan) newSchedule(b *Batch) schedule {
-	sch := schedule{batch: b, group: p.rank / (p.size / p.ring), queries: &b.queries.inOrder, keys: &b.keys.inOrder}
-	if p.ring == 1 {
-		return sch
-	}
-	if b.placement == inZigzag || b.placement == chosen && p.prefersZigzag(b) {
-		sch.queries, sch.keys = &b.queries.zigzag, &b.keys.zigzag
-	}
-	sch.steps = append(sch.steps, ringStep{from: []peer{sch.receive(p, b, sch.group)}})
-	for t := int64(1); t < p.ring; t++ {
-		from, to := (sch.group-t+p.ring)%p.ring, (sch.group+t)%p.ring
-		if t == 1 || !p.layer.Gather {
-			sch.steps = append(sch.steps, ringStep{send: make([]int64, p.size), recv: make([]int64, p.size)})
-		}
-		s := &sch.steps[len(sch.steps)-1]
-		s.from = append(s.from, sch.receive(p, b, from))
-		s.to = append(s.to, peer{to, sch.visible(p, b, to, sch.group)})
-	}
-	for i := range sch.steps[1:] {
-		sch.steps[1+i].count(p, b)
+// moves returns the schedule of a batch with the rows that each step moves, maybe without calls.
+func (p *Plan) moves(b *Batch) *schedule {
+	sch := p.placed(b)
+	if p.ring > 1 && sch.steps == nil {
+		sch.setSteps(p, b)
 	}
 	return sch
 }
 
-// count sets the elements of a step, and puts peers in the order of their ranks, which is the order
-// of their blocks in an all-to-all.
-func (s *ringStep) count(p *Plan, b *Batch) {
-	byGroup := func(a, b peer) int { return int(a.group - b.group) }
-	slices.SortFunc(s.from, byGroup)
-	slices.SortFunc(s.to, byGroup)
-	each, row := p.size/p.ring, b.spec.Batch*p.key[p.rank].n()*(p.layer.Dim+p.layer.VDim)
-	for _, x := range s.from {
-		s.recv[x.group*each+p.rank%each] = x.rows() * row
-		s.got += x.rows() * row
+// scheduleOf returns the complete schedule of a batch.
+func (p *Plan) scheduleOf(b *Batch) *schedule {
+	sch := p.moves(b)
+	if sch.called {
+		return sch
 	}
-	for _, x := range s.to {
-		s.send[x.group*each+p.rank%each] = x.rows() * row
-		s.sent += x.rows() * row
+	for i := range sch.steps {
+		for f := range sch.steps[i].from {
+			sch.setCalls(p, b, &sch.steps[i].from[f])
+		}
+	}
+	sch.called = true
+	return sch
+}
+
+// setSteps sets the steps of a ring. They share few slices, because a plan for many ranks computes
+// the steps of each of them.
+func (s *schedule) setSteps(p *Plan, b *Batch) {
+	others := p.ring - 1
+	peers, ranges := make([]peer, 1+2*others), len(s.keys.attention[s.group])
+	blocks := make([]ringBlock, 0, int(1+2*others)*max(1, ranges))
+	s.steps = make([]ringStep, 1, p.ring)
+	visible := func(queries, keys, of int64) peer {
+		n := len(blocks)
+		blocks = s.visible(blocks, p, b, queries, keys)
+		return peer{of, blocks[n:len(blocks):len(blocks)]}
+	}
+	peers[0] = visible(s.group, s.group, s.group)
+	s.steps[0].from = peers[:1]
+	from, to := peers[1:1+others], peers[1+others:]
+	for t := range others {
+		before, after := (s.group-t-1+p.ring)%p.ring, (s.group+t+1)%p.ring
+		if p.layer.Gather { // in the order of groups
+			before = t
+			if before >= s.group {
+				before++
+			}
+			after = before
+		} else {
+			s.steps = append(s.steps, ringStep{from: from[t : t+1], to: to[t : t+1]})
+		}
+		from[t], to[t] = visible(s.group, before, before), visible(after, s.group, after)
+	}
+	if p.layer.Gather {
+		s.steps = append(s.steps, ringStep{from: from, to: to})
+	}
+	row := p.ringRow(b)
+	for i := range s.steps[1:] {
+		step := &s.steps[1+i]
+		for j := range step.from {
+			step.got += step.from[j].rows() * row
+			step.sent += step.to[j].rows() * row
+		}
+	}
+	for _, x := range peers[:1+others] { // of which this group receives
+		for _, block := range x.blocks {
+			s.callKeys = max(s.callKeys, block.rows.n())
+		}
+	}
+	if s.callKeys > 0 {
+		for _, q := range s.queries.attention[s.group] {
+			s.callQueries = max(s.callQueries, q.n())
+		}
+	}
+}
+
+// ringRow returns the elements of a row of keys and values that this rank sends to another group.
+func (p *Plan) ringRow(b *Batch) int64 {
+	return b.spec.Batch * p.key[p.rank].n() * (p.layer.Dim + p.layer.VDim)
+}
+
+// ringCounts are the elements of an all-to-all of keys and values to and from each rank. A ring has
+// two of them in progress.
+type ringCounts struct{ send, recv []int64 }
+
+// set sets the counts of a step.
+func (c *ringCounts) set(p *Plan, b *Batch, s *ringStep) {
+	each, row := p.size/p.ring, p.ringRow(b)
+	clear(c.send)
+	clear(c.recv)
+	for i := range s.from {
+		c.recv[s.from[i].group*each+p.rank%each] = s.from[i].rows() * row
+		c.send[s.to[i].group*each+p.rank%each] = s.to[i].rows() * row
 	}
 }
 
@@ -132,9 +190,9 @@ func (s *schedule) rowsMoved() (sent, returned int64) {
 	return sent, returned
 }
 
-// visible returns the ranges of the keys of a group that the queries of another group see, without
+// visible appends the ranges of the keys of a group that the queries of another group see, without
 // empty ones.
-func (s *schedule) visible(p *Plan, b *Batch, queries, keys int64) (blocks []ringBlock) {
+func (s *schedule) visible(blocks []ringBlock, p *Plan, b *Batch, queries, keys int64) []ringBlock {
 	at := int64(0)
 	for _, k := range s.keys.attention[keys] {
 		seen := span{k.hi, k.lo} // over all sequences and ranges of queries
@@ -153,13 +211,12 @@ func (s *schedule) visible(p *Plan, b *Batch, queries, keys int64) (blocks []rin
 	return blocks
 }
 
-// receive returns the blocks of a group's keys that this rank's group sees, with their calls.
-func (s *schedule) receive(p *Plan, b *Batch, from int64) peer {
-	x := peer{from, s.visible(p, b, s.group, from)}
+// setCalls sets the calls of the blocks that this rank's group sees of a group's keys.
+func (s *schedule) setCalls(p *Plan, b *Batch, x *peer) {
 	for i := range x.blocks {
 		block := &x.blocks[i]
 		// The block is part of one range, so its keys follow each other in the sequence.
-		k := slice(s.keys.attention[from], block.rows)[0]
+		k := slice(s.keys.attention[x.group], block.rows)[0]
 		at := int64(0)
 		for _, q := range s.queries.attention[s.group] {
 			for n := range b.spec.Batch {
@@ -167,11 +224,9 @@ func (s *schedule) receive(p *Plan, b *Batch, from int64) peer {
 					block.calls = append(block.calls, b.call(n, span{at, at + q.n()}, q, k))
 				}
 			}
-			s.callQueries, s.callKeys = max(s.callQueries, q.n()), max(s.callKeys, k.n())
 			at += q.n()
 		}
 	}
-	return x
 }
 
 // and returns the range that a and b have in common, empty if hi <= lo.

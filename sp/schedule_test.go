@@ -2,6 +2,7 @@ package sp
 
 import (
 	"fmt"
+	"runtime"
 	"testing"
 
 	"ulysses/cpu"
@@ -179,6 +180,32 @@ func TestZigzagSendsWhatIsSeen(t *testing.T) {
 		}
 		if want := ring * (ring - 1) * 2 * chunk * 3 / 4; all != want {
 			t.Errorf("%d groups send %d rows, want %d", ring, all, want)
+		}
+	}
+}
+
+// The sizes of a rank need memory that grows with the number of ranks, not with its square: a plan
+// computes them for each rank of a ring.
+func TestSizesOfALongRing(t *testing.T) {
+	d, err := cpu.New(cpu.Options{Workers: 1})
+	must(err)
+	defer d.Close()
+	of := func(ring int64, gather bool) (bytes uint64) {
+		p := newPlan(d, nil, Layer{Causal: true, Heads: 4, KVHeads: 2, Dim: 16, VDim: 16, Ring: ring, Gather: gather}, ring/3, ring)
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		if _, err := p.MaxSizes(1, 100000, 100000); err != nil {
+			t.Fatal(err)
+		}
+		if _, _, err := p.MaxSeparateSizes(1, 100000, 100000); err != nil {
+			t.Fatal(err)
+		}
+		runtime.ReadMemStats(&after)
+		return after.TotalAlloc - before.TotalAlloc
+	}
+	for _, gather := range []bool{false, true} {
+		if short, long := of(256, gather), of(1024, gather); long > 6*short || long > 3000*1024 {
+			t.Errorf("gather %v: %d bytes for 256 ranks, %d for 1024", gather, short, long)
 		}
 	}
 }
