@@ -6,6 +6,7 @@ import (
 	"reflect"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"unsafe"
@@ -303,6 +304,19 @@ func TestInvalidBatches(t *testing.T) {
 	for a.struct_size = 4; a.struct_size < uint32(unsafe.Sizeof(a)); a.struct_size += 4 {
 		if status.Of(guarded(func() error { return attentionForward(h.plan, h.batch, p(&a)) })) == status.Internal {
 			t.Errorf("arguments of %d bytes: the call panicked", a.struct_size)
+		}
+	}
+}
+
+// A batch with more tokens than a call of attention can have is refused at once.
+func TestLongestBatch(t *testing.T) {
+	h := newHostOf(t, 1, 4, 1, 1, 4, flagCausal)
+	for _, l := range []cBatchDesc{{batch: 1, seq: 1<<31 + 1}, {batch: 1, seq: 1 << 34}, {batch: 1, seq: 1 << 40}, {batch: 3, seq: 1 << 30}} {
+		l.struct_size = h.lengths.struct_size
+		var b uintptr
+		err := newBatch(h.ctx, p(&l), p(&b))
+		if status.Of(err) != status.Unsupported || !strings.Contains(err.Error(), strconv.FormatInt(l.seq, 10)) || !strings.Contains(err.Error(), "2147483648") {
+			t.Errorf("batch %d, seq %d: %v", l.batch, l.seq, err)
 		}
 	}
 }

@@ -77,6 +77,11 @@ func (p *plan) reserveFor(b *batch) error {
 	if err != nil {
 		return nil
 	}
+	if p.sp != nil {
+		if err := p.sp.CheckRows(x); err != nil {
+			return err
+		}
+	}
 	if err := p.ctx.reserve(p.sizesOf(x).Workspace); err != nil {
 		return err
 	}

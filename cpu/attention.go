@@ -14,12 +14,17 @@ import (
 	"ulysses/tensor"
 )
 
+// maxAttentionRows is the largest number of queries, and of keys, of a call. The number of their
+// pairs, 2^62, and each sum on the way to it are an int64, and a call's table of blocks is small.
+const maxAttentionRows = int64(1) << 31
+
 // AttentionWorkspace returns the workspace in bytes of AttentionForward or AttentionBackward for
-// these shapes and documents. With CuQ nil it returns the largest for any documents. The workspace
-// holds scratch for each worker and, for the backward pass, partial sums of key gradients: in F32
-// if a key head is split, in BF16 always. None of these grows with queries times keys.
+// these shapes and documents. With CuQ nil, or more rows than a call can have, it returns the
+// largest for any documents. The workspace holds scratch for each worker and, for the backward
+// pass, partial sums of key gradients: in F32 if a key head is split, in BF16 always. None of these
+// grows with queries times keys.
 func (d *Device) AttentionWorkspace(a *device.Attention, backward bool) int64 {
-	if a.CuQ == nil {
+	if a.CuQ == nil || max(a.Q.Shape[0], a.K.Shape[0]) > maxAttentionRows {
 		return d.attentionBound(a, backward)
 	}
 	return d.planAttention(a, backward, nil).bytes
@@ -117,6 +122,9 @@ func (d *Device) checkAttention(c *check, a *device.Attention, backward bool) (l
 	tk, kvHeads, dv := a.K.Shape[0], a.K.Shape[1], a.V.Shape[2]
 	t, _ := c.compute("q", a.Q)
 	c.typed("q", a.Q, t, whatever, whatever, whatever)
+	if max(tq, tk) > maxAttentionRows {
+		c.fail("there are %d queries and %d keys; at most %d are possible in a call, so use more ranks in a ring", tq, tk, maxAttentionRows)
+	}
 	c.typed("k", a.K, t, whatever, whatever, dim)
 	c.typed("v", a.V, t, tk, kvHeads, whatever)
 	out := t

@@ -2,6 +2,8 @@ package cpu
 
 import (
 	"math/rand/v2"
+	"strconv"
+	"strings"
 	"testing"
 
 	"ulysses/device"
@@ -123,6 +125,38 @@ func TestSplitsEndWithQueriesThatSeeNothing(t *testing.T) {
 			if l := d.planAttention(&a, true, nil); l.splits < 1 || l.splits > splitsFor(float64(l.pairs), 16, 16) {
 				t.Errorf("shift %d: %d splits for %d pairs", shift, l.splits, l.pairs)
 			}
+		}
+	}
+}
+
+// The pairs of the longest call are counted without overflow. Longer calls are refused, with both
+// numbers, and their workspace is the bound.
+func TestLongestAttention(t *testing.T) {
+	o, err := New(Options{Workers: 3})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer o.Close()
+	of := func(n int64) device.Attention {
+		x := tensor.Of(nil, tensor.F32, n, 1, 16)
+		return device.Attention{Q: x, K: x, V: x, Out: x, LSE: tensor.Of(nil, tensor.F32, n, 1), Causal: true, Scale: 1, CuQ: []int64{0, n}, CuK: []int64{0, n}}
+	}
+	longest := of(maxAttentionRows)
+	if l := o.(*Device).planAttention(&longest, false, nil); float64(l.pairs) != causalPairs(maxAttentionRows, maxAttentionRows) {
+		t.Errorf("%d pairs, want %v", l.pairs, causalPairs(maxAttentionRows, maxAttentionRows))
+	}
+	for _, n := range []int64{maxAttentionRows + 1, 1 << 34, 1 << 40} {
+		a := of(n)
+		for _, backward := range []bool{false, true} {
+			bound := a
+			bound.CuQ, bound.CuK = nil, nil
+			if got, want := o.AttentionWorkspace(&a, backward), o.AttentionWorkspace(&bound, backward); got != want {
+				t.Errorf("%d tokens, backward %v: %d bytes, want the bound %d", n, backward, got, want)
+			}
+		}
+		err := o.AttentionForward(nil, &a)
+		if err == nil || !strings.Contains(err.Error(), strconv.FormatInt(n, 10)) || !strings.Contains(err.Error(), strconv.FormatInt(maxAttentionRows, 10)) {
+			t.Errorf("%d tokens: %v", n, err)
 		}
 	}
 }

@@ -109,7 +109,7 @@ func (d *Device) scratchBytes() C.int64_t { return C.int64_t(d.workers) * C.ULY_
 // Info describes the device.
 func (d *Device) Info() device.Info {
 	return device.Info{Kind: "cpu", Name: cpuid.CPU.BrandName, Kernels: d.table.name, Workers: d.workers, Align: align,
-		Place: tensor.Host, Compute: compute}
+		Place: tensor.Host, Compute: compute, AttentionRows: maxAttentionRows}
 }
 
 // Close ends the workers and frees the scratch. Buffers stay valid until they are freed.

@@ -52,6 +52,8 @@ type Info struct {
 	// AttentionHead and DeltaHead are the widest heads that attention and the gated delta rule
 	// support; 0 = any width. Plans refuse wider heads.
 	AttentionHead, DeltaHead int64
+	// AttentionRows is the largest number of queries, and of keys, of a call of attention; 0 = any
+	AttentionRows int64
 }
 
 // Usable returns the bytes that this rank can allocate: Memory, or Free if that is less. 0 =

@@ -229,6 +229,22 @@ func (p *Plan) checkBatch(op string, b *Batch) error {
 	return nil
 }
 
+// CheckRows returns an error for a batch with more queries or keys than the device's attention
+// supports in a call (Unsupported). Not collective.
+func (p *Plan) CheckRows(b *Batch) error {
+	sch := p.placed(b)
+	q, k, n := rows(sch.queries.attention[sch.group]), rows(sch.keys.attention[sch.group]), b.spec.Batch
+	if p.ring > 1 {
+		n = 1 // a call for each sequence
+	}
+	info := p.dev.Info()
+	if most := info.AttentionRows; most > 0 && max(q, k) > most/n {
+		return status.Errorf(status.Unsupported, "sp.CheckRows: %d queries and %d keys of each of %d sequences are in a call of attention; device %s supports at most %d in all; use shorter sequences, or more groups of a ring",
+			q, k, n, info.Kind, most)
+	}
+	return nil
+}
+
 // checkTensor checks the type, the shape and the dense last axis of a tensor.
 func checkTensor(op, name string, t tensor.Tensor, dtype tensor.DType, shape ...int64) error {
 	if err := checkShape(op, name, t, dtype, shape...); err != nil {
