@@ -76,8 +76,9 @@ deps-test: deps
 	@scripts/deps.sh test install
 
 # The lock lets one build of the plug-in run at a time: the tests of several packages start it.
+# There is one compiler per core, but at most one per 3 GiB of free memory.
 PLUGIN = @mkdir -p build/cuda && flock build/cuda/lock $(MAKE) --no-print-directory \
-  $(if $(filter -j%,$(MAKEFLAGS)),,-j$(shell nproc)) -f cuda/plugin.mk
+  $(if $(filter -j%,$(MAKEFLAGS)),,-j$(shell scripts/jobs.sh)) -f cuda/plugin.mk
 
 cuda:
 	$(PLUGIN) real
