@@ -52,7 +52,7 @@ type Owner struct {
 func Take(dir string, self Record, wait func(text string)) (*Owner, error) {
 	made, err := mkdirAll(dir)
 	if err != nil {
-		return nil, status.Errorf(status.IO, "output.dir: %w; choose a folder that can be written", err)
+		return nil, err
 	}
 	o := &Owner{dir: dir, path: filepath.Join(dir, ownerFile), self: self, made: made, stop: make(chan struct{})}
 	if err := o.take(wait); err != nil {
@@ -252,9 +252,15 @@ func mkdirAll(dir string) (made []string, err error) {
 		if _, err := os.Stat(at); !errors.Is(err, fs.ErrNotExist) || filepath.Dir(at) == at {
 			break
 		}
+		if to, err := os.Readlink(at); err == nil {
+			return nil, status.Errorf(status.IO, "output.dir: %s is a symbolic link to %s, which does not exist; make that folder, or remove the link", at, to)
+		}
 		made = append([]string{at}, made...)
 	}
-	return made, os.MkdirAll(dir, 0o777)
+	if err := os.MkdirAll(dir, 0o777); err != nil {
+		return nil, status.Errorf(status.IO, "output.dir: %w; choose a folder that can be written", err)
+	}
+	return made, nil
 }
 
 // unmake removes the folders that mkdirAll created, if they are empty.

@@ -3,6 +3,7 @@ package outdir
 import (
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 )
 
@@ -41,5 +42,26 @@ func TestInside(t *testing.T) {
 	}
 	if !Inside(at("gone/x"), at("gone")) || Inside(at("gone"), at("gone/x")) {
 		t.Error("folders that do not exist")
+	}
+}
+
+// A folder behind a link that leads nowhere is refused with the link and its target.
+func TestDanglingLink(t *testing.T) {
+	dir := t.TempDir()
+	link, target := filepath.Join(dir, "link"), filepath.Join(dir, "nowhere")
+	if err := os.Symlink(target, link); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{link, filepath.Join(link, "sub", "run")} {
+		_, err := Take(path, Record{Token: "1"}, func(string) {})
+		if err == nil || !strings.Contains(err.Error(), link+" is a symbolic link to "+target+", which does not exist") {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+	if err := os.Mkdir(target, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := mkdirAll(filepath.Join(link, "sub")); err != nil {
+		t.Error(err)
 	}
 }
