@@ -4,6 +4,7 @@
 # make lint        gofmt, go vet, staticcheck, clang-format, ruff, mypy, rules for prose and files
 # make format      applies gofmt, clang-format and ruff
 # make test        everything that needs no GPU: lint, all Go tests, MPI, Slurm, the Python package
+# make sanitize    tests with Go's race detector and with AddressSanitizer
 # make lib         lib/libulysses.so, for hosts in C, C++, Fortran and Python
 # make check-abi   compares the library with capi/ulysses.h
 # make install     the library, its header and pkg-config file, under PREFIX
@@ -24,7 +25,7 @@ SHELL   := /bin/bash
 .PHONY: all build generate run test unit lint format notice deps deps-test have-deps \
   have-deps-test cuda cuda-emulated cuda-races cuda-races-build cuda-guards cuda-table cuda-libs cuda-matrix mpi-shim lib portable \
   check-abi install dist soak-c wheel test-python gpu-bundle gpu-check gpu-bench goldens \
-  goldens-check figures bench soak soak-faults fuzz clean
+  goldens-check figures bench sanitize soak soak-faults fuzz clean
 
 # Builds do not record the folder of the sources. They are reproducible, and every checkout on a
 # machine shares the compiled C kernels: a second checkout builds in 2 s instead of 112.
@@ -228,6 +229,18 @@ test: have-deps have-deps-test lint build cuda-libs cuda cuda-emulated
 unit: have-deps
 	@$(GO) test -short -timeout $(TEST_TIMEOUT) ./... \
 	  -skip '^($(shell grep -v '^\#' testkit/slow-tests.txt | paste -sd'|'))$$'
+
+# Go's race detector, then AddressSanitizer for the kernels and the memory that C and Go share. It
+# takes an hour on two cores. RACE=./tile ASAN= checks only this package with the race detector,
+# and RACE= ASAN='./tensor ./cpu' these with AddressSanitizer. Leaks are not looked for, because
+# the Go heap, which points to memory of C, is not searched.
+RACE ?= ./sp ./gdn ./train ./tile ./data ./job ./internal/...
+ASAN ?= ./cpu ./sp ./gdn ./tile ./model ./tensor ./capi
+sanitize: have-deps
+	@[ -z '$(ASAN)' ] || [ -e "$$($$($(GO) env CC) -print-file-name=libasan.so)" ] || { \
+	  echo "sanitize: $$($(GO) env CC) has no libasan; install the libasan of its version, or set ASAN=" >&2; exit 1; }
+	[ -z '$(RACE)' ] || $(GO) test -race -short -timeout $(TEST_TIMEOUT) $(RACE)
+	[ -z '$(ASAN)' ] || ASAN_OPTIONS=detect_leaks=0 $(GO) test -asan -short -timeout $(TEST_TIMEOUT) $(ASAN)
 
 # Checks of the sources. The tools are pinned: staticcheck in tools/go.mod, the others in
 # tools/requirements.txt.

@@ -293,9 +293,9 @@ func TestInvalidTensors(t *testing.T) {
 // Structs that end within a field are refused.
 func TestInvalidBatches(t *testing.T) {
 	h := newHostOf(t, 1, 4, 1, 1, 4, 0)
-	cu := []int64{0, 4}
+	cu, late := []int64{0, 4}, []int64{4, 4}
 	for _, l := range []cBatchDesc{{batch: 1 << 39, seq: 1}, {batch: 1 << 25, rows: 1}, {batch: 1, seq: 1 << 40, docs: 1 << 38, cu_seqlens: &cu[0]}, {batch: 1 << 41, seq: 1}, {batch: 1, seq: 1, rows: 2},
-		{batch: 1, seq: 4, docs: -1}, {batch: 1, seq: 4, docs: 1, cu_seqlens: &cu[1]}, {batch: 0, seq: 4}, {batch: 1}} {
+		{batch: 1, seq: 4, docs: -1}, {batch: 1, seq: 4, docs: 1, cu_seqlens: &late[0]}, {batch: 0, seq: 4}, {batch: 1}} {
 		l.struct_size = h.lengths.struct_size
 		var b uintptr
 		refused(t, fmt.Sprintf("batch %d, seq %d, rows %d, docs %d", l.batch, l.seq, l.rows, l.docs), status.InvalidArgument, newBatch(h.ctx, p(&l), p(&b)))
