@@ -231,9 +231,9 @@ unit: have-deps
 	  -skip '^($(shell grep -v '^\#' testkit/slow-tests.txt | paste -sd'|'))$$'
 
 # Go's race detector, then AddressSanitizer for the kernels and the memory that C and Go share. It
-# takes an hour on two cores. RACE=./tile ASAN= checks only this package with the race detector,
-# and RACE= ASAN='./tensor ./cpu' these with AddressSanitizer. Leaks are not looked for, because
-# the Go heap, which points to memory of C, is not searched.
+# takes long. RACE=./tile ASAN= checks only this package with the race detector, and RACE=
+# ASAN='./tensor ./cpu' these with AddressSanitizer. Leaks are not looked for, because the Go heap,
+# which points to memory of C, is not searched.
 RACE ?= ./sp ./gdn ./train ./tile ./data ./job ./internal/...
 ASAN ?= ./cpu ./sp ./gdn ./tile ./model ./tensor ./capi
 sanitize: have-deps
