@@ -407,15 +407,16 @@ static bool wgmma_fits_forward(uly_device *d, const void *a) { return cores_fit(
 static bool wgmma_fits_backward(uly_device *d, const void *a) { return cores_fit(d, attention_args(a, true), WGMMA); }
 
 // mma: BF16 on tensor cores. own: F32 and BF16 in F32 arithmetic. small: the same, for GPUs with
-// less shared memory. wgmma: BF16 with Hopper's own products; they are last, so that they only run
-// if they are selected by name, until they have passed the checks on a GPU.
+// less shared memory. wgmma: BF16 with Hopper's own products; on such a GPU `own` supports all that
+// they do, so they only run if they are selected by name, until they have passed the checks on a
+// GPU.
 static const RegisterKernels registered({
     {ULY_OP_ATTENTION_FORWARD, "mma", mma_forward, mma_fits_forward},
     {ULY_OP_ATTENTION_BACKWARD, "mma", mma_backward, mma_fits_backward},
     {ULY_OP_ATTENTION_FORWARD, "own", own_forward, own_fits_forward},
     {ULY_OP_ATTENTION_BACKWARD, "own", own_backward, own_fits_backward},
-    {ULY_OP_ATTENTION_FORWARD, "small", small_forward, small_fits_forward},
-    {ULY_OP_ATTENTION_BACKWARD, "small", small_backward, small_fits_backward},
     {ULY_OP_ATTENTION_FORWARD, "wgmma", wgmma_forward, wgmma_fits_forward},
     {ULY_OP_ATTENTION_BACKWARD, "wgmma", wgmma_backward, wgmma_fits_backward},
+    {ULY_OP_ATTENTION_FORWARD, "small", small_forward, small_fits_forward},
+    {ULY_OP_ATTENTION_BACKWARD, "small", small_backward, small_fits_backward},
 });
