@@ -75,12 +75,7 @@ func TestAttentionOnTensorCores(t *testing.T) {
 			t.Errorf("heads of %d: the own kernels and tensor cores give equal bits, so this test cannot tell them apart", dim)
 		}
 	}
-	for _, c := range []struct {
-		dtype   tensor.DType
-		dim, dv int64
-		scale   float64
-		why     string
-	}{
+	for _, c := range []attentionRefusal{
 		{tensor.F32, 64, 64, 0.1, "BF16"},
 		{tensor.BF16, 24, 64, 0.1, "multiple of 16"},
 		{tensor.BF16, 64, 8, 0.1, "multiple of 16"},
@@ -89,14 +84,27 @@ func TestAttentionOnTensorCores(t *testing.T) {
 		{tensor.BF16, 64, 64, -0.1, "scale"},
 		{tensor.BF16, 64, 64, 1e-40, "scale"},
 	} {
-		if _, err := attentionDQ(t, pinned, c.dtype, c.dim, c.dv, c.scale); status.Of(err) != status.Unsupported || !strings.Contains(err.Error(), c.why) {
-			t.Errorf("%v, heads of %d and %d, scale %g: %v, want an error with %q", c.dtype, c.dim, c.dv, c.scale, err, c.why)
-		}
+		c.check(t, pinned)
 		if c.dim <= 256 && c.dv <= 256 {
 			if _, err := attentionDQ(t, "", c.dtype, c.dim, c.dv, c.scale); err != nil {
 				t.Errorf("%v, heads of %d and %d, scale %g: %v, want another kernel to run it", c.dtype, c.dim, c.dv, c.scale, err)
 			}
 		}
+	}
+}
+
+// attentionRefusal is a call that selected kernels do not support, and a word of the reason.
+type attentionRefusal struct {
+	dtype   tensor.DType
+	dim, dv int64
+	scale   float64
+	why     string
+}
+
+func (c attentionRefusal) check(t *testing.T, kernels string) {
+	t.Helper()
+	if _, err := attentionDQ(t, kernels, c.dtype, c.dim, c.dv, c.scale); status.Of(err) != status.Unsupported || !strings.Contains(err.Error(), c.why) {
+		t.Errorf("%v, heads of %d and %d, scale %g: %v, want an error with %q", c.dtype, c.dim, c.dv, c.scale, err, c.why)
 	}
 }
 

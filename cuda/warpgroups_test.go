@@ -36,29 +36,20 @@ func TestWarpgroupRefusals(t *testing.T) {
 	if d, _, _ := opened(t, Options{}); d.Details().SM != 90 {
 		t.Skip("SKIPPED: products of warpgroups need a GPU of compute capability 9.0")
 	}
-	for _, c := range []struct {
-		dtype   tensor.DType
-		dim, dv int64
-		scale   float64
-		why     string
-	}{
+	pinned := "attention_forward=wgmma,attention_backward=wgmma"
+	for _, c := range []attentionRefusal{
 		{tensor.F32, 64, 64, 0.1, "BF16"},
 		{tensor.BF16, 24, 64, 0.1, "multiple of 16"},
 		{tensor.BF16, 64, 272, 0.1, "at most 256"},
 		{tensor.BF16, 64, 64, -0.1, "scale"},
 		{tensor.BF16, 144, 64, 0.1, "up to 128"}, // backward
-		{tensor.BF16, 128, 128, 0.1, ""},
 	} {
-		_, err := attentionDQ(t, "attention_forward=wgmma,attention_backward=wgmma", c.dtype, c.dim, c.dv, c.scale)
-		if c.why == "" {
-			if err != nil {
-				t.Error(err)
-			}
-		} else if status.Of(err) != status.Unsupported || !strings.Contains(err.Error(), c.why) {
-			t.Errorf("%v, heads of %d and %d, scale %g: %v, want an error with %q", c.dtype, c.dim, c.dv, c.scale, err, c.why)
-		}
+		c.check(t, pinned)
 	}
-	x := newShapedOf(t, needEmulated(t), 64, true, "attention_forward=wgmma,attention_backward=wgmma")
+	if _, err := attentionDQ(t, pinned, tensor.BF16, 128, 128, 0.1); err != nil {
+		t.Error(err)
+	}
+	x := newShapedOf(t, needEmulated(t), 64, true, pinned)
 	forward, backward := x.attentionWith(2, 1, 64, func(a *device.Attention) { a.Softcap = 30 })
 	for op, call := range map[string]func() error{"forward": forward, "backward": backward} {
 		if err := call(); status.Of(err) != status.Unsupported || !strings.Contains(err.Error(), "soft caps") {

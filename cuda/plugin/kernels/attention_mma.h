@@ -219,6 +219,23 @@ struct Columns {
   __device__ __forceinline__ bool hide(int column) const { return column < lo || hi < column; }
 };
 
+// hide sets what the mask hides of a tile of n columns, from row `strip` on, to `hidden`.
+template <int MT, int NT>
+__device__ __forceinline__ void hide(float (&s)[MT][NT][4], AttentionBand band, int n, int strip, float hidden) {
+  const Lane at(thread());
+#pragma unroll
+  for (int i = 0; i < MT; i++)
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      const Columns columns(band, n, strip + 16 * i + 8 * h + at.row, at.column);
+#pragma unroll
+      for (int c = 0; c < 2 * NT; c++) {
+        float &x = s[i][c / 2][2 * h + c % 2];
+        x = columns.hide(c / 2 * 8 + c % 2) ? hidden : x;
+      }
+    }
+}
+
 constexpr float LOG2E = 1.4426950408889634f, LN2 = 0.6931471805599453f;
 
 template <int MT, int NT> __device__ __forceinline__ void multiply(float (&x)[MT][NT][4], float f) {

@@ -68,7 +68,7 @@ __device__ __forceinline__ void attention_mma_forward(const AttentionCall &a) {
             }
           }
       } else if (seen == PARTIAL) {
-        hide(s, band, n, strip);
+        hide(s, band, n, strip, -INFINITY);
       }
       float keep[MT][2];
       const bool changed = softmax.raise(s, scale, keep, [&](int i, int h, int c, float x) {

@@ -133,23 +133,6 @@ template <int MT, int NT> __device__ __forceinline__ void rescale(float (&o)[MT]
       for (int e = 0; e < 4; e++) o[i][c][e] *= keep[i][e / 2];
 }
 
-// hide sets the scores of a tile of n columns, from row `strip` on, that the mask hides to -inf.
-template <int MT, int NT>
-__device__ __forceinline__ void hide(float (&s)[MT][NT][4], AttentionBand band, int n, int strip) {
-  const Lane at(thread());
-#pragma unroll
-  for (int i = 0; i < MT; i++)
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-      const Columns columns(band, n, strip + 16 * i + 8 * h + at.row, at.column);
-#pragma unroll
-      for (int c = 0; c < 2 * NT; c++) {
-        float &x = s[i][c / 2][2 * h + c % 2];
-        x = columns.hide(c / 2 * 8 + c % 2) ? -INFINITY : x;
-      }
-    }
-}
-
 // write_output writes a warp's rows of the output, of F32 or BF16, through rows of a tile that only
 // this warp still uses.
 template <bool BEGUN, int WIDTH, int MT, int NT>

@@ -70,21 +70,6 @@ template <int SIZE> struct WgmmaStages {
   }
 };
 
-// hide_gradients sets what the mask hides to zero.
-template <int NT>
-__device__ __forceinline__ void hide_gradients(float (&s)[1][NT][4], AttentionBand band, int n, int strip) {
-  const Lane at(thread());
-#pragma unroll
-  for (int h = 0; h < 2; h++) {
-    const Columns columns(band, n, strip + 8 * h + at.row, at.column);
-#pragma unroll
-    for (int c = 0; c < 2 * NT; c++) {
-      float &x = s[0][c / 2][2 * h + c % 2];
-      x = columns.hide(c / 2 * 8 + c % 2) ? 0 : x;
-    }
-  }
-}
-
 // WgmmaDq is the block of the dq kernel: 128 queries and their dout stay. A consumer computes the
 // gradients of the scores of a tile while the product of the preceding ones and their keys runs.
 template <int SIZE> struct WgmmaDq : WgmmaStages<SIZE> {
@@ -183,8 +168,7 @@ template <int SIZE> struct WgmmaDq : WgmmaStages<SIZE> {
       }
     const int n = work.rows_of(step, COLUMNS);
     const AttentionBand band = attention_band(a.mask, work.ahead - (int64_t)step * COLUMNS);
-    if (visibility(band, consumer_row(), WARPGROUP_STRIP, n, COLUMNS) != VISIBLE)
-      hide_gradients(s, band, n, consumer_strip());
+    if (visibility(band, consumer_row(), WARPGROUP_STRIP, n, COLUMNS) != VISIBLE) hide(s, band, n, consumer_strip(), 0);
   }
 };
 
@@ -264,11 +248,11 @@ template <int SIZE> struct WgmmaDkv : WgmmaStages<SIZE> {
                               band = {-of_query.above, -of_query.below};
           const bool whole = visibility(band, consumer_row(), WARPGROUP_STRIP, n, COLUMNS) == VISIBLE;
           probabilities(s, this->lse_of(i), scale);
-          if (!whole) hide_gradients(s, band, n, consumer_strip());
+          if (!whole) hide(s, band, n, consumer_strip(), 0);
           hold(p, s[0]);
           products.template wait<0>(dp[0]);
           gradients(dp, p, this->delta_of(i)); // before the product with p, whose registers may not be read then
-          if (!whole) hide_gradients(dp, band, n, consumer_strip());
+          if (!whole) hide(dp, band, n, consumer_strip(), 0);
           hold(ds, dp[0]);
           add_held(products, dv[0], p, this->second_of(i));
           add_held(products, dk[0], ds, this->first_of(i));

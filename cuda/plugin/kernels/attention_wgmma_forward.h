@@ -145,7 +145,8 @@ template <int SIZE, bool BEGUN> struct WgmmaForward {
                                                int step) {
     const int n = work.rows_of(step, COLUMNS);
     const AttentionBand band = attention_band(a.mask, work.ahead - (int64_t)step * COLUMNS);
-    if (visibility(band, consumer_row(), WARPGROUP_STRIP, n, COLUMNS) != VISIBLE) hide(s, band, n, consumer_strip());
+    if (visibility(band, consumer_row(), WARPGROUP_STRIP, n, COLUMNS) != VISIBLE)
+      hide(s, band, n, consumer_strip(), -INFINITY);
     const bool changed = softmax.raise(s, scale, keep, [](int, int, int, float x) { return x; });
     softmax.weigh(s, scale);
     return changed;
