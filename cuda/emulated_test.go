@@ -22,14 +22,7 @@ func TestEmulator(t *testing.T) {
 	t.Parallel()
 	sources := emulatorSources(t)
 	program := filepath.Join(t.TempDir(), "emulated_test")
-	compiler := os.Getenv("CXX")
-	if compiler == "" {
-		compiler = "g++"
-	}
-	args := append([]string{"-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-fno-strict-aliasing", "-fsanitize=alignment", "-DULY_EMULATED", "-o", program}, sources...)
-	if out, err := exec.Command(compiler, append(args, "-lpthread", "-ldl")...).CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	compileEmulator(t, append(sources, "-fsanitize=alignment", "-o", program, "-lpthread", "-ldl")...)
 	for _, name := range []string{"values", "roundings", "barriers", "divergence", "bounds", "guards", "alignment", "warpgroups", "order", "lazy", "processes", "death", "late", "reuse"} {
 		t.Run(name, func(t *testing.T) {
 			for seed := 1; seed <= 5; seed++ {
@@ -54,28 +47,31 @@ func emulatorSources(t *testing.T) []string {
 	return slices.DeleteFunc(sources, func(s string) bool { return filepath.Base(s) == "libraries.cpp" })
 }
 
+// compileEmulator compiles sources of the emulator, or links them.
+func compileEmulator(t *testing.T, args ...string) {
+	t.Helper()
+	flags := []string{"-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-fno-strict-aliasing", "-DULY_EMULATED", "-Iplugin"}
+	if out, err := exec.Command(cmp.Or(os.Getenv("CXX"), "g++"), append(flags, args...)...).CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+}
+
 // TestRaces tests the detection of make cuda-races: a program that orders its accesses passes; for
 // a program that does not, the message names two accesses.
 func TestRaces(t *testing.T) {
 	t.Parallel()
 	folder := t.TempDir()
 	program := filepath.Join(folder, "emulated_test")
-	compile := func(args ...string) {
-		flags := []string{"-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-fno-strict-aliasing", "-DULY_EMULATED"}
-		if out, err := exec.Command(cmp.Or(os.Getenv("CXX"), "g++"), append(flags, args...)...).CombinedOutput(); err != nil {
-			t.Fatalf("%v\n%s", err, out)
-		}
-	}
 	link := []string{"-o", program, "plugin/emulated/races/races.cpp"}
 	for _, source := range emulatorSources(t) {
 		switch name := filepath.Base(source); name {
 		case "emulated_test.cpp", "warpgroups_test.cpp": // the kernels that are checked
-			compile("-fsanitize=thread", "-c", "-o", filepath.Join(folder, name+".o"), source)
+			compileEmulator(t, "-fsanitize=thread", "-c", "-o", filepath.Join(folder, name+".o"), source)
 			source = filepath.Join(folder, name+".o")
 		}
 		link = append(link, source)
 	}
-	compile(append(link, "-lpthread", "-ldl")...)
+	compileEmulator(t, append(link, "-lpthread", "-ldl")...)
 	for _, name := range []string{"values", "order", "lazy", "races", "warpgroup_races"} {
 		if out, err := exec.Command(program, name).CombinedOutput(); err != nil {
 			t.Errorf("%s: %v\n%s", name, err, out)

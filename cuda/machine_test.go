@@ -129,7 +129,7 @@ func addKernels(t *testing.T, gpu *elf.File, to map[string]*machineCode) {
 		}
 		raw, err := s.Data()
 		if err != nil || to[symbol] != nil {
-			t.Fatalf("%s: %v, or built for two GPUs: build with ARCHS=90a", symbol, err)
+			t.Fatalf("%s: %v, or built for two GPUs: build with ARCHS=90", symbol, err)
 		}
 		var code []instruction
 		for ; len(raw) >= 16; raw = raw[16:] {

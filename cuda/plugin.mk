@@ -5,16 +5,16 @@
 #   NVIDIA=…/site-packages/nvidia   headers (cudnn, nccl, cu13); with NVCC and FRONTEND, too,
 #                                   nothing is fetched
 #   FRONTEND=…/include              headers of cudnn-frontend
-#   ARCHS='80 90a 100'              GPUs to build for (a release); default: Hopper and the GPUs of
+#   ARCHS='80 90 100'               GPUs to build for (a release); default: Hopper and the GPUs of
 #                                   this machine
 #   CUDA_DIR=…                      folder for fetched files
 CUDA_DIR ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/ulysses/cuda13
 NVIDIA   ?= $(CUDA_DIR)/nvidia
 FRONTEND ?= $(CUDA_DIR)/cudnn_frontend/include
 NVCC     ?= $(CUDA_DIR)/nvidia/cu13/bin/nvcc
-# sm_90a has Hopper's own instructions.
-ARCHS    ?= $(sort 90a $(patsubst 90,90a,$(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d .)))
-GENCODE  ?= $(foreach a,$(ARCHS),-gencode arch=compute_$(a),code=sm_$(a))
+# 90 is built as 90a, which has Hopper's own instructions: all GPUs of compute capability 9.0 do.
+ARCHS    ?= $(sort 90 $(shell nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null | tr -d .))
+GENCODE  ?= $(foreach a,$(patsubst 90,90a,$(ARCHS)),-gencode arch=compute_$(a),code=sm_$(a))
 OUT      := build/cuda
 SRC      := cuda/plugin
 SHELL    := /bin/bash

@@ -4,6 +4,7 @@
 //
 // ULY_CUDA_HEADER is the header with the CUDA language and runtime, LAUNCH, SHARED and the
 // functions for GPU instructions that kernels call: gpu/cuda.h or emulated/cuda.h.
+// ULY_WARPGROUPS_HEADER is the header with functions for the instructions of Hopper.
 //
 // Limits of the emulated build are small. Tests with small tensors therefore reach the code that
 // handles more work than one grid, one scratch allocation or one panel of the delta rule.
@@ -15,6 +16,7 @@
 #ifdef ULY_EMULATED
 
 #define ULY_CUDA_HEADER "emulated/cuda.h"
+#define ULY_WARPGROUPS_HEADER "emulated/warpgroups.h"
 constexpr bool emulated = true;
 // Tests set the variable to make every index 64-bit.
 inline bool narrow_allowed() { return getenv("ULYSSES_EMULATED_WIDE") == nullptr; }
@@ -22,6 +24,7 @@ inline bool narrow_allowed() { return getenv("ULYSSES_EMULATED_WIDE") == nullptr
 #else
 
 #define ULY_CUDA_HEADER "gpu/cuda.h"
+#define ULY_WARPGROUPS_HEADER "gpu/warpgroups.h"
 constexpr bool emulated = false;
 inline bool narrow_allowed() { return true; }
 

@@ -22,9 +22,8 @@ int32_t has_kernels(Device *d) {
   const cudaError_t e = cudaFuncGetAttributes(&attributes, (const void *)probe_kernel);
   if (e == cudaErrorNoKernelImageForDevice || e == cudaErrorInvalidDeviceFunction) {
     cudaGetLastError();
-    return fail(d, ULY_UNSUPPORTED, "the plug-in was not built for %s (sm_%d); build it with make cuda ARCHS=%d%s",
-                d->name, d->sm, d->sm,
-                d->sm == 90 ? "a" : ""); // kernels for Hopper need sm_90a
+    return fail(d, ULY_UNSUPPORTED, "the plug-in was not built for %s (sm_%d); build it with make cuda ARCHS=%d",
+                d->name, d->sm, d->sm);
   }
   TRY(check(d, e, "loading kernels"));
   return ULY_OK;

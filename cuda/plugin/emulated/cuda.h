@@ -302,4 +302,3 @@ inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b)
 }
 
 #include "instructions.h"
-#include "warpgroups.h"

@@ -12,12 +12,6 @@ template <int REGISTERS> void more_registers() {}
 template <int REGISTERS> void less_registers() {}
 inline void show_products() { uly_emulated::show_products(); }
 
-// A descriptor is a number of the bytes of shared memory, divided by 16, and two strides.
-inline uint64_t panels(uint32_t address, uint32_t panel) {
-  return (uint64_t)(address >> 4 & 0x3fff) | (uint64_t)(panel >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 |
-         (uint64_t)1 << 62;
-}
-
 namespace uly_emulated {
 
 // Operand is the operand of a descriptor, with a swizzle of 128 bytes: the only one that is

@@ -1,6 +1,7 @@
 // Products of warpgroups and barriers of some warps. The operands of the products are written by
 // the definition of their layout, and the results compared with sums in double.
 #include "emulated_test.h"
+#include "kernels/warpgroups.h"
 
 typedef uint16_t half_word; // a BF16
 

@@ -1,6 +1,5 @@
 // ULY_CUDA_HEADER (build.h) of the GPU build: CUDA's headers, LAUNCH and SHARED, and the
-// functions of instructions.h and warpgroups.h. The files of the same names in `emulated` have them
-// in plain C++.
+// functions of instructions.h. The files of the same names in `emulated` have them in plain C++.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -16,5 +15,4 @@
 
 #ifdef __CUDACC__ // g++ compiles the host sources that call cuBLASLt and cuDNN
 #include "gpu/instructions.h"
-#include "gpu/warpgroups.h"
 #endif

@@ -36,14 +36,6 @@ template <int REGISTERS> __device__ __forceinline__ void less_registers() {
 // warpgroups that begin after the next barrier.
 __device__ __forceinline__ void show_products() { ULY_HOPPER("fence.proxy.async.shared::cta;" :: : "memory"); }
 
-// panels returns the descriptor of an operand in shared memory, whose rows of 64 BF16 are swizzled
-// (swizzled<64> in kernels/mma.h), in panels that begin at multiples of 1024 bytes and are `panel`
-// bytes apart. `address` is that of the first row and column of the operand.
-__device__ __forceinline__ uint64_t panels(uint32_t address, uint32_t panel) {
-  const uint64_t swizzle = 1, eight_rows = 1024;
-  return (uint64_t)(address >> 4 & 0x3fff) | (uint64_t)(panel >> 4) << 16 | eight_rows >> 4 << 32 | swizzle << 62;
-}
-
 #define ULY_TEN(d) "%" d "0, %" d "1, %" d "2, %" d "3, %" d "4, %" d "5, %" d "6, %" d "7, %" d "8, %" d "9, "
 #define ULY_TO_30 ULY_TEN("") ULY_TEN("1") ULY_TEN("2")
 #define ULY_TO_60 ULY_TO_30 ULY_TEN("3") ULY_TEN("4") ULY_TEN("5")

@@ -181,26 +181,40 @@ static AttentionCall call_of(const AttentionArgs &a, const AttentionLayout &l) {
   return c;
 }
 
-// Kernels are the kernels of a variant by head size. `configured` is for allow_shared.
-enum Variant { OWN, SMALL, MMA, WGMMA };
+// Kernels are the kernels for a part of a call, by head size. `configured` is for allow_shared.
 struct Kernels {
   const AttentionKernel *of_size;
-  std::atomic<uint64_t> configured[ATTENTION_SIZES];
+  std::atomic<uint64_t> configured[ATTENTION_SIZES] = {};
 };
-static Kernels forward_kernels[] = {{attention_forward_kernels, {}},        {attention_mma_forward_kernels, {}},
-                                    {attention_scored_forward_kernels, {}}, {attention_mma_scored_forward_kernels, {}},
-                                    {attention_mma_begun_kernels, {}},      {attention_wgmma_forward_kernels, {}},
-                                    {attention_wgmma_begun_kernels, {}}};
-static Kernels dq_kernels[] = {{attention_dq_kernels, {}},
-                               {attention_mma_dq_kernels, {}},
-                               {attention_scored_dq_kernels, {}},
-                               {attention_mma_scored_dq_kernels, {}},
-                               {attention_wgmma_dq_kernels, {}}};
-static Kernels dkv_kernels[] = {{attention_dkv_kernels, {}},          {attention_mma_dkv_kernels, {}},
-                                {attention_scored_dkv_kernels, {}},   {attention_mma_scored_dkv_kernels, {}},
-                                {attention_mma_gradient_kernels, {}}, {attention_mma_scored_gradient_kernels, {}},
-                                {attention_wgmma_dkv_kernels, {}}};
-static Kernels delta_kernels = {attention_wgmma_delta_kernels, {}};
+
+// VariantKernels has the kernels of a variant: first those for calls without options of scores,
+// then the scored ones. `begun` is for a softmax that begins with sinks or a carry; `adding`
+// computes dk and dv and adds to dq (mma_adds). `threads` is the size of a block, except for dk and
+// dv (Tiles).
+struct VariantKernels {
+  int threads;
+  Kernels forward[2], begun[2], dq[2], dkv[2], adding[2];
+};
+enum Variant { OWN, SMALL, MMA, WGMMA };
+static VariantKernels &kernels_of(Variant variant) {
+  static VariantKernels own = {ATTENTION_THREADS,
+                               {{attention_forward_kernels}, {attention_scored_forward_kernels}},
+                               {{attention_forward_kernels}, {attention_scored_forward_kernels}},
+                               {{attention_dq_kernels}, {attention_scored_dq_kernels}},
+                               {{attention_dkv_kernels}, {attention_scored_dkv_kernels}},
+                               {}};
+  static VariantKernels mma = {ATTENTION_MMA_THREADS,
+                               {{attention_mma_forward_kernels}, {attention_mma_scored_forward_kernels}},
+                               {{attention_mma_begun_kernels}, {attention_mma_scored_forward_kernels}},
+                               {{attention_mma_dq_kernels}, {attention_mma_scored_dq_kernels}},
+                               {{attention_mma_dkv_kernels}, {attention_mma_scored_dkv_kernels}},
+                               {{attention_mma_gradient_kernels}, {attention_mma_scored_gradient_kernels}}};
+  static VariantKernels wgmma = {ATTENTION_WGMMA_THREADS,           {{attention_wgmma_forward_kernels}},
+                                 {{attention_wgmma_begun_kernels}}, {{attention_wgmma_dq_kernels}},
+                                 {{attention_wgmma_dkv_kernels}},   {}};
+  return variant == MMA ? mma : variant == WGMMA ? wgmma : own;
+}
+static Kernels wgmma_delta_kernels = {attention_wgmma_delta_kernels};
 
 // Tiles has the tile sizes of a call, their index in the table of the variant, and the bytes of
 // shared memory. back_threads is the number of threads of the dk and dv kernel.
@@ -248,25 +262,9 @@ static Tiles tiles_of(int64_t dim, int64_t dv, Variant variant, bool scored) {
           backward};
 }
 
-// scored reports whether a call needs the scored kernels, and kernels_of returns the index of the
-// kernels of a variant in the tables above.
+// scored reports whether a call needs the scored kernels.
 static bool scored(const uly_attention &a) {
   return given(a.slopes) || given(a.block_mask) || a.softcap != 0 || a.dropout != 0;
-}
-static int kernels_of(Variant variant, bool scored) { return (variant == MMA ? 1 : 0) + (scored ? 2 : 0); }
-static int forward_kernels_of(const AttentionArgs &a, Variant variant) {
-  const bool begun = a.carry || given(a.sinks);
-  if (variant == WGMMA) return begun ? 6 : 5;
-  return variant == MMA && begun && !scored(a) ? 4 : kernels_of(variant, scored(a));
-}
-static int dq_kernels_of(Variant variant, bool scored) { return variant == WGMMA ? 4 : kernels_of(variant, scored); }
-static int dkv_kernels_of(Variant variant, bool scored, bool adds) {
-  if (variant == WGMMA) return 6;
-  return adds ? 4 + scored : kernels_of(variant, scored);
-}
-static int threads_of(Variant variant) {
-  if (variant == WGMMA) return ATTENTION_WGMMA_THREADS;
-  return variant == MMA ? (int)ATTENTION_MMA_THREADS : (int)ATTENTION_THREADS;
 }
 
 // launch launches a kernel for `work` items.
@@ -288,15 +286,17 @@ static int32_t forward(uly_device *d, uly_stream *s, const void *args, Variant v
   c.count_q = attention_count(a.cu_q, a.cu_q.documents(), tiles.rows);
   if (c.heads * c.count_q == 0) return ULY_OK;
   TRY(attention_upload(d, s, &a, l, tiles.rows, tiles.columns));
-  return launch(d, s, op, forward_kernels[forward_kernels_of(a, variant)], tiles.index, threads_of(variant),
-                tiles.forward_shared, c.heads * c.count_q, c);
+  VariantKernels &kernels = kernels_of(variant);
+  Kernels *forward = a.carry || given(a.sinks) ? kernels.begun : kernels.forward;
+  return launch(d, s, op, forward[scored(a)], tiles.index, kernels.threads, tiles.forward_shared, c.heads * c.count_q,
+                c);
 }
 
 // delta launches the kernel that writes delta, on tensor cores if the others compute dP there.
 static int32_t delta(uly_device *d, uly_stream *s, Variant variant, int64_t index, const AttentionCall &c) {
   const char *op = "AttentionBackward";
   if (variant == WGMMA && c.out.bf16)
-    return launch(d, s, op, delta_kernels, index, 128, attention_wgmma_delta_shared(attention_wgmma_sizes[index]),
+    return launch(d, s, op, wgmma_delta_kernels, index, 128, attention_wgmma_delta_shared(attention_wgmma_sizes[index]),
                   c.heads * ceil_div(c.queries, 64), c);
   if (variant == MMA && c.out.bf16) {
     const int64_t strips = c.heads * ceil_div(c.queries, 16);
@@ -325,11 +325,11 @@ static int32_t backward(uly_device *d, uly_stream *s, const void *args, Variant 
   TRY(attention_upload(d, s, &a, l, tiles.back_queries, tiles.back_keys));
   if (rows > 0) TRY(delta(d, s, variant, tiles.index, c));
   if (adds && rows > 0) TRY(check(d, cudaMemsetAsync(c.dq_sums, 0, (size_t)(4 * rows * c.dq.width), s->s), op));
-  TRY(launch(d, s, op, dkv_kernels[dkv_kernels_of(variant, scored(a), adds)], tiles.index, tiles.back_threads,
+  VariantKernels &kernels = kernels_of(variant);
+  TRY(launch(d, s, op, (adds ? kernels.adding : kernels.dkv)[scored(a)], tiles.index, tiles.back_threads,
              tiles.dkv_shared, c.kv_heads * c.count_k, c));
   if (!adds) {
-    TRY(launch(d, s, op, dq_kernels[dq_kernels_of(variant, scored(a))], tiles.index, threads_of(variant),
-               tiles.dq_shared, c.heads * c.count_q, c));
+    TRY(launch(d, s, op, kernels.dq[scored(a)], tiles.index, kernels.threads, tiles.dq_shared, c.heads * c.count_q, c));
   } else if (rows > 0) {
     const int64_t blocks = ceil_div(rows * c.dq.width / 16, ATTENTION_MMA_THREADS);
     LAUNCH(attention_mma_dq_finish, (unsigned)least(blocks, GRID_LIMIT), ATTENTION_MMA_THREADS, 0, s, c);

@@ -11,6 +11,7 @@
 #pragma once
 
 #include "attention_mma.h"
+#include "warpgroups.h"
 
 // WARPGROUP: threads of a warpgroup; THREADS: of a block. STRIP: rows of a consumer.
 enum { WARPGROUP = 128, WARPGROUP_STRIP = 64 };
