@@ -95,6 +95,10 @@ func TestForms(t *testing.T) {
 		"[{{ (l | reverse)[0] }}{{ d.keys()[0] }}] {{ d.keys() | first }} {{ d.items() | length }}":                                                 "[] b 1",
 		"{{ d.items() is sequence }} {{ x | map('length') is iterable }}":                                                                           "False True",
 		"{% for a in l %}{% set b %}{% if a == 1 %}{% break %}{% endif %}{{ a }}{% endset %}{{ b }}{% endfor %}":                                    "3",
+		"{% for a in l %}{{ a }}{% break %}{% else %} no body ended{% endfor %}":                                                                    "3 no body ended",
+		"{% for a in l %}{% if a > 1 %}{% continue %}{% endif %}{{ a }}{% else %}!{% endfor %}":                                                     "1",
+		"{% for a in l %}{{ a }}{% for b in [] %}{% else %}{% break %}{% endfor %}x{% endfor %}":                                                    "3",
+		"{% for a in l %}{{ a }}{% for b in [] %}{% else %}{% continue %}{% endfor %}x{% endfor %}":                                                 "312",
 		"{% raw %}\n a {% endraw %}\n b": "\n a  b",
 	} {
 		if got, err := render(src, vars); err != nil || got.S != want {

@@ -36,12 +36,12 @@ func (in *interp) assign(line int, names []string, unpack bool, v Value) {
 }
 
 func (s *forStmt) exec(in *interp, b *builder) flow {
-	s.loop(in, b, s.over.eval(in), 0)
-	return flowNext
+	return s.loop(in, b, s.over.eval(in), 0)
 }
 
-// loop runs the loop over a value. depth is that of a recursive loop.
-func (s *forStmt) loop(in *interp, b *builder, over Value, depth int64) {
+// loop runs the loop over a value. depth is that of a recursive loop. A break or continue in the
+// part behind else is one of the loop around this one.
+func (s *forStmt) loop(in *interp, b *builder, over Value, depth int64) (of flow) {
 	in.step(s.line)
 	items := in.mustIterate(s.line, over)
 	if s.cond != nil {
@@ -56,11 +56,8 @@ func (s *forStmt) loop(in *interp, b *builder, over Value, depth int64) {
 		}
 		items = kept
 	}
-	if len(items) == 0 {
-		in.inScope(nil, func() { in.run(s.no, b) })
-		return
-	}
 	l := &loop{stmt: s, items: items, depth: depth}
+	ended := false // the body, once at least: without break or continue, as in Jinja
 	for l.at = range items {
 		f := flowNext
 		in.inScope(map[string]Value{"loop": l}, func() {
@@ -70,7 +67,12 @@ func (s *forStmt) loop(in *interp, b *builder, over Value, depth int64) {
 		if f == flowBreak {
 			break
 		}
+		ended = ended || f == flowNext
 	}
+	if !ended {
+		in.inScope(nil, func() { of = in.run(s.no, b) })
+	}
+	return of
 }
 
 // loop is the variable loop of a for.
