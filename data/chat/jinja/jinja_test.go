@@ -100,6 +100,8 @@ func TestForms(t *testing.T) {
 		"{% for a in l %}{{ a }}{% for b in [] %}{% else %}{% break %}{% endfor %}x{% endfor %}":                                                    "3",
 		"{% for a in l %}{{ a }}{% for b in [] %}{% else %}{% continue %}{% endfor %}x{% endfor %}":                                                 "312",
 		"{% raw %}\n a {% endraw %}\n b": "\n a  b",
+		"x{% raw %}  {% endraw %}y|{% raw %}\n  {% endraw %}y|{% raw %}\n  {%+ endraw %}y":        "x  y|\ny|\n  y",
+		"{% raw %}a\n {% endraw +%}\ny|{% raw %}a {%- endraw +%}\ny|{% raw %}a {%- endraw -%}\ny": "a\n\ny|a\ny|ay",
 	} {
 		if got, err := render(src, vars); err != nil || got.S != want {
 			t.Errorf("%s: %q, %v; want %q", src, got.S, err, want)

@@ -155,20 +155,22 @@ func (l *lexer) raw() bool {
 		}
 		i += n
 		inner := strings.TrimLeft(l.src[i+2:], "-+")
-		strip := strings.HasPrefix(l.src[i+2:], "-")
+		sign := l.src[i+2 : len(l.src)-len(inner)]
 		inner, ok := strings.CutPrefix(strings.TrimLeftFunc(inner, isSpace), "endraw")
 		if !ok {
 			continue
 		}
-		inner = strings.TrimPrefix(strings.TrimLeftFunc(inner, isSpace), "-")
+		inner = strings.TrimLeft(strings.TrimLeftFunc(inner, isSpace), "-+")
 		if !strings.HasPrefix(inner, "%}") {
 			continue
 		}
 		text := l.src[l.at:i]
-		if strip {
+		start := strings.LastIndexByte(text, '\n') + 1
+		switch {
+		case sign == "-":
 			text = strings.TrimRightFunc(text, isSpace)
-		} else if start := strings.LastIndexByte(text, '\n') + 1; strings.TrimFunc(text[start:], isSpace) == "" {
-			text = text[:start]
+		case sign == "" && start > 0 && strings.TrimFunc(text[start:], isSpace) == "":
+			text = text[:start] // the tag is alone on its line, which does not hold for the line of raw
 		}
 		l.emit(tokData, text)
 		l.advance(i + 2)
