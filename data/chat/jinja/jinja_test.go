@@ -100,6 +100,8 @@ func TestForms(t *testing.T) {
 		"{% for a in l %}{{ a }}{% for b in [] %}{% else %}{% break %}{% endfor %}x{% endfor %}":                                                    "3",
 		"{% for a in l %}{{ a }}{% for b in [] %}{% else %}{% continue %}{% endfor %}x{% endfor %}":                                                 "312",
 		"{% raw %}\n a {% endraw %}\n b": "\n a  b",
+		"{{ '\n\n\n'.rsplit('\n\n', 1) }} {{ 'aaa'.rsplit('aa') }} {{ 'a,b,c'.rsplit(',', 1) }}":  `['\n', ''] ['a', ''] ['a,b', 'c']`,
+		"{{ ' a b '.rsplit(none, 1) }} {{ ' a b '.split(none, 1) }} {{ ' a '.rsplit(none, 1) }}":  "[' a', 'b'] ['a', 'b '] ['a']",
 		"x{% raw %}  {% endraw %}y|{% raw %}\n  {% endraw %}y|{% raw %}\n  {%+ endraw %}y":        "x  y|\ny|\n  y",
 		"{% raw %}a\n {% endraw +%}\ny|{% raw %}a {%- endraw +%}\ny|{% raw %}a {%- endraw -%}\ny": "a\n\ny|a\ny|ay",
 	} {

@@ -1,6 +1,7 @@
 package jinja
 
 import (
+	"slices"
 	"strings"
 	"time"
 	"unicode"
@@ -333,7 +334,14 @@ func split(fromRight bool) func(c *call, t Text) Value {
 		}
 		c.in.spend(c.line, int64(len(t.S))/8)
 		var cuts [][2]int // of the separators
-		for at := 0; ; {
+		for end := len(t.S); ok && fromRight; {
+			if end = strings.LastIndex(t.S[:end], sep.S); end < 0 {
+				slices.Reverse(cuts)
+				break
+			}
+			cuts = append(cuts, [2]int{end, end + len(sep.S)})
+		}
+		for at := 0; !ok || !fromRight; {
 			lo, hi := -1, -1
 			if ok {
 				if i := strings.Index(t.S[at:], sep.S); i >= 0 {
@@ -348,15 +356,21 @@ func split(fromRight bool) func(c *call, t Text) Value {
 			}
 			cuts, at = append(cuts, [2]int{lo, hi}), hi
 		}
-		if !ok { // separators at the ends make no empty strings
-			if len(cuts) > 0 && cuts[0][0] == 0 {
-				t = t.slice(cuts[0][1], len(t.S))
-				return split(fromRight)(c, t)
+		first, last := 0, len(t.S)
+		if !ok { // separators at the ends make no empty strings; what is not divided keeps its far end
+			drop := func(left bool) {
+				k := len(cuts)
+				switch whole := n < 0 || int64(k) <= n || left != fromRight; {
+				case k == 0 || !whole:
+				case left && cuts[0][0] == first:
+					first, cuts = cuts[0][1], cuts[1:]
+				case !left && cuts[k-1][1] == last:
+					last, cuts = cuts[k-1][0], cuts[:k-1]
+				}
 			}
-			if k := len(cuts); k > 0 && cuts[k-1][1] == len(t.S) && (n < 0 || int64(k) <= n || fromRight) {
-				t, cuts = t.slice(0, cuts[k-1][0]), cuts[:k-1]
-			}
-			if t.S == "" {
+			drop(!fromRight)
+			drop(fromRight)
+			if first >= last {
 				return &List{}
 			}
 		}
@@ -367,12 +381,12 @@ func split(fromRight bool) func(c *call, t Text) Value {
 				cuts = cuts[:n]
 			}
 		}
-		out, at := &List{}, 0
+		out, at := &List{}, first
 		for _, x := range cuts {
 			out.Items = append(out.Items, c.in.made(c.line, t.slice(at, x[0])))
 			at = x[1]
 		}
-		out.Items = append(out.Items, c.in.made(c.line, t.slice(at, len(t.S))))
+		out.Items = append(out.Items, c.in.made(c.line, t.slice(at, last)))
 		return out
 	}
 }
