@@ -234,6 +234,10 @@ func toFloat(c *call, v Value) Value {
 		if x, err := strconv.ParseFloat(strings.TrimSpace(t.S), 64); err == nil {
 			return x
 		}
+	} else if n, ok := v.(Number); ok {
+		if x, err := strconv.ParseFloat(string(n), 64); err == nil {
+			return x
+		}
 	} else if _, x, _, ok := number(v); ok {
 		return x
 	}
@@ -241,21 +245,24 @@ func toFloat(c *call, v Value) Value {
 }
 
 func round(c *call, v Value) Value {
-	_, x, whole, ok := number(v)
+	i, x, whole, ok := number(v)
 	if !ok {
 		fail(c.line, "round: %s is not a number", typeName(v))
 	}
 	digits := c.integer(0, "precision", 0)
 	scale := math.Pow(10, float64(digits))
-	switch method := textOf(c.arg(1, "method", Text{S: "common"})).S; method {
+	switch textOf(c.arg(1, "method", Text{S: "common"})).S {
 	case "ceil":
 		return math.Ceil(x*scale) / scale
 	case "floor":
 		return math.Floor(x*scale) / scale
+	case "common":
+	default:
+		fail(c.line, `round: the method is not "common", "ceil" or "floor"`)
 	}
 	switch {
 	case whole && digits >= 0:
-		return v
+		return i
 	case digits < 0:
 		fail(c.line, "round: a precision below 0 is not supported")
 	}

@@ -62,7 +62,7 @@ func TestMarks(t *testing.T) {
 // Forms that the templates of the goldens do not have render as Jinja2 3.1.6 does.
 func TestForms(t *testing.T) {
 	vars := NewDict()
-	values, err := FromJSON([]byte(`{"s": "it's a foo_bar-baz (qux)", "l": [3, 1, 2], "m": ["b", "A", "a"], "d": {"b": 1},
+	values, err := FromJSON([]byte(`{"s": "it's a foo_bar-baz (qux)", "l": [3, 1, 2], "m": ["b", "A", "a"], "d": {"b": 1}, "large": 12345678901234567890123,
 		"x": [{"a": 1}, {"a": 2}, {"a": 1}], "lines": "a\r\nb\u2028\n\nc\n"}`), 0, 5)
 	if err != nil {
 		t.Fatal(err)
@@ -99,6 +99,7 @@ func TestForms(t *testing.T) {
 		"{% for a in l %}{% if a > 1 %}{% continue %}{% endif %}{{ a }}{% else %}!{% endfor %}":                                                     "1",
 		"{% for a in l %}{{ a }}{% for b in [] %}{% else %}{% break %}{% endfor %}x{% endfor %}":                                                    "3",
 		"{% for a in l %}{{ a }}{% for b in [] %}{% else %}{% continue %}{% endfor %}x{% endfor %}":                                                 "312",
+		"{{ true | round }} {{ false | round(1) }} {{ 1.25 | round(1, 'common') }} {{ large | float }}":                                             "1 0 1.2 1.2345678901234568e+22",
 		"{% raw %}\n a {% endraw %}\n b": "\n a  b",
 		"{{ '\n\n\n'.rsplit('\n\n', 1) }} {{ 'aaa'.rsplit('aa') }} {{ 'a,b,c'.rsplit(',', 1) }}":  `['\n', ''] ['a', ''] ['a,b', 'c']`,
 		"{{ ' a b '.rsplit(none, 1) }} {{ ' a b '.split(none, 1) }} {{ ' a '.rsplit(none, 1) }}":  "[' a', 'b'] ['a', 'b '] ['a']",
@@ -166,6 +167,8 @@ func TestErrors(t *testing.T) {
 		"{{ 'a'.upper(1) }}":                          "upper: 1 arguments are not supported, at most 0 are",
 		"{{ [2] | map('round', 1, 'floor', 3) }}":     "round: 3 arguments are not supported, at most 2 are",
 		"{{ 'a' % 1 }}":                               "has fewer conversions than arguments",
+		"{{ 1.5 | round(1, 2) }}":                     "round: the method is not \"common\", \"ceil\" or \"floor\"",
+		"{% macro m() %}q{% endmacro %}{% call m() %}x{% endcall %}": "macro m is used by call, and does not use caller",
 		"{{ 15 | round(-1) }}":                        "a precision below 0 is not supported",
 		"{{ [{}] | map(attribute='a', x=1) | list }}": "map: one of the arguments attribute, x is not supported",
 		"{{ [1] | select | length }}":                 "an iterator has no length",

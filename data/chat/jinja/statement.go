@@ -273,6 +273,9 @@ func (m *macro) bind(in *interp, line int, args []Value, named []namedValue) {
 	if more.Len() > 0 && !m.kwargs {
 		fail(line, "macro %s has no parameter %s", m.name, textOf(more.keys[0]).S)
 	}
+	if hasCaller && !m.caller {
+		fail(line, "macro %s is used by call, and does not use caller", m.name)
+	}
 	if m.caller && !hasCaller {
 		names["caller"] = undefined{"no caller defined"}
 	}
