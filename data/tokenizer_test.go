@@ -131,6 +131,7 @@ func (f testTokenizer) Digest() string     { return "testTokenizer" }
 func TestTokenizerFaults(t *testing.T) {
 	dir := t.TempDir()
 	txt, lines := file(t, dir, "a.txt", "good"), file(t, dir, "a.jsonl", "{\"text\":\"good\"}\n\n{\"text\":\"so bad\"}\n")
+	latin := file(t, dir, "latin.txt", "caf\xe9 good")
 	for _, c := range []struct {
 		path  string
 		tok   testTokenizer
@@ -139,6 +140,7 @@ func TestTokenizerFaults(t *testing.T) {
 	}{
 		{lines, testTokenizer{fail: "bad"}, 301, lines + ":3 (document 1): data.tokenizer: no tokens for \"bad\""},
 		{txt, testTokenizer{fail: "oo"}, 301, txt + " (document 0): data.tokenizer: no tokens for \"oo\""},
+		{latin, testTokenizer{}, 301, latin + " (document 0), byte 3: the text is not UTF-8; convert the file to UTF-8"},
 		{txt, testTokenizer{none: true}, 301, "no text and no tokens"},
 		{txt, testTokenizer{}, 300, "the tokenizer has 301 ids"},
 	} {

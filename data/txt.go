@@ -1,6 +1,12 @@
 package data
 
-import "slices"
+import (
+	"fmt"
+	"slices"
+	"unicode/utf8"
+
+	"ulysses/internal/status"
+)
 
 // txtBytes is a .txt file without a tokenizer. The file is one document, each byte is a token, and
 // each unit is a block.
@@ -50,6 +56,9 @@ func (f *txtTokens) unit() int64  { return f.size }
 func (f *txtTokens) scan(d *decoder, _, _ int64) (err error) {
 	if d.raw, err = d.read(f.name, 0, f.size, d.raw[:0]); err != nil {
 		return err
+	}
+	if at := notUTF8(d.raw); at >= 0 {
+		return &fault{Line: none, Doc: 0, Code: status.InvalidConfig, Text: fmt.Sprintf(", byte %d: the text is not UTF-8; convert the file to UTF-8", at)}
 	}
 	whole, err := d.encode(nil, textAt(0, d.raw), none, 0)
 	if err != nil || len(whole) == 0 {
@@ -126,5 +135,21 @@ func (f *txtTokens) markDocument(d *decoder, at, end int64, p *decodedBlock) {
 	}
 	if end == f.size {
 		p.ids = d.appendEOS(p.ids)
+	}
+}
+
+// notUTF8 returns the position of the first byte that is not UTF-8, or -1. A tokenizer replaces
+// such bytes by U+FFFD, so a text in another encoding would be trained without its letters.
+func notUTF8(text []byte) int {
+	if utf8.Valid(text) {
+		return -1
+	}
+	at := 0
+	for {
+		r, n := utf8.DecodeRune(text[at:])
+		if r == utf8.RuneError && n == 1 {
+			return at
+		}
+		at += n
 	}
 }
