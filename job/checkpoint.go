@@ -4,7 +4,10 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -139,7 +142,7 @@ func (s *session) resume(setup *train.Setup) error {
 	}
 	from, err := setup.Checkpoints.Resume(path, s.Device, s.Mesh.World, s.parts.Weights, s.parts.Model.Groups(), &j.Optimizer, setup.Loop.Steps)
 	if err != nil {
-		return err
+		return s.resumeFault(err)
 	}
 	setup.Loop.Stages = from.Stages
 	if from.Path == "" {
@@ -161,6 +164,20 @@ func (s *session) resume(setup *train.Setup) error {
 		s.Log.Info().Int64("step", from.Step).Int64("of", setup.Loop.Steps).Str("checkpoint", from.Path).Msg("resumed")
 	}
 	return nil
+}
+
+// resumeFault names checkpoint.resume and its place in an error of a folder that does not exist.
+// Such a value may also be a word of another trainer, such as "latest".
+func (s *session) resumeFault(err error) error {
+	dir := s.Job.Checkpoint.Resume
+	if _, statErr := os.Stat(dir); dir == "auto" || !errors.Is(statErr, fs.ErrNotExist) {
+		return err
+	}
+	fix := "name a checkpoint, or set \"auto\" for the newest one or \"off\" for a new run"
+	if s.Job.Kind == "eval" {
+		fix = "name a checkpoint, or a folder of checkpoints"
+	}
+	return s.Job.Errorf(status.IO, "checkpoint.resume", "there is no folder %s; %s", dir, fix)
 }
 
 // needsCheckpoint refuses optimizer.begin in a run that begins with its first step.
@@ -189,7 +206,7 @@ func (s *session) loadCheckpoint() error {
 	}
 	from, err := train.LoadCheckpoint(j.Checkpoint.Resume, e, s.Device, s.Mesh.World, s.parts.Weights, s.parts.Model.Groups())
 	if err != nil {
-		return err
+		return s.resumeFault(err)
 	}
 	if err := s.parts.Model.SetBiases(from.Biases); err != nil {
 		return err

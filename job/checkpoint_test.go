@@ -245,7 +245,7 @@ func TestResumeFaults(t *testing.T) {
 			return err
 		}, code: status.InvalidConfig, want: []string{"of another run", "data.path is 1 documents, 2080 tokens", "checksum"}, whole: true},
 		{name: "another optimizer", sets: []string{"optimizer.name=sgd"}, code: status.InvalidConfig, want: []string{"optimizer.name is sgd, it was adamw"}, whole: true},
-		{name: "nowhere", sets: []string{"checkpoint.resume=nowhere"}, code: status.IO, want: []string{"nowhere"}, whole: true},
+		{name: "nowhere", sets: []string{"checkpoint.resume=nowhere"}, code: status.IO, want: []string{"--set checkpoint.resume=nowhere", "checkpoint.resume: there is no folder ", `nowhere; name a checkpoint, or set "auto"`}, whole: true},
 	} {
 		t.Run(x.name, func(t *testing.T) {
 			dir, run := newKept(t)
