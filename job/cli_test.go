@@ -82,7 +82,7 @@ func TestFaultsThroughTheCommandLine(t *testing.T) {
 	for _, ranks := range []string{"1", "3"} {
 		code, out, errs := call(path, "--ranks", ranks)
 		want := "ulysses-mpi: 4 faults, invalid configuration:\n" +
-			path + ":1: data.path: missing; name .txt, .jsonl, .bin (with .idx) or .safetensors files\n" +
+			path + ":1: data.path: missing; name .txt, .jsonl, .parquet, .bin (with .idx) or .safetensors files\n" +
 			path + ":1: model.path: missing; name a Hugging Face folder, or write the fields of a config.json in [model.new] for a model from scratch\n" +
 			path + ":2: data.sequnce: unknown key; did you mean data.sequence?\n" +
 			path + ":3: modle: unknown table; did you mean [model]?\n"
