@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"ulysses/internal/input"
+	"ulysses/internal/notbuilt"
 	"ulysses/internal/status"
 	"ulysses/tensor"
 )
@@ -165,14 +166,15 @@ func joined(name string, parts []Stored) Stored {
 // for all parts of a fused matrix, and the rows of an adapter in the order of the files.
 func (f *files) refuseTarget(name string) error {
 	x, _, _, _ := f.partOf(name)
+	fix := notbuilt.FusedAdapters.Text(notbuilt.FusedAdapters.Instead)
 	if f.paired(name) {
-		return status.Errorf(status.Unsupported, "lora.targets: the rows of %s have another order in the files of this model; leave out q_proj and k_proj", input.Short(module(name)))
+		return status.Errorf(status.Unsupported, "lora.targets: the rows of %s have another order in the files of this model: %s", input.Short(module(name)), fix)
 	}
 	if x == nil {
 		return nil
 	}
-	return status.Errorf(status.Unsupported, "lora.targets: %s is a part of %s in the files of this model, for which PEFT has one adapter; leave it out of lora.targets",
-		input.Short(module(name)), x.name)
+	return status.Errorf(status.Unsupported, "lora.targets: %s is a part of %s in the files of this model, for which PEFT has one adapter: %s",
+		input.Short(module(name)), x.name, fix)
 }
 
 // refuseHalfFrozen is an error if some but not all parts of a fused matrix are frozen: their rows

@@ -68,10 +68,12 @@ func TestFusedRefusals(t *testing.T) {
 		{"phi3", Options{Freeze: []string{"*.q_proj.weight"}}, status.InvalidConfig, "are one matrix (self_attn.qkv_proj)"},
 		{"phi3", Options{Freeze: []string{"*_proj.weight"}}, status.OK, ""},
 		{"phi3", Options{LoRA: &LoRA{Rank: 2, Alpha: 2, Targets: []string{"q_proj"}}}, status.Unsupported, "is a part of self_attn.qkv_proj"},
+		{"phi3", Options{LoRA: &LoRA{Rank: 2, Alpha: 2, Targets: []string{AllLinear}}}, status.Unsupported, `set lora.targets = ["o_proj", "down_proj"], in glm4 also "v_proj"`},
+		{"glm4", Options{LoRA: &LoRA{Rank: 2, Alpha: 2, Targets: []string{AllLinear}}}, status.Unsupported, `set lora.targets = ["o_proj", "down_proj"], in glm4 also "v_proj"`},
 		{"phi3", Options{LoRA: &LoRA{Rank: 2, Alpha: 2, Targets: []string{"o_proj", "down_proj"}}}, status.OK, ""},
 		{"glm4", Options{LoRA: &LoRA{Rank: 2, Alpha: 2, Targets: []string{"k_proj"}}}, status.Unsupported, "another order"},
 		{"glm4", Options{LoRA: &LoRA{Rank: 2, Alpha: 2, Targets: []string{"up_proj"}}}, status.Unsupported, "is a part of mlp.gate_up_proj"},
-		{"glm4", Options{LoRA: &LoRA{Rank: 2, Alpha: 2, Targets: []string{"v_proj", "o_proj"}}}, status.OK, ""},
+		{"glm4", Options{LoRA: &LoRA{Rank: 2, Alpha: 2, Targets: []string{"v_proj", "o_proj", "down_proj"}}}, status.OK, ""},
 	} {
 		m := &Model{Config: configs(t)[c.family]}
 		b := newBlock(m.Config, 0)
