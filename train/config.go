@@ -47,8 +47,8 @@ type MemoryConfig struct {
 	// where the optimizer's states are, and where its step runs; see FasterStep
 	Optimizer string  `toml:"optimizer" enum:"auto device offload stream host"`
 	Gradients string  `toml:"gradients" enum:"auto device offload"` // where gradients are summed
-	Device    float64 `toml:"device" min:"0"`
-	Host      float64 `toml:"host" min:"0"`
+	Device    float64 `toml:"device" min:"0" unit:"GiB"`
+	Host      float64 `toml:"host" min:"0" unit:"GiB"`
 }
 
 // OffloadsOptimizer reports whether the optimizer's states are in host memory.

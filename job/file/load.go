@@ -153,7 +153,10 @@ func decodeTOML(src string, tree *map[string]any) (err error) {
 	return err
 }
 
-var unquoted = regexp.MustCompile(`^expected value but found "(.*)" instead$`)
+var (
+	unquoted = regexp.MustCompile(`^expected value but found "(.*)" instead$`)
+	twice    = regexp.MustCompile(`^Key '(.*)' has already been defined$`)
+)
 
 func syntaxText(pe toml.ParseError, header bool) string {
 	text := strings.ReplaceAll(strings.TrimSuffix(pe.Message, "."), `'\n'`, "the end of the line")
@@ -164,8 +167,10 @@ func syntaxText(pe toml.ParseError, header bool) string {
 			text += fmt.Sprintf("; write text in quotes: %q", m[1])
 		}
 	}
-	if strings.Contains(text, "already been defined") {
-		return text
+	if m := twice.FindStringSubmatch(text); m != nil && header {
+		return fmt.Sprintf("[%s] stands twice in the file; write its keys below the first one", m[1])
+	} else if m != nil {
+		return m[1] + ": set twice; keep one of the lines"
 	}
 	if pe.LastKey != "" && !header {
 		return fmt.Sprintf("%s: not TOML: %s", pe.LastKey, text)

@@ -103,7 +103,9 @@ func (f *field) convert(dst reflect.Value, value any) error {
 		if n, isInt := value.(int64); isInt {
 			x, ok = float64(n), true
 		}
-		if !ok {
+		if unit := f.tag.Get("unit"); !ok && unit != "" {
+			return f.wrong(value, "write the number of %s alone, such as 80", unit)
+		} else if !ok {
 			return f.wrong(value, "a number is needed")
 		}
 		if math.IsNaN(x) || math.IsInf(x, 0) {
