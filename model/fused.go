@@ -4,8 +4,6 @@ import (
 	"slices"
 	"strings"
 
-	"ulysses/internal/input"
-	"ulysses/internal/notbuilt"
 	"ulysses/internal/status"
 	"ulysses/tensor"
 )
@@ -162,19 +160,21 @@ func joined(name string, parts []Stored) Stored {
 	return t
 }
 
-// refuseTarget is an error if a target of adapters has another form in files: PEFT has one adapter
-// for all parts of a fused matrix, and the rows of an adapter in the order of the files.
-func (f *files) refuseTarget(name string) error {
-	x, _, _, _ := f.partOf(name)
-	fix := notbuilt.FusedAdapters.Text(notbuilt.FusedAdapters.Instead)
-	if f.paired(name) {
-		return status.Errorf(status.Unsupported, "lora.targets: the rows of %s have another order in the files of this model: %s", input.Short(module(name)), fix)
-	}
+// moduleInFiles returns the path in the files of the module that has a matrix of the model. Of a
+// fused matrix, for which PEFT has one adapter, it also returns the first row of the part and the
+// number of all rows, otherwise 0.
+func (c *Config) moduleInFiles(name string) (path string, at, rows int64) {
+	x, i, before, _ := c.family.files.partOf(name)
 	if x == nil {
-		return nil
+		return module(name), 0, 0
 	}
-	return status.Errorf(status.Unsupported, "lora.targets: %s is a part of %s in the files of this model, for which PEFT has one adapter: %s",
-		input.Short(module(name)), x.name, fix)
+	for k, part := range x.parts {
+		if k < i {
+			at += c.rows(part)
+		}
+		rows += c.rows(part)
+	}
+	return before + "." + x.name, at, rows
 }
 
 // refuseHalfFrozen is an error if some but not all parts of a fused matrix are frozen: their rows
@@ -199,9 +199,10 @@ func (f *files) refuseHalfFrozen(groups []*Group) error {
 
 // paired reports whether a tensor has rows of heads whose rotated features are neighbours in the
 // files: features 2i and 2i + 1 of a head are rotated together, where the program rotates i and i +
-// half. Scores are sums over the features of q and k, so their order is free.
+// half. Scores are sums over the features of q and k, so their order is free. Of an adapter, B has
+// such rows.
 func (f *files) paired(name string) bool {
-	return f.pairs && (strings.Contains(name, ".self_attn.q_proj.") || strings.Contains(name, ".self_attn.k_proj."))
+	return f.pairs && !strings.HasSuffix(name, loraA) && (strings.Contains(name, ".self_attn.q_proj.") || strings.Contains(name, ".self_attn.k_proj."))
 }
 
 // fileRow returns the row in the files of a row of a paired tensor, and rowOfFile the reverse.

@@ -57,8 +57,10 @@ func TestFused(t *testing.T) {
 	}
 }
 
-// Parts of a fused matrix cannot be frozen alone, and have no adapters of their own.
+// Parts of a fused matrix cannot be frozen alone, and have no adapters of their own: one is for the
+// matrix.
 func TestFusedRefusals(t *testing.T) {
+	lora := func(targets ...string) Options { return Options{LoRA: &LoRA{Rank: 2, Alpha: 2, Targets: targets}} }
 	for _, c := range []struct {
 		family string
 		o      Options
@@ -67,13 +69,11 @@ func TestFusedRefusals(t *testing.T) {
 	}{
 		{"phi3", Options{Freeze: []string{"*.q_proj.weight"}}, status.InvalidConfig, "are one matrix (self_attn.qkv_proj)"},
 		{"phi3", Options{Freeze: []string{"*_proj.weight"}}, status.OK, ""},
-		{"phi3", Options{LoRA: &LoRA{Rank: 2, Alpha: 2, Targets: []string{"q_proj"}}}, status.Unsupported, "is a part of self_attn.qkv_proj"},
-		{"phi3", Options{LoRA: &LoRA{Rank: 2, Alpha: 2, Targets: []string{AllLinear}}}, status.Unsupported, `set lora.targets = ["o_proj", "down_proj"], in glm4 also "v_proj"`},
-		{"glm4", Options{LoRA: &LoRA{Rank: 2, Alpha: 2, Targets: []string{AllLinear}}}, status.Unsupported, `set lora.targets = ["o_proj", "down_proj"], in glm4 also "v_proj"`},
-		{"phi3", Options{LoRA: &LoRA{Rank: 2, Alpha: 2, Targets: []string{"o_proj", "down_proj"}}}, status.OK, ""},
-		{"glm4", Options{LoRA: &LoRA{Rank: 2, Alpha: 2, Targets: []string{"k_proj"}}}, status.Unsupported, "another order"},
-		{"glm4", Options{LoRA: &LoRA{Rank: 2, Alpha: 2, Targets: []string{"up_proj"}}}, status.Unsupported, "is a part of mlp.gate_up_proj"},
-		{"glm4", Options{LoRA: &LoRA{Rank: 2, Alpha: 2, Targets: []string{"v_proj", "o_proj", "down_proj"}}}, status.OK, ""},
+		{"phi3", lora("q_proj"), status.InvalidConfig, `"q_proj" is a part of model.layers.0.self_attn.qkv_proj in the files of this model, for which PEFT has one adapter; name qkv_proj`},
+		{"phi3", lora("qkv_proj", "mlp.gate_up_proj"), status.OK, ""},
+		{"phi3", lora(AllLinear), status.OK, ""},
+		{"glm4", lora("up_proj"), status.InvalidConfig, "name gate_up_proj"},
+		{"glm4", lora(AllLinear), status.OK, ""},
 	} {
 		m := &Model{Config: configs(t)[c.family]}
 		b := newBlock(m.Config, 0)

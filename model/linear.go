@@ -43,7 +43,7 @@ func (l *linear) forward(p *pass, y, x tensor.Tensor) {
 		p.Gemm(y.Slice(1, lo, hi), x, run.matrix(run.w[0].Value).Permute(1, 0), run.bias())
 		i = j
 	}
-	l.adapters(y, func(a *adapter, y tensor.Tensor) { a.forward(p, y, x) })
+	l.adapters(y, func(a adapter, y tensor.Tensor) { a.forward(p, y, x) })
 }
 
 // part returns one of several projections, and its columns [lo, hi) of y. Its results are bitwise
@@ -96,14 +96,16 @@ func (l *linear) addWeights(p *pass, dy, x tensor.Tensor) {
 		}
 		i = j
 	}
-	l.adapters(dy, func(a *adapter, dy tensor.Tensor) { a.addWeights(p, dy, x) })
+	l.adapters(dy, func(a adapter, dy tensor.Tensor) { a.addWeights(p, dy, x) })
 }
 
+// gradReady reports gradients. The gradients of the adapter of a fused matrix are complete with its
+// first part: a caller that takes the projections one by one ends with the first.
 func (l *linear) gradReady(p *pass) {
 	p.gradReady(l.w...)
 	p.gradReady(l.b...)
 	for _, w := range l.w {
-		if w.adapter != nil {
+		if w.adapter != nil && w.adapter.at == 0 {
 			p.gradReady(w.adapter.a, w.adapter.b)
 		}
 	}
@@ -123,5 +125,5 @@ func (l *linear) inputGrad(p *pass, dx, dy tensor.Tensor, add bool) {
 		}
 		i = j
 	}
-	l.adapters(dy, func(a *adapter, dy tensor.Tensor) { a.backwardInput(p, dx, dy) })
+	l.adapters(dy, func(a adapter, dy tensor.Tensor) { a.backwardInput(p, dx, dy) })
 }

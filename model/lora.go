@@ -1,12 +1,14 @@
 package model
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
 	"strings"
 
 	"ulysses/device"
+	"ulysses/internal/input"
 	"ulysses/internal/splitmix"
 	"ulysses/internal/status"
 	"ulysses/tensor"
@@ -39,9 +41,11 @@ func (l *LoRA) Scale() float64 {
 	return l.Alpha / float64(l.Rank)
 }
 
-// adapter is the pair of low-rank matrices beside a matrix W [out, in].
+// adapter is the pair of low-rank matrices beside a matrix W [out, in]. The parts of a matrix that
+// is fused in the files share one pair, of which each has its rows of B.
 type adapter struct {
-	a, b    *Param // [rank, in], [out, rank]
+	a, b    *Param // [rank, in], [rows of the matrix in the files, rank]
+	at, out int64  // the first row of B, and the number of rows
 	rank    int64
 	scale   float64
 	dropout float64
@@ -75,26 +79,33 @@ func (m *Model) addAdapters(l *LoRA) error {
 	used, count := make([]bool, len(l.Targets)), int64(0)
 	for _, g := range m.groups[1 : len(m.groups)-1] {
 		var added []*Param
+		var last *adapter
 		for _, w := range g.Params {
+			path, at, rows := m.Config.moduleInFiles(w.Name)
 			target := false
 			for i, t := range l.Targets {
-				if w.matrix && adapts(t, module(w.Name)) {
+				if w.matrix && adapts(t, path) {
 					target, used[i] = true, true
+				} else if w.matrix && adapts(t, module(w.Name)) {
+					return status.Errorf(status.InvalidConfig, "lora.targets: %q is a part of %s in the files of this model, for which PEFT has one adapter; name %s",
+						t, input.Short(path), path[strings.LastIndex(path, ".")+1:])
 				}
 			}
 			if !target {
 				continue
 			}
-			if err := m.Config.family.files.refuseTarget(w.Name); err != nil {
-				return err
+			x := &adapter{rank: l.Rank, scale: l.Scale(), dropout: l.Dropout, at: at, out: w.Shape[0]}
+			if at == 0 {
+				axes := func(i int) []string { return []string{"lora.rank", w.axes[i]} }
+				x.a = newParam(path+loraA, tensor.F32, kaiming, axes(1), l.Rank, w.Shape[1])
+				x.b = newParam(path+loraB, tensor.F32, zeros, axes(0), cmp.Or(rows, w.Shape[0]), l.Rank)
+				x.number = count
+				count++
+				added = append(added, x.a, x.b)
+			} else {
+				x.a, x.b, x.number = last.a, last.b, last.number
 			}
-			axes := func(i int) []string { return []string{"lora.rank", w.axes[i]} }
-			x := &adapter{rank: l.Rank, scale: l.Scale(), dropout: l.Dropout, number: count}
-			count++
-			x.a = newParam(module(w.Name)+loraA, tensor.F32, kaiming, axes(1), l.Rank, w.Shape[1])
-			x.b = newParam(module(w.Name)+loraB, tensor.F32, zeros, axes(0), w.Shape[0], l.Rank)
-			w.adapter = x
-			added = append(added, x.a, x.b)
+			w.adapter, last = x, x
 		}
 		g.Params = append(g.Params, added...)
 	}
@@ -115,6 +126,14 @@ func (m *Model) unadapted(target string) string {
 		}
 	}
 	return fmt.Sprintf("%q matches no module of the model", target)
+}
+
+// rows returns the adapter's rows of B, or of its gradient. A dry run has neither.
+func (x *adapter) rows(b tensor.Tensor) tensor.Tensor {
+	if b.IsNil() {
+		return b
+	}
+	return b.Slice(0, x.at, x.at+x.out)
 }
 
 // drop computes y = dropout(x), or with add adds it to y. x and y are [T, in].
@@ -148,7 +167,7 @@ func (x *adapter) hidden(p *pass, u, in tensor.Tensor) {
 
 // gradOfHidden computes the gradient du [T, rank] of A·x from dy [T, out].
 func (x *adapter) gradOfHidden(p *pass, du, dy tensor.Tensor) {
-	p.Gemm(du, dy, x.b.Value, tensor.Tensor{})
+	p.Gemm(du, dy, x.rows(x.b.Value), tensor.Tensor{})
 	p.Scale(du, x.scale)
 }
 
@@ -157,7 +176,7 @@ func (x *adapter) forward(p *pass, y, in tensor.Tensor) {
 	mark := p.mark()
 	u := p.temp(in.Shape[0], x.rank)
 	x.hidden(p, u, x.input(p, in))
-	p.GemmAdd(y, u, x.b.Value.Permute(1, 0))
+	p.GemmAdd(y, u, x.rows(x.b.Value).Permute(1, 0))
 	p.reset(mark)
 }
 
@@ -168,7 +187,7 @@ func (x *adapter) addWeights(p *pass, dy, in tensor.Tensor) {
 	u := p.temp(in.Shape[0], x.rank)
 	in = x.input(p, in)
 	x.hidden(p, u, in)
-	p.GemmAdd(x.b.Grad, dy.Permute(1, 0), u)
+	p.GemmAdd(x.rows(x.b.Grad), dy.Permute(1, 0), u)
 	x.gradOfHidden(p, u, dy)
 	p.GemmAdd(x.a.Grad, u.Permute(1, 0), in)
 	p.reset(mark)
@@ -189,14 +208,22 @@ func (x *adapter) backwardInput(p *pass, dx, dy tensor.Tensor) {
 	p.reset(mark)
 }
 
-// adapters calls do for each adapter of the projections, with its columns of y.
-func (l *linear) adapters(y tensor.Tensor, do func(x *adapter, y tensor.Tensor)) {
+// adapters calls do for each adapter of the projections, with its columns of y. Parts of a fused
+// matrix are one.
+func (l *linear) adapters(y tensor.Tensor, do func(x adapter, y tensor.Tensor)) {
 	at := int64(0)
-	for _, w := range l.w {
-		if w.adapter != nil {
-			do(w.adapter, y.Slice(1, at, at+w.Shape[0]))
+	for i := 0; i < len(l.w); {
+		if l.w[i].adapter == nil {
+			at += l.w[i].Shape[0]
+			i++
+			continue
 		}
-		at += w.Shape[0]
+		x := *l.w[i].adapter
+		for i++; i < len(l.w) && l.w[i].adapter != nil && l.w[i].adapter.a == x.a; i++ {
+			x.out += l.w[i].adapter.out
+		}
+		do(x, y.Slice(1, at, at+x.out))
+		at += x.out
 	}
 }
 
@@ -207,7 +234,7 @@ func (l *linear) sketch(p *pass, tokens int64) {
 		return
 	}
 	x, y := tensor.Of(nil, p.compute, tokens, l.in), tensor.Of(nil, p.compute, tokens, l.out)
-	l.adapters(y, func(a *adapter, y tensor.Tensor) {
+	l.adapters(y, func(a adapter, y tensor.Tensor) {
 		a.forward(p, y, x)
 		a.addWeights(p, y, x)
 		a.backwardInput(p, x, y)

@@ -12,33 +12,39 @@ import (
 )
 
 // Merge returns the tensors of a base model, with the adapters added to the matrices that have one:
-// W + scale·B·A, in F32, rounded once to the type of W. read reads elements of an adapter's tensor,
-// without the prefix of PEFT; shape returns its shape, nil if there is no such tensor.
-func (l *LoRA) Merge(base []Stored, shape func(name string) []int64, read func(name string, at int64, dst []float32) error) ([]Stored, error) {
+// W + scale·B·A, in F32, rounded once to the type of W. c is the configuration of the model. read
+// reads elements of an adapter's tensor, without the prefix of PEFT; shape returns its shape, nil
+// if there is no such tensor.
+func (l *LoRA) Merge(c *Config, base []Stored, shape func(name string) []int64, read func(name string, at int64, dst []float32) error) ([]Stored, error) {
 	all := slices.Clone(base)
 	merged := 0
 	for i := range all {
 		w := &all[i]
-		name := module(w.Name)
+		name, first, rows := c.moduleInFiles(w.Name)
 		a, b := shape(name+loraA), shape(name+loraB)
 		if a == nil && b == nil {
 			continue
 		}
-		if len(w.Shape) != 2 || !slices.Equal(a, []int64{l.Rank, w.Shape[1]}) || !slices.Equal(b, []int64{w.Shape[0], l.Rank}) {
-			return nil, status.Errorf(status.InvalidConfig, "export: the adapter of %s has A %v and B %v with r = %d, the matrix is %v; the adapters are of another model", input.Short(w.Name), a, b, l.Rank, w.Shape)
+		whole := slices.Clone(w.Shape) // of the matrix in the files
+		if rows > 0 {
+			whole[0] = rows
+		}
+		if len(whole) != 2 || !slices.Equal(a, []int64{l.Rank, whole[1]}) || !slices.Equal(b, []int64{whole[0], l.Rank}) {
+			return nil, status.Errorf(status.InvalidConfig, "export: the adapter of %s has A %v and B %v with r = %d, the matrix is %v; the adapters are of another model", input.Short(name), a, b, l.Rank, whole)
 		}
 		merged++
 		plain, x := w.Read, &delta{scale: float32(l.Scale()), rank: l.Rank, in: w.Shape[1]}
+		out := w.Shape[0]
 		w.Read = func(at int64, dst []float32) error {
 			if err := plain(at, dst); err != nil {
 				return err
 			}
 			if at == 0 {
-				x.a, x.b = make([]float32, a[0]*a[1]), make([]float32, b[0]*b[1])
+				x.a, x.b = make([]float32, a[0]*a[1]), make([]float32, out*l.Rank)
 				if err := read(name+loraA, 0, x.a); err != nil {
 					return err
 				}
-				if err := read(name+loraB, 0, x.b); err != nil {
+				if err := read(name+loraB, first*l.Rank, x.b); err != nil {
 					return err
 				}
 			}
@@ -94,22 +100,20 @@ func MergeFolder(dir string, f *AdapterFolder, base *Folder) error {
 	}
 	known := map[string]bool{}
 	for _, t := range tensors {
-		known[adapterPrefix+module(t.Name)+loraA], known[adapterPrefix+module(t.Name)+loraB] = true, true
+		path, _, _ := base.Config.moduleInFiles(t.Name)
+		known[adapterPrefix+path+loraA], known[adapterPrefix+path+loraB] = true, true
 	}
 	if err := f.checkLayers("export", known); err != nil {
 		return err
 	}
-	tensors, err := f.LoRA.Merge(tensors, shape, func(name string, at int64, dst []float32) error {
+	tensors, err := f.LoRA.Merge(base.Config, tensors, shape, func(name string, at int64, dst []float32) error {
 		e, _ := f.file.Entry(adapterPrefix + name)
-		return f.file.ReadFloat32(e, at, dst)
+		return f.locate(base.Config, name, e).read(at, dst)
 	})
 	if err != nil {
 		return err
 	}
 	for _, e := range f.file.Entries() {
-		if err := base.Config.family.files.refuseTarget(e.Name); err != nil {
-			return err
-		}
 		if !known[e.Name] {
 			return status.Errorf(status.InvalidConfig, "export: tensor %v of %s is not an adapter of a matrix of %s; name the adapters' own base model", e, f.Dir, base.Dir)
 		}

@@ -129,12 +129,13 @@ func isUnset(key string, value any) bool {
 	return false
 }
 
-// matrices returns the paths of the modules that have an adapter, in the order of the layers.
+// adapted returns the paths in the files of the modules that have an adapter, in the order of the
+// layers.
 func (m *Model) adapted() (paths []string) {
 	for _, g := range m.groups {
 		for _, p := range g.Params {
-			if p.adapter != nil {
-				paths = append(paths, module(p.Name))
+			if path, ok := strings.CutSuffix(p.Name, loraA); ok {
+				paths = append(paths, path)
 			}
 		}
 	}
@@ -196,9 +197,10 @@ func (m *Model) saveAdapterRest(dir, base string) error {
 	return copyFiles(dir, base, companions)
 }
 
-// WriteAdapters writes a folder of adapters from their tensors, whose names are without the prefix
-// of PEFT, and from the files that SaveRest has written to a folder.
-func WriteAdapters(dir, rest string, listed []string, tensors []Stored) error {
+// WriteAdapters writes a folder of adapters from the tensors of a checkpoint, whose names are
+// without the prefix of PEFT, and from the files that SaveRest has written to a folder.
+func (c *Config) WriteAdapters(dir, rest string, listed []string, tensors []Stored) error {
+	tensors = c.InFiles(tensors)
 	for i := range tensors {
 		tensors[i].Name = adapterPrefix + tensors[i].Name
 	}
@@ -237,6 +239,16 @@ func (f *AdapterFolder) checkLayers(what string, known map[string]bool) error {
 		}
 	}
 	return nil
+}
+
+// locate returns where the file has a tensor of an adapter: rows of the model may have another
+// order there.
+func (f *AdapterFolder) locate(c *Config, name string, e tensor.Entry) location {
+	at := location{file: f.file, entry: e}
+	if c.family.files.paired(name) {
+		at.row = c.fileRow
+	}
+	return at
 }
 
 // LoadAdapters reads the elements of adapters that this rank owns. The file must have the adapters
@@ -279,12 +291,13 @@ func (m *Model) LoadAdapters(f *AdapterFolder) error {
 	defer s.Close()
 	for _, e := range f.file.Entries() {
 		p := expected[e.Name]
+		at := f.locate(m.Config, p.Name, e)
 		buffer := make([]float32, min(1<<18, p.Numel()))
 		err := m.upload(s, p, buffer, func(start int64, dst []float32) error {
-			if err := f.file.ReadFloat32(e, start, dst); err != nil {
+			if err := at.read(start, dst); err != nil {
 				return err
 			}
-			return finite(location{file: f.file, entry: e}, start, dst)
+			return finite(at, start, dst)
 		})
 		if err != nil {
 			return err

@@ -55,15 +55,19 @@ func export(c *checkpoint.Checkpoint, folder string, merge bool) error {
 		return err
 	}
 	adapters := slices.ContainsFunc(tensors, func(t model.Stored) bool { return model.IsAdapter(t.Name) })
-	switch {
-	case merge && !adapters:
+	if merge && !adapters {
 		return status.Errorf(status.InvalidArgument, "export --merge: checkpoint %s has no adapters; leave out --merge", c.Path)
-	case adapters && !merge:
-		return model.WriteAdapters(folder, c.ModelPath(), c.ModelFiles(), tensors)
+	}
+	cfg, err := model.ReadConfig(c.ModelPath(), nil)
+	if err != nil {
+		return err
+	}
+	if adapters && !merge {
+		return cfg.WriteAdapters(folder, c.ModelPath(), c.ModelFiles(), tensors)
 	}
 	biases := model.StoredBiases(biasesOf(c))
 	if len(c.Frozen) > 0 {
-		base, err := openBase(c)
+		base, err := openBase(c, cfg)
 		if err != nil {
 			return err
 		}
@@ -80,20 +84,16 @@ func export(c *checkpoint.Checkpoint, folder string, merge bool) error {
 			tensors = append(tensors, x)
 		}
 		if adapters {
-			if tensors, err = merged(c, tensors, trained); err != nil {
+			if tensors, err = merged(c, cfg, tensors, trained); err != nil {
 				return err
 			}
 		}
-	}
-	cfg, err := model.ReadConfig(c.ModelPath(), nil)
-	if err != nil {
-		return err
 	}
 	return model.WriteFolder(folder, func(dir string) error { return model.CopyRest(dir, c.ModelPath(), c.ModelFiles()) }, cfg.InFiles(append(tensors, biases...)))
 }
 
 // merged returns the tensors of the base model with the adapters of a checkpoint merged.
-func merged(c *checkpoint.Checkpoint, base, adapters []model.Stored) ([]model.Stored, error) {
+func merged(c *checkpoint.Checkpoint, cfg *model.Config, base, adapters []model.Stored) ([]model.Stored, error) {
 	l, err := model.ReadAdapterConfig(c.ModelPath())
 	if err != nil {
 		return nil, err
@@ -106,7 +106,7 @@ func merged(c *checkpoint.Checkpoint, base, adapters []model.Stored) ([]model.St
 		}
 		return nil
 	}
-	return l.Merge(base, shape, func(name string, at int64, dst []float32) error { return c.Read(name, 0, at, dst) })
+	return l.Merge(cfg, base, shape, func(name string, at int64, dst []float32) error { return c.Read(name, 0, at, dst) })
 }
 
 // MergeAdapters writes the model folder of a folder of PEFT, merged with the base model that it
@@ -129,13 +129,9 @@ func MergeAdapters(path, folder string, force bool) error {
 }
 
 // openBase opens the folder of the base model, whose weights the run has not trained.
-func openBase(c *checkpoint.Checkpoint) (*model.Folder, error) {
+func openBase(c *checkpoint.Checkpoint, cfg *model.Config) (*model.Folder, error) {
 	if c.Base == "" {
 		return nil, status.Errorf(status.Unsupported, "export: checkpoint %s does not have the weights that train.freeze names, because they were drawn from the run's seed; resume its run, which writes model/ at its end", c.Path)
-	}
-	cfg, err := model.ReadConfig(c.ModelPath(), nil)
-	if err != nil {
-		return nil, err
 	}
 	base, err := model.OpenWeights(c.Base, cfg)
 	if err != nil {

@@ -34,7 +34,7 @@ type Area struct {
 var Areas = []Area{
 	{"Parallelism", []*Feature{ModelParallelism, ExpertLimits}},
 	{"Attention", []*Feature{SoftCaps}},
-	{"Models", []*Feature{ModelTypes, Experts, RouterNoise, Clamps, ExpertAdapters, FusedAdapters, Multimodal, LayerTypes, HybridLayerTypes, WindowLayerTypes, Activations, BidirectionalModels, OutputGates, PartialRotary, LayerRoPE, RoPETypes, PhiRoPE, ResidualDropout, StorageTypes}},
+	{"Models", []*Feature{ModelTypes, Experts, RouterNoise, Clamps, ExpertAdapters, Multimodal, LayerTypes, HybridLayerTypes, WindowLayerTypes, Activations, BidirectionalModels, OutputGates, PartialRotary, LayerRoPE, RoPETypes, PhiRoPE, ResidualDropout, StorageTypes}},
 	{"Training", []*Feature{Adapters, Preferences, LowPrecision, Float16, Extras}},
 	{"Tokenizers", []*Feature{TokenizerModels, MergeDropout, Normalizers, EmptyReplacements, PreTokenizers, SplitBehaviors, PrependSchemes, LateMetaspace, Patterns, Decoders, ManyAddedTokens}},
 	{"The C library", []*Feature{SaveLess, Timeouts, SharedNCCL}},
@@ -56,7 +56,6 @@ var (
 	Experts             = &Feature{Name: "mixture of experts in other families than mixtral, qwen3_moe, qwen3_next, qwen3_5_moe_text and gpt_oss", Where: "`num_experts` and `num_local_experts` of a config.json", Instead: "use one of these or a dense model"}
 	RouterNoise         = &Feature{Name: "noise on the input of experts", Where: "`router_jitter_noise` of a config.json", Instead: "set it to 0 with model.override"}
 	ExpertAdapters      = &Feature{Name: "adapters of experts, of routers, of the other MLPs of qwen3_moe and qwen3_next, and of the inputs of linear attention in qwen3_next", Where: "`lora.targets`", Instead: "name other matrices, or \"all-linear\", which leaves these out", Many: true}
-	FusedAdapters       = &Feature{Name: "adapters of the parts of a fused matrix in phi3 and glm4, and of q_proj and k_proj in glm4", Where: "`lora.targets`, also if it is \"all-linear\"", Instead: "set lora.targets = [\"o_proj\", \"down_proj\"], in glm4 also \"v_proj\"", Many: true}
 	Multimodal          = &Feature{Name: "models of images, and quantized models except gpt_oss in MXFP4", Where: "`vision_config` and `quantization_config` of a config.json", Instead: "use a text model with F32, BF16 or F16 weights", Many: true}
 	LayerTypes          = &Feature{Name: "other kinds of layers in llama", Where: "`layer_types` of a config.json", Instead: "full_attention is", Many: true}
 	HybridLayerTypes    = &Feature{Name: "other kinds of layers in qwen3_5_text", Where: "`layer_types` of a config.json", Instead: "full_attention and linear_attention are", Many: true}

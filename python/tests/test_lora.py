@@ -93,7 +93,8 @@ RANK, ALPHA, SEED, DROPOUT = 3, 7, 1, 0.25
 # The matrices of a layer in the order in which the program numbers adapters.
 ORDER = [
     *("in_proj_qkv", "in_proj_b", "in_proj_a", "in_proj_z", "out_proj"),
-    *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+    *("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj"),
+    *("gate_proj", "up_proj", "gate_up_proj", "down_proj"),
 ]
 
 # Family: targets and whether the scale is alpha/√rank.
@@ -104,6 +105,8 @@ CASES = {
     "qwen3.5": ("all-linear", False),
     "gemma3": (["k_proj", "o_proj", "gate_proj", "up_proj"], False),
     "gpt-oss": ("all-linear", False),
+    "phi3": ("all-linear", False),
+    "glm4": ("all-linear", True),
 }
 
 
@@ -180,7 +183,11 @@ class LoRA(unittest.TestCase):
         for name, (ranks, sets) in RUNS.items():
             with self.subTest(name):
                 out = self.folder / name.replace(" ", "-")
-                run(path, ranks=ranks, sets=[*sets, f'output.dir="{out}"'])
+                run(
+                    path,
+                    ranks=ranks,
+                    sets=[*sets, f"checkpoint.every={STEPS}", f'output.dir="{out}"'],
+                )
                 saved = load_file(out / "adapter" / "adapter_model.safetensors")
                 self.assertEqual({plain(n) for n in saved}, set(after))
                 for p, got in saved.items():
@@ -193,9 +200,13 @@ class LoRA(unittest.TestCase):
         own = tensors_of(self.folder / "saved.safetensors", path, sets=again)
         self.near(own["logits"], loaded, "logits of the saved folder")
         self.merges(family, init, out / "adapter")
+        self.exports(out)
 
     def test_dropout(self) -> None:
         self.check("qwen3", dropout=True)
+
+    def test_dropout_of_fused_matrices(self) -> None:
+        self.check("phi3", dropout=True)
 
     def test_dropout_of_linear_attention(self) -> None:
         self.check("qwen3.5", dropout=True)
@@ -219,6 +230,25 @@ class LoRA(unittest.TestCase):
                 init = [f'lora.init="{out / "adapter"}"']
                 own = tensors_of(folder / "own.safetensors", path, sets=init)
                 self.near(own["logits"], evaluated(loaded), "logits of PEFT")
+
+    def exports(self, out) -> None:
+        """A checkpoint has the adapters and the merged model of the folder that the run wrote."""
+
+        def exported(source, *flags):
+            folder = self.folder / f"exported-{source.name}-{len(flags)}"
+            command = [str(PROGRAM), "export", *flags, str(source), str(folder)]
+            subprocess.run(command, check=True, capture_output=True)
+            return folder
+
+        checkpoints, adapter = out / "checkpoints", out / "adapter"
+        for file, first, second in (
+            ("adapter_model.safetensors", adapter, exported(checkpoints)),
+            ("model.safetensors", exported(adapter, "--merge"), exported(checkpoints, "--merge")),
+        ):
+            want, got = load_file(first / file), load_file(second / file)
+            self.assertEqual(set(want), set(got))
+            for p, x in want.items():
+                self.assertTrue(torch.equal(x, got[p]), f"{p} of {second}")
 
     def merges(self, family, init, trained) -> None:
         """Merged models equal the models that PEFT merges, in F32 and in BF16.
