@@ -56,6 +56,14 @@ static ulysses_status prepare_tensor(const char *op, list *l, int i, int64_t *ro
           "%s: %s[%d] has %lld rows along axis %d and a tensor before it has %lld; all "
           "divided tensors need the same number of rows",
           op, l->name, i, (long long)t->shape[axis], axis, (long long)*rows);
+    // Without this check, a tensor whose lanes were not set has the same rows in every tile.
+    int64_t bits = (int64_t)t->bits * t->lanes;
+    if (bits == 0 || (*rows > 1 && bits % 8 * (l->strides[i][axis] % 8) % 8))
+      return INVALID(
+          "%s: %s[%d] has elements of %d bits and %d lanes, and stride %lld along axis %d, so not "
+          "every row starts at a byte; set bits and lanes as ulysses_tensor_of does, or pass it "
+          "whole",
+          op, l->name, i, t->bits, t->lanes, (long long)l->strides[i][axis], axis);
   }
   l->view[i] = *t;
   l->view[i].shape = l->shape[i];

@@ -259,6 +259,39 @@ static ulysses_status square_backward(void *user, const ulysses_tile *t,
   return ULYSSES_OK;
 }
 
+static ulysses_status count_tiles(void *user, const ulysses_tile *t,
+                                  const ulysses_tensor *const *in, ulysses_tensor *const *out) {
+  (void)in, (void)out;
+  *(int64_t *)user = t->index + 1;
+  return ULYSSES_OK;
+}
+
+// odd_elements: a tensor is divided only where every row starts at a byte. Tensors without bits or
+// lanes would have the same rows in every tile.
+static void odd_elements(void) {
+  const struct {
+    uint8_t bits;
+    uint16_t lanes;
+    int64_t width;
+    int valid;
+  } cases[] = {{32, 1, 3, 1}, {32, 4, 3, 1}, {32, 0, 3, 0}, {0, 1, 3, 0}, {4, 1, 3, 0},
+               {4, 1, 4, 1},  {4, 2, 3, 1},  {1, 1, 8, 1},  {1, 1, 12, 0}};
+  uint8_t x[256] = {0};
+  for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
+    int64_t shape[2] = {4, cases[k].width}, tiles = 0;
+    ulysses_tensor t = ulysses_tensor_of(x, ULYSSES_CPU, 0, ULYSSES_F32, 2, shape, NULL);
+    t.bits = cases[k].bits, t.lanes = cases[k].lanes;
+    const ulysses_tensor *in[1] = {&t};
+    ulysses_tiled_args a;
+    ULYSSES_INIT(&a);
+    a.n_in = 1, a.in = in, a.tile_rows = 1, a.forward = count_tiles, a.user = &tiles;
+    if (cases[k].valid) OK(tiled_compute(&a));
+    else IS(tiled_compute(&a), ULYSSES_INVALID_ARGUMENT);
+    CHECK(tiles == (cases[k].valid ? 4 : 0));
+    CHECK(cases[k].valid || strstr(ulysses_last_error(), "in[0] has"));
+  }
+}
+
 static void tiled(void) {
   enum { N = 5, W = 3 };
   float x[N * W], y[N * W], sum, dy[N * W], dx[N * W];
@@ -311,6 +344,7 @@ static void tiled(void) {
     a.n_in = 1, a.forward = NULL;
     IS(tiled_compute(&a), ULYSSES_INVALID_ARGUMENT);
   }
+  odd_elements();
 }
 
 // rounding: results are bitwise equal in every floating-point mode of the calling thread, which is
