@@ -39,6 +39,13 @@ class Order(unittest.TestCase):
         contexts(2, body, zigzag=True)  # without a ring, a zigzag is in order
         self.assertEqual(ulysses.Layout(2, zigzag=True), ulysses.Layout(2))
 
+    def test_no_such_rank(self):
+        for n, size, rank in ((10, 4, 4), (10, 4, -1), (10, 0, 0), (10, -2, -1), (-1, 4, 0)):
+            with self.assertRaises(ulysses.InvalidArgument) as raised:
+                ulysses.shard_rows(n, size, rank)
+            self.assertIn(f"{n} tokens, {size} ranks, rank {rank}", str(raised.exception))
+        self.assertEqual(ulysses.shard_rows(0, 4, 3), (0, 0))
+
     def test_there_and_back(self):
         whole = {
             "numbers": draw(1, 2, 13, 3),

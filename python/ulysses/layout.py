@@ -27,11 +27,19 @@ def shard_rows(n: int, size: int, rank: int) -> tuple[int, int]:
         size: number of ranks
         rank: index of the rank, from 0
 
+    Raises:
+        InvalidArgument: n is negative, or there is no such rank
+
     Example::
 
         >>> [ulysses.shard_rows(10, 4, rank) for rank in range(4)]
         [(0, 3), (3, 6), (6, 8), (8, 10)]
     """
+    if n < 0 or not 0 <= rank < size:
+        raise InvalidArgument(
+            f"ulysses.shard_rows: {n} tokens, {size} ranks, rank {rank}; give 0 tokens or more, and "
+            "a rank from 0 to size - 1"
+        )
     rows, more = divmod(n, size)
     lo = rank * rows + min(rank, more)
     return lo, lo + rows + (rank < more)
