@@ -95,7 +95,8 @@ func (p *plan) localSizes(b *sp.Batch) (s sp.Sizes, err error) {
 	}
 	s.Workspace = a.Padded() + max(in, out)
 	if !l.NoBackward {
-		s.Saved = a.Used
+		// not 0 on a rank without heads, where NULL would mean that no backward pass follows
+		s.Saved = max(a.Used, p.ctx.dev.Info().Align)
 	}
 	return s, nil
 }

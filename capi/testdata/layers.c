@@ -145,7 +145,8 @@ static set attend(ulysses_context *c, int32_t flags, own *u, int overlap) {
   ulysses_attention_grads g;
   ULYSSES_INIT(&a), ULYSSES_INIT(&g);
   a.q = &s.t[Q], a.k = &s.t[K], a.v = &s.t[V], a.out = &s.t[OUT], a.lse = u ? NULL : &s.t[LSE];
-  a.saved = allocate(size.saved), a.saved_bytes = size.saved,
+  // a host gives no memory where none is needed
+  a.saved = size.saved ? allocate(size.saved) : NULL, a.saved_bytes = size.saved,
   a.workspace = allocate(size.workspace), a.workspace_bytes = size.workspace;
   g.dout = &s.t[DOUT], g.dq = &s.t[DQ], g.dk = &s.t[DK], g.dv = &s.t[DV_];
   if (u && u->tries) { // a callback's failure is an error only on its rank
