@@ -17,6 +17,7 @@ import (
 	"ulysses/internal/status"
 	"ulysses/sp"
 	"ulysses/tensor"
+	"ulysses/testkit/need"
 )
 
 // The Go structs have the sizes, names, offsets and types of the C structs.
@@ -223,6 +224,7 @@ func TestGatedDeltaRuleEqualsGDN(t *testing.T) {
 
 // Calls of attention allocate no Go memory.
 func TestCallsAllocateNothing(t *testing.T) {
+	need.ExactAllocations(t)
 	h := newHostOf(t, 1, 6, 2, 1, 4, flagCausal)
 	const calls = 10000
 	body := func() {

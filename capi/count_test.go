@@ -7,6 +7,7 @@ import (
 	"unsafe"
 
 	"ulysses/comm"
+	"ulysses/testkit/need"
 )
 
 // tensorOf returns a tensor of this shape with numbers around 0, in Go memory.
@@ -113,6 +114,7 @@ func callsOfStep(t *testing.T, ctx uintptr) func() {
 
 // Calls allocate no Go memory, on one rank and on two: allocations are counted over 1,000 steps.
 func TestNoCallAllocates(t *testing.T) {
+	need.ExactAllocations(t)
 	for _, ranks := range []int{1, 2} {
 		steps := make([]func(), ranks)
 		var wait sync.WaitGroup

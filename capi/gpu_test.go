@@ -10,6 +10,7 @@ import (
 
 	"ulysses/internal/status"
 	"ulysses/testkit/cudatest"
+	"ulysses/testkit/need"
 )
 
 // gpuHost returns the environment of a host with tensors on a GPU: the plug-in, and the CUDA
@@ -102,6 +103,7 @@ func TestDropoutSeedOnGPU(t *testing.T) {
 
 // Calls on a GPU allocate no Go memory, with dropout neither.
 func TestCallsOnGPUAllocateNothing(t *testing.T) {
+	need.ExactAllocations(t)
 	cudatest.Use(t)
 	// for shapes and arguments; the tensors get memory of the GPU
 	h := newHostOf(t, 1, 6, 2, 1, 4, flagCausal, func(d *cAttentionDesc) { d.dropout = 0.5 })

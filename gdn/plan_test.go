@@ -12,6 +12,7 @@ import (
 	"ulysses/sp"
 	"ulysses/tensor"
 	"ulysses/testkit/mpitest"
+	"ulysses/testkit/need"
 )
 
 // Every rank returns an error for an invalid layer, and for a layer that differs between ranks.
@@ -267,6 +268,7 @@ func TestStrategyNames(t *testing.T) {
 // Calls allocate nothing. Allocations are counted for the whole process, so the count is taken
 // between barriers, and the smallest of several rounds counts: the runtime allocates occasionally.
 func TestCallsAllocateNothing(t *testing.T) {
+	need.ExactAllocations(t)
 	for _, n := range mpitest.Sizes() {
 		for _, way := range strategies {
 			mpitest.Ranks(t, n, func(c comm.Comm) error {

@@ -10,6 +10,7 @@ import (
 	"ulysses/internal/clock"
 	"ulysses/tensor"
 	"ulysses/testkit/mpitest"
+	"ulysses/testkit/need"
 	"ulysses/testkit/ref"
 )
 
@@ -353,6 +354,7 @@ func TestNoBackward(t *testing.T) {
 // Calls allocate nothing. The count is of the whole process, so ranks are measured between
 // barriers. The best of several rounds is used, because the runtime allocates sometimes.
 func TestCallsAllocateNothing(t *testing.T) {
+	need.ExactAllocations(t)
 	for _, n := range mpitest.Sizes() {
 		mpitest.Ranks(t, n, func(c comm.Comm) error {
 			b := newBench()

@@ -6,6 +6,7 @@ import (
 
 	"ulysses/internal/status"
 	"ulysses/tensor"
+	"ulysses/testkit/need"
 )
 
 // The error of a tile ends the computation and is its result. Complete is not called then, and a
@@ -94,6 +95,7 @@ func (still) Complete() error      { return nil }
 
 // Calls allocate nothing.
 func TestNothingAllocated(t *testing.T) {
+	need.ExactAllocations(t)
 	p := newProblem(t, 1, 90, 0, 90, 4, 0)
 	p.Body = still{}
 	if n := testing.AllocsPerRun(10, func() {

@@ -44,6 +44,15 @@ func Namespaces(t testing.TB) {
 	}
 }
 
+// ExactAllocations is for tests that count Go's allocations. It skips them in instrumented code,
+// which allocates where other code does not.
+func ExactAllocations(t testing.TB) {
+	t.Helper()
+	if Instrumented {
+		t.Skip("SKIPPED: instrumented code allocates where other code does not")
+	}
+}
+
 // Missing skips the test, or fails it in CI. what is missing, and fix says how to get it.
 func Missing(t testing.TB, what, fix string) {
 	t.Helper()
