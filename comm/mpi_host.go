@@ -11,6 +11,7 @@ static void set_hooks(void *before, void *after) {
 import "C"
 
 import (
+	"fmt"
 	"math"
 	"unsafe"
 
@@ -48,7 +49,7 @@ func FromMPI(fortran int64) (Comm, error) {
 	} else {
 		code = C.umpi_from(C.int32_t(fortran), &m.c)
 	}
-	if err := mpiError(name, code); err != nil {
+	if err := mpiError(fmt.Sprintf("%s: handle %d", name, fortran), code); err != nil {
 		return nil, err
 	}
 	if _, err := m.initialize(name); err != nil {

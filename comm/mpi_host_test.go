@@ -90,7 +90,7 @@ func hostOfMPI(t *testing.T, level int) {
 		t.Errorf("library %q at level %d", lib, level)
 	}
 	_, err = FromMPI(123456)
-	mustBe(t, "an unknown handle", err, status.InvalidArgument, "no communicator has this handle")
+	mustBe(t, "an unknown handle", err, status.InvalidArgument, "handle 123456: no communicator has this handle")
 	for _, s := range suite {
 		if s.Name != "Concurrent" || level < 0 || level == threadMultiple {
 			mpiRun(t, w, s.Name, s.Run)
