@@ -344,6 +344,19 @@ class WrongOnOneRank(unittest.TestCase):
 
         run(2, body)
 
+    def test_an_exception_of_python(self):
+        """The other ranks raise InvalidArgument for a value that Python refuses on a rank."""
+
+        def body(ctx):
+            q = x(1, ROWS, 4, 8)
+            wanted, text = ValueError, "could not convert"
+            if ctx.rank == 0:
+                wanted, text = ulysses.InvalidArgument, "rank 1 of 2 refused the call: could not"
+            with self.assertRaisesRegex(wanted, text):
+                ulysses.attention(q, q, q, scale="x" if ctx.rank else 1.0, context=ctx)
+
+        contexts(2, body)
+
     def test_memory_that_one_rank_cannot_pass(self):
         """A view with strides of 5 bytes, and a sparse tensor, on one rank."""
         fields = np.zeros((1, ROWS, 4, 8), np.dtype([("x", np.float32), ("y", np.uint8)]))

@@ -42,7 +42,8 @@ def agree(
 
     Raises:
         UlyssesError: prepare raised on a rank. That rank raises the same exception; the other ranks
-            raise one of the same class, which names the rank
+            raise one of the same class, which names the rank: InvalidArgument for a TypeError or
+            a ValueError of Python, and CommError for other exceptions
         InvalidArgument: arguments differ. The message names the first one and two ranks
         CommError: the communicator failed
     """
@@ -78,15 +79,14 @@ def _refuse(
     comm: Communicator, operation: str, same: Mapping[str, Any], error: BaseException | None
 ) -> None:
     """Raises the failure of a rank, or the difference of arguments, on every rank. Collective."""
-    failure = None if error is None else (type(error).__name__, str(error))
+    failure = None if error is None else (_class_for_peers(error).__name__, str(error))
     arguments = {name: repr(value) for name, value in same.items()}
     each = gather_objects(comm, (failure, operation, arguments))
     if error is not None:
         raise error
     for rank, (failure, *_) in enumerate(each):
         if failure is not None:
-            cls = getattr(errors, failure[0], CommError)
-            cls = cls if isinstance(cls, type) and issubclass(cls, UlyssesError) else CommError
+            cls = getattr(errors, failure[0])
             raise cls(f"{operation}: rank {rank} of {comm.size} refused the call: {failure[1]}")
     _, first_operation, first = each[0]
     for rank, (_, other_operation, other) in enumerate(each):
@@ -103,6 +103,13 @@ def _refuse(
                     "give the same on all ranks"
                 )
     raise InvalidArgument(f"{operation}: the ranks' arguments differ; give the same on all ranks")
+
+
+def _class_for_peers(error: BaseException) -> type[UlyssesError]:
+    """Returns the class of the exception that a rank's exception raises on the other ranks."""
+    if isinstance(error, UlyssesError):
+        return type(error)
+    return InvalidArgument if isinstance(error, (TypeError, ValueError)) else CommError
 
 
 def _short(text: str) -> str:

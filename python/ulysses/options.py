@@ -98,9 +98,10 @@ def _check_vector(operation: str, name: str, x: Any, heads: int, like: Any) -> N
         return
     shape = tuple(getattr(x, "shape", ()))
     if shape != (heads,) or dtype_of(x) not in (_struct.F32, dtype_of(like)):
+        types = "float32" if dtype_of(like) == _struct.F32 else f"float32 or {like.dtype}"
         raise InvalidArgument(
             f"{operation}: {name} has shape {shape} and dtype "
-            f"{getattr(x, 'dtype', type(x).__name__)}; give [{heads}] of float32 or {like.dtype}"
+            f"{getattr(x, 'dtype', type(x).__name__)}; give [{heads}] of {types}"
         )
 
 
