@@ -154,7 +154,7 @@ func (p *Plan) checkForward(op string, b *sp.Batch, a *Args, kind callKind) erro
 // requireSaved sets the error if there are no saved activations.
 func (x *checker) requireSaved(saved tensor.Tensor) {
 	if x.err == nil && (x.p.layer.NoBackward || saved.IsNil()) {
-		x.err = status.Errorf(status.InvalidArgument, "%s: the plan or the forward call was made without a backward pass; plan with no_backward = false and give saved to forward", x.op)
+		x.err = status.Errorf(status.InvalidArgument, "%s: "+sp.NoSaved, x.op)
 	}
 }
 

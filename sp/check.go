@@ -131,13 +131,16 @@ func (p *Plan) checkSaved(op string, b *Batch, a *Args) error {
 	return checkBytes(op, "saved", a.Saved, need)
 }
 
+// NoSaved is the text of an error of a backward pass.
+const NoSaved = "saved is missing, or the plan was made without a backward pass; plan with one, and give the same saved to the forward and the backward call"
+
 func (p *Plan) checkBackward(b *Batch, a *Args, g *Grads) error {
 	const op = "sp.Backward"
 	if err := p.checkBatch(op, b); err != nil {
 		return err
 	}
 	if p.layer.NoBackward || a.Saved.IsNil() {
-		return status.Errorf(status.InvalidArgument, "%s: the plan has no backward, or Forward was called without saved; plan with backward and pass saved to both calls", op)
+		return status.Errorf(status.InvalidArgument, "%s: "+NoSaved, op)
 	}
 	l := &p.layer
 	if err := p.checkOptions(op, b, a); err != nil {
