@@ -72,6 +72,7 @@ func TestExpandedFaults(t *testing.T) {
 	}{
 		{file(t, dir, "cut.jsonl.gz", gz[:len(gz)/2]), status.IO, "cut.jsonl.gz: the file cannot be expanded"},
 		{file(t, dir, "cut.jsonl.zst", zst[:len(zst)-9]), status.IO, "cut.jsonl.zst: the file cannot be expanded"},
+		{file(t, dir, "more.jsonl.gz", gz+"\x00\x00more"), status.IO, "more.jsonl.gz: the file cannot be expanded: gzip"},
 		{file(t, dir, "text.jsonl.gz", `{"text": "x"}`), status.IO, "text.jsonl.gz: the file cannot be expanded: gzip"},
 		{file(t, dir, "text.parquet", `{"text": "x"}`), status.IO, "text.parquet: the file cannot be expanded"},
 		{file(t, dir, "broken.parquet", string(broken)), status.IO, "broken.parquet: the file cannot be expanded"},
@@ -93,17 +94,21 @@ func TestExpandedFaults(t *testing.T) {
 	}
 }
 
-// A compressed .txt file is one document, as an expanded one is.
+// A compressed .txt file is one document, as an expanded one is, also if it has several members and
+// zeros after them.
 func TestCompressedText(t *testing.T) {
 	dir := t.TempDir()
 	text := strings.Repeat("A line of text.\n", 500)
 	var b bytes.Buffer
-	w := gzip.NewWriter(&b)
-	if _, err := w.Write([]byte(text)); err != nil {
-		t.Fatal(err)
-	}
-	if err := w.Close(); err != nil {
-		t.Fatal(err)
+	for _, part := range []string{text[:1000], text[1000:]} {
+		w := gzip.NewWriter(&b)
+		if _, err := w.Write([]byte(part)); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+		b.Write(make([]byte, 700))
 	}
 	plain := open(t, config(300, file(t, dir, "a.txt", text)), EvalConfig{}, 256).Train()
 	packed := open(t, config(300, file(t, dir, "a.txt.gz", b.String())), EvalConfig{}, 256).Train()

@@ -10,6 +10,7 @@
 package unpack
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
 	"io"
@@ -135,14 +136,37 @@ func (w *limited) Write(b []byte) (int, error) {
 	return n, err
 }
 
+// gunzip expands the members of a gzip file. Zeros after a member, with which tapes and archives
+// fill a block, are passed over, as by gzip and by Python.
 func gunzip(w io.Writer, in io.Reader) error {
-	r, err := gzip.NewReader(in)
+	buffered := bufio.NewReaderSize(in, 1<<16)
+	r, err := gzip.NewReader(buffered)
 	if err != nil {
 		return fmt.Errorf("gzip: %w", err)
 	}
 	defer r.Close()
-	_, err = io.Copy(w, r)
-	return err
+	for {
+		r.Multistream(false)
+		if _, err := io.Copy(w, r); err != nil {
+			return err
+		}
+		b := byte(0)
+		for b == 0 && err == nil {
+			b, err = buffered.ReadByte()
+		}
+		if err == io.EOF {
+			return nil
+		}
+		if err == nil {
+			err = buffered.UnreadByte()
+		}
+		if err == nil {
+			err = r.Reset(buffered)
+		}
+		if err != nil {
+			return fmt.Errorf("gzip: %w", err)
+		}
+	}
 }
 
 // maxWindow is the largest window of a zstd file, in bytes.
