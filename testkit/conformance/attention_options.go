@@ -179,6 +179,15 @@ func (s *suite) optionCases() (cases []*ref.Attention) {
 		add(one(n), one(n), causal, "heads", func(g *ref.Attention) {
 			g.Window, g.Shift = &ref.Window{Left: 70, Right: 40}, []int64{5}
 		})
+		// In every second document, the mask hides all keys: kernels have tiles of queries and of
+		// keys of which nothing is computed.
+		eight := bounds(40, 30, 64, 33, 40, 40, 1, 40)
+		add(eight, eight, causal, "blocks", func(g *ref.Attention) { g.D, g.Dv, g.BlockRows, g.BlockColumns = 32, 16, 1, 96 })
+		hidden := cases[len(cases)-1]
+		for i := 1; i < len(eight)-1; i += 2 {
+			columns := int64(len(hidden.Mask)) / hidden.Tq() // a line for each query
+			clear(hidden.Mask[eight[i]*columns : eight[i+1]*columns])
+		}
 		// queries and keys of a rank of a ring: not the first of their sequences
 		add(bounds(30, 53), bounds(44, 60), causal, "heads", func(g *ref.Attention) {
 			g.QuerySeq, g.KeySeq, g.QueryAt, g.KeyAt, g.BlockRows, g.BlockColumns = 120, 170, 37+5*120, 61+3*170, 32, 24

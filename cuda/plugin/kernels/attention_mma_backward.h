@@ -41,7 +41,7 @@ template <int SIZE, bool SCORED> __device__ __forceinline__ void attention_mma_d
     Stream stream(a, work, tables, kvs, copies);
     const Scores &scored = stream.scores;
     const int begin = stream.seen_from(0);
-    if (stream.steps > 0) {
+    if (begin < stream.steps) {
       stream.load_queries(qs, a.q);
       stream.load_queries(douts, a.dout);
       stream.begin(begin);
@@ -193,10 +193,10 @@ template <int SIZE, bool DQ, bool SCORED> __device__ __forceinline__ void attent
     if (steps > 0) {
       int head = 0, step = 0;
       if (SCORED && hidden(head, step)) advance(head, step);
-      load_tile<HEAD, ROWS, THREADS>(copies, tile.k, a.k, work.t.k + work.t.first, work.kv, work.t.rows);
-      load_tile<HEAD, ROWS, THREADS>(copies, tile.v, a.v, work.t.k + work.t.first, work.kv, work.t.rows);
-      if (SCORED) key_rows<ROWS>(tables.stays, a.scores, work.t.k + work.t.first, work.t.rows);
-      if (head < heads) {
+      if (head < heads) { // otherwise nothing would wait for the copies (KeyStream.begin)
+        load_tile<HEAD, ROWS, THREADS>(copies, tile.k, a.k, work.t.k + work.t.first, work.kv, work.t.rows);
+        load_tile<HEAD, ROWS, THREADS>(copies, tile.v, a.v, work.t.k + work.t.first, work.kv, work.t.rows);
+        if (SCORED) key_rows<ROWS>(tables.stays, a.scores, work.t.k + work.t.first, work.t.rows);
         load_q(0, head, step);
         load_dout(head, step);
       }

@@ -27,7 +27,7 @@ __device__ __forceinline__ void attention_mma_forward(const AttentionCall &a) {
     Stream stream(a, work, tables, kvs, copies);
     const Scores &scored = stream.scores;
     const int begin = stream.seen_from(0);
-    if (stream.steps > 0) {
+    if (begin < stream.steps) {
       stream.load_queries(qs, a.q);
       stream.begin(begin);
     }

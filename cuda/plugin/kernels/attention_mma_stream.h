@@ -70,10 +70,12 @@ template <int HEAD, int ROWS, int COLUMNS, bool SCORED> struct KeyStream {
   __device__ __forceinline__ void load_queries(bf16 *to, const AttentionView &x) {
     load_tile<HEAD, ROWS>(copies, to, x, work.t.q + work.t.first, work.head, work.t.rows);
   }
-  // begin copies the first tile, and writes the table of the queries.
+  // begin copies the first tile, and writes the table of the queries. If the block mask hides all
+  // tiles, no copies may begin, because nothing would wait for them: they could end after the
+  // block has stored its results in the same shared memory.
   __device__ __forceinline__ void begin(int step) {
     if (SCORED) query_rows<ROWS>(tables.stays, scores, work.t.q + work.t.first, work.t.rows);
-    if (step < steps) load(step, SCORED ? 0 : step % 2);
+    load(step, SCORED ? 0 : step % 2);
   }
   // next waits for the tile of a step in buffer `at`, and begins to copy the one after it, whose
   // step it returns.
