@@ -142,9 +142,14 @@ func Heaviest(lengths []int64, heads [][2]int64, ulysses, ring int64) (ranks []i
 
 // heaviestOfGroups returns, of the ranks of the first group of a ring and the ranks at their
 // positions in the other groups, those that need the most memory if all saved activations are
-// kept, or if all are recomputed. The groups differ in the rows and keys of attention.
+// kept, or if all are recomputed. The groups differ in the rows and keys of attention. If recurrent
+// states pass from rank to rank, rank 1 may need more than rank 0, which receives none.
 func heaviestOfGroups(j *file.Job, m *Machine, x *subject, first []int) (heaviest []int, err error) {
-	if j.Mesh.Ring == 1 || x.config == nil {
+	states := x.shape.KeyDim > 0 && j.GDN.Strategy != "heads" && j.Mesh.Ulysses > 1
+	if states && !slices.Contains(first, 1) {
+		first = append(slices.Clone(first), 1)
+	}
+	if j.Mesh.Ring == 1 && !states || x.config == nil {
 		return first, nil
 	}
 	recomputed := model.Activations{Attention: model.Recompute, QKV: model.Recompute, MLP: model.Recompute}
