@@ -41,8 +41,9 @@ type Batch struct {
 	// if Config.Switches.
 	Length    int64
 	GradScale float64 // factor of the gradient of the sum: 1 / targets of the global batch
-	// The dropout of attention is a function of the run's seed, of the sequence's number in the
-	// run, and of layer, head, query and key: the same on every mesh.
+	// The dropout of attention is a function of the run's seed, of Number, which is that of the
+	// micro-batch's first sequence in the run, and of layer, head, query and key: the same on every
+	// mesh. Queries and keys are counted through the micro-batch.
 	Seed, Number int64
 	// Numbers [T] I64 are the numbers of the tokens in the run, if Model.Drops: the dropout of
 	// adapters is a function of Seed, adapter, token and feature.
