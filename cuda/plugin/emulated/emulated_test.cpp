@@ -213,6 +213,15 @@ __global__ void lost(int *x) {
   if (threadIdx.x < 32) __syncthreads();
   else if (threadIdx.x < 48) x[0] = __shfl_xor_sync(all, 1, 1);
 }
+__global__ void forgets(int *x) { // does not wait for the second group of copies
+  __shared__ float tile[2][128];
+  Copies copies;
+  for (int i = 0; i < 2; i++) {
+    copies.copy<1>(&tile[i][threadIdx.x], reinterpret_cast<const float *>(x) + threadIdx.x, true);
+    copies.close();
+  }
+  copies.wait<1>();
+}
 
 static void divergence() {
   int *x = device<int>(128);
@@ -226,8 +235,9 @@ static void divergence() {
       {masked, {"masked", "without all lanes", "0000ffff"}},
       {mixed, {"mixed", "others at the __shfl_xor_sync"}},
       {lost, {"lost"}},
+      {forgets, {"forgets", "ends before it has waited for a copy"}},
   };
-  const char *names[] = {"leaves", "forks", "half_a_warp", "masked", "mixed", "lost"};
+  const char *names[] = {"leaves", "forks", "half_a_warp", "masked", "mixed", "lost", "forgets"};
   for (int round = 0; round < 10; round++) {
     int i = 0;
     for (auto &c : cases) {

@@ -23,18 +23,26 @@ inline float madd(float a, float b, float c) {
 inline float exp2_approx(float x) { return exp2f(x); }
 
 // Copies completes each copy immediately or as late as wait allows, at random. A kernel that reads
-// before wait gets old values in some orders.
+// before wait gets old values in some orders. A kernel fails if it ends before it has waited for
+// its copies: they could replace what it has written to their places.
 class Copies {
  public:
+  Copies() = default;
+  Copies(const Copies &) = delete;
+  ~Copies() {
+    if (copied >= waited) uly_emulated::fail_kernel("the kernel ends before it has waited for a copy (cp.async)");
+  }
   template <int N> void copy(float *to, const float *from, bool present) {
+    copied = group;
     const Late l = {to, from, N, group, present};
     if (uly_emulated::random64() & 1) l.run();
     else late.push_back(l);
   }
   void close() { group++; }
   template <int PENDING> void wait() {
+    waited = group - PENDING > waited ? group - PENDING : waited;
     size_t n = 0;
-    for (; n < late.size() && late[n].group < group - PENDING; n++) late[n].run();
+    for (; n < late.size() && late[n].group < waited; n++) late[n].run();
     late.erase(late.begin(), late.begin() + (long)n);
   }
 
@@ -51,7 +59,7 @@ class Copies {
     }
   };
   std::vector<Late> late;
-  int group = 0;
+  int group = 0, copied = -1, waited = 0; // copied: the last group with a copy; waited: groups before it are complete
 };
 
 // ldmatrix follows the layout of the registers in the PTX documentation: lanes exchange their rows.
