@@ -86,7 +86,7 @@ def _refuse(
         raise error
     for rank, (failure, *_) in enumerate(each):
         if failure is not None:
-            cls = getattr(errors, failure[0])
+            cls = getattr(errors, failure[0], CommError)  # not found: a class of the program
             raise cls(f"{operation}: rank {rank} of {comm.size} refused the call: {failure[1]}")
     _, first_operation, first = each[0]
     for rank, (_, other_operation, other) in enumerate(each):

@@ -59,7 +59,8 @@ class Copies {
     }
   };
   std::vector<Late> late;
-  int group = 0, copied = -1, waited = 0; // copied: the last group with a copy; waited: groups before it are complete
+  // copied: the last group with a copy; the groups before `waited` are complete
+  int group = 0, copied = -1, waited = 0;
 };
 
 // ldmatrix follows the layout of the registers in the PTX documentation: lanes exchange their rows.

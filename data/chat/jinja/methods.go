@@ -333,28 +333,11 @@ func split(fromRight bool) func(c *call, t Text) Value {
 			fail(c.line, "split: the separator is empty")
 		}
 		c.in.spend(c.line, int64(len(t.S))/8)
-		var cuts [][2]int // of the separators
-		for end := len(t.S); ok && fromRight; {
-			if end = strings.LastIndex(t.S[:end], sep.S); end < 0 {
-				slices.Reverse(cuts)
-				break
-			}
-			cuts = append(cuts, [2]int{end, end + len(sep.S)})
-		}
-		for at := 0; !ok || !fromRight; {
-			lo, hi := -1, -1
-			if ok {
-				if i := strings.Index(t.S[at:], sep.S); i >= 0 {
-					lo, hi = at+i, at+i+len(sep.S)
-				}
-			} else if i := strings.IndexFunc(t.S[at:], isSpace); i >= 0 {
-				lo = at + i
-				hi = len(t.S) - len(strings.TrimLeftFunc(t.S[lo:], isSpace))
-			}
-			if lo < 0 {
-				break
-			}
-			cuts, at = append(cuts, [2]int{lo, hi}), hi
+		var cuts [][2]int
+		if ok {
+			cuts = separators(t.S, sep.S, fromRight)
+		} else {
+			cuts = spaces(t.S)
 		}
 		first, last := 0, len(t.S)
 		if !ok { // separators at the ends make no empty strings; what is not divided keeps its far end
@@ -388,6 +371,35 @@ func split(fromRight bool) func(c *call, t Text) Value {
 		}
 		out.Items = append(out.Items, c.in.made(c.line, t.slice(at, last)))
 		return out
+	}
+}
+
+// separators returns where a text has a separator. Those that overlap are counted from one end.
+func separators(s, sep string, fromRight bool) (cuts [][2]int) {
+	if fromRight {
+		for at := strings.LastIndex(s, sep); at >= 0; at = strings.LastIndex(s[:at], sep) {
+			cuts = append(cuts, [2]int{at, at + len(sep)})
+		}
+		slices.Reverse(cuts)
+		return cuts
+	}
+	for at := 0; ; at = cuts[len(cuts)-1][1] {
+		i := strings.Index(s[at:], sep)
+		if i < 0 {
+			return cuts
+		}
+		cuts = append(cuts, [2]int{at + i, at + i + len(sep)})
+	}
+}
+
+// spaces returns where a text has white space.
+func spaces(s string) (cuts [][2]int) {
+	for at := 0; ; at = cuts[len(cuts)-1][1] {
+		i := strings.IndexFunc(s[at:], isSpace)
+		if i < 0 {
+			return cuts
+		}
+		cuts = append(cuts, [2]int{at + i, len(s) - len(strings.TrimLeftFunc(s[at+i:], isSpace))})
 	}
 }
 
