@@ -64,11 +64,7 @@ func (c *Config) partsOf(stored tensor.Entry) (map[string]location, error) {
 			}
 			continue
 		}
-		at := location{entry: e}
-		if c.family.files.paired(own) {
-			at.row = c.fileRow
-		}
-		parts[own] = at
+		parts[own] = c.locate(own, e)
 	}
 	return parts, nil
 }
@@ -96,12 +92,9 @@ func (c *Config) split(parts map[string]location, x *fused, before, after string
 // layer after its other tensors. All parts are there.
 func (c *Config) InFiles(tensors []Stored) []Stored {
 	tensors = c.stackOSS(c.fuseLinear(c.expertsLast(tensors)))
-	if len(c.family.files.fused) == 0 && !c.family.files.pairs {
-		return tensors
-	}
 	of := map[string]Stored{}
 	for i, t := range tensors {
-		tensors[i] = c.pairRows(t)
+		tensors[i] = c.orderRows(t)
 		of[t.Name] = tensors[i]
 	}
 	var all []Stored
@@ -164,6 +157,11 @@ func joined(name string, parts []Stored) Stored {
 // fused matrix, for which PEFT has one adapter, it also returns the first row of the part and the
 // number of all rows, otherwise 0.
 func (c *Config) moduleInFiles(name string) (path string, at, rows int64) {
+	if linear := c.linearHeads(); linear != nil {
+		if path, at, rows, ok := linear.module(name); ok {
+			return path, at, rows
+		}
+	}
 	x, i, before, _ := c.family.files.partOf(name)
 	if x == nil {
 		return module(name), 0, 0
@@ -205,6 +203,30 @@ func (f *files) paired(name string) bool {
 	return f.pairs && !strings.HasSuffix(name, loraA) && (strings.Contains(name, ".self_attn.q_proj.") || strings.Contains(name, ".self_attn.k_proj."))
 }
 
+// rowOrder is the order of a tensor's rows in the files: the row in the files of a row of the
+// model, and the reverse.
+type rowOrder struct{ file, model func(int64) int64 }
+
+// rowOrder returns the order of a tensor's rows in the files, nil if it is that of the model.
+func (c *Config) rowOrder(name string) *rowOrder {
+	if c.family.files.paired(name) {
+		return &rowOrder{c.fileRow, c.rowOfFile}
+	}
+	if x := c.linearHeads(); x != nil {
+		return x.adapterOrder(name)
+	}
+	return nil
+}
+
+// locate returns where a file has a tensor of the model, whose rows may have another order there.
+func (c *Config) locate(name string, e tensor.Entry) location {
+	at := location{entry: e}
+	if order := c.rowOrder(name); order != nil {
+		at.row = order.file
+	}
+	return at
+}
+
 // fileRow returns the row in the files of a row of a paired tensor, and rowOfFile the reverse.
 func (c *Config) fileRow(row int64) int64 {
 	head, i, half := row/c.HeadDim*c.HeadDim, row%c.HeadDim, c.RotaryDim/2
@@ -239,14 +261,15 @@ func byRows(at, width int64, dst []float32, read func(row, column int64, dst []f
 	return nil
 }
 
-// pairRows is a tensor of the model with its rows in the order of the files.
-func (c *Config) pairRows(t Stored) Stored {
-	if !c.family.files.paired(t.Name) {
+// orderRows is a tensor of the model with its rows in the order of the files.
+func (c *Config) orderRows(t Stored) Stored {
+	order := c.rowOrder(t.Name)
+	if order == nil {
 		return t
 	}
 	read, width := t.Read, tensor.Of(nil, t.DType, t.Shape...).Numel()/t.Shape[0]
 	t.Read = func(at int64, dst []float32) error {
-		return byRows(at, width, dst, func(row, column int64, dst []float32) error { return read(c.rowOfFile(row)*width+column, dst) })
+		return byRows(at, width, dst, func(row, column int64, dst []float32) error { return read(order.model(row)*width+column, dst) })
 	}
 	return t
 }
@@ -259,10 +282,11 @@ func (c *Config) InFileOrder(p *Param, x []float32) []float32 {
 		reordered(0, p.Shape[len(p.Shape)-1], y, modelColumn, func(at int64, dst []float32) error { copy(dst, x[at:]); return nil })
 		return y
 	}
-	if !c.family.files.paired(p.Name) {
+	order := c.rowOrder(p.Name)
+	if order == nil {
 		return x
 	}
 	y, width := make([]float32, len(x)), p.Numel()/p.Shape[0]
-	byRows(0, width, y, func(row, column int64, dst []float32) error { copy(dst, x[c.rowOfFile(row)*width+column:]); return nil })
+	byRows(0, width, y, func(row, column int64, dst []float32) error { copy(dst, x[order.model(row)*width+column:]); return nil })
 	return y
 }

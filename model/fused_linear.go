@@ -79,6 +79,50 @@ func (x *fusedLinear) total(qkvz bool) int64 {
 	return x.rows(2) + x.rows(3)
 }
 
+// module returns the path of the fused projection that has a part, the first row of the part among
+// the rows of its parts, and their number. Rows of an adapter's B in the model are in this order.
+func (x *fusedLinear) module(name string) (path string, at, rows int64, ok bool) {
+	for part, suffix := range fusedParts {
+		layer, ok := strings.CutSuffix(name, suffix)
+		if !ok {
+			continue
+		}
+		qkvz := part < 2
+		fused := fusedBA
+		if qkvz {
+			fused = fusedQKVZ
+		}
+		return layer + module(fused), x.first(part), x.total(qkvz), true
+	}
+	return "", 0, 0, false
+}
+
+// first returns the first row of a part among the rows of the parts of its fused projection.
+func (x *fusedLinear) first(part int) int64 {
+	if part%2 == 0 {
+		return 0
+	}
+	return x.rows(part - 1)
+}
+
+// adapterOrder returns the order of rows of B of the adapter of a fused projection, otherwise nil.
+func (x *fusedLinear) adapterOrder(name string) *rowOrder {
+	path, ok := strings.CutSuffix(name, loraB)
+	qkvz := strings.HasSuffix(path, "."+module(fusedQKVZ))
+	if !ok || !qkvz && !strings.HasSuffix(path, "."+module(fusedBA)) {
+		return nil
+	}
+	model := func(row int64) int64 {
+		part, at := x.part(qkvz, row)
+		return x.first(part) + at
+	}
+	file := make([]int64, x.total(qkvz))
+	for row := range x.total(qkvz) {
+		file[model(row)] = row
+	}
+	return &rowOrder{file: func(row int64) int64 { return file[row] }, model: model}
+}
+
 // unfuse returns where the parts are stored in a tensor of a file; nil if it is not a fused
 // projection.
 func (c *Config) unfuse(e tensor.Entry) (map[string]location, error) {

@@ -72,7 +72,7 @@ func TestFusedLinearAttention(t *testing.T) {
 			t.Errorf("another shape: %v", err)
 		}
 	})
-	// What is one tensor on disk is frozen as a whole, and has no adapters.
+	// What is one tensor on disk is frozen as a whole, and has one adapter.
 	dev, err := cpu.New(cpu.Options{Workers: 1})
 	must(err)
 	defer dev.Close()
@@ -80,8 +80,34 @@ func TestFusedLinearAttention(t *testing.T) {
 	if status.Of(err) != status.InvalidConfig || !strings.Contains(err.Error(), "are parts of one tensor in a folder of qwen3_next") {
 		t.Error(err)
 	}
-	_, err = New(dev, comm.Local(1)[0], cfg, Options{LoRA: &LoRA{Rank: 2, Alpha: 2, Targets: []string{"in_proj_qkv"}}})
-	if status.Of(err) != status.Unsupported {
+	_, err = New(dev, comm.Local(1)[0], cfg, Options{LoRA: &LoRA{Rank: 2, Alpha: 2, Targets: []string{"in_proj_z"}}})
+	if status.Of(err) != status.InvalidConfig || !strings.HasSuffix(err.Error(), "; name in_proj_qkvz") {
 		t.Error(err)
+	}
+	m, err := New(dev, comm.Local(1)[0], cfg, Options{LoRA: &LoRA{Rank: 2, Alpha: 2, Targets: []string{"in_proj_qkvz", "in_proj_ba"}}})
+	must(err)
+	w := m.blocks[0].mixer.(*linearMixer).in.w // q|k|v, b, a, z
+	if w[0].adapter.a != w[3].adapter.a || w[1].adapter.b != w[2].adapter.b || w[0].adapter.number == w[1].adapter.number {
+		t.Error("the parts of a tensor on disk have adapters of their own, or tensors share one")
+	}
+}
+
+// Rows of B of the adapter of a fused projection are in the files in the order of the projection's
+// rows.
+func TestFusedLinearAdapters(t *testing.T) {
+	c := configs(t)["qwen3_next"]
+	x := c.linearHeads()
+	for part, suffix := range fusedParts {
+		path, first, total, _ := x.module("model.layers.0.linear_attn." + suffix)
+		order := c.rowOrder(path + loraB)
+		if order == nil || total != x.total(part < 2) || c.rowOrder(path+loraA) != nil {
+			t.Fatalf("%s: order %v of %d rows", path, order, total)
+		}
+		for row, want := range x.stored(part) {
+			at := order.file(first + int64(row))
+			if back := order.model(at); at != want || back != first+int64(row) {
+				t.Errorf("%s: row %d is %d in the file, want %d, which is row %d", suffix, row, at, want, back)
+			}
+		}
 	}
 }

@@ -38,10 +38,6 @@ func newLinearAttention(cfg *Config, layer int64) *linearMixer {
 	m.in = newLinear([]*Param{matrix("in_proj_qkv.weight", channels, m.channels), matrix("in_proj_b.weight", heads, m.hv),
 		matrix("in_proj_a.weight", heads, m.hv), matrix("in_proj_z.weight", values, m.hv*m.dv)}, nil)
 	m.gate = newLinear(m.in.w[3:], nil)
-	for _, w := range m.in.w {
-		w.bare = cfg.family.fusedLinear
-		w.matrix = !w.bare
-	}
 	m.conv = param("conv1d.weight", normal, []string{channels, "1", "linear_conv_kernel_dim"}, m.channels, 1, cfg.LinearConvKernelDim)
 	m.aLog, m.dtBias = param("A_log", decays, []string{heads}, m.hv), param("dt_bias", ones, []string{heads}, m.hv)
 	// this weight is stored as it is, not as its distance from 1

@@ -79,7 +79,7 @@ func (m *Model) addAdapters(l *LoRA) error {
 	used, count := make([]bool, len(l.Targets)), int64(0)
 	for _, g := range m.groups[1 : len(m.groups)-1] {
 		var added []*Param
-		var last *adapter
+		modules := map[string]*adapter{}
 		for _, w := range g.Params {
 			path, at, rows := m.Config.moduleInFiles(w.Name)
 			target := false
@@ -95,17 +95,18 @@ func (m *Model) addAdapters(l *LoRA) error {
 				continue
 			}
 			x := &adapter{rank: l.Rank, scale: l.Scale(), dropout: l.Dropout, at: at, out: w.Shape[0]}
-			if at == 0 {
+			if of := modules[path]; of == nil {
 				axes := func(i int) []string { return []string{"lora.rank", w.axes[i]} }
 				x.a = newParam(path+loraA, tensor.F32, kaiming, axes(1), l.Rank, w.Shape[1])
 				x.b = newParam(path+loraB, tensor.F32, zeros, axes(0), cmp.Or(rows, w.Shape[0]), l.Rank)
 				x.number = count
 				count++
 				added = append(added, x.a, x.b)
+				modules[path] = x
 			} else {
-				x.a, x.b, x.number = last.a, last.b, last.number
+				x.a, x.b, x.number = of.a, of.b, of.number
 			}
-			w.adapter, last = x, x
+			w.adapter = x
 		}
 		g.Params = append(g.Params, added...)
 	}
@@ -208,8 +209,8 @@ func (x *adapter) backwardInput(p *pass, dx, dy tensor.Tensor) {
 	p.reset(mark)
 }
 
-// adapters calls do for each adapter of the projections, with its columns of y. Parts of a fused
-// matrix are one.
+// adapters calls do for each adapter of the projections, with its columns of y. Neighbouring parts
+// of a fused matrix are one.
 func (l *linear) adapters(y tensor.Tensor, do func(x adapter, y tensor.Tensor)) {
 	at := int64(0)
 	for i := 0; i < len(l.w); {

@@ -27,8 +27,8 @@ type Param struct {
 	expert bool // it is a matrix of an expert
 	// the number of this expert, and the experts of the layer
 	number, experts int64
-	// it is a matrix that cannot have an adapter: of a router, only a part of a tensor on disk, or
-	// of an MLP that PEFT takes for experts
+	// it is a matrix that cannot have an adapter: of a router, or of an MLP that PEFT takes for
+	// experts
 	bare    bool
 	adapter *adapter // beside the matrix; nil = none
 

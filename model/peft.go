@@ -241,13 +241,10 @@ func (f *AdapterFolder) checkLayers(what string, known map[string]bool) error {
 	return nil
 }
 
-// locate returns where the file has a tensor of an adapter: rows of the model may have another
-// order there.
+// locate returns where the file has a tensor of an adapter.
 func (f *AdapterFolder) locate(c *Config, name string, e tensor.Entry) location {
-	at := location{file: f.file, entry: e}
-	if c.family.files.paired(name) {
-		at.row = c.fileRow
-	}
+	at := c.locate(name, e)
+	at.file = f.file
 	return at
 }
 
