@@ -24,13 +24,14 @@ var sbatchTemplate string
 
 // batch is what the template of a batch script has.
 type batch struct {
-	Name, Time, Array, Image, Log string
-	Nodes, Tasks, GPUs, CPUs      int
-	Before                        int      // seconds before the time limit at which the ranks get SIGUSR1
-	More                          []string // options of sbatch that the user has added
-	Restarts                      int
-	Program, Job                  string // quoted for a shell
-	Arguments                     string // of the program, after the job file; quoted
+	Name                     string // quoted for sbatch
+	Time, Array, Image, Log  string
+	Nodes, Tasks, GPUs, CPUs int
+	Before                   int      // seconds before the time limit at which the ranks get SIGUSR1
+	More                     []string // options of sbatch that the user has added; quoted for sbatch
+	Restarts                 int
+	Program, Job             string // quoted for a shell
+	Arguments                string // of the program, after the job file; quoted
 }
 
 var (
@@ -112,8 +113,11 @@ func newBatch(o *Options) (*batch, error) {
 // batch returns what the script has: the program and the job file, its output.dir, --set arguments,
 // further options of sbatch, and the number of restarts.
 func (s *sbatchOptions) batch(program, job, out string, sets, more []string, restarts int) *batch {
-	b := &batch{Name: strings.TrimSuffix(filepath.Base(job), ".toml"), Time: s.time, Array: s.array, Log: "%x-%j.log", Nodes: s.nodes, Tasks: max(s.tasks, s.gpus, 1),
-		GPUs: s.gpus, CPUs: s.cpus, Before: 120, More: more, Restarts: restarts, Program: quoteForScript(program), Job: quoteForScript(job)}
+	b := &batch{Name: quoteForSlurm(strings.TrimSuffix(filepath.Base(job), ".toml")), Time: s.time, Array: s.array, Log: "%x-%j.log", Nodes: s.nodes, Tasks: max(s.tasks, s.gpus, 1),
+		GPUs: s.gpus, CPUs: s.cpus, Before: 120, Restarts: restarts, Program: quoteForScript(program), Job: quoteForScript(job)}
+	for _, word := range more {
+		b.More = append(b.More, quoteForSlurm(word))
+	}
 	if s.image != "" {
 		b.Image = quoteForScript(s.image)
 	}
@@ -142,6 +146,15 @@ var (
 	plainWord  = regexp.MustCompile(`^[A-Za-z0-9_@%+=:,./-]+$`)
 	arrayIndex = regexp.MustCompile(`\$(SLURM_ARRAY_[A-Z_]+\b|\{SLURM_ARRAY_[A-Z_]+\})`)
 )
+
+// quoteForSlurm quotes a word of a line #SBATCH. sbatch splits these lines at spaces, reads quotes
+// and backslashes as a shell does, and ends a line at #. It replaces no variables.
+func quoteForSlurm(word string) string {
+	if plainWord.MatchString(word) {
+		return word
+	}
+	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(word) + `"`
+}
 
 // quoteForScript quotes a word so that the shell replaces Slurm's variables of an array in it, and
 // nothing else.

@@ -91,6 +91,25 @@ func TestSbatchQuotes(t *testing.T) {
 	}
 }
 
+// sbatch splits the lines #SBATCH into words: a name with a space must stay one word.
+// TestSlurm submits such a script.
+func TestSbatchLines(t *testing.T) {
+	dir, _ := newKept(t)
+	job := filepath.Join(dir, `it's "run" #1.toml`)
+	if err := os.Rename(filepath.Join(dir, "job.toml"), job); err != nil {
+		t.Fatal(err)
+	}
+	code, text, stderr := call("sbatch", job, "--", "--comment=two words", "-p", "gpu", `--constraint=a\b`)
+	if code != status.OK {
+		t.Fatalf("exit %v: %s", code, stderr)
+	}
+	for _, want := range []string{`--job-name="it's \"run\" #1"`, `"--comment=two words"`, "-p", "gpu", `"--constraint=a\\b"`} {
+		if !strings.Contains(text, "\n#SBATCH "+want+"\n") {
+			t.Errorf("the script has no line #SBATCH %s:\n%s", want, text)
+		}
+	}
+}
+
 func TestSbatchFaults(t *testing.T) {
 	dir, _ := newKept(t)
 	job := filepath.Join(dir, "job.toml")

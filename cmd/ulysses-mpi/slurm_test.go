@@ -148,8 +148,11 @@ func TestSlurm(t *testing.T) {
 	})
 	t.Run("array", func(t *testing.T) {
 		dir, job := keptJob(t)
-		script := filepath.Join(dir, "job.sbatch")
-		if code, _, e := launch(t, conf, program, "sbatch", job, "--array", "0-3", "-o", script, "--set", "seed=$SLURM_ARRAY_TASK_ID", "--set", "train.steps=3", "--set", "parallel.ulysses=1"); code != 0 {
+		spaced, script := filepath.Join(dir, "it's #1 job.toml"), filepath.Join(dir, "job.sbatch")
+		if err := os.Rename(job, spaced); err != nil {
+			t.Fatal(err)
+		}
+		if code, _, e := launch(t, conf, program, "sbatch", spaced, "--array", "0-3", "-o", script, "--set", "seed=$SLURM_ARRAY_TASK_ID", "--set", "train.steps=3", "--set", "parallel.ulysses=1", "--", "--comment=two words"); code != 0 {
 			t.Fatal(code, e)
 		}
 		code, _, e := launch(t, conf, "timeout", "90", "sbatch", "--wait", "--output="+filepath.Join(dir, "log-%a"), script)
