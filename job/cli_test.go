@@ -220,6 +220,10 @@ func TestOwnFaultsOfARank(t *testing.T) {
 // Every verb has a separate help text with usage, flags, an example and exit codes. The program's
 // help and docs/job-file.md describe every exit code in the same words.
 func TestHelp(t *testing.T) {
+	help := func(verb string) string {
+		_, out, _ := call(verb, "--help")
+		return out
+	}
 	for _, v := range verbs {
 		for _, args := range [][]string{{v.name, "--help"}, {"help", v.name}, {"-h", v.name}} {
 			code, out, errs := call(args...)
@@ -231,6 +235,10 @@ func TestHelp(t *testing.T) {
 				if strings.Contains(out, " --"+name+" ") != slices.Contains(of, v.name) {
 					t.Errorf("%v: --%s is a flag of %v\n%s", args, name, of, out)
 				}
+			}
+			// The exit code of supervise is that of the job.
+			if _, codes, _ := strings.Cut(out, "\nexit codes:"); v.name == "supervise" && !strings.HasSuffix(help("run"), codes) {
+				t.Errorf("%v lists other exit codes than run:%s", args, codes)
 			}
 			for _, line := range strings.Split(out, "\n") {
 				if len(line) > 110 {

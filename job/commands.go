@@ -92,7 +92,7 @@ fewer nodes with a mesh that the program chooses. SIGTERM, SIGINT and SIGUSR1 st
 checkpoint; a second SIGTERM or SIGINT ends it at once. The exit code is that of the job.`,
 			example: `ulysses-mpi supervise job.toml --restarts 3 -- srun -N 4 --ntasks-per-node=8 --mpi=pmix
 ulysses-mpi supervise job.toml --restarts 1 -- mpirun -n 8`,
-			codes: []status.Code{status.OK, status.InvalidConfig, status.Comm, status.Preempted}},
+			codes: []status.Code{status.OK, status.InvalidConfig, status.Unsupported, status.OutOfMemory, status.Comm, status.Device, status.IO, status.Numeric, status.Preempted}},
 		{name: "sbatch", words: []string{jobFile}, rest: "options of sbatch", restOptional: true, run: func(o Options) error { return onFirstRank(func() error { return sbatch(o) }) },
 			short: "print a batch script for Slurm",
 			long: `Prints a batch script that runs the job under Slurm: with SIGUSR1 before the time limit, requeue
