@@ -29,8 +29,8 @@ type agreement struct {
 	send   []int64 // this rank's message; allocated on its own, so that C may read it
 	recv   []int64 // the messages of all ranks, in rank order
 	counts []int64 // messageWords for each rank
-	// created counts the plans and batches of the context. All ranks create them in the same order,
-	// so a number stands for the same object on every rank.
+	// created counts the plans, batches, requests and passes of the context. All ranks create them
+	// in the same order, so a number stands for the same object on every rank.
 	created int64
 }
 

@@ -18,6 +18,7 @@ type request struct {
 	ctx          *context
 	plan         *plan
 	handle       uintptr // 0 = free
+	number       int64   // the same on every rank
 	callerStream unsafe.Pointer
 	memory       ownMemory
 	pending      sp.Pending
@@ -235,6 +236,8 @@ func (p *plan) startReshard(op string, both *batch, args unsafe.Pointer, toHeads
 	if q.handle, err = register(requestKind, q); err != nil {
 		return err
 	}
+	c.agreement.created++
+	q.number = c.agreement.created
 	*(*uintptr)(out) = q.handle
 	return nil
 }
@@ -255,20 +258,23 @@ func (c *context) freeRequest(op string) (*request, error) {
 }
 
 // requestWait receives and unpacks the tensors of a request and lets the caller's stream of the
-// start wait for them. Collective.
+// start wait for them. If a rank refuses the call, the request stays in progress. Collective.
 func requestWait(h uintptr) error {
 	const op = "ulysses_request_wait"
 	r, err := find[request](op, requestKind, h)
-	if err != nil {
-		return err
+	c := onlyContext()
+	if err == nil {
+		c = r.ctx
 	}
-	if err := r.ctx.enter(op); err != nil {
-		return err
-	}
-	defer r.ctx.leave()
-	r.release()
-	if r.ctx.gpu != nil {
-		r.ctx.gpu.callerStream = uintptr(r.callerStream)
-	}
-	return r.ctx.callerWaits(r.pending.Wait())
+	return c.collective(op, err, func() error {
+		c.requireEqual("the number of the request", r.number)
+		if err := c.agree(nil); err != nil {
+			return err
+		}
+		r.release()
+		if c.gpu != nil {
+			c.gpu.callerStream = uintptr(r.callerStream)
+		}
+		return c.callerWaits(r.pending.Wait())
+	})
 }

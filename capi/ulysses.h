@@ -515,9 +515,10 @@ ulysses_status ulysses_seq_to_heads_start(ulysses_plan *, const ulysses_batch *,
 ulysses_status ulysses_heads_to_seq_start(ulysses_plan *, const ulysses_batch *,
                                           const ulysses_reshard_args *, ulysses_request **out);
 
-/* Receives and unpacks the data of a request, and destroys the request whatever the result is.
- * Wait for requests in the order in which they were started, which is the same on every rank.
- * Collective, asynchronous. */
+/* Receives and unpacks the data of a request, and destroys the request. Wait for requests in the
+ * order in which they were started, which is the same on every rank. If the ranks refuse the call,
+ * because a handle is invalid or the ranks wait for different requests, the request stays in
+ * progress; after any other error it is destroyed. Collective, asynchronous. */
 ulysses_status ulysses_request_wait(ulysses_request *);
 
 /* Halo: the n rows before this rank's rows (n > 0), or the -n rows after them (n < 0), in each

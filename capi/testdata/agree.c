@@ -165,6 +165,48 @@ static void alone(ulysses_context *c) {
   destroy();
 }
 
+// One rank waits for a request with an invalid handle, or for another request, or makes another
+// call. No request changes, so all are complete when the ranks wait for them again. The messages
+// are so large that MPI sends them only while both ranks are in a call.
+static void requests(ulysses_context *c) {
+  enum { ROWS = 900, DIM = 96 };
+  make(c, 6, DIM, ROWS, 0);
+  ulysses_sizes s;
+  ULYSSES_INIT(&s);
+  OK(ulysses_plan_sizes(plan, batch, &s));
+  int64_t in_shape[4] = {1, ROWS, 6, DIM},
+          out_shape[4] = {1, ROWS * size, s.head_hi - s.head_lo, DIM};
+  ulysses_tensor in[2], out[2], want = matrix(out_shape, 4, 9);
+  ulysses_reshard_args r[2];
+  const ulysses_tensor *from[2] = {&in[0], &in[1]};
+  ulysses_tensor *to[2] = {&out[0], &out[1]}, *wanted = &want;
+  ulysses_request *q[2];
+  for (int i = 0; i < 2; i++) in[i] = matrix(in_shape, 4, i), out[i] = matrix(out_shape, 4, 7);
+  uint64_t bytes = (uint64_t)(ROWS * size * (s.head_hi - s.head_lo) * DIM) * 4;
+  for (int at = 0; at < size; at++) {
+    for (int i = 0; i < 2; i++) {
+      ULYSSES_INIT(&r[i]);
+      r[i].n = 1, r[i].in = &from[i], r[i].out = &to[i];
+      memset(out[i].data, 0, bytes);
+      OK(ulysses_seq_to_heads_start(plan, batch, &r[i], &q[i]));
+    }
+    REFUSED(at, ulysses_request_wait(NULL), ulysses_request_wait(q[0]));
+    REFUSED(at, ulysses_request_wait((ulysses_request *)plan), ulysses_request_wait(q[0]));
+    REFUSED(at, ulysses_request_wait(q[1]), ulysses_request_wait(q[0]));
+    REFUSED(at, ulysses_attention_forward(plan, batch, NULL), ulysses_request_wait(q[0]));
+    for (int i = 0; i < 2; i++) {
+      OK(ulysses_request_wait(q[i]));
+      r[i].out = &wanted;
+      OK(ulysses_seq_to_heads(plan, batch, &r[i]));
+      CHECK(memcmp(want.data, out[i].data, bytes) == 0);
+      IS(ulysses_request_wait(q[i]), ULYSSES_INVALID_ARGUMENT); // it was destroyed
+    }
+  }
+  for (int i = 0; i < 2; i++) free(in[i].data), free(out[i].data);
+  free(want.data);
+  destroy();
+}
+
 typedef struct {
   MPI_Comm comm;
 } collectives;
@@ -197,6 +239,7 @@ int main(int argc, char **argv) {
   without_workspace(c);
   without_rows(c);
   alone(c);
+  requests(c);
   described();
   ulysses_context_destroy(c), ulysses_context_destroy(own);
   MPI_Finalize();

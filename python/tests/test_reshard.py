@@ -66,6 +66,26 @@ class Reshard(unittest.TestCase):
         for size in (1, 2, 3):
             contexts(size, body)
 
+    def test_ranks_that_wait_for_different_requests(self):
+        """All ranks raise, and no request is lost: the ranks wait again, in the right order."""
+        x = np.arange(2 * 8 * 4 * 3, dtype=np.float32).reshape(2, 8, 4, 3)
+
+        def body(ctx):
+            shard = local(x, ctx)
+            a, b = (
+                ulysses.gather_seq_scatter_heads(shard + i, 1, 2, async_op=True, context=ctx)
+                for i in range(2)
+            )
+            with self.assertRaisesRegex(ulysses.InvalidArgument, "the number of the request"):
+                (b if ctx.rank else a).wait()
+            self.assertEqual(len(ctx._pending), 2)
+            np.testing.assert_array_equal(a.wait(), local(x, ctx, 2))
+            np.testing.assert_array_equal(b.wait(), local(x, ctx, 2) + 1)
+            self.assertEqual(len(ctx._pending), 0)
+
+        for size in (2, 4):
+            contexts(size, body)
+
     def test_a_request_that_is_dropped(self):
         """The context keeps its memory until it is closed, because other ranks write to it."""
         x = np.arange(2 * 8 * 4 * 3, dtype=np.float32).reshape(2, 8, 4, 3)

@@ -294,13 +294,16 @@ class Request:
 
     @eager
     def wait(self) -> Any:
-        """Returns the result. The first call is collective; later calls return the same object."""
+        """Returns the result. The first call is collective; later calls return the same object.
+
+        If it raises, later calls raise as well, unless the ranks have refused the call: the ranks
+        may then wait again.
+        """
         if not self._done:
+            # After an error other ranks may still write to the memory, so the context keeps it.
+            self._context._call("ulysses_request_wait", self._handle)
             self._done = True
-            try:
-                self._context._call("ulysses_request_wait", self._handle)
-            finally:
-                self._context._release(self._keep)
+            self._context._release(self._keep)
         if self._finish is not None:
             self._result, self._finish, self._keep = self._finish(), None, None
         return self._result
