@@ -62,7 +62,7 @@ func (m *Model) forward(p *pass, x tensor.Tensor) tensor.Tensor {
 		p.allocateSaved()
 		b.visitSaved(p)
 		mark := p.mark()
-		b.forward(p, y, x)
+		m.runLayer(p, i, forwardHalf, y, x)
 		p.reset(mark)
 		if p.offloadsLayers() {
 			p.layers.endWrite(p, i, n)
@@ -110,12 +110,12 @@ func (m *Model) backward(p *pass, d tensor.Tensor) {
 			y := p.temp(p.tokens, m.Config.HiddenSize)
 			m.stream[i+1-lo] = y
 			m.beginLayer(p, i)
-			m.blocks[i].forwardAgain(p, y, m.stream[i-lo])
+			m.runLayer(p, i, forwardAgain, y, m.stream[i-lo])
 			m.endLayer(p, i)
 		}
 		for i := hi - 1; i >= lo; i-- {
 			m.beginLayer(p, i)
-			m.blocks[i].backward(p, m.stream[i-lo], d)
+			m.runLayer(p, i, backwardHalf, m.stream[i-lo], d)
 			m.endLayer(p, i)
 		}
 		p.reset(mark)

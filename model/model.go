@@ -31,6 +31,7 @@ type Model struct {
 	visits      []int64         // layers in the order of the backward half
 	inputs      []tensor.Tensor // [T, hidden] of each segment
 	stream      []tensor.Tensor // [T, hidden] input of each layer of the current segment
+	layerKinds  []int           // see kinds
 	off         offloader
 
 	compute   tensor.DType // of activations and of the weights in matrix products

@@ -84,6 +84,7 @@ type pass struct {
 	// with experts that are divided among ranks: the largest number of tokens of these ranks, and
 	// the bytes that this rank has sent to experts and back
 	expertTokens, expertBytes int64
+	temporary                 map[layerWork]int64 // in a dry run, bytes of what has run
 }
 
 // passBuffers are the tensors that all layers of a pass share.

@@ -73,17 +73,27 @@ func SubjectOfModel(c *model.Config) *subject {
 // returns the forecast of the rank with the most memory, with the longest time of all. If the job
 // does not fit, the error has the code OutOfMemory. Without timing only memory is planned.
 func Predict(j *file.Job, m *Machine, x *subject, timing bool) (*Forecast, error) {
+	ranks, err := heaviest(j, m, x)
+	if err != nil {
+		return nil, err
+	}
+	return predictRanks(j, m, x, ranks, timing)
+}
+
+// heaviest returns the ranks of a sequence that may have the most work.
+func heaviest(j *file.Job, m *Machine, x *subject) ([]int, error) {
 	lengths := x.Lengths
 	if x.config != nil {
 		lengths = []int64{j.Data.Batch * j.Data.Sequence}
 	}
+	return heaviestOfGroups(j, m, x, Heaviest(lengths, x.Heads, j.Mesh.Ulysses, j.Mesh.Ring))
+}
+
+// predictRanks is Predict with the ranks that have the most work.
+func predictRanks(j *file.Job, m *Machine, x *subject, ranks []int, timing bool) (*Forecast, error) {
 	var most *Forecast
-	ranks, err := heaviestOfGroups(j, m, x, Heaviest(lengths, x.Heads, j.Mesh.Ulysses, j.Mesh.Ring))
-	if err != nil {
-		return nil, err
-	}
 	if last := int((j.Mesh.Ring - 1) * j.Mesh.Ulysses); timing && last > 0 && !slices.Contains(ranks, last) {
-		ranks = append(ranks, last) // without a zigzag, the last group of a ring sees the most keys
+		ranks = append(slices.Clone(ranks), last) // without a zigzag, the last group of a ring sees the most keys
 	}
 	for _, rank := range ranks {
 		f, err := PredictRank(j, m, x, rank, timing)

@@ -31,6 +31,7 @@ type candidate struct {
 	shardings []sharding
 	// the plan with the sharding of the most tokens a second; if none fits, with the last one
 	sharding
+	heaviest      []int   // ranks that may have the most work with it
 	memory        int64   // bytes of a rank
 	seconds, rate float64 // of a step; tokens a second
 	longest       int64   // tokens of the longest sequence that fits; 0 = none
@@ -204,11 +205,14 @@ func (c *candidate) plan(m *Machine, x *subject) (err error) {
 	}()
 	possible := false // with any sharding
 	for _, by := range c.shardings {
-		f, err := c.predict(by, m, x, true)
+		f, ranks, err := c.predict(by, m, x)
+		if c.rate == 0 {
+			c.sharding, c.heaviest = by, ranks
+		}
 		switch code := status.Of(err); {
 		case err == nil:
 			if rate := float64(f.tokens) / f.Seconds; rate > c.rate {
-				c.sharding, c.memory, c.seconds, c.rate = by, model.Bytes(f.Memory), f.Seconds, rate
+				c.sharding, c.heaviest, c.memory, c.seconds, c.rate = by, ranks, model.Bytes(f.Memory), f.Seconds, rate
 			}
 			f.Close()
 			possible = true
@@ -222,14 +226,16 @@ func (c *candidate) plan(m *Machine, x *subject) (err error) {
 	}
 	if c.rate > 0 {
 		c.why = nil
-	} else {
-		c.sharding = c.shardings[len(c.shardings)-1]
 	}
 	if !possible {
 		return nil
 	}
 	c.longest, err = longest(func(tokens int64) (bool, error) {
-		f, err := c.predict(c.sharding, m, x, false, "data.sequence="+strconv.FormatInt(tokens, 10))
+		j, err := c.job(c.sharding, "data.sequence="+strconv.FormatInt(tokens, 10))
+		if err != nil {
+			return false, err
+		}
+		f, err := predictRanks(j, m, x, c.heaviest, false)
 		if err == nil {
 			f.Close()
 		}
@@ -241,13 +247,16 @@ func (c *candidate) plan(m *Machine, x *subject) (err error) {
 	return err
 }
 
-// predict dry-runs the job on this mesh.
-func (c *candidate) predict(by sharding, m *Machine, x *subject, timing bool, sets ...string) (*Forecast, error) {
-	j, err := c.job(by, sets...)
+// predict dry-runs the job on this mesh. It also returns the ranks that may have the most work.
+func (c *candidate) predict(by sharding, m *Machine, x *subject) (f *Forecast, ranks []int, err error) {
+	j, err := c.job(by)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return Predict(j, m, x, timing)
+	if ranks, err = heaviest(j, m, x); err == nil {
+		f, err = predictRanks(j, m, x, ranks, true)
+	}
+	return f, ranks, err
 }
 
 // longest returns the largest number of tokens that fits, with an error of at most 1 %; 0 if none
