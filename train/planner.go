@@ -30,6 +30,7 @@ type planner struct {
 	copy        []model.Component // the copy of the training state for checkpoints
 	activations []model.Component // of the choice to which the model is set
 	considered  []Choice
+	work        float64 // FLOP of the model for a step's tokens
 }
 
 // components lists the planned memory of this rank.
@@ -46,6 +47,8 @@ func (p *planner) run() error {
 		return err
 	}
 	p.freeHost = -free[0]
+	tokens, _ := p.MaxTokens()
+	p.work = p.Model.Flops(tokens, p.Model.Config.Pairs(tokens))
 	if p.Data.Train == nil {
 		for _, tiles := range p.tiles() {
 			p.considered = append(p.considered, Choice{Tiles: tiles})
@@ -366,14 +369,13 @@ const (
 func (p *planner) extra(host int64) float64 {
 	tokens, _ := p.MaxTokens()
 	pairs := p.Model.Config.Pairs(tokens)
-	work := p.Model.Flops(tokens, pairs)
-	again := p.Model.RecomputeFlops(tokens, pairs) / work
+	again := p.Model.RecomputeFlops(tokens, pairs) / p.work
 	ranks := float64(p.Mesh.Seq.Size())
 	if p.Device.Info().Place == tensor.Host {
 		workers := float64(max(1, p.Device.Info().Workers))
-		return again + 2*float64(host)/coreCopies/(work/ranks/(coreFlops*workers))
+		return again + 2*float64(host)/coreCopies/(p.work/ranks/(coreFlops*workers))
 	}
-	return again + max(0, 2*float64(host)/gpuCopies/(work/ranks/gpuFlops)-1)
+	return again + max(0, 2*float64(host)/gpuCopies/(p.work/ranks/gpuFlops)-1)
 }
 
 // listed returns the chosen choice and the considered choices for which no other needs at most as

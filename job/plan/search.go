@@ -31,12 +31,14 @@ type candidate struct {
 	shardings []sharding
 	// the plan with the sharding of the most tokens a second; if none fits, with the last one
 	sharding
-	heaviest      []int   // ranks that may have the most work with it
 	memory        int64   // bytes of a rank
 	seconds, rate float64 // of a step; tokens a second
 	longest       int64   // tokens of the longest sequence that fits; 0 = none
 	why           error   // the reason why the job does not fit or is not possible
 
+	// ranks of a sequence that may have the most work with the first sharding; with another one, or
+	// with other lengths, shards of weights and tokens differ by few elements
+	heaviest []int
 	estimate float64 // seconds for the tokens of a step, comparable between candidates
 	parse    func(sets ...string) (*file.Job, error)
 	ranks    int
@@ -205,14 +207,14 @@ func (c *candidate) plan(m *Machine, x *subject) (err error) {
 	}()
 	possible := false // with any sharding
 	for _, by := range c.shardings {
-		f, ranks, err := c.predict(by, m, x)
+		f, err := c.predict(by, m, x)
 		if c.rate == 0 {
-			c.sharding, c.heaviest = by, ranks
+			c.sharding = by
 		}
 		switch code := status.Of(err); {
 		case err == nil:
 			if rate := float64(f.tokens) / f.Seconds; rate > c.rate {
-				c.sharding, c.heaviest, c.memory, c.seconds, c.rate = by, ranks, model.Bytes(f.Memory), f.Seconds, rate
+				c.sharding, c.memory, c.seconds, c.rate = by, model.Bytes(f.Memory), f.Seconds, rate
 			}
 			f.Close()
 			possible = true
@@ -247,16 +249,16 @@ func (c *candidate) plan(m *Machine, x *subject) (err error) {
 	return err
 }
 
-// predict dry-runs the job on this mesh. It also returns the ranks that may have the most work.
-func (c *candidate) predict(by sharding, m *Machine, x *subject) (f *Forecast, ranks []int, err error) {
+// predict dry-runs the job on this mesh.
+func (c *candidate) predict(by sharding, m *Machine, x *subject) (*Forecast, error) {
 	j, err := c.job(by)
+	if err == nil && c.heaviest == nil {
+		c.heaviest, err = heaviest(j, m, x)
+	}
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	if ranks, err = heaviest(j, m, x); err == nil {
-		f, err = predictRanks(j, m, x, ranks, true)
-	}
-	return f, ranks, err
+	return predictRanks(j, m, x, c.heaviest, true)
 }
 
 // longest returns the largest number of tokens that fits, with an error of at most 1 %; 0 if none
