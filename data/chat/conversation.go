@@ -62,7 +62,7 @@ func newConversation(object map[string]json.RawMessage, messages []json.RawMessa
 	}{{"tools", &c.tools}, {"documents", &c.documents}} {
 		v, err := decoded(object[x.name])
 		if err != nil {
-			return nil, fmt.Errorf("field %q: %w", x.name, err)
+			return nil, fmt.Errorf("field %q %w", x.name, err)
 		}
 		if l, ok := v.(*jinja.List); v != nil && (!ok || len(l.Items) == 0 && x.name == "tools") {
 			if !ok {
@@ -74,7 +74,7 @@ func newConversation(object map[string]json.RawMessage, messages []json.RawMessa
 	}
 	v, err := decoded(object["chat_template_kwargs"])
 	if err != nil {
-		return nil, fmt.Errorf("field \"chat_template_kwargs\": %w", err)
+		return nil, fmt.Errorf("field \"chat_template_kwargs\" %w", err)
 	}
 	if d, ok := v.(*jinja.Dict); ok {
 		c.kwargs = d
@@ -84,18 +84,29 @@ func newConversation(object map[string]json.RawMessage, messages []json.RawMessa
 	return c, nil
 }
 
-// decoded decodes a field; a string that is a list or an object in JSON is decoded again.
+// decoded decodes a field; a string that is a list or an object in JSON is decoded again. The
+// errors follow the name of the field.
 func decoded(raw json.RawMessage) (jinja.Value, error) {
 	if len(raw) == 0 {
 		return nil, nil
 	}
 	v, err := jinja.FromJSON(raw, 0, maxDepth)
-	if t, ok := v.(jinja.Text); ok && strings.TrimSpace(t.S) == "" {
-		return nil, err
-	} else if ok {
-		return jinja.FromJSON([]byte(t.S), 0, maxDepth)
+	if err != nil {
+		return nil, fmt.Errorf("cannot be read: %w", err)
 	}
-	return v, err
+	t, ok := v.(jinja.Text)
+	switch {
+	case !ok:
+		return v, nil
+	case strings.TrimSpace(t.S) == "":
+		return nil, nil
+	case hasLoneSurrogate([]byte(t.S)):
+		return nil, errLoneSurrogate
+	}
+	if v, err = jinja.FromJSON([]byte(t.S), 0, maxDepth); err != nil {
+		return nil, fmt.Errorf("is a string that is not JSON (%w); write the value itself, or all of its JSON", err)
+	}
+	return v, nil
 }
 
 // message decodes a message. The errors follow the words "message 3".
@@ -208,7 +219,7 @@ func withArguments(d *jinja.Dict, mark jinja.Mark) *jinja.Dict {
 	d.Each(func(k string, v jinja.Value) {
 		if f, ok := v.(*jinja.Dict); ok && k == "function" {
 			v = withArguments(f, mark)
-		} else if t, ok := v.(jinja.Text); ok && k == "arguments" {
+		} else if t, ok := v.(jinja.Text); ok && k == "arguments" && !hasLoneSurrogate([]byte(t.S)) {
 			if o, err := jinja.FromJSON([]byte(t.S), mark, maxDepth); err == nil {
 				if _, isObject := o.(*jinja.Dict); isObject {
 					v = o

@@ -4,7 +4,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
+	"slices"
 	"sort"
 	"strings"
 	"unicode/utf8"
@@ -33,15 +35,17 @@ func (r *Reader) Read(record []byte, format, textField string) (*Document, error
 		return nil, err
 	}
 	field := map[string]string{Text: textField, Messages: "messages", Conversations: "conversations", Prompt: "prompt", Tokens: "input_ids"}[format]
-	for name, raw := range object {
+	if _, ok := object[field]; !ok {
+		return nil, missing(object, field)
+	}
+	for _, name := range slices.Sorted(maps.Keys(object)) {
+		raw := object[name]
 		if (format != Text || name == field) && !utf8.Valid(raw) {
 			return nil, fmt.Errorf("field %q is not UTF-8; convert the file to UTF-8", name)
 		}
-	}
-	if raw, ok := object[field]; !ok {
-		return nil, missing(object, field)
-	} else if format != Tokens && hasLoneSurrogate(raw) {
-		return nil, fmt.Errorf("field %q has half of a surrogate pair (\\ud800 to \\udfff), which is no character; remove it", field)
+		if (name == field || format != Text && slices.Contains(Fields, name)) && hasLoneSurrogate(raw) {
+			return nil, fmt.Errorf("field %q %w", name, errLoneSurrogate)
+		}
 	}
 	switch format {
 	case Text:
@@ -125,6 +129,9 @@ func stringField(object map[string]json.RawMessage, name string) (string, error)
 	}
 	return *s, nil
 }
+
+// errLoneSurrogate follows the name of a field.
+var errLoneSurrogate = errors.New(`has half of a surrogate pair (\ud800 to \udfff), which is no character; remove it`)
 
 // hasLoneSurrogate reports whether JSON text has an escaped surrogate without its other half.
 func hasLoneSurrogate(raw []byte) bool {
@@ -224,9 +231,6 @@ func oneDocument(object map[string]json.RawMessage, tokens int) error {
 func (r *Reader) prompt(object map[string]json.RawMessage) (*Document, error) {
 	if _, ok := object["completion"]; !ok {
 		return nil, errors.New(`there is a "prompt" and no "completion"; write both`)
-	}
-	if !utf8.Valid(object["completion"]) || hasLoneSurrogate(object["completion"]) {
-		return nil, errors.New(`field "completion" is not UTF-8; convert the file to UTF-8`)
 	}
 	var first, second []json.RawMessage
 	if json.Unmarshal(object["prompt"], &first) == nil && json.Unmarshal(object["completion"], &second) == nil {
