@@ -10,9 +10,9 @@ import (
 
 // fastTextField appends the value of a field of a JSON object to dst, for usual lines. It reads the
 // line once, where chat.Reader.Read reads it four times. If the line is unusual or wrong, or if it
-// has a field of messages and mayHaveMessages is false, it returns false, and the caller calls
-// Read. A test checks that both return the same text.
-func fastTextField(dst, doc []byte, field string, mayHaveMessages bool) (text []byte, ok bool) {
+// has a field of another kind of record and mayHaveOthers is false, it returns false, and the
+// caller calls Read. A test checks that both return the same text.
+func fastTextField(dst, doc []byte, field string, mayHaveOthers bool) (text []byte, ok bool) {
 	r := jsonReader{in: doc}
 	found := false
 	at := len(dst)
@@ -24,8 +24,11 @@ func fastTextField(dst, doc []byte, field string, mayHaveMessages bool) (text []
 			return dst, false
 		}
 		key := string(r.keys[r.known-1])
-		if !mayHaveMessages && (key == chat.Messages || key == chat.Conversations) {
-			return dst, false
+		switch key {
+		case chat.Messages, chat.Conversations, "completion", "input_ids":
+			if !mayHaveOthers {
+				return dst, false
+			}
 		}
 		if key == field {
 			if dst, ok = r.escapedString(dst[:at]); !ok {

@@ -91,10 +91,10 @@ func kindOf(object map[string]json.RawMessage, format, textField string) (string
 	if list("conversations") {
 		kinds = append(kinds, Conversations)
 	}
-	if has("prompt", "completion") && len(kinds) == 0 {
+	if has("prompt", "completion") {
 		kinds = append(kinds, Prompt)
 	}
-	if list("input_ids") && len(kinds) == 0 {
+	if list("input_ids") {
 		kinds = append(kinds, Tokens)
 	}
 	if len(kinds) == 0 { // Read says that the field is not a list
