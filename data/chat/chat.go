@@ -37,7 +37,7 @@ var Fields = append([]string{"messages", "conversations", "prompt", "completion"
 
 // besideTokens are fields that other trainers write beside input_ids. A record is refused if they
 // say that it is not one document, or that some of its tokens are not trained.
-var besideTokens = []string{"attention_mask", "completion_mask", "assistant_masks", "position_ids", "seq_lengths"}
+var besideTokens = []string{"attention_mask", "completion_mask", "assistant_masks", "loss_mask", "position_ids", "seq_lengths"}
 
 // The values of data.train_on.
 const (

@@ -213,6 +213,9 @@ func oneDocument(object map[string]json.RawMessage, tokens int) error {
 		if err := json.Unmarshal(raw, &values); err != nil {
 			return fmt.Errorf("field %q is not a list of integers; remove it", name)
 		}
+		if want := oneValue(name, tokens); len(values) != want {
+			return fmt.Errorf("%s has %d values for %d ids; write %d, or leave the field out", name, len(values), tokens, want)
+		}
 		for i, v := range values {
 			switch {
 			case name == "position_ids" && v != int64(i):
@@ -225,6 +228,14 @@ func oneDocument(object map[string]json.RawMessage, tokens int) error {
 		}
 	}
 	return nil
+}
+
+// oneValue returns how many values a field beside input_ids has if these are one document.
+func oneValue(name string, tokens int) int {
+	if name == "seq_lengths" {
+		return 1
+	}
+	return tokens
 }
 
 // prompt reads a prompt and its completion: two strings, or two lists of messages.
