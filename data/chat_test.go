@@ -214,6 +214,8 @@ func TestChatFaults(t *testing.T) {
 		{tags, `{"tools": "[{", ` + good[1:], `field "tools" is a string that is not JSON (EOF); write the value itself, or all of its JSON`},
 		{tags, `{"tools": ` + deep + `, ` + good[1:], `field "tools" cannot be read: the lists and objects are nested too deep`},
 		{tags, `{"chat_template_kwargs": [], ` + good[1:], `field "chat_template_kwargs" is not an object`},
+		{tags, `{"chat_template_kwargs": {"x": 1, "add_generation_prompt": true}, ` + good[1:], `field "chat_template_kwargs": add_generation_prompt is not a variable, because the text of a record has no generation prompt; remove it`},
+		{tags, `{"chat_template_kwargs": {"messages": []}, ` + good[1:], `messages is not a variable, because each record has its own; remove it`},
 		{"{{ messages[0].content }}", good, `the template leaves out message 1, of the role "assistant"`},
 		{"{{ raise_exception('no ' + messages[0].role) }}", good, `t.jinja: the template raises "no user" (line 1 of the template)`},
 		{"{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", good, "the template takes more than"},

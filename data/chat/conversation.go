@@ -76,12 +76,19 @@ func newConversation(object map[string]json.RawMessage, messages []json.RawMessa
 	if err != nil {
 		return nil, fmt.Errorf("field \"chat_template_kwargs\" %w", err)
 	}
-	if d, ok := v.(*jinja.Dict); ok {
-		c.kwargs = d
-	} else if v != nil {
+	d, ok := v.(*jinja.Dict)
+	if !ok && v != nil {
 		return nil, errors.New(`field "chat_template_kwargs" is not an object`)
 	}
-	return c, nil
+	if ok {
+		c.kwargs = d
+		d.Each(func(name string, _ jinja.Value) {
+			if why, has := reserved[name]; has && err == nil {
+				err = fmt.Errorf("field \"chat_template_kwargs\": %s is not a variable, because %s; remove it", name, why)
+			}
+		})
+	}
+	return c, err
 }
 
 // decoded decodes a field; a string that is a list or an object in JSON is decoded again. The
