@@ -103,7 +103,7 @@ var Options = []Option{
 		ask: func(_ *Layer, a *device.Attention, _ int64, _ func(tensor.DType, ...int64) tensor.Tensor) {
 			a.Carry = true
 		}},
-	{Name: "all-gather of a ring's keys", Job: "`parallel.gather`", C: "`ULYSSES_GATHER_KEYS`",
+	{Name: "all-gather of a ring's keys", Job: "`parallel.gather`", C: "`ULYSSES_GATHER_KEYS`", Python: "`Context(gather_keys=)`",
 		has:    func(l *Layer) bool { return l.Gather },
 		fields: func(l *Layer) []comm.Field { return []comm.Field{flag("gather", l.Gather)} }},
 	{Name: "no backward pass", Job: "tensor `dout` left out", C: "`ULYSSES_NO_BACKWARD`", Python: "inputs without `requires_grad`",
