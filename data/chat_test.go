@@ -84,6 +84,32 @@ func TestRecords(t *testing.T) {
 	}
 }
 
+// Every process that reads the same files has the same digest of them, by which a resumed run tells
+// whether the checkpoint has the same templates and special tokens.
+func TestDigestOfConversations(t *testing.T) {
+	dir := t.TempDir()
+	tok, err := tokenizer.Open(chatGoldens + "qwen2.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := config(1000, file(t, dir, "a.jsonl", `{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}`))
+	c.ChatTemplate = chatGoldens + "templates/qwen3.jinja"
+	first := ""
+	for i := range 8 {
+		data, err := Open(c, EvalConfig{}, Options{Vocab: tok.Size(), Tokenizer: tok})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if i == 0 {
+			first = data.Tokenizer()
+		}
+		if s := data.Tokenizer(); s != first {
+			t.Fatalf("the files were opened again and are %q; they were %q", s, first)
+		}
+		data.Close()
+	}
+}
+
 // A packed sequence has documents with and without labels, and no document's loss reaches over its
 // borders.
 func TestPackedConversations(t *testing.T) {

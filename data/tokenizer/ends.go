@@ -1,6 +1,8 @@
 package tokenizer
 
 import (
+	"maps"
+	"slices"
 	"strings"
 	"unicode/utf8"
 
@@ -40,11 +42,12 @@ func (t *Tokenizer) surfacesOf() surfaces {
 	return s
 }
 
-// Special returns the contents of the added tokens that are special, such as the ends of turns.
+// Special returns the contents of the added tokens that are special, such as the ends of turns, in
+// the order of their ids.
 func (t *Tokenizer) Special() []string {
 	var all []string
-	for _, a := range t.added.tokens {
-		if a.Special {
+	for _, id := range slices.Sorted(maps.Keys(t.added.tokens)) {
+		if a := t.added.tokens[id]; a.Special {
 			all = append(all, a.Content)
 		}
 	}
