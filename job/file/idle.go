@@ -27,6 +27,13 @@ func onJob(holds func(j *Job) bool) func(*Job, *model.Config, bool) bool {
 	return func(j *Job, _ *model.Config, _ bool) bool { return holds(j) }
 }
 
+// unlessPattern returns a condition that holds for patterns of blocks of other kinds.
+func unlessPattern(kinds ...string) func(*Job, *model.Config, bool) bool {
+	return onJob(func(j *Job) bool {
+		return j.Kind == "attention" && j.Attention.Pattern.Kind != "off" && !slices.Contains(kinds, j.Attention.Pattern.Kind)
+	})
+}
+
 // hybridOnCPU holds for models with linear attention on a CPU.
 func hybridOnCPU(_ *Job, c *model.Config, cpu bool) bool {
 	return cpu && c != nil && c.LinearLayers() > 0
@@ -44,6 +51,12 @@ var idleKeys = []idle{
 	{[]string{"seed"}, onJob(func(j *Job) bool { return !j.IsModelJob() && (!j.draws() || j.Attention.Seed > 0) }), "an operator job draws only dropout and random blocks of a pattern, with attention.seed if it is set"},
 	{[]string{"attention.seed"}, onJob(func(j *Job) bool { return j.Kind == "attention" && !j.draws() }), "there is no dropout and no pattern with random blocks"},
 	{patternKeys, onJob(func(j *Job) bool { return j.Kind == "attention" && j.Attention.Pattern.Kind == "off" }), `attention.pattern.kind is "off"`},
+	{[]string{"attention.pattern.local", "attention.pattern.global_patterns"}, unlessPattern("fixed"), `only the pattern "fixed" has groups of equal size`},
+	{[]string{"attention.pattern.global"}, unlessPattern("fixed", "bigbird"), `only the patterns "fixed" and "bigbird" have a number of global columns`},
+	{[]string{"attention.pattern.window"}, unlessPattern("bigbird", "longformer", "sliding"), `only the patterns "bigbird", "longformer" and "sliding" have a window`},
+	{[]string{"attention.pattern.random"}, unlessPattern("variable", "bigbird"), `only the patterns "variable" and "bigbird" have random columns`},
+	{[]string{"attention.pattern.windows"}, unlessPattern("variable"), `only the pattern "variable" has groups of several sizes`},
+	{[]string{"attention.pattern.globals", "attention.pattern.global_ends"}, unlessPattern("variable", "longformer"), `only the patterns "variable" and "longformer" have a list of global columns`},
 	{[]string{"parallel.gather"}, onJob(func(j *Job) bool {
 		return j.Kind == "gdn" || j.Parallel.Ring <= 1 && (j.Parallel.Ulysses > 0 || j.Parallel.Ring == 1)
 	}), "there is no ring"},

@@ -43,6 +43,7 @@ const smallData = "[data]\npath = [\"a.txt\"]\nsequence = 64\n"
 // Each setting without an effect, or with an unintended one, gets one line, and no other setting
 // gets one.
 func TestWarnings(t *testing.T) {
+	const pattern = "kind = \"attention\"\n[attention]\ninput = \"a\"\noutput = \"b\"\n[attention.pattern]\n"
 	train := smallData + llamaNew
 	for _, c := range []struct {
 		src, sets string
@@ -73,6 +74,13 @@ func TestWarnings(t *testing.T) {
 			[]string{"jobs/job.toml:11: parallel.zero, data.sequence: no effect, because an operator job has no model", "gdn.strategy: no effect"}},
 		{"kind = \"attention\"\nseed = 3\n[attention]\ninput = \"a\"\noutput = \"b\"\n", "", []string{"seed: no effect, because an operator job draws only dropout and random blocks"}},
 		{"kind = \"attention\"\nseed = 3\n[attention]\ninput = \"a\"\noutput = \"b\"\ndropout = 0.5\n", "", nil},
+		{pattern + "kind = \"fixed\"\nwindow = 3\nlocal = 2\nglobal = 1\nrandom = 1\n", "",
+			[]string{`attention.pattern.window: no effect, because only the patterns "bigbird", "longformer" and "sliding" have a window; remove it`, `attention.pattern.random: no effect, because only the patterns "variable" and "bigbird" have random columns`}},
+		{pattern + "kind = \"variable\"\nlocal = 2\nglobal_patterns = 3\nglobal = 1\nwindows = [1]\nglobals = [1]\n", "",
+			[]string{`attention.pattern.local, attention.pattern.global_patterns: no effect, because only the pattern "fixed" has groups of equal size; remove them`, `attention.pattern.global: no effect, because only the patterns "fixed" and "bigbird" have a number of global columns`}},
+		{pattern + "kind = \"sliding\"\nwindow = 3\nwindows = [1]\nglobals = [1]\nglobal_ends = [2]\n", "",
+			[]string{`attention.pattern.windows: no effect, because only the pattern "variable" has groups of several sizes`, `attention.pattern.globals, attention.pattern.global_ends: no effect, because only the patterns "variable" and "longformer" have a list of global columns; remove them`}},
+		{pattern + "kind = \"bigbird\"\nwindow = 3\nglobal = 2\nrandom = 2\nper_head = true\n", "", nil},
 		{"kind = \"gdn\"\n[gdn]\ninput = \"a\"\noutput = \"b\"\nstrategy = \"state\"\nchunk = 16\n", "", nil},
 		{train, "train.steps=5", []string{"jobs/job.toml:1: optimizer.warmup = 10: the run has 5 steps and ends at a learning rate of 0.0005, never at optimizer.lr = 0.001; set optimizer.warmup below 5"}},
 		{train, "train.steps=10", nil},
