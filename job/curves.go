@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"ulysses/comm"
+	"ulysses/internal/input"
 	"ulysses/internal/status"
 	"ulysses/internal/tfevents"
 	"ulysses/job/file"
@@ -30,11 +31,7 @@ func (s *session) createCurves() (*tfevents.File, error) {
 	}
 	dir, done := filepath.Join(s.Job.Output.Dir, file.TensorBoardFolder), s.trainer.Loop.Resumed
 	if done == 0 {
-		old, err := filepath.Glob(filepath.Join(dir, tfevents.Pattern))
-		if err != nil {
-			return nil, status.Errorf(status.Internal, "tensorboard: %w", err)
-		}
-		for _, path := range old {
+		for _, path := range input.Match(dir, tfevents.Pattern) {
 			if err := os.Remove(path); err != nil {
 				return nil, status.Errorf(status.IO, "tensorboard: %w; choose another output.dir", err)
 			}

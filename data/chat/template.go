@@ -85,7 +85,7 @@ func (r *Reader) find() (map[string]source, error) {
 		found["default"] = source{r.Template, text}
 		return found, err
 	}
-	paths, _ := filepath.Glob(filepath.Join(literalPath(r.Template), "additional_chat_templates", "*.jinja"))
+	paths := input.Match(filepath.Join(r.Template, "additional_chat_templates"), "*.jinja")
 	for _, path := range append(paths, filepath.Join(r.Template, "chat_template.jinja")) {
 		text, err := r.read(path)
 		if errors.Is(err, fs.ErrNotExist) {
@@ -186,9 +186,4 @@ func (r *Reader) specialTokens() error {
 		r.Special = append(r.Special[:len(r.Special):len(r.Special)], eos.(jinja.Text).S)
 	}
 	return nil
-}
-
-// literalPath escapes a path so that it matches only itself in a pattern.
-func literalPath(path string) string {
-	return strings.NewReplacer(`\`, `\\`, `*`, `\*`, `?`, `\?`, `[`, `\[`).Replace(path)
 }

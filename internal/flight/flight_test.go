@@ -23,7 +23,7 @@ var all = Group{"world", 0, 1, 4}
 func sequence(rank int) Group { return Group{"sequence", rank / 2 * 2, 1, 2} }
 
 func newWorld(t *testing.T) *world {
-	w := &world{t: t, dir: filepath.Join(t.TempDir(), "flight")}
+	w := &world{t: t, dir: filepath.Join(t.TempDir(), "run[12]", "flight")} // no pattern
 	if err := Prepare(w.dir); err != nil {
 		t.Fatal(err)
 	}

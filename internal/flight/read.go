@@ -6,12 +6,12 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
 	"unsafe"
 
+	"ulysses/internal/input"
 	"ulysses/internal/status"
 )
 
@@ -115,8 +115,8 @@ func text(b []byte) string {
 // ReadFolder reads the records of all ranks in a folder. Element r is the record of rank r, or nil
 // if the rank has left none.
 func ReadFolder(dir string) ([]*Rank, error) {
-	paths, err := filepath.Glob(filepath.Join(dir, "rank-*.flight"))
-	if err != nil || len(paths) == 0 {
+	paths := input.Match(dir, "rank-*.flight")
+	if len(paths) == 0 {
 		return nil, status.Errorf(status.IO, "%s has no records of the flight recorder (rank-NNNNN.flight); name the folder flight of an output.dir", dir)
 	}
 	var ranks []*Rank
@@ -139,8 +139,7 @@ func ReadFolder(dir string) ([]*Rank, error) {
 // Beats returns a number that changes when any rank shows a sign of life. ok is false if there is
 // no record that was written after a time.
 func Beats(dir string, after time.Time) (sum int64, ok bool) {
-	paths, _ := filepath.Glob(filepath.Join(dir, "rank-*.flight"))
-	for _, path := range paths {
+	for _, path := range input.Match(dir, "rank-*.flight") {
 		f, err := os.Open(path)
 		if err != nil {
 			continue

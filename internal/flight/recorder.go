@@ -11,6 +11,7 @@ import (
 	"time"
 	"unsafe"
 
+	"ulysses/internal/input"
 	"ulysses/internal/status"
 )
 
@@ -292,8 +293,7 @@ func Tidy(dir string) { os.Remove(dir) }
 // files returns the files of this package in a folder.
 func files(dir string) (paths []string) {
 	for _, pattern := range []string{"rank-*.flight", "rank-*.stack", verdictFile} {
-		found, _ := filepath.Glob(filepath.Join(dir, pattern))
-		paths = append(paths, found...)
+		paths = append(paths, input.Match(dir, pattern)...)
 	}
 	return paths
 }
