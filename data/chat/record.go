@@ -119,6 +119,9 @@ func missing(object map[string]json.RawMessage, field string) error {
 		names = append(names, input.Quote(name))
 	}
 	sort.Strings(names)
+	if len(names) == 0 {
+		return fmt.Errorf("the record is empty; write field %q, or remove the line", field)
+	}
 	return fmt.Errorf("there is no field %q among %s; set data.text_field, or data.format if the lines are conversations", field, strings.Join(names[:min(len(names), 12)], ", "))
 }
 
