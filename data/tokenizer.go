@@ -64,14 +64,16 @@ func checkTokenizerFiles(c comm.Comm, of Tokenizer, templates *chat.Reader) erro
 	if c == nil {
 		return nil
 	}
-	paths := templates.Files()
 	if t, ok := of.(*tokenizer.Tokenizer); ok {
-		paths = append(t.Files(), paths...)
+		if err := comm.SameFiles(c, "data.tokenizer", commFiles(t.Files())); err != nil {
+			return err
+		}
 	}
+	paths := templates.Files()
 	if len(paths) == 0 {
 		return nil
 	}
-	return comm.SameFiles(c, "data.tokenizer", commFiles(paths))
+	return comm.SameFiles(c, "data.chat_template", commFiles(paths))
 }
 
 // commFiles returns files by their names.

@@ -54,6 +54,7 @@ func TestStaleCopies(t *testing.T) {
 			t.Fatal(err)
 		}
 		put(filepath.Join(node, "t.json"), []byte(`{"model": {"type": "BPE", "vocab": {"a": 0, "t": 1, " ": 2, "at": 3}, "merges": [["a", "t"]]}}`))
+		put(filepath.Join(node, "t.jinja"), []byte("{{ messages[0].content }}"))
 		put(filepath.Join(node, "d.txt"), text)
 		q, err := os.ReadFile(filepath.Join(goldens, "attention-gqa-packed", "in.safetensors"))
 		if err != nil {
@@ -89,6 +90,7 @@ func TestStaleCopies(t *testing.T) {
 			return bytes.Replace(text, []byte(`"a": 0, "t": 1`), []byte(`"a": 1, "t": 0`), 1)
 		}, []string{"data.tokenizer=t.json"},
 			"data.tokenizer: t.json" + between},
+		{"t.jinja", func(text []byte) []byte { return append(text, '!') }, []string{"data.chat_template=t.jinja"}, "data.chat_template: t.jinja" + between},
 		{"q.safetensors", last, []string{"kind=attention", "attention.input=q.safetensors", "attention.output=" + filepath.Join(out, "o.safetensors")}, "attention.input: q.safetensors" + between + "tensor "},
 		{"ck/rank-00000.safetensors", last, []string{"checkpoint.resume=ck"}, "rank 2: checkpoint ck: rank-00000.safetensors is damaged"},
 		{"ck/manifest.json", func([]byte) []byte {
