@@ -8,11 +8,16 @@ import (
 )
 
 // Warnings returns one line for each setting that is allowed but probably not intended: keys
-// without an effect, a warmup that never ends, a theta of RoPE that is not read, tensors of the
-// folder that the model does not read. The model's config is nil for operator jobs, the folder is
-// nil for a model from scratch, and steps is 0 if unknown. cpu says that the device is a CPU.
+// without an effect, a trace of no step, a warmup that never ends, a theta of RoPE that is not
+// read, tensors of the folder that the model does not read. The model's config is nil for operator
+// jobs, the folder is nil for a model from scratch, and steps is 0 if unknown. cpu says that the
+// device is a CPU.
 func (j *Job) Warnings(c *model.Config, folder *model.Folder, steps int64, cpu bool) []string {
 	lines := j.idleWarnings(c, cpu)
+	if t := j.Output.Trace; j.Kind == "train" && len(t) == 2 && steps > 0 && t[0] > steps {
+		lines = append(lines, fmt.Sprintf("%v: output.trace = [%d, %d]: the run has %s, so it writes no %s; set steps of the run",
+			j.Origin("output.trace"), t[0], t[1], units.Count(steps, "step"), TraceFile))
+	}
 	what := "run"
 	if j.Optimizer.Begin > 0 {
 		what = "schedule"
