@@ -83,6 +83,34 @@ func TestNoSecretIsWritten(t *testing.T) {
 	}
 }
 
+// Of a run that trains adapters, only manifest.json and adapter_config.json hold the whole path of
+// model.path, as docs/job-file.md says.
+func TestFilesWithThePathOfTheModel(t *testing.T) {
+	folder := filepath.Join(t.TempDir(), "folder-of-s3cr3t")
+	t.Setenv("MODEL_SECRET", folder)
+	if err := os.CopyFS(folder, os.DirFS("../testdata/goldens/models/qwen3")); err != nil {
+		t.Fatal(err)
+	}
+	dir, run := newKept(t, "model.new={}", "model.path=${MODEL_SECRET}", "lora.rank=2", "optimizer.lr=1e-3", "data.tokenizer=bytes", "output.trace=[1, 2]", "output.tensorboard=true")
+	if _, err := run(2); err != nil {
+		t.Fatal(err)
+	}
+	found := map[string]bool{}
+	err := filepath.WalkDir(filepath.Join(dir, "out"), func(path string, d os.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		b, err := os.ReadFile(path)
+		if bytes.Contains(b, []byte("s3cr3t")) {
+			found[filepath.Base(path)] = true
+		}
+		return err
+	})
+	if err != nil || len(found) != 2 || !found["manifest.json"] || !found["adapter_config.json"] {
+		t.Errorf("%v %v", found, err)
+	}
+}
+
 // An error that ends a run names paths in the report as the job file writes them, and on the
 // terminal in full.
 func TestErrorsOfTheReportNamePathsAsWritten(t *testing.T) {
