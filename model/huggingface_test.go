@@ -372,6 +372,40 @@ func must1[T any](x T, err error) T {
 	return x
 }
 
+// A folder's files that are not of a model stay when the model is replaced, whatever their names
+// resemble: data sets in .bin and .safetensors files, and folders.
+func TestSaveKeepsOtherFiles(t *testing.T) {
+	onRank(t, configs(t)["llama"], func(r *rank) {
+		dir := t.TempDir()
+		own := []string{"corpus.bin", "corpus.idx", "eval.safetensors", "model_eval.safetensors", "notes.safetensors.md", "runs.bin/a", "model.safetensors.d/a"}
+		stale := []string{"model-00001-of-00002.safetensors", "model.safetensors-00001-of-00002.safetensors", "model.fp16.safetensors", "model.safetensors.index.json",
+			"model.safetensors.index.fp16.json", "consolidated.safetensors", "pytorch_model.bin", "pytorch_model-00001-of-00002.bin", "pytorch_model.bin.index.json",
+			"adapter_model.bin", "adapter_model.safetensors", "adapter_config.json", "tokenizer.json"}
+		for _, name := range slices.Concat(own, stale) {
+			path := filepath.Join(dir, name)
+			if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o777), os.WriteFile(path, []byte(name), 0o600)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if used, err := FilesIn(dir); err != nil || !slices.Equal(used, slices.Sorted(slices.Values(stale))) {
+			t.Errorf("files of a model: %v, %v", used, err)
+		}
+		if err := r.Save(dir, "", r.whole); err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range own {
+			if text, err := os.ReadFile(filepath.Join(dir, name)); err != nil || string(text) != name {
+				t.Errorf("%s: %q, %v", name, text, err)
+			}
+		}
+		for _, name := range stale {
+			if _, err := os.Stat(filepath.Join(dir, name)); err == nil {
+				t.Errorf("%s of the replaced model is still there", name)
+			}
+		}
+	})
+}
+
 // If a folder cannot be written, no file remains and the error says what to do.
 func TestSaveFaults(t *testing.T) {
 	onRank(t, configs(t)["llama"], func(r *rank) {

@@ -9,8 +9,8 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
-	"strings"
 
 	"ulysses/internal/input"
 	"ulysses/internal/status"
@@ -116,10 +116,16 @@ func replace(dir, temp string) error {
 		os.Rename(old, dir) // restore
 		return status.Errorf(status.IO, "model.Save: %s cannot be written: %w", dir, err)
 	}
-	entries, _ := os.ReadDir(old) // empty if dir did not exist
+	if err != nil {
+		return nil // dir did not exist
+	}
+	entries, err := os.ReadDir(old)
+	if err != nil {
+		return status.Errorf(status.IO, "model.Save: %s is saved, but its other files could not be moved from %s: %w", dir, old, err)
+	}
 	for _, e := range entries {
 		name := e.Name()
-		if ofModel(name) {
+		if ofModel(e) {
 			continue
 		}
 		if err := os.Rename(filepath.Join(old, name), filepath.Join(dir, name)); err != nil {
@@ -132,9 +138,14 @@ func replace(dir, temp string) error {
 	return nil
 }
 
+// weightsName is the pattern of the files with weights in model folders, and of their indices.
+// Other .safetensors and .bin files may be data, for example token ids.
+var weightsName = regexp.MustCompile(`^((model|adapter_model|consolidated)[.-](.*\.)?safetensors(\..*)?|(pytorch_model|adapter_model)([.-].*)?\.bin(\..*)?)$`)
+
 // ofModel reports whether WriteFolder replaces a file of this name.
-func ofModel(name string) bool {
-	return name == configFile || name == AdapterConfigFile || slices.Contains(companions, name) || strings.Contains(name, ".safetensors") || strings.HasSuffix(name, ".bin")
+func ofModel(e fs.DirEntry) bool {
+	name := e.Name()
+	return !e.IsDir() && (name == configFile || name == AdapterConfigFile || slices.Contains(companions, name) || weightsName.MatchString(name))
 }
 
 // FilesIn lists the files of a folder that WriteFolder would replace; none if the folder does not
@@ -145,7 +156,7 @@ func FilesIn(dir string) (names []string, err error) {
 		return nil, nil
 	}
 	for _, e := range entries {
-		if ofModel(e.Name()) {
+		if ofModel(e) {
 			names = append(names, e.Name())
 		}
 	}
