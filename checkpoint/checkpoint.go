@@ -85,9 +85,9 @@ func (d Dir) Has(step int64) (bool, error) {
 	return slices.Contains(steps, step), err
 }
 
-// Ready returns an error if checkpoints cannot be written. It removes the unfinished files of ended
-// runs. If the folder does not exist, Ready does not leave one.
-func (d Dir) Ready() error {
+// Ready returns an error if checkpoints of steps after the given one cannot be written. It removes
+// the unfinished files of ended runs. If the folder does not exist, Ready does not leave one.
+func (d Dir) Ready(after int64) error {
 	fail := func(err error) error {
 		return status.Errorf(status.IO, "checkpoint.dir: %w; choose an output.dir that can be written", err)
 	}
@@ -101,6 +101,15 @@ func (d Dir) Ready() error {
 			return fail(err)
 		}
 		return nil
+	}
+	entries, err := os.ReadDir(string(d))
+	if err != nil {
+		return fail(err)
+	}
+	for _, e := range entries {
+		if n, ok := stepOf(e.Name()); ok && n > after && !e.IsDir() {
+			return status.Errorf(status.IO, "checkpoint.dir: %s is a file or a link, and the run writes a folder of this name; remove it, or choose another output.dir", d.Path(n))
+		}
 	}
 	probe, err := os.MkdirTemp(string(d), "."+prefix+"ready.*")
 	if err != nil {

@@ -146,3 +146,23 @@ func TestStepsAndPrune(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A file or a link with the name of a checkpoint that the run may write is refused before the first
+// step. Names of steps that are done may be links, for example to an archive.
+func TestReadyRefusesFilesNamedAsCheckpoints(t *testing.T) {
+	for _, place := range []func(path string) error{
+		func(path string) error { return os.WriteFile(path, nil, 0o600) },
+		func(path string) error { return os.Symlink(t.TempDir(), path) },
+	} {
+		d := Dir(t.TempDir())
+		if err := place(d.Path(12)); err != nil {
+			t.Fatal(err)
+		}
+		if err := d.Ready(8); err == nil || !strings.Contains(err.Error(), d.Path(12)+" is a file or a link, and the run writes a folder of this name; remove it") {
+			t.Error(err)
+		}
+		if err := d.Ready(12); err != nil {
+			t.Error(err)
+		}
+	}
+}

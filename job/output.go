@@ -179,7 +179,7 @@ func (s *session) createOutput() (m *train.Metrics, err error) {
 			err = s.checkRoom()
 		}
 		if err == nil {
-			err = t.Checkpoints.Ready()
+			err = t.Checkpoints.Ready(t.Loop.Resumed)
 		}
 		if err == nil {
 			err = s.owner.Identify(s.identity())

@@ -100,9 +100,9 @@ func frozenOf(groups []*model.Group) (all []checkpoint.Tensor) {
 // Steps returns the steps of the checkpoints in the folder in increasing order.
 func (c *Checkpoints) Steps() ([]int64, error) { return checkpoint.Dir(c.Dir).Steps() }
 
-// Ready returns an error if checkpoints cannot be written. It removes unfinished files of aborted
-// runs. One rank calls it before the first step.
-func (c *Checkpoints) Ready() error { return checkpoint.Dir(c.Dir).Ready() }
+// Ready returns an error if checkpoints of steps after the given one cannot be written. It removes
+// unfinished files of aborted runs. One rank calls it before the first step.
+func (c *Checkpoints) Ready(after int64) error { return checkpoint.Dir(c.Dir).Ready(after) }
 
 // fill reads the elements that this rank owns from a checkpoint: the first kinds of
 // checkpoint.Kinds, without the parameters in skip.
