@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -162,6 +163,9 @@ func expectError(t *testing.T, err error, code status.Code, want []string) {
 		if err == nil || !strings.Contains(err.Error(), w) {
 			t.Errorf("%v: want it to say %q", err, w)
 		}
+	}
+	if err != nil && regexp.MustCompile(`\b(sp|gdn|tensor)\.[A-Z]`).MatchString(err.Error()) {
+		t.Errorf("%v: it names a Go function", err)
 	}
 }
 

@@ -159,13 +159,21 @@ func index(shape []int64, at int64) string {
 	return "[" + strings.Join(s, ", ") + "]"
 }
 
-// fault returns an error of a plan or a batch with the key and the path of the input.
+// fault returns an error of a plan or a batch with the key and the path of the input. A refusal
+// begins with the name of a Go function, which users of jobs do not know: fault leaves it out.
 func (in *inputFile) fault(err error) error {
 	code := status.Of(err)
+	if code != status.InvalidArgument && code != status.Unsupported {
+		return status.Errorf(code, "%s.input: %s: %w", in.kind, in.file.Path, err)
+	}
 	if code == status.InvalidArgument {
 		code = status.InvalidConfig
 	}
-	return status.Errorf(code, "%s.input: %s: %w", in.kind, in.file.Path, err)
+	text := err.Error()
+	for _, function := range []string{"sp.NewBatch: ", "sp.NewPlan: ", "gdn.NewPlan: "} {
+		text = strings.TrimPrefix(text, function)
+	}
+	return status.Errorf(code, "%s.input: %s: %s", in.kind, in.file.Path, text)
 }
 
 // faultList collects errors, so that all of them are reported at once.
