@@ -311,7 +311,7 @@ func (c *Config) readHeads(r *reader) {
 // other than the neutral one is a fault.
 func (c *Config) readRefused(r *reader) {
 	if act := c.family.activation; r.text(act.field, act.name) != act.name {
-		r.fault(status.Unsupported, "%s = %q is not built: %s", act.field, r.raw[act.field], notbuilt.Activations.Instead)
+		r.fault(status.Unsupported, "%s = %s is not built: %s", act.field, quoted(r.raw[act.field]), notbuilt.Activations.Instead)
 	}
 	for _, name := range softcapFields {
 		if c.family.softcaps {

@@ -307,6 +307,8 @@ func TestConfigFaults(t *testing.T) {
 		{qwen35, `"full_attention_interval": 0`, bad, []string{"full_attention_interval = 0"}},
 		{qwen35, `"layer_types": ["full_attention", "sliding_attention", "linear_attention", "linear_attention"]`, no,
 			[]string{`layer_types[1] = "sliding_attention" is not built: full_attention and linear_attention are`}},
+		{qwen35, `"layer_types": ["full_attention", true, "linear_attention", "linear_attention"]`, no, []string{"layer_types[1] = true is not built"}},
+		{qwen35, `"layer_types": ["full_attention", 3, "linear_attention", "linear_attention"]`, no, []string{"layer_types[1] = 3 is not built"}},
 		{qwen35, `"layer_types": ["linear_attention"]`, bad, []string{"layer_types has 1 entries"}},
 		{qwen35, `"layer_types": "linear_attention"`, bad, []string{"layer_types = linear_attention: give a list"}},
 		{qwen35, `"head_dim": 15`, bad, []string{"head_dim = 15 is odd"}},

@@ -186,7 +186,7 @@ func (c *Config) readLayerTypes(r *reader) (kinds []string) {
 			kind = name
 		}
 		if !slices.Contains(c.family.kinds, kind) {
-			r.fault(status.Unsupported, "layer_types[%d] = %q is not built: %s", i, value, c.family.layerKinds())
+			r.fault(status.Unsupported, "layer_types[%d] = %s is not built: %s", i, quoted(value), c.family.layerKinds())
 			return nil
 		}
 		kinds = append(kinds, kind)
