@@ -182,3 +182,20 @@ func TestKeyBiasesInBF16(t *testing.T) {
 type failing struct{}
 
 func (failing) Write([]byte) (int, error) { return 0, io.ErrClosedPipe }
+
+// Losses and gradients of zero are equal on any number of ranks, so verify says that it has compared
+// nothing.
+func TestVerifyWithoutTargets(t *testing.T) {
+	dir, _ := newKept(t)
+	for _, x := range []struct {
+		text, kind string
+		warned     bool
+	}{{"the cat sat", "train", false}, {"a", "train", true}, {"the cat sat", "eval", false}, {"a", "eval", true}} {
+		put(t, filepath.Join(dir, "a.txt"), x.text)
+		code, out, errs := call("verify", filepath.Join(dir, "job.toml"), "-n", "2", "--set", "kind="+x.kind)
+		warnings := strings.Count(errs, "the comparison has no meaning")
+		if code != status.OK || (warnings == 1) != x.warned || warnings > 1 {
+			t.Errorf("%+v: exit %v\n%s%s", x, code, out, errs)
+		}
+	}
+}

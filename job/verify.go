@@ -206,6 +206,11 @@ func compare(a, ref named) (difference, error) {
 	return d, nil
 }
 
+// warnOfNoTargets warns that the losses of a verify are 0: then equal tensors prove nothing.
+func (e *Env) warnOfNoTargets(of string) {
+	e.Log.Warn().Msg("verify: no token of " + of + " is a target (" + notTargets + "), so losses and gradients are 0 on any number of ranks, and the comparison has no meaning; use longer documents")
+}
+
 // trainTensors returns the loss, the gradients and the updated weights of the first step, or the
 // loss of an evaluation. With tokens it also returns the logits and the loss of each token of the
 // step. Collective.
@@ -221,6 +226,9 @@ func trainTensors(e *Env, tokens bool) (out []named, err error) {
 		if err != nil {
 			return nil, err
 		}
+		if r.EvalTokens == 0 {
+			e.warnOfNoTargets("the evaluation's files")
+		}
 		out = []named{scalar("eval_loss", float64(r.EvalLoss))}
 		for _, set := range r.Sets {
 			out = append(out, scalar("eval_"+set.Name+"_loss", float64(set.Loss)))
@@ -235,6 +243,9 @@ func trainTensors(e *Env, tokens bool) (out []named, err error) {
 	r, err := s.trainer.Step(0)
 	if err != nil {
 		return nil, err
+	}
+	if r.TargetTokens == 0 {
+		e.warnOfNoTargets("the first step")
 	}
 	out = []named{scalar("loss", float64(r.Loss)), scalar("gradient norm", float64(r.GradNorm))}
 	if r.AuxLoss != nil {
