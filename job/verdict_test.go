@@ -183,8 +183,8 @@ type failing struct{}
 
 func (failing) Write([]byte) (int, error) { return 0, io.ErrClosedPipe }
 
-// Losses and gradients of zero are equal on any number of ranks, so verify says that it has compared
-// nothing.
+// Losses and gradients of zero are equal on any number of ranks, so verify says that the comparison
+// has no meaning.
 func TestVerifyWithoutTargets(t *testing.T) {
 	dir, _ := newKept(t)
 	for _, x := range []struct {
