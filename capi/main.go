@@ -26,7 +26,6 @@ package main
 import "C"
 
 import (
-	"regexp"
 	"runtime/debug"
 	"strings"
 	"unsafe"
@@ -64,9 +63,6 @@ func guarded(f func() error) (err error) {
 // errorBytes is the size of the buffer of a thread's error message.
 const errorBytes = C.ULY_ERROR_BYTES
 
-// goNames matches names of Go packages and functions at the start of error messages.
-var goNames = regexp.MustCompile(`\b(sp|gdn|comm|cuda|cpu|device|tensor|backends|libulysses)(\.[A-Za-z]+)*: `)
-
 // finish writes the message of an error to the thread's buffer and returns its status. Messages of
 // other packages name Go functions, which the host does not know: finish replaces them by op, the C
 // function that the host has called.
@@ -74,7 +70,7 @@ func finish(op string, err error, buffer *C.char) C.int32_t {
 	if err == nil {
 		return 0
 	}
-	message := goNames.ReplaceAllString(err.Error(), "")
+	message := status.WithoutGoNames(err)
 	message = strings.ReplaceAll(message, "cu_seqlens_k", "kv_cu_seqlens")
 	if !strings.Contains(message, op) {
 		message = op + ": " + message

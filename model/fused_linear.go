@@ -18,6 +18,14 @@ const (
 	fusedBA   = "in_proj_ba.weight"
 )
 
+// fusedName returns the name of one of the two tensors.
+func fusedName(qkvz bool) string {
+	if qkvz {
+		return fusedQKVZ
+	}
+	return fusedBA
+}
+
 // fusedParts are the tensors of this package, in the order of fusedRow's parts.
 var fusedParts = []string{"in_proj_qkv.weight", "in_proj_z.weight", "in_proj_b.weight", "in_proj_a.weight"}
 
@@ -88,11 +96,7 @@ func (x *fusedLinear) module(name string) (path string, at, rows int64, ok bool)
 			continue
 		}
 		qkvz := part < 2
-		fused := fusedBA
-		if qkvz {
-			fused = fusedQKVZ
-		}
-		return layer + module(fused), x.first(part), x.total(qkvz), true
+		return layer + module(fusedName(qkvz)), x.first(part), x.total(qkvz), true
 	}
 	return "", 0, 0, false
 }
@@ -181,12 +185,12 @@ func (x *fusedLinear) fuse(layer string, byName map[string]*Stored, qkvz bool) S
 	for i, name := range fusedParts {
 		parts[i] = byName[layer+name]
 	}
-	name, like := layer+fusedBA, parts[2]
+	like := parts[2]
 	if qkvz {
-		name, like = layer+fusedQKVZ, parts[0]
+		like = parts[0]
 	}
 	n := like.Shape[1]
-	return Stored{Name: name, DType: like.DType, Shape: []int64{x.total(qkvz), n}, portions: like.portions, Read: func(at int64, dst []float32) error {
+	return Stored{Name: layer + fusedName(qkvz), DType: like.DType, Shape: []int64{x.total(qkvz), n}, portions: like.portions, Read: func(at int64, dst []float32) error {
 		return byRows(at, n, dst, func(row, column int64, dst []float32) error {
 			part, r := x.part(qkvz, row)
 			return parts[part].Read(r*n+column, dst)

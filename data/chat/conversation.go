@@ -83,8 +83,8 @@ func newConversation(object map[string]json.RawMessage, messages []json.RawMessa
 	if ok {
 		c.kwargs = d
 		d.Each(func(name string, _ jinja.Value) {
-			if why, has := reserved[name]; has && err == nil {
-				err = fmt.Errorf("field \"chat_template_kwargs\": %s is not a variable, because %s; remove it", name, why)
+			if why := checkName(name); why != nil && err == nil {
+				err = fmt.Errorf("field \"chat_template_kwargs\": %s is %w", name, why)
 			}
 		})
 	}

@@ -7,7 +7,6 @@ import (
 	"maps"
 	"math"
 	"slices"
-	"sort"
 	"strings"
 	"unicode/utf8"
 
@@ -114,13 +113,12 @@ func kindOf(object map[string]json.RawMessage, format, textField string) (string
 }
 
 func missing(object map[string]json.RawMessage, field string) error {
-	var names []string
-	for name := range object {
-		names = append(names, input.Quote(name))
-	}
-	sort.Strings(names)
-	if len(names) == 0 {
+	if len(object) == 0 {
 		return fmt.Errorf("the record is empty; write field %q, or remove the line", field)
+	}
+	var names []string
+	for _, name := range slices.Sorted(maps.Keys(object)) {
+		names = append(names, input.Quote(name))
 	}
 	return fmt.Errorf("there is no field %q among %s; set data.text_field, or data.format if the lines are conversations", field, strings.Join(names[:min(len(names), 12)], ", "))
 }

@@ -47,9 +47,18 @@ func CheckVariable(name string, value any) error {
 	return err
 }
 
-func variable(name string, value any) (jinja.Value, error) {
+// checkName returns an error for a name that templates have from elsewhere. The error follows the
+// name.
+func checkName(name string) error {
 	if why, ok := reserved[name]; ok {
-		return nil, fmt.Errorf("not a variable, because %s; remove it", why)
+		return fmt.Errorf("not a variable, because %s; remove it", why)
+	}
+	return nil
+}
+
+func variable(name string, value any) (jinja.Value, error) {
+	if err := checkName(name); err != nil {
+		return nil, err
 	}
 	return templateValue(value)
 }

@@ -169,11 +169,7 @@ func (in *inputFile) fault(err error) error {
 	if code == status.InvalidArgument {
 		code = status.InvalidConfig
 	}
-	text := err.Error()
-	for _, function := range []string{"sp.NewBatch: ", "sp.NewPlan: ", "gdn.NewPlan: "} {
-		text = strings.TrimPrefix(text, function)
-	}
-	return status.Errorf(code, "%s.input: %s: %s", in.kind, in.file.Path, text)
+	return status.Errorf(code, "%s.input: %s: %s", in.kind, in.file.Path, status.WithoutGoNames(err))
 }
 
 // faultList collects errors, so that all of them are reported at once.
