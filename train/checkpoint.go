@@ -14,6 +14,9 @@ type Checkpoints struct {
 	Dir   string
 	Every int64 // optimizer steps; 0 = only when the run is stopped
 	Keep  int64 // number of checkpoints that are kept
+	// Copy is "on" if checkpoints are written from a copy while steps run, and "off" if the run
+	// waits for them. "auto" and "" leave it to the planner.
+	Copy  string
 	Stage Stage // of this run, without Step and First
 	// Epochs says that the number of steps is that of so many epochs, which needs one stage.
 	Epochs bool

@@ -16,6 +16,7 @@ import (
 type Choice struct {
 	model.Activations
 	Tiles        model.Tiles
+	Waits        bool    // steps wait for checkpoints, which are written without a copy to save memory
 	Device, Host int64   // planned bytes, of the rank that needs most
 	Extra        float64 // expected time beyond a step that keeps everything, as a fraction of it
 	Chosen       bool
@@ -23,11 +24,12 @@ type Choice struct {
 	fits bool // on every rank
 }
 
-// planner chooses the policies of saved activations, and whether the MLP runs in tiles.
+// planner chooses the policies of saved activations, whether the MLP runs in tiles, and whether
+// there is a copy of the training state for checkpoints.
 type planner struct {
 	*Setup
 	freeHost    int64             // the minimum of Memory.FreeHost over the ranks
-	copy        []model.Component // the copy of the training state for checkpoints
+	saver       *saver            // nil = no checkpoints
 	activations []model.Component // of the choice to which the model is set
 	considered  []Choice
 	work        float64 // FLOP of the model for a step's tokens
@@ -36,7 +38,8 @@ type planner struct {
 // components lists the planned memory of this rank.
 func (p *planner) components() []model.Component {
 	all := append(p.Weights.Components(), p.activations...)
-	return append(append(all, model.Component{Name: "tokens", Bytes: p.inputBytes()}), p.copy...)
+	all = append(all, model.Component{Name: "tokens", Bytes: p.inputBytes()})
+	return append(append(all, p.saver.component()...), p.Extra...)
 }
 
 // run chooses, among the choices that fit on all ranks, the one that takes the least time. It sets
@@ -69,15 +72,15 @@ func (p *planner) run() error {
 }
 
 // choose returns the index of the best choice. It tries the first choice alone, which nearly always
-// fits, and then all of them, with short panels only where that is faster than what fits otherwise.
+// fits, and then all of them, with savings only where that is faster than what fits otherwise.
 // If none fits, it returns the choice that needs the least memory. The error says that the choice
 // exceeds a hard limit.
 func (p *planner) choose() (int, error) {
 	if err := p.try(p.considered[:1]); err != nil {
 		return 0, err
 	}
-	panels := p.panels()
-	if p.considered[0].fits || len(p.considered) == 1 && len(panels) == 0 {
+	savings := p.savings()
+	if p.considered[0].fits || len(p.considered) == 1 && len(savings) == 0 {
 		p.considered = p.considered[:1]
 		return 0, p.refuse(&p.considered[0])
 	}
@@ -86,20 +89,24 @@ func (p *planner) choose() (int, error) {
 	}
 	tried := slices.Clone(p.considered)
 	best := fastest(tried)
-	for _, panel := range panels {
-		var short []Choice
+	for _, v := range savings {
+		var faster []Choice
 		for _, x := range p.considered {
-			if x.Tiles.GDN = panel; best < 0 || x.Extra < tried[best].Extra {
-				short = append(short, x)
+			if best < 0 || x.Extra < tried[best].Extra {
+				if v.panel > 0 {
+					x.Tiles.GDN = v.panel
+				}
+				x.Waits = v.waits
+				faster = append(faster, x)
 			}
 		}
-		if len(short) == 0 {
+		if len(faster) == 0 {
 			break
 		}
-		if err := p.try(short); err != nil {
+		if err := p.try(faster); err != nil {
 			return 0, err
 		}
-		tried = append(tried, short...)
+		tried = append(tried, faster...)
 		best = fastest(tried)
 	}
 	fits := best >= 0
@@ -108,7 +115,7 @@ func (p *planner) choose() (int, error) {
 			best = i
 		}
 	}
-	if best >= len(p.considered) { // of the choices with short panels, only this one is listed
+	if best >= len(p.considered) { // of the choices with savings, only this one is listed
 		p.considered = append(p.considered, tried[best])
 		best = len(p.considered) - 1
 	}
@@ -125,6 +132,27 @@ func fastest(all []Choice) int {
 		}
 	}
 	return best
+}
+
+// saving is a change to a choice that saves memory and costs little time.
+type saving struct {
+	panel int64 // Tiles.GDN; 0 = unchanged
+	waits bool  // Choice.Waits
+}
+
+// savings returns the savings that the job leaves to the planner, the faster first.
+func (p *planner) savings() (all []saving) {
+	panels := p.panels()
+	for _, n := range panels {
+		all = append(all, saving{panel: n})
+	}
+	if p.saver.mayWait() {
+		all = append(all, saving{waits: true})
+		for _, n := range panels {
+			all = append(all, saving{n, true})
+		}
+	}
+	return all
 }
 
 // panels returns short panels (Tiles.GDN), the faster first, if the job leaves them to the planner.
@@ -155,7 +183,7 @@ func (p *planner) try(some []Choice) error {
 			break
 		}
 		x := most[4*i:]
-		x[0], x[1], x[3] = size[0], size[1], int64(math.Float64bits(p.extra(size[1])))
+		x[0], x[1], x[3] = size[0], size[1], int64(math.Float64bits(p.extra(&some[i], size[1])))
 		if size[0] > l.device || size[1] > l.host || size[0]+size[1] > l.sum {
 			x[2] = 1
 		}
@@ -189,6 +217,7 @@ func (p *planner) size(x *Choice) (bytes [2]int64, err error) {
 	if p.activations, err = p.Model.Memory(shard, tokens, p.Data.Train != nil); err != nil {
 		return bytes, err
 	}
+	p.saver.setWaits(x.Waits)
 	all := p.components()
 	return [2]int64{model.Bytes(all), model.HostBytes(all)}, nil
 }
@@ -361,21 +390,30 @@ func sensible(a *model.Activations, w *MemoryConfig) bool {
 const (
 	gpuFlops, gpuCopies   = 400e12, 50e9
 	coreFlops, coreCopies = 50e9, 8e9
+	// bytes/s that a node writes to a file system
+	nodeWrites = 1e9
 )
 
 // extra returns the expected extra time of the choice to which the model is set, with the given
-// bytes on the host, as a fraction of the step: recomputation, and the time of copies that does not
-// overlap with computation.
-func (p *planner) extra(host int64) float64 {
+// bytes on the host, as a fraction of the step: recomputation, the time of copies that does not
+// overlap with computation, and the wait for checkpoints.
+func (p *planner) extra(x *Choice, host int64) float64 {
 	tokens, _ := p.MaxTokens()
 	pairs := p.Model.Config.Pairs(tokens)
 	again := p.Model.RecomputeFlops(tokens, pairs) / p.work
-	ranks := float64(p.Mesh.Seq.Size())
-	if p.Device.Info().Place == tensor.Host {
-		workers := float64(max(1, p.Device.Info().Workers))
-		return again + 2*float64(host)/coreCopies/(p.work/ranks/(coreFlops*workers))
+	flops, onHost := gpuFlops, p.Device.Info().Place == tensor.Host
+	if onHost {
+		flops = coreFlops * float64(max(1, p.Device.Info().Workers))
 	}
-	return again + max(0, 2*float64(host)/gpuCopies/(p.work/ranks/gpuFlops)-1)
+	pass := p.work / float64(p.Mesh.Seq.Size()) / flops // seconds of a micro-batch
+	if x.Waits {
+		wait := float64(p.saver.copyBytes()) * float64(max(1, p.Memory.PerNode)) / nodeWrites
+		again += wait / float64(p.saver.interval()) / float64(max(1, p.Data.Config.Accumulate)) / pass
+	}
+	if onHost {
+		return again + 2*float64(host)/coreCopies/pass
+	}
+	return again + max(0, 2*float64(host)/gpuCopies/pass-1)
 }
 
 // listed returns the chosen choice and the considered choices for which no other needs at most as

@@ -13,7 +13,8 @@ import (
 )
 
 // saver writes checkpoints while steps run: it copies the training state to the host between two
-// steps, and a goroutine writes the copy to disk during the next ones.
+// steps, and a goroutine writes the copy to disk during the next ones. Without a copy, the run
+// waits until the file is written.
 type saver struct {
 	*Checkpoints
 	dev      device.Device
@@ -27,9 +28,11 @@ type saver struct {
 	saved    func(took time.Duration)
 	settings map[string]string
 	stages   []Stage
+	// steps between evaluations; 0 = only after the last step
+	evalEvery int64
 
-	// arena is the copy, in the host's memory; nil if checkpoints are written only when the run is
-	// stopped, which needs no copy, and if the optimizer's states are offloaded.
+	waits bool // no copy, although the run writes checkpoints
+	// arena is the copy, in the host's memory; nil = none.
 	arena   *device.Arena
 	copies  [][]float32 // in arena, for each kind: this rank's shards of all groups
 	shards  []checkpoint.Shard
@@ -49,25 +52,54 @@ type written struct {
 
 func newSaver(s *Setup) *saver {
 	return &saver{Checkpoints: s.Checkpoints, dev: s.Device, mesh: s.Mesh, model: s.Model, weights: s.Weights, stored: s.Weights.Stored(), frozen: frozenOf(s.Model.Groups()), kinds: s.Optimizer.kinds(), saved: s.Hooks.Saved,
-		settings: settings(s.Optimizer, s.Loop.Steps), stages: s.Loop.Stages}
+		settings: settings(s.Optimizer, s.Loop.Steps), stages: s.Loop.Stages, evalEvery: s.Loop.EvalEvery}
 }
 
-// component lists the memory of the copy, if there is one. States that are offloaded are written
-// from the host memory in which they are: a copy would need as much host memory again.
-func (s *saver) component() (c []model.Component) {
-	if s == nil || s.Every == 0 && !s.Best || s.weights.Offloaded() {
-		return nil
+// useful reports whether a copy has a use: checkpoints that are written only when the run is
+// stopped need none. States that are offloaded are written from the host memory in which they are:
+// a copy would need as much host memory again.
+func (s *saver) useful() bool {
+	return s != nil && (s.Every > 0 || s.Best) && !s.weights.Offloaded()
+}
+
+// mayWait reports whether the planner may leave out the copy.
+func (s *saver) mayWait() bool { return s.useful() && isAuto(s.Copy) }
+
+// setWaits leaves out the copy, or not.
+func (s *saver) setWaits(waits bool) {
+	if s != nil {
+		s.waits = waits || s.Copy == "off"
 	}
-	n, name := int64(0), "checkpoint copy"
+}
+
+// interval returns the least number of steps between checkpoints, of a run for which a copy is
+// useful.
+func (s *saver) interval() int64 {
+	if s.Best && s.evalEvery > 0 && (s.Every == 0 || s.evalEvery < s.Every) {
+		return s.evalEvery
+	}
+	return max(1, s.Every)
+}
+
+// copyBytes returns the size of a copy.
+func (s *saver) copyBytes() (n int64) {
 	for i := range s.stored {
 		lo, hi := s.stored[i].shard()
 		n += 4 * int64(s.kinds) * (hi - lo)
 	}
-	host := s.dev.Info().Place != tensor.Host // the device has memory of its own
-	if host {
+	return n
+}
+
+// component lists the memory of the copy, if there is one.
+func (s *saver) component() []model.Component {
+	if !s.useful() || s.waits {
+		return nil
+	}
+	name, host := "checkpoint copy", s.dev.Info().Place != tensor.Host
+	if host { // the device has memory of its own
 		name += " (host)"
 	}
-	return []model.Component{{Name: name, Bytes: n, Host: host}}
+	return []model.Component{{Name: name, Bytes: s.copyBytes(), Host: host}}
 }
 
 // CheckpointBytes returns the bytes of the weights and moments in the checkpoint that is written at

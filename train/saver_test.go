@@ -68,3 +68,77 @@ func TestCopyIsPlanned(t *testing.T) {
 		}
 	}
 }
+
+// If memory is short, the copy is left out before anything is recomputed, unless checkpoints are so
+// frequent that recomputation takes less time, or checkpoint.copy says "on". Results do not change.
+func TestCopyIsLeftOut(t *testing.T) {
+	late := devicetest.Fake("late", fake.Options{})
+	for _, on := range []*devicetest.Kind{nil, &late} {
+		train := func(copy string, every int64, limit float64) (o outcome, chosen Choice, files map[string]string) {
+			t.Helper()
+			dir := t.TempDir()
+			x := run{model: "llama", compute: tensor.F32, ranks: 2, ulysses: 2, optimizer: "adamw", zero: 1, steps: 2, on: on, choice: &chosen, stop: true,
+				keep: &Checkpoints{Dir: dir, Every: every, Keep: 1, Copy: copy, Model: func(string) error { return nil }}}
+			switch {
+			case on == nil:
+				x.memory.Device = limit / gib
+			default:
+				x.memory.Host = limit / gib
+				x.memory.MLP = "offload" // so that both need host memory
+			}
+			o, files = x.train(t), map[string]string{}
+			for rank := range x.ranks {
+				name := fmt.Sprintf("rank-%05d.safetensors", rank)
+				text, err := os.ReadFile(filepath.Join(dir, "step-00000001", name))
+				if err != nil {
+					t.Fatal(err)
+				}
+				files[name] = string(text)
+			}
+			return o, chosen, files
+		}
+		copyOf := func(o outcome) (n int64) {
+			for _, c := range o.table {
+				if strings.HasPrefix(c.Name, "checkpoint copy") {
+					n += c.Bytes
+				}
+			}
+			return n
+		}
+		want, whole, files := train("auto", 100000, 0)
+		size := copyOf(want)
+		if size == 0 || whole.Waits {
+			t.Fatalf("a copy of %d bytes, choice %+v", size, whole)
+		}
+		bytes := model.Bytes(want.table)
+		if on != nil {
+			bytes = model.HostBytes(want.table)
+		}
+		limit := float64(bytes - size/100)
+		for _, x := range []struct {
+			copy         string
+			every        int64
+			limit        float64
+			waits, again bool
+		}{
+			{"auto", 100000, limit, true, false}, {"on", 100000, limit, false, true}, {"off", 100000, 0, false, false},
+			{"auto", 1, limit, false, true}, {"", 100000, limit, true, false},
+		} {
+			if on != nil && !x.waits && x.limit > 0 {
+				continue // what is offloaded by the job's word cannot be recomputed instead
+			}
+			o, c, got := train(x.copy, x.every, x.limit)
+			if c.Waits != x.waits || (copyOf(o) == 0) != (x.waits || x.copy == "off") || c.Extra > whole.Extra+1e-3 != x.again {
+				t.Errorf("%+v: %+v, with a copy of %d bytes", x, c, copyOf(o))
+			}
+			if !x.again && (fmt.Sprint(o.losses, o.weights) != fmt.Sprint(want.losses, want.weights)) {
+				t.Errorf("%+v: losses %v, want %v", x, o.losses, want.losses)
+			}
+			for name := range files {
+				if !x.again && got[name] != files[name] {
+					t.Errorf("%+v: %s differs", x, name)
+				}
+			}
+		}
+	}
+}

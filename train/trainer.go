@@ -65,7 +65,7 @@ func New(s Setup) (*Trainer, error) {
 	if err := t.track(); err != nil {
 		return nil, err
 	}
-	t.planner = planner{Setup: &t.Setup, copy: append(t.saver.component(), s.Extra...)}
+	t.planner = planner{Setup: &t.Setup, saver: t.saver}
 	err := t.planner.run()
 	if err == nil {
 		err = t.allocate()

@@ -136,5 +136,8 @@ func DescribeChoice(c train.Choice) string {
 	if c.Tiles.GDN > 0 {
 		text += fmt.Sprintf(", gated delta rule in panels of %d", c.Tiles.GDN)
 	}
+	if c.Waits {
+		text += ", no checkpoint copy"
+	}
 	return text
 }

@@ -43,7 +43,7 @@ func hybridOnCPU(_ *Job, c *model.Config, cpu bool) bool {
 // would compute something else than the user expects.
 var idleKeys = []idle{
 	{[]string{"optimizer.", "train.",
-		"checkpoint.every", "checkpoint.keep", "checkpoint.best", "checkpoint.dir", "checkpoint.accept", "eval.every", "eval.metric", "eval.patience", "eval.threshold",
+		"checkpoint.every", "checkpoint.keep", "checkpoint.copy", "checkpoint.best", "checkpoint.dir", "checkpoint.accept", "eval.every", "eval.metric", "eval.patience", "eval.threshold",
 		"data.accumulate", "data.global_batch", "data.shuffle", "data.shuffle_documents", "memory.block_input", "memory.attention", "memory.qkv",
 		"memory.mlp", "memory.segment", "memory.head_groups", "memory.optimizer", "memory.gradients", "memory.host", "output.model", "output.trace", "output.tensorboard"},
 		onJob(func(j *Job) bool { return j.Kind == "eval" && !j.ByVerb }), `kind = "eval" does not train`},
@@ -84,6 +84,10 @@ var idleKeys = []idle{
 		return j.IsModelJob() && j.Data.Format == "text" && (j.Eval.Format == "text" || len(j.Eval.Path) == 0) && len(j.Eval.Set) == 0
 	}),
 		`data.format is "text"`},
+	{[]string{"checkpoint.copy"}, onJob(func(j *Job) bool { return j.Kind == "train" && j.Checkpoint.Every == 0 && !j.Checkpoint.Best }),
+		"checkpoint.every is 0, and a run that is stopped writes its checkpoint without a copy"},
+	{[]string{"checkpoint.copy"}, onJob(func(j *Job) bool { return j.Kind == "train" && j.Memory.OffloadsOptimizer() }),
+		"the states of the optimizer are in host memory, and checkpoints are written from there"},
 	{[]string{"eval.metric"}, onJob(func(j *Job) bool { return j.Kind == "train" && !j.Tracks() }), "neither checkpoint.best nor eval.patience is set"},
 	{[]string{"eval.sample_tokens", "eval.sample_temperature"}, onJob(func(j *Job) bool { return j.IsModelJob() && len(j.Eval.Sample) == 0 }), "there is no eval.sample"},
 	{[]string{"eval.threshold"}, onJob(func(j *Job) bool { return j.Kind == "train" && j.Eval.Patience == 0 }), "eval.patience is 0"},

@@ -131,6 +131,7 @@ func (t *TileTable) Tiles() model.Tiles {
 type CheckpointTable struct {
 	Every  int64  `toml:"every" min:"0"` // optimizer steps; 0 = only when stopped
 	Keep   int64  `toml:"keep" min:"1"`
+	Copy   string `toml:"copy" enum:"auto on off"`           // the run goes on while a copy is written
 	Best   bool   `toml:"best"`                              // keep the one of the smallest loss of an evaluation
 	Dir    string `toml:"dir" path:"inside"`                 // inside output.dir
 	Resume string `toml:"resume" path:"dir" enum:"auto off"` // or a checkpoint
@@ -204,7 +205,7 @@ func Default() Job {
 		LoRA:       LoRATable{Targets: []string{model.AllLinear}},
 		Tile:       TileTable{MLP: "auto", Loss: "auto", GDN: "auto"},
 		Memory:     train.MemoryConfig{BlockInput: "auto", Attention: "auto", QKV: "auto", MLP: "auto", Optimizer: "auto", Gradients: "auto"},
-		Checkpoint: CheckpointTable{Keep: 2, Dir: "checkpoints", Resume: "auto"},
+		Checkpoint: CheckpointTable{Keep: 2, Copy: "auto", Dir: "checkpoints", Resume: "auto"},
 		Output:     OutputTable{Dir: "out", Model: true},
 		Attention:  AttentionTable{Causal: true, Window: [2]int64{-1, -1}, Block: [2]int64{64, 64}, Pattern: PatternTable{Kind: "off"}},
 		GDN:        GDNTable{Strategy: "auto", QKL2Norm: true, Chunk: 64},

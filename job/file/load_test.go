@@ -137,6 +137,7 @@ host = 0.0
 [checkpoint]
 every = 0
 keep = 2
+copy = "auto"
 best = false
 dir = "checkpoints"
 resume = "auto"

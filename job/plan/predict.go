@@ -277,7 +277,7 @@ func (f *Forecast) prepare() (err error) {
 	sequences := data.Placeholder(j.Data.Sequence, j.Documents())
 	if j.Kind == "train" {
 		setup.Data.Train, setup.Loop.Steps = sequences, j.Train.Steps
-		setup.Checkpoints = &train.Checkpoints{Every: j.Checkpoint.Every, Best: j.Checkpoint.Best}
+		setup.Checkpoints = &train.Checkpoints{Every: j.Checkpoint.Every, Copy: j.Checkpoint.Copy, Best: j.Checkpoint.Best}
 	} else {
 		setup.Data.Evals = []data.NamedSet{{Set: sequences}}
 	}
