@@ -220,9 +220,10 @@ test-python: build $(if $(filter true,$(CI)),portable,lib) cuda-emulated .venv/h
 	.venv/bin/python scripts/torch-cpu.py $< && touch $@
 
 # CI=true makes a skipped MPI, Slurm, golden, CUDA or PyTorch test a failure.
+# The tests under mpirun wait more than they compute, so they run beside the others.
 test: have-deps have-deps-test lint build cuda-libs cuda cuda-emulated
-	$(GO) test -timeout $(TEST_TIMEOUT) ./...
-	$(GO) test -timeout $(TEST_TIMEOUT) -tags mpi -count=1 ./comm ./sp ./gdn ./model ./cmd/...
+	$(GO) test -timeout $(TEST_TIMEOUT) -tags mpi -count=1 ./cmd/... ./model ./comm ./sp ./gdn & ranks=$$!; \
+	  $(GO) test -timeout $(TEST_TIMEOUT) ./...; ended=$$?; wait $$ranks && exit $$ended
 	$(MAKE) --no-print-directory test-python
 
 # All packages, without the tests that testkit/slow-tests.txt lists.
