@@ -1,6 +1,7 @@
 package data
 
 import (
+	"fmt"
 	"io"
 	"os"
 
@@ -178,7 +179,11 @@ func (d *decoder) encode(ids []int32, text []byte, line, doc int64) ([]int32, er
 	}
 	for i, id := range ids[at:] {
 		if int64(id) >= d.vocab || id < 0 {
-			return ids, &fault{Line: line, Doc: doc, Code: status.InvalidConfig, Text: outsideVocabulary(d.tokensBefore+int64(i), int64(id), d.vocab)}
+			text := outsideVocabulary(d.tokensBefore+int64(i), int64(id), d.vocab)
+			if d.tokenizer != nil && int64(id) >= d.tokenizer.Words() {
+				text = fmt.Sprintf(": data.tokenizer: the added token with the id %d is outside the model's vocabulary of %d; remove it from the text", id, d.vocab)
+			}
+			return ids, &fault{Line: line, Doc: doc, Code: status.InvalidConfig, Text: text}
 		}
 	}
 	return ids, nil

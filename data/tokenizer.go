@@ -16,8 +16,9 @@ type Tokenizer interface {
 	Encode(dst []int32, text []byte) ([]int32, error)
 	// EOS returns the id that ends a document; false if there is none.
 	EOS() (int32, bool)
-	// Size is greater than every id.
+	// Size is greater than every id, and Words than every id that is not of an added token.
 	Size() int64
+	Words() int64
 	// Digest differs for tokenizers that encode differently. A resumed run compares it.
 	Digest() string
 }
@@ -108,12 +109,13 @@ func ChatFiles(d Config) ([]comm.File, error) {
 	return commFiles(r.Files()), nil
 }
 
-// checkTokenizer returns an error for a tokenizer with ids outside the model's vocabulary.
+// checkTokenizer returns an error for a tokenizer with ids outside the model's vocabulary. Those of
+// added tokens are refused where a text has one.
 func checkTokenizer(t Tokenizer, vocab int64, addEOS bool) error {
 	if t == nil {
 		return nil
 	}
-	if n := t.Size(); n > vocab {
+	if n := t.Size(); t.Words() > vocab {
 		return status.Errorf(status.InvalidConfig, "data.tokenizer: the tokenizer has %d ids, the model's vocab_size is %d; use the tokenizer of the model", n, vocab)
 	}
 	if id, ok := t.EOS(); ok && addEOS && (id < 0 || int64(id) >= vocab) {

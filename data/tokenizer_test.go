@@ -93,13 +93,40 @@ func TestTokenizers(t *testing.T) {
 		}
 		d := config(100, paths...)
 		d.Tokenizer = folder
-		if _, err := Open(d, EvalConfig{}, Options{Vocab: tok.Size() - 1}); status.Of(err) != status.InvalidConfig || !strings.Contains(err.Error(), fmt.Sprintf("the tokenizer has %d ids", tok.Size())) {
+		if _, err := Open(d, EvalConfig{}, Options{Vocab: tok.Words() - 1}); status.Of(err) != status.InvalidConfig || !strings.Contains(err.Error(), fmt.Sprintf("the tokenizer has %d ids", tok.Size())) {
 			t.Error(err)
 		}
 	}
 	d := config(100, paths...)
 	d.Tokenizer = filepath.Join(dir, "nowhere")
 	if _, err := Open(d, EvalConfig{}, Options{Vocab: 9}); status.Of(err) != status.IO || !strings.Contains(err.Error(), "data.tokenizer: there is no "+d.Tokenizer) {
+		t.Error(err)
+	}
+}
+
+// Added tokens may be outside of the model's vocabulary, as the token of an image in Gemma 3's text
+// models. A text that has one is refused, with its file and line.
+func TestAddedTokensOutsideOfTheModel(t *testing.T) {
+	dir := t.TempDir()
+	file(t, dir, "tokenizer.json", `{"model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}, "added_tokens": [
+		{"id": 2, "content": "<end>", "special": true}, {"id": 3, "content": "<image>", "special": true}]}`)
+	for text, want := range map[string]string{
+		`{"text": "abba<end>"}`:   "",
+		`{"text": "abba<image>"}`: "a.jsonl:2 (document 1): data.tokenizer: the added token with the id 3 is outside the model's vocabulary of 3; remove it from the text",
+	} {
+		d := config(4, file(t, dir, "a.jsonl", `{"text": "aaaaa"}`+"\n"+text+"\n"))
+		d.Tokenizer = dir
+		data, err := Open(d, EvalConfig{}, Options{Vocab: 3})
+		if want == "" && err != nil || want != "" && (status.Of(err) != status.InvalidConfig || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%s: %v, want %q", text, err, want)
+		}
+		if err == nil {
+			data.Close()
+		}
+	}
+	d := config(4, file(t, dir, "a.txt", "aaaaa"))
+	d.Tokenizer = dir
+	if _, err := Open(d, EvalConfig{}, Options{Vocab: 1}); status.Of(err) != status.InvalidConfig || !strings.Contains(err.Error(), "the tokenizer has 4 ids, the model's vocab_size is 1") {
 		t.Error(err)
 	}
 }
@@ -126,6 +153,7 @@ func (f testTokenizer) Encode(dst []int32, text []byte) ([]int32, error) {
 }
 func (f testTokenizer) EOS() (int32, bool) { return 300, true }
 func (f testTokenizer) Size() int64        { return 301 }
+func (f testTokenizer) Words() int64       { return 301 }
 func (f testTokenizer) Digest() string     { return "testTokenizer" }
 
 func TestTokenizerFaults(t *testing.T) {

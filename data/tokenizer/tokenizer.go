@@ -43,7 +43,7 @@ type Tokenizer struct {
 	path          string
 	files         []string
 	digest        string
-	size          int64
+	size, words   int64 // see Size and Words
 	normalizers   []normalizer
 	preTokenizers []preTokenizer
 	added         *added
@@ -134,8 +134,9 @@ func (t *Tokenizer) read(text []byte) error {
 	}
 	t.plain, t.norm = t.added.plain.starts(), t.added.normalized.starts()
 	for id := range t.model.names {
-		t.size = max(t.size, int64(id)+1)
+		t.words = max(t.words, int64(id)+1)
 	}
+	t.size = t.words
 	for id := range t.added.tokens {
 		t.size = max(t.size, int64(id)+1)
 	}
@@ -185,8 +186,13 @@ func (t *Tokenizer) lookup(token string) (id int32, ok bool) {
 	return id, ok
 }
 
-// Size returns one more than the largest id. A model's vocabulary must have at least this size.
+// Size returns one more than the largest id.
 func (t *Tokenizer) Size() int64 { return t.size }
+
+// Words returns one more than the largest id of the vocabulary, without added tokens. The vocabulary
+// of a model has at least this size. Added tokens may be outside of it: Gemma 3's text models have
+// no row for the token of an image.
+func (t *Tokenizer) Words() int64 { return t.words }
 
 // Files returns the paths of the files that were read, tokenizer.json first.
 func (t *Tokenizer) Files() []string { return t.files }

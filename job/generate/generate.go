@@ -130,7 +130,7 @@ func (m *Model) openTokenizer(folder string, vocab int64) error {
 	if err != nil {
 		return err
 	}
-	if n := t.Size(); n > vocab {
+	if n := t.Size(); t.Words() > vocab {
 		return status.Errorf(status.InvalidConfig, "generate: the tokenizer of %s has %d ids, the model's vocab_size is %d; add the tokenizer of the model", folder, n, vocab)
 	}
 	if id, ok := t.EOS(); ok {
@@ -198,6 +198,9 @@ func (m *Model) Text(prompt []byte, most int64, s Sampling, emit func(text strin
 	}
 	if len(ids) == 0 {
 		return r, status.Errorf(status.InvalidArgument, "generate: the prompt is empty; give at least one token")
+	}
+	if id, vocab := slices.Max(ids), m.model.Config.VocabSize; int64(id) >= vocab {
+		return r, status.Errorf(status.InvalidArgument, "generate: the prompt has the added token with the id %d, outside the model's vocabulary of %d; remove it", id, vocab)
 	}
 	r.Prompt = int64(len(ids))
 	if most == 0 {
