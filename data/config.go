@@ -24,6 +24,8 @@ type Config struct {
 	Format string `toml:"format" enum:"auto text messages conversations prompt tokens"`
 	// "bytes", or a tokenizer.json, or the folder that has one; package job resolves "auto"
 	Tokenizer string `toml:"tokenizer" path:"file" enum:"auto bytes"`
+	// begin each document of text with the ids with which the tokenizer begins a text
+	AddBOS bool `toml:"add_bos"`
 	// append the tokenizer's EOS id to each document; the tokenizer "bytes" has none
 	AddEOS    bool   `toml:"add_eos"`
 	TextField string `toml:"text_field"` // of a .jsonl line

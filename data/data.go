@@ -66,8 +66,8 @@ func (d *Data) Close() error {
 	return first
 }
 
-// Tokenizer describes the tokenizer: its digest and the id that ends documents. It returns "" for
-// bytes. Manifests of checkpoints contain this text, so its format must not change.
+// Tokenizer describes the tokenizer: its digest and the ids that end and begin documents. It
+// returns "" for bytes. Manifests of checkpoints contain this text, so its format must not change.
 func (d *Data) Tokenizer() string { return d.TokenizerDigest() + d.conversations() }
 
 // TokenizerDigest is Tokenizer without the templates of conversations.
@@ -79,6 +79,9 @@ func (d *Data) TokenizerDigest() string {
 	s := ", tokenizer " + t.Digest()[:min(16, len(t.Digest()))]
 	if id, ok := t.EOS(); ok && d.cache.addEOS {
 		s += fmt.Sprintf(" with end mark %d", id)
+	}
+	if len(d.cache.begin) > 0 {
+		s += fmt.Sprintf(" with begin marks %d", d.cache.begin)
 	}
 	return s
 }
@@ -125,7 +128,7 @@ func (data *Data) open(d Config, e EvalConfig, options Options) error {
 		return err
 	}
 	if err = checkTokenizerFiles(o.Comm, o.Tokenizer, o.chat); err == nil {
-		err = checkTokenizer(o.Tokenizer, o.Vocab, d.AddEOS) // the same on all ranks
+		err = checkTokenizer(o.Tokenizer, o.Vocab, &d) // the same on all ranks
 	}
 	if err != nil {
 		return err

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 
 	"ulysses/data/chat"
 	"ulysses/internal/input"
@@ -14,6 +15,7 @@ import (
 type decoder struct {
 	tokenizer Tokenizer // nil = each byte is a token
 	chat      *chat.Reader
+	begin     []int32 // ids that begin a document of text
 	addEOS    bool
 	vocab     int64
 	sequence  int64 // data.sequence
@@ -142,11 +144,20 @@ func (d *decoder) appendDocument(p *decodedBlock, text []byte, line int64) error
 		return err
 	}
 	p.starts = append(p.starts, int64(at))
-	p.ids = d.appendEOS(p.ids)
+	p.ids = d.appendEOS(d.insertBegin(p.ids, at))
 	if len(p.labels) > 0 {
 		p.labels = append(p.labels, p.ids[at:]...)
 	}
 	return nil
+}
+
+// insertBegin inserts the ids that begin a document, which starts at ids[at], unless it begins with
+// them already.
+func (d *decoder) insertBegin(ids []int32, at int) []int32 {
+	if n := len(d.begin); n == 0 || len(ids)-at >= n && slices.Equal(ids[at:at+n], d.begin) {
+		return ids
+	}
+	return slices.Insert(ids, at, d.begin...)
 }
 
 // appendEOS appends the id that ends a document, if data.add_eos is set, the tokenizer has one, and

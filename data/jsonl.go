@@ -169,6 +169,13 @@ func (d *decoder) appendMasked(p *decodedBlock, doc *chat.Document) error {
 	} else {
 		d.mask = append(d.mask[:0], slices.Repeat([]bool{true}, len(p.ids)-at)...)
 	}
+	if doc.EOS {
+		n := len(p.ids)
+		p.ids = d.insertBegin(p.ids, at)
+		for range len(p.ids) - n {
+			p.labels, at = append(p.labels, Ignore), at+1
+		}
+	}
 	trained := false
 	for i, id := range p.ids[at:] {
 		if trained = trained || d.mask[i]; !d.mask[i] {

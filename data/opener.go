@@ -73,5 +73,9 @@ func (o *opener) gather(own []byte) ([][]byte, error) {
 }
 
 func (o *opener) decoder() *decoder {
-	return &decoder{tokenizer: o.Tokenizer, chat: o.chat, expanded: o.expanded, addEOS: o.config.AddEOS, keepStarts: o.config.needsStarts(), vocab: o.Vocab, sequence: o.config.Sequence}
+	var begin []int32
+	if o.Tokenizer != nil && o.config.AddBOS {
+		begin = o.Tokenizer.Begin()
+	}
+	return &decoder{begin: begin, tokenizer: o.Tokenizer, chat: o.chat, expanded: o.expanded, addEOS: o.config.AddEOS, keepStarts: o.config.needsStarts(), vocab: o.Vocab, sequence: o.config.Sequence}
 }

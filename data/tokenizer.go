@@ -3,6 +3,7 @@ package data
 import (
 	"cmp"
 	"path/filepath"
+	"slices"
 
 	"ulysses/comm"
 	"ulysses/data/chat"
@@ -16,6 +17,8 @@ type Tokenizer interface {
 	Encode(dst []int32, text []byte) ([]int32, error)
 	// EOS returns the id that ends a document; false if there is none.
 	EOS() (int32, bool)
+	// Begin returns the ids with which the tokenizer begins a text.
+	Begin() []int32
 	// Size is greater than every id, and Words than every id that is not of an added token.
 	Size() int64
 	Words() int64
@@ -109,16 +112,19 @@ func ChatFiles(d Config) ([]comm.File, error) {
 	return commFiles(r.Files()), nil
 }
 
-// checkTokenizer returns an error for a tokenizer with ids outside the model's vocabulary. Those of
-// added tokens are refused where a text has one.
-func checkTokenizer(t Tokenizer, vocab int64, addEOS bool) error {
+// checkTokenizer returns an error for a tokenizer with ids outside the model's vocabulary. An added
+// token outside of it is refused where a text has one.
+func checkTokenizer(t Tokenizer, vocab int64, d *Config) error {
 	if t == nil {
 		return nil
 	}
 	if n := t.Size(); t.Words() > vocab {
 		return status.Errorf(status.InvalidConfig, "data.tokenizer: the tokenizer has %d ids, the model's vocab_size is %d; use the tokenizer of the model", n, vocab)
 	}
-	if id, ok := t.EOS(); ok && addEOS && (id < 0 || int64(id) >= vocab) {
+	if d.AddBOS && slices.ContainsFunc(t.Begin(), func(id int32) bool { return int64(id) >= vocab }) {
+		return status.Errorf(status.InvalidConfig, "data.tokenizer: the ids %d that begin a document are outside the model's vocabulary of %d; set data.add_bos = false", t.Begin(), vocab)
+	}
+	if id, ok := t.EOS(); ok && d.AddEOS && (id < 0 || int64(id) >= vocab) {
 		return status.Errorf(status.InvalidConfig, "data.tokenizer: the id %d that ends a document is outside the model's vocabulary of %d; set data.add_eos = false", id, vocab)
 	}
 	return nil

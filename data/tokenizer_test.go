@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -131,6 +132,69 @@ func TestAddedTokensOutsideOfTheModel(t *testing.T) {
 	}
 }
 
+// Documents of text, and prompts that are strings, begin with the marks with which the tokenizer
+// begins a text, unless they have them. They are no targets. Conversations have the marks of
+// their template.
+func TestBeginMarks(t *testing.T) {
+	dir := t.TempDir()
+	file(t, dir, "tokenizer.json", `{"model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []}, "added_tokens": [{"id": 2, "content": "<s>", "special": true}, {"id": 3, "content": "</s>", "special": true},
+		{"id": 4, "content": "\n"}, {"id": 5, "content": "<cut>"}],
+		"post_processor": {"type": "Sequence", "processors": [{"type": "ByteLevel"}, {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+		"special_tokens": {"<s>": {"id": "<s>", "ids": [2], "tokens": ["<s>"]}}}]}}`)
+	file(t, dir, "tokenizer_config.json", `{"eos_token": "</s>", "chat_template": "{% for m in messages %}<s>{{ m.content }}{% endfor %}"}`)
+	long := strings.Repeat("ab<cut>ba\n", 300)
+	ids := []int32{2}
+	for range 300 {
+		ids = append(ids, 0, 1, 5, 1, 0, 4)
+	}
+	for _, x := range []struct {
+		name, text string
+		begin      bool
+		want       [][]int32 // ids of the documents
+		targets    []int32   // of the first document; nil = its ids from the second on
+	}{
+		{"a.jsonl", `{"text": "ab"}` + "\n" + `{"text": "<s>ba"}` + "\n" + `{"text": ""}` + "\n" + `{"prompt": "a", "completion": "b"}`, true, [][]int32{{2, 0, 1, 3}, {2, 1, 0, 3}, {2, 0, 1, 3}}, nil},
+		{"a.jsonl", `{"text": "ab"}` + "\n" + `{"prompt": "<s>a", "completion": "b"}`, false, [][]int32{{0, 1, 3}, {2, 0, 1, 3}}, nil},
+		{"a.jsonl", `{"prompt": "aa", "completion": "b"}`, true, [][]int32{{2, 0, 0, 1, 3}}, []int32{Ignore, Ignore, 1, 3, Ignore}},
+		{"a.jsonl", `{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}`, true, [][]int32{{2, 0, 2, 1}}, []int32{Ignore, Ignore, 1, Ignore}},
+		{"a.jsonl", `{"input_ids": [0, 1]}`, true, [][]int32{{0, 1}}, nil},
+		{"a.txt", "abba", true, [][]int32{{2, 0, 1, 1, 0, 3}}, nil},
+		{"a.txt", long, true, [][]int32{append(ids, 3)}, nil},
+	} {
+		d := config(10000, file(t, dir, x.name, x.text))
+		d.Tokenizer, d.Pack, d.AddBOS, d.AddEOS, d.TrainOn = dir, false, x.begin, true, "assistant"
+		data, err := Open(d, EvalConfig{}, Options{Vocab: 6, block: 100})
+		if err != nil {
+			t.Errorf("%s: %v", x.text, err)
+			continue
+		}
+		var got [][]int32
+		all := whole(t, data.Train())
+		for _, m := range all {
+			got = append(got, m.IDs)
+		}
+		targets := x.targets
+		if targets == nil {
+			targets = append(slices.Clone(x.want[0][1:]), Ignore)
+		}
+		if !reflect.DeepEqual(got, x.want) || !slices.Equal(all[0].Targets, targets) {
+			t.Errorf("%.100s: %.100v, targets %.100v, want %.100v", x.text, got, all[0].Targets, x.want)
+		}
+		if has := strings.Contains(data.Tokenizer(), "begin marks [2]"); has != x.begin {
+			t.Errorf("%.100s: %s", x.text, data.Tokenizer())
+		}
+		if n := len(data.train.sources[0].(*documentRange).blocks); (n > 1) != (len(x.text) > 1000) {
+			t.Errorf("%.100s: %d blocks", x.text, n)
+		}
+		data.Close()
+	}
+	d := config(8, file(t, dir, "a.txt", "ab"))
+	d.Tokenizer, d.AddBOS = dir, true
+	if _, err := Open(d, EvalConfig{}, Options{Vocab: 2}); status.Of(err) != status.InvalidConfig || !strings.Contains(err.Error(), "the ids [2] that begin a document are outside the model's vocabulary of 2; set data.add_bos = false") {
+		t.Error(err)
+	}
+}
+
 // testTokenizer encodes each byte as a token, and each run of newlines as one token that depends on
 // its length.
 type testTokenizer struct {
@@ -154,6 +218,7 @@ func (f testTokenizer) Encode(dst []int32, text []byte) ([]int32, error) {
 func (f testTokenizer) EOS() (int32, bool) { return 300, true }
 func (f testTokenizer) Size() int64        { return 301 }
 func (f testTokenizer) Words() int64       { return 301 }
+func (f testTokenizer) Begin() []int32     { return nil }
 func (f testTokenizer) Digest() string     { return "testTokenizer" }
 
 func TestTokenizerFaults(t *testing.T) {

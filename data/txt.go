@@ -127,11 +127,12 @@ func (f *txtTokens) decode(d *decoder, b *block, raw []byte, p *decodedBlock) (e
 	return err
 }
 
-// markDocument records the start of the document in the first block, and appends the EOS id to the
-// last block.
+// markDocument records the start of the document in the first block, to which it adds the ids that
+// begin a document, and appends the EOS id to the last block.
 func (f *txtTokens) markDocument(d *decoder, at, end int64, p *decodedBlock) {
 	if at == 0 {
 		p.starts = append(p.starts, 0)
+		p.ids = d.insertBegin(p.ids, 0)
 	}
 	if end == f.size {
 		p.ids = d.appendEOS(p.ids)

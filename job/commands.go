@@ -120,9 +120,9 @@ It needs no other ranks and no GPU.`,
 as the folder model of output.dir. It takes the most probable token, or draws one if --temperature
 is above 0. If the folder has a generation_config.json with do_sample, its values are the defaults.
 The text ends after --max-tokens, or with a token that ends a text. Special tokens in the prompt are
-recognized, and none is added. Several ranks divide the layers: each has the weights and caches of
-its layers, so a model may be larger than the memory of one rank. The text is the same on any
-number of ranks.`,
+recognized. It begins with the marks with which the tokenizer begins a text. Several ranks divide
+the layers: each has the weights and caches of its layers, so a model may be larger than the memory
+of one rank. The text is the same on any number of ranks.`,
 			example: `ulysses-mpi generate out/model "The whale"
 ulysses-mpi generate Qwen3-0.6B --temperature 0.7 --top-p 0.8 < prompt.txt
 mpirun -n 4 ulysses-mpi generate Llama-3.1-70B "The whale"`,

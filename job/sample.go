@@ -83,9 +83,12 @@ func (x *sampler) open(s *session) error {
 	if x.text, err = generate.Of(x.model, codec, j.Model.Path); err != nil {
 		return err
 	}
+	if t != nil && j.Data.AddBOS {
+		x.text.Begin = t.Begin()
+	}
 	longest := 0
 	for _, prompt := range j.Eval.Sample {
-		ids, err := x.text.Tokenizer.Encode(nil, []byte(prompt))
+		ids, err := x.text.Prompt([]byte(prompt))
 		if err != nil {
 			return err
 		}

@@ -9,13 +9,14 @@ import (
 	"ulysses/internal/status"
 )
 
-// file is the content of tokenizer.json. The other keys have no effect on Encode: post_processor
-// adds tokens around a text, and truncation and padding are for batches of inference.
+// file is the content of tokenizer.json. post_processor has no effect on Encode (see Begin).
+// Truncation and padding, which are for batches of inference, have none at all.
 type file struct {
 	Version      string          `json:"version"`
 	AddedTokens  []addedToken    `json:"added_tokens"`
 	Normalizer   json.RawMessage `json:"normalizer"`
 	PreTokenizer json.RawMessage `json:"pre_tokenizer"`
+	Post         json.RawMessage `json:"post_processor"`
 	Decoder      json.RawMessage `json:"decoder"`
 	Model        modelFile       `json:"model"`
 }

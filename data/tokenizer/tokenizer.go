@@ -43,7 +43,8 @@ type Tokenizer struct {
 	path          string
 	files         []string
 	digest        string
-	size, words   int64 // see Size and Words
+	size, words   int64   // see Size and Words
+	begin         []int32 // see Begin
 	normalizers   []normalizer
 	preTokenizers []preTokenizer
 	added         *added
@@ -140,6 +141,9 @@ func (t *Tokenizer) read(text []byte) error {
 	for id := range t.added.tokens {
 		t.size = max(t.size, int64(id)+1)
 	}
+	if t.begin, _, err = readBegin(f.Post, t.size); err != nil {
+		return err
+	}
 	eos, files, err := findEOS(filepath.Dir(t.path), t.lookup, t.size)
 	t.eos, t.files = eos, append(t.files, files...)
 	return err
@@ -189,9 +193,9 @@ func (t *Tokenizer) lookup(token string) (id int32, ok bool) {
 // Size returns one more than the largest id.
 func (t *Tokenizer) Size() int64 { return t.size }
 
-// Words returns one more than the largest id of the vocabulary, without added tokens. The vocabulary
-// of a model has at least this size. Added tokens may be outside of it: Gemma 3's text models have
-// no row for the token of an image.
+// Words returns one more than the largest id of the vocabulary, without added tokens. The
+// vocabulary of a model has at least this size. Added tokens may be outside of it: Gemma 3's text
+// models have no row for the token of an image.
 func (t *Tokenizer) Words() int64 { return t.words }
 
 // Files returns the paths of the files that were read, tokenizer.json first.
@@ -204,6 +208,11 @@ func (t *Tokenizer) Digest() string { return t.digest }
 // tokenizer_config.json or special_tokens_map.json, or else eos_token_id of generation_config.json
 // or config.json, in the folder of tokenizer.json. Of a list of ids it is the first.
 func (t *Tokenizer) EOS() (id int32, ok bool) { return t.eos, t.eos >= 0 }
+
+// Begin returns the ids that the file's post_processor puts before a text, such as the begin mark
+// of Llama 3 and Gemma; nil = none. As in transformers 5, add_bos_token of tokenizer_config.json
+// has no effect.
+func (t *Tokenizer) Begin() []int32 { return t.begin }
 
 // Encode appends the ids of a text to dst. It adds no tokens at the beginning and the end. Added
 // tokens in the text become their ids. Bytes that are not UTF-8 are replaced by U+FFFD, as by

@@ -43,6 +43,9 @@ func (p *Parts) PlanSample() ([]model.Component, error) {
 	for _, prompt := range e.Sample {
 		longest = max(longest, len(prompt))
 	}
+	if p.Job.Data.AddBOS && p.Job.Data.Tokenizer != "bytes" {
+		longest++ // the begin mark
+	}
 	d, err := m.NewDecoder(int64(longest)+e.SampleTokens, SamplePass)
 	if err != nil {
 		return nil, err

@@ -92,10 +92,10 @@ var idleKeys = []idle{
 	{[]string{"eval.sample_tokens", "eval.sample_temperature"}, onJob(func(j *Job) bool { return j.IsModelJob() && len(j.Eval.Sample) == 0 }), "there is no eval.sample"},
 	{[]string{"eval.threshold"}, onJob(func(j *Job) bool { return j.Kind == "train" && j.Eval.Patience == 0 }), "eval.patience is 0"},
 	{[]string{"eval.format"}, onJob(func(j *Job) bool { return j.IsModelJob() && len(j.Eval.Path) == 0 }), "there is no eval.path"},
-	{[]string{"data.tokenizer", "data.add_eos"}, onJob(func(j *Job) bool { return j.IsModelJob() && j.noFiles(".jsonl", ".txt") }), "the files have tokens, not text"},
-	{[]string{"data.add_eos"}, onJob(func(j *Job) bool {
+	{[]string{"data.tokenizer", "data.add_bos", "data.add_eos"}, onJob(func(j *Job) bool { return j.IsModelJob() && j.noFiles(".jsonl", ".txt") }), "the files have tokens, not text"},
+	{[]string{"data.add_bos", "data.add_eos"}, onJob(func(j *Job) bool {
 		return j.IsModelJob() && j.Data.Tokenizer == "bytes" && !j.noFiles(".jsonl", ".txt")
-	}), `data.tokenizer = "bytes" has no end mark`},
+	}), `data.tokenizer = "bytes" has no marks`},
 	{[]string{"data.shuffle_documents"}, onJob(func(j *Job) bool { return j.IsModelJob() && !j.Data.Pack }), "data.pack is false, and data.shuffle shuffles whole documents"},
 	{[]string{"data.packing"}, onJob(func(j *Job) bool { return j.IsModelJob() && !j.Data.Pack }), "data.pack is false"},
 	{[]string{"data.pack", "data.packing", "data.shuffle_documents"}, onJob(func(j *Job) bool { return j.IsModelJob() && j.noFiles(".jsonl", ".txt", ".bin", ".idx") }), "the files have whole sequences"},

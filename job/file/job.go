@@ -196,7 +196,7 @@ func Default() Job {
 		Kind: "train", Seed: 1,
 		Parallel: ParallelTable{Overlap: "auto", Gather: "auto", TwoLevel: "auto", Timeout: "auto"},
 		Device:   DeviceTable{Backend: "auto", DType: "auto", Comm: "auto"},
-		Data: data.Config{Format: "auto", TrainOn: "assistant", ChatTemplate: "auto", Tokenizer: "auto", AddEOS: true, TextField: "text", Sequence: 4096, Batch: 1, Accumulate: 1,
+		Data: data.Config{Format: "auto", TrainOn: "assistant", ChatTemplate: "auto", Tokenizer: "auto", AddBOS: true, AddEOS: true, TextField: "text", Sequence: 4096, Batch: 1, Accumulate: 1,
 			Pack: true, Packing: data.Split, Shuffle: true},
 		Eval: data.EvalConfig{Format: "auto", SampleTokens: 64},
 		Optimizer: train.OptimizerConfig{Name: "adamw", LR: 1e-3, Betas: [2]float64{0.9, 0.95}, Eps: 1e-8, Clip: 1,

@@ -67,6 +67,7 @@ train_on = "assistant"
 chat_template = "auto"
 chat_date = ""
 tokenizer = "auto"
+add_bos = true
 add_eos = true
 text_field = "text"
 sequence = 4096
@@ -271,7 +272,7 @@ func TestFaults(t *testing.T) {
 	}{
 		{name: "unknown keys", code: status.InvalidConfig, src: base + "sequnce = 8\nmax_length = 9\nfrobnicate = 1\n[train]\nmax_grad_norm = 1.0\nweight_decay = 0.1\n[optimiser]\nlr = 1\nlearning_rate = 2\n[parallel]\nsp_size = 2\n",
 			want: []string{"job.toml:5: data.sequnce: unknown key; did you mean data.sequence?", "job.toml:6: data.max_length: unknown key; use data.sequence",
-				"job.toml:7: data.frobnicate: unknown key; the keys of [data] are accumulate, add_eos", "job.toml:9: train.max_grad_norm: unknown key; use optimizer.clip",
+				"job.toml:7: data.frobnicate: unknown key; the keys of [data] are accumulate, add_bos, add_eos", "job.toml:9: train.max_grad_norm: unknown key; use optimizer.clip",
 				"job.toml:10: train.weight_decay: unknown key; did you mean optimizer.weight_decay?", "job.toml:11: optimiser: unknown table; did you mean [optimizer]?",
 				"job.toml:13: optimiser.learning_rate: unknown key; use optimizer.lr", "job.toml:15: parallel.sp_size: unknown key; use parallel.ulysses"}},
 		{name: "top level", code: status.InvalidConfig, src: "kinds = \"train\"\nsteps = 5\ngradient_accumulation_steps = 4\n[nonsense]\na = 1\n" + base,

@@ -66,7 +66,7 @@ func TestWarnings(t *testing.T) {
 		{train, "data.text_field=body data.path=x/*.jsonl", nil},
 		{train, "data.path=x.bin data.tokenizer=bytes data.add_eos=false data.pack=false", []string{"data.tokenizer, data.add_eos: no effect, because the files have tokens, not text"}},
 		{train, "data.path=x.safetensors data.pack=false", []string{"data.pack: no effect"}},
-		{train, "data.tokenizer=bytes data.add_eos=false", []string{`data.add_eos: no effect, because data.tokenizer = "bytes" has no end mark`}},
+		{train, "data.tokenizer=bytes data.add_eos=false", []string{`data.add_eos: no effect, because data.tokenizer = "bytes" has no marks`}},
 		{train, "data.tokenizer=tokenizer.json data.add_eos=false", nil},
 		{train, "train.steps=20 output.trace=[21,30]", []string{"output.trace = [21, 30]: the run has 20 steps, so it writes no trace.json; set steps of the run"}},
 		{train, "train.steps=20 output.trace=[20,30]", nil},

@@ -37,6 +37,7 @@ type Tokenizer interface {
 // Model is a model on a device, with its tokenizer and the defaults of its generation_config.json.
 type Model struct {
 	Tokenizer Tokenizer
+	Begin     []int32  // ids before a prompt that does not begin with them
 	Sampling  Sampling // the defaults; greedy if the folder has none
 	ends      []int32  // tokens that end a text
 	limit     int64    // positions that the configuration allows; 0 = no limit
@@ -136,7 +137,7 @@ func (m *Model) openTokenizer(folder string, vocab int64) error {
 	if id, ok := t.EOS(); ok {
 		m.ends = append(m.ends, id)
 	}
-	m.Tokenizer = t
+	m.Tokenizer, m.Begin = t, t.Begin()
 	return nil
 }
 
@@ -188,19 +189,33 @@ type Result struct {
 	Read, Write    time.Duration
 }
 
+// Prompt returns the ids of a prompt.
+func (m *Model) Prompt(text []byte) ([]int32, error) {
+	ids, err := m.Tokenizer.Encode(nil, text)
+	if err != nil {
+		return nil, err
+	}
+	if n := len(m.Begin); n > 0 && (len(ids) < n || !slices.Equal(ids[:n], m.Begin)) {
+		ids = slices.Insert(ids, 0, m.Begin...)
+	}
+	for _, id := range ids {
+		if vocab := m.model.Config.VocabSize; int64(id) >= vocab {
+			return nil, status.Errorf(status.InvalidArgument, "generate: the prompt %s has a token with the id %d, outside the model's vocabulary of %d; remove it", input.Quote(string(text)), id, vocab)
+		}
+	}
+	return ids, nil
+}
+
 // Text continues a prompt, the same on all ranks, by at most `most` tokens, until a token that ends
 // a text, and passes the text to emit, as soon as its characters are complete. most = 0: 128, or as
 // many as the model has positions for. Collective.
 func (m *Model) Text(prompt []byte, most int64, s Sampling, emit func(text string) error) (r Result, err error) {
-	ids, err := m.Tokenizer.Encode(nil, prompt)
+	ids, err := m.Prompt(prompt)
 	if err != nil {
 		return r, err
 	}
 	if len(ids) == 0 {
 		return r, status.Errorf(status.InvalidArgument, "generate: the prompt is empty; give at least one token")
-	}
-	if id, vocab := slices.Max(ids), m.model.Config.VocabSize; int64(id) >= vocab {
-		return r, status.Errorf(status.InvalidArgument, "generate: the prompt has the added token with the id %d, outside the model's vocabulary of %d; remove it", id, vocab)
 	}
 	r.Prompt = int64(len(ids))
 	if most == 0 {

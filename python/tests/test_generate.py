@@ -14,6 +14,7 @@ from test_parity import PROGRAM, need_program
 
 if packages("torch", "transformers", "safetensors"):
     import torch
+    import transformers
     from families import float64, own_recurrence
     from parity import FAMILIES, VOCAB, build
 
@@ -64,6 +65,28 @@ class Generate(unittest.TestCase):
                 done = self.program(text, "--max-tokens", NEW, "--device", "cpu", "--dtype", "f32")
                 self.assertEqual(done.returncode, 0, done.stderr)
                 self.assertEqual(done.stdout, "".join(CHARACTERS[i] for i in want) + "\n")
+
+    def test_begin_marks(self) -> None:
+        """A prompt begins with the marks of the tokenizer, once, as in transformers."""
+        model = self.save("llama")
+        path = self.folder / "tokenizer.json"
+        tokenizer = json.loads(path.read_text())
+        mark = {"id": 42, "content": CHARACTERS[42], "special": True, "normalized": False}
+        mark |= {"single_word": False, "lstrip": False, "rstrip": False}
+        post = {"type": "TemplateProcessing", "pair": [{"Sequence": {"id": "A", "type_id": 0}}]}
+        post["single"] = [{"SpecialToken": {"id": "Q", "type_id": 0}}, *post["pair"]]
+        post["special_tokens"] = {"Q": {"id": "Q", "ids": [42], "tokens": ["Q"]}}
+        decoder = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True}
+        added = {"added_tokens": [mark], "post_processor": post, "decoder": decoder}
+        path.write_text(json.dumps(tokenizer | added))
+        ids = transformers.PreTrainedTokenizerFast(tokenizer_file=str(path))("bcd").input_ids
+        self.assertEqual((CHARACTERS[42], ids), ("Q", [42, 1, 2, 3]))
+        want = "".join(CHARACTERS[i] for i in self.greedy(model, ids)[4:])
+        without = "".join(CHARACTERS[i] for i in self.greedy(model, ids[1:])[3:])
+        self.assertNotEqual(want, without)
+        for prompt in ("bcd", "Qbcd"):
+            done = self.program(prompt, "--max-tokens", NEW, "--device", "cpu", "--dtype", "f32")
+            self.assertEqual(done.stdout, want + "\n", done.stderr)
 
     def test_end_of_text_and_defaults(self) -> None:
         """A token that ends a text is not printed; generation_config.json sets the sampling."""
