@@ -37,6 +37,9 @@ import (
 // prefix is the start of the name of a checkpoint's folder.
 const prefix = "step-"
 
+// usualDir is the default of checkpoint.dir in a job file.
+const usualDir = "checkpoints"
+
 // Dir is the path of the folder in which a run keeps its checkpoints.
 type Dir string
 

@@ -29,24 +29,26 @@ type elements struct {
 }
 
 // Find returns the paths of the checkpoints at a path, the newest first: the path itself, or the
-// checkpoints in this folder.
+// checkpoints in this folder, or those in its folder checkpoints, as in the output.dir of a run.
 func Find(path string) ([]string, error) {
 	if _, err := os.Lstat(filepath.Join(path, ManifestFile)); err == nil {
 		return []string{path}, nil
 	}
-	steps, err := Dir(path).Steps()
-	if err != nil {
-		return nil, err
+	for _, dir := range []Dir{Dir(path), Dir(filepath.Join(path, usualDir))} {
+		steps, err := dir.Steps()
+		if err != nil {
+			return nil, err
+		}
+		var paths []string
+		for _, s := range slices.Backward(steps) {
+			paths = append(paths, dir.Path(s))
+		}
+		if len(paths) > 0 {
+			return paths, nil
+		}
 	}
-	if len(steps) == 0 {
-		return nil, status.Errorf(status.IO, "checkpoint %s: there is neither a %s nor a folder %sNNNNNNNN; name a checkpoint, or the folder in which a run keeps checkpoints",
-			path, ManifestFile, prefix)
-	}
-	paths := make([]string, 0, len(steps))
-	for _, s := range slices.Backward(steps) {
-		paths = append(paths, Dir(path).Path(s))
-	}
-	return paths, nil
+	return nil, status.Errorf(status.IO, "checkpoint %s: there is neither a %s nor a folder %sNNNNNNNN, also not in %s; name a checkpoint, or the folder in which a run keeps checkpoints",
+		path, ManifestFile, prefix, filepath.Join(path, usualDir))
 }
 
 // Open reads the manifest of a checkpoint. It checks everything that needs no file contents: the
@@ -58,7 +60,11 @@ func Open(path string) (*Checkpoint, error) {
 	}
 	text, err := input.Read(filepath.Join(path, ManifestFile), maxManifest)
 	if err != nil {
-		return nil, status.Errorf(status.IO, "checkpoint %s: %w; name a folder that a run of this program wrote", path, err)
+		remedy := "name a folder that a run of this program wrote"
+		if inside, findErr := Find(path); findErr == nil && inside[0] != path {
+			remedy = "name one of the checkpoints in it, such as " + inside[0]
+		}
+		return nil, status.Errorf(status.IO, "checkpoint %s: %w; %s", path, err, remedy)
 	}
 	c := &Checkpoint{Path: path, files: map[int]*tensor.Safetensors{}, params: map[string]elements{}}
 	m := &c.Manifest

@@ -191,6 +191,19 @@ func TestKeep(t *testing.T) {
 	}
 }
 
+// checkpoint.resume names one checkpoint. The refusal of a folder of checkpoints names one in it.
+func TestResumeFromFolder(t *testing.T) {
+	dir, run := newKept(t)
+	if _, err := run(2); err != nil {
+		t.Fatal(err)
+	}
+	out := filepath.Join(dir, "out")
+	for _, folder := range []string{out, filepath.Join(out, "checkpoints")} {
+		_, err := run(2, "checkpoint.resume="+folder)
+		expectFault(t, err, status.IO, []string{"name one of the checkpoints in it, such as " + filepath.Join(out, "checkpoints", "step-00000006")})
+	}
+}
+
 // All ranks refuse a checkpoint that is damaged, of another program, newer or of another run. The
 // error names the file and the reason, and the checkpoint does not change.
 func TestResumeFaults(t *testing.T) {

@@ -107,7 +107,8 @@ ulysses-mpi sbatch job.toml --time 1:00:00 --array 0-3 --set 'seed=$SLURM_ARRAY_
 		{name: "export", words: []string{"checkpoint", "folder"}, run: func(o Options) error { return onFirstRank(func() error { return export(o) }) },
 			short: "write a Hugging Face folder from a checkpoint, or from the newest of several",
 			long: `Writes the weights of a checkpoint as a Hugging Face folder, as at the end of a run.
-The checkpoint is a folder step-NNNNNNNN, or a folder of several, of which the newest is read.
+The checkpoint is a folder step-NNNNNNNN, or a folder of several or the output.dir of a run, of
+which the newest is read.
 Adapters (LoRA) are written as a folder of PEFT, or with --merge as a whole model. With --merge, a
 folder of PEFT can stand for the checkpoint.
 A folder that has a model is not overwritten without --force; the base model's folder never is.

@@ -249,6 +249,14 @@ func TestExportSkipsDamaged(t *testing.T) {
 	if code, _, errs = call("export", newest, filepath.Join(dir, "another")); code != status.InvalidConfig || !strings.Contains(errs, "has 100 bytes") {
 		t.Errorf("%v: %s", code, errs)
 	}
+	// the output.dir of the run stands for its folder of checkpoints
+	out = filepath.Join(dir, "out")
+	if code, said, errs := call("export", out, filepath.Join(dir, "of-output")); code != status.OK || !strings.Contains(said, "model after step 4, from "+filepath.Join(all, "step-00000004")) {
+		t.Errorf("%v: %s%s", code, said, errs)
+	}
+	if code, _, errs := call("export", "--force", out, out); code != status.InvalidArgument || !strings.Contains(errs, "is, or holds, a checkpoint") {
+		t.Errorf("%v: %s", code, errs)
+	}
 	if err := os.Remove(filepath.Join(all, "step-00000004", "manifest.json")); err != nil {
 		t.Fatal(err)
 	}
