@@ -18,10 +18,11 @@ import (
 )
 
 // Signals handles SIGUSR1, SIGINT, SIGTERM, SIGHUP and SIGQUIT of this process. It is created
-// before MPI starts, so no signal is lost. At the first signal a training job stops with a
-// checkpoint at the end of the current step; a second SIGINT or SIGTERM ends the process at once. A
-// job that writes no checkpoint ends at the first signal. Before the process ends, partly written
-// files are removed. The zero value catches no signal.
+// before MPI starts, so no signal is lost after main has begun; before, the first signal ends the
+// process. At the first signal a training job stops with a checkpoint at the end of the current
+// step; a second SIGINT or SIGTERM ends the process at once. A job that writes no checkpoint ends
+// at the first signal. Before the process ends, partly written files are removed. The zero value
+// catches no signal.
 type Signals struct {
 	stop     atomic.Bool            // the run must stop after the current step
 	why      atomic.Pointer[string] // the name of the signal that has set stop
