@@ -88,8 +88,9 @@ ulysses-mpi logits job.toml out/checkpoints --compare Qwen3-0.6B --ranks 2`,
 parallel.timeout, it ends the job. With --restarts N, a job one of whose ranks has died
 or failed starts again from its newest checkpoint, N times at most: under srun on nodes of the
 allocation that respond, with a spare node instead of a dead one if there is one, and otherwise on
-fewer nodes with a mesh that the program chooses. SIGTERM, SIGINT and SIGUSR1 stop the job with a
-checkpoint; a second SIGTERM or SIGINT ends it at once. The exit code is that of the job.`,
+fewer nodes with a mesh that the program chooses. SIGTERM, SIGINT, SIGHUP and SIGUSR1 stop the job
+with a checkpoint; SIGQUIT, or a second SIGTERM, SIGINT or SIGHUP, ends it at once. The exit code is
+that of the job.`,
 			example: `ulysses-mpi supervise job.toml --restarts 3 -- srun -N 4 --ntasks-per-node=8 --mpi=pmix
 ulysses-mpi supervise job.toml --restarts 1 -- mpirun -n 8`,
 			codes: []status.Code{status.OK, status.InvalidConfig, status.Unsupported, status.OutOfMemory, status.Comm, status.Device, status.IO, status.Numeric, status.Preempted}},

@@ -5,7 +5,6 @@ import (
 	"os/signal"
 	"path/filepath"
 	"strconv"
-	"syscall"
 
 	"ulysses/internal/status"
 	"ulysses/job/file"
@@ -36,7 +35,9 @@ func superviseJob(o Options) error {
 	host, _ := os.Hostname()
 	log := o.logger(&screen{to: o.Stderr}, 0, host)
 	caught := make(chan os.Signal, 8)
-	signal.Notify(caught, syscall.SIGUSR1, syscall.SIGINT, syscall.SIGTERM)
+	for _, s := range launch.Caught() {
+		signal.Notify(caught, s)
+	}
 	defer signal.Stop(caught)
 	code, err := supervise.Run(supervise.Options{Launcher: o.launcher, Program: o.rankCommand(), Records: filepath.Join(j.Output.Dir, flightFolder),
 		Restarts: o.restarts, Timeout: limit, Stdout: o.Stdout, Stderr: o.Stderr, Signals: caught,

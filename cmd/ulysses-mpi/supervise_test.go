@@ -75,31 +75,47 @@ func TestSupervisorEndsFrozenJob(t *testing.T) {
 	if took > 60*time.Second {
 		t.Errorf("it took %v", took)
 	}
-	for range 500 {
-		if pids = processes(run); len(pids) == 0 {
-			break
-		}
-		time.Sleep(10 * time.Millisecond)
-	}
-	if len(pids) > 0 {
-		t.Errorf("processes live on: %v", pids)
-	}
+	allGone(t, run)
 }
 
-// A signal to the supervisor stops the job with a checkpoint.
+// allGone checks that the processes of a run end.
+func allGone(t *testing.T, run string) {
+	t.Helper()
+	pids := processes(run)
+	for range 500 {
+		if len(pids) == 0 {
+			return
+		}
+		time.Sleep(10 * time.Millisecond)
+		pids = processes(run)
+	}
+	for _, pid := range pids {
+		syscall.Kill(pid, syscall.SIGKILL)
+	}
+	t.Errorf("processes live on: %v", pids)
+}
+
+// A signal to the supervisor stops the job with a checkpoint, also one that comes twice at the same
+// moment. SIGQUIT ends the job at once. The supervisor never leaves without the job.
 func TestSupervisorStops(t *testing.T) {
 	dir, job := keptJob(t)
-	for _, s := range []syscall.Signal{syscall.SIGTERM, syscall.SIGUSR1} {
+	for _, s := range []syscall.Signal{syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGHUP, syscall.SIGQUIT} {
 		var said heard
-		cmd := begin(t, nil, &said, supervised(job, "--restarts", "3", "--force", "--set", "train.steps=100000", "--set", "checkpoint.resume=off")...)
+		run := fmt.Sprint("supervised-", os.Getpid(), "-", int(s))
+		cmd := begin(t, []string{mark + run}, &said, supervised(job, "--restarts", "3", "--force", "--set", "train.steps=100000", "--set", "checkpoint.resume=off")...)
 		os.Remove(filepath.Join(dir, "out", "metrics.jsonl"))
 		until(t, "steps", func() bool { return lines(dir) > 3 })
-		if err := cmd.Process.Signal(s); err != nil {
-			t.Fatal(err)
+		for range 2 {
+			if err := cmd.Process.Signal(s); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(20 * time.Millisecond)
 		}
 		cmd.Wait()
-		if code := cmd.ProcessState.ExitCode(); code != 75 || !strings.Contains(said.String(), "with a checkpoint in ") {
+		code, crashed := cmd.ProcessState.ExitCode(), strings.Contains(said.String(), "the program crashed")
+		if s != syscall.SIGQUIT && (code != 75 || !strings.Contains(said.String(), "with a checkpoint in ")) || code == 0 || crashed {
 			t.Errorf("%v: exit %d: %s", s, code, said.String())
 		}
+		allGone(t, run)
 	}
 }

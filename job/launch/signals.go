@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -71,10 +72,8 @@ var blameAfter = []time.Duration{120 * time.Millisecond, 450 * time.Millisecond,
 // in a background job of a shell, stay ignored.
 func CatchSignals(verb string, stderr io.Writer) *Signals {
 	x := &Signals{verb: verb, stderr: stderr, waits: verb == "run", caught: make(chan os.Signal, 8)}
-	for _, s := range []os.Signal{syscall.SIGUSR1, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT} {
-		if !signal.Ignored(s) {
-			signal.Notify(x.caught, s)
-		}
+	for _, s := range Caught() {
+		signal.Notify(x.caught, s)
 	}
 	go func() {
 		for s := range x.caught {
@@ -82,6 +81,13 @@ func CatchSignals(verb string, stderr io.Writer) *Signals {
 		}
 	}()
 	return x
+}
+
+// Caught returns the signals to catch: those that Signals handles, without those that the parent
+// process ignores.
+func Caught() []os.Signal {
+	all := []os.Signal{syscall.SIGUSR1, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT}
+	return slices.DeleteFunc(all, signal.Ignored)
 }
 
 // Release stops catching signals at the end of a job whose process continues, as in tests.

@@ -46,6 +46,10 @@ var (
 	poll  = time.Second / 2
 )
 
+// sameMoment is the time within which two signals count as one: timeout(1) sends a signal to the
+// process and to its group.
+const sameMoment = 200 * time.Millisecond
+
 // Run runs the job and returns its exit code: that of the last attempt. An error means that the
 // launcher could not be started.
 func Run(o Options) (code int, err error) {
@@ -131,6 +135,7 @@ func (o *Options) attempt(number int, words []string) (end ending, err error) {
 	defer tick.Stop()
 	group := -cmd.Process.Pid
 	var kill <-chan time.Time
+	var first time.Time // of the first signal
 	for {
 		select {
 		case err := <-ended:
@@ -139,11 +144,16 @@ func (o *Options) attempt(number int, words []string) (end ending, err error) {
 		case s := <-o.Signals:
 			// The launcher passes SIGUSR1 on to the ranks, which stop with a checkpoint. srun would
 			// kill them after SIGTERM.
-			send := syscall.SIGUSR1
-			if end.signalled && s != syscall.SIGUSR1 {
+			send, again := syscall.SIGUSR1, end.signalled && s != syscall.SIGUSR1
+			switch {
+			case again && time.Since(first) < sameMoment:
+				continue
+			case again || s == syscall.SIGQUIT:
 				send = syscall.SIGTERM
 			}
-			end.signalled = true
+			if !end.signalled {
+				end.signalled, first = true, time.Now()
+			}
 			syscall.Kill(cmd.Process.Pid, send)
 		case <-tick.C:
 			if kill == nil && watch.frozen() {
