@@ -5,6 +5,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"strconv"
+	"syscall"
 
 	"ulysses/internal/status"
 	"ulysses/job/file"
@@ -39,6 +40,9 @@ func superviseJob(o Options) error {
 		signal.Notify(caught, s)
 	}
 	defer signal.Stop(caught)
+	// If the reader of the output exits, the job continues. An ignored signal would stay ignored in
+	// the launcher.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	code, err := supervise.Run(supervise.Options{Launcher: o.launcher, Program: o.rankCommand(), Records: filepath.Join(j.Output.Dir, flightFolder),
 		Restarts: o.restarts, Timeout: limit, Stdout: o.Stdout, Stderr: o.Stderr, Signals: caught,
 		Log: func(text string) { log.Warn().Msg("supervise: " + text) }})

@@ -50,6 +50,25 @@ func TestSupervisorRestarts(t *testing.T) {
 	}
 }
 
+// A job starts again under supervision also if the reader of its output has exited, as tee does at
+// the end of a session.
+func TestSupervisorWithoutReader(t *testing.T) {
+	dir, job := keptJob(t)
+	read, write, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := begin(t, []string{"ULYSSES_FAULT=kill:1:20", "ULYSSES_TIMEOUT=9s"}, write, supervised(job, "--restarts", "1")...)
+	read.Close()
+	write.Close()
+	if err := cmd.Wait(); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "out", "model", "model.safetensors")); err != nil {
+		t.Error(err)
+	}
+}
+
 // A job all of whose ranks are frozen is ended from outside, in the time of the watchdog and 5 s.
 func TestSupervisorEndsFrozenJob(t *testing.T) {
 	dir, job := keptJob(t)
