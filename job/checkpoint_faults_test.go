@@ -65,15 +65,22 @@ func TestDiskFull(t *testing.T) {
 }
 
 // If the disk is full, the run warns and continues, and ends with an error when its last checkpoint
-// cannot be written. No partly written file remains.
+// cannot be written. The model is written if it has room. No partly written file remains.
 func TestDiskReallyFull(t *testing.T) {
 	dir, run := newKept(t, "train.steps=8", "checkpoint.keep=9", "output.overwrite=true")
 	if _, err := run(2); err != nil {
 		t.Fatal(err)
 	}
 	want := losses(t, dir)
-	states := filepath.Join(dir, "out", "checkpoints")
+	states, folder := filepath.Join(dir, "out", "checkpoints"), filepath.Join(dir, "out", "model")
 	drop(t, dir, 2, 4, 6, 8)
+	model, err := os.ReadFile(filepath.Join(folder, "model.safetensors"))
+	if err == nil {
+		err = os.RemoveAll(folder)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 	mount := func(flags uintptr, options string) error {
 		return syscall.Mount("tmpfs", states, "tmpfs", flags, options)
 	}
@@ -81,7 +88,10 @@ func TestDiskReallyFull(t *testing.T) {
 		t.Skipf("no small disk can be made here (%v); TestDiskFull has a file that cannot grow", err)
 	}
 	defer syscall.Unmount(states, syscall.MNT_DETACH)
-	_, err := run(2)
+	_, err = run(2)
+	if got, _ := os.ReadFile(filepath.Join(folder, "model.safetensors")); !bytes.Equal(got, model) || !strings.Contains(err.Error(), "the trained weights are in "+folder) {
+		t.Errorf("the model has %d bytes, want %d: %v", len(got), len(model), err)
+	}
 	if status.Of(err) != status.IO || !strings.Contains(err.Error(), "no space left on device") || !strings.Contains(err.Error(), "checkpoint of step 8") || !strings.Contains(err.Error(), "; run the job again to resume") || strings.Contains(err.Error(), "step 6") {
 		t.Errorf("%v", err)
 	}

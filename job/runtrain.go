@@ -73,6 +73,9 @@ func trainOwning(e *Env) (err error) {
 // steps. If the run has stopped early, conclude returns an error with the code Preempted.
 // Collective, except for a rank whose error is its own.
 func (s *session) conclude(err error) error {
+	if train.Shared(err) && s.trainer.Complete() && s.Job.Output.Model && status.Of(err) == status.IO {
+		err = s.saveWithout(err)
+	}
 	if train.Shared(err) { // all ranks have this error and can write the report together
 		s.reportFailure(err)
 	}
@@ -103,6 +106,19 @@ func (s *session) conclude(err error) error {
 		}
 	}
 	return s.report().Write()
+}
+
+// saveWithout writes the model of a run whose last checkpoint could not be written, for the reason
+// err. A checkpoint is several times larger than the model, so the model may have room. saveWithout
+// returns err with the model's folder. Collective.
+func (s *session) saveWithout(err error) error {
+	switch lost := s.save(s.Job.ModelDir()); {
+	case lost == nil:
+		return status.Errorf(status.Of(err), "%w; the trained weights are in %s", err, s.Job.ModelDir())
+	case status.Of(lost) != status.IO:
+		return lost
+	}
+	return err
 }
 
 // reportFailure writes the report of a run that all ranks end with an error. Collective.

@@ -98,6 +98,10 @@ func (t *Trainer) evaluationDue(step int64, last bool) bool {
 // Stopped reports whether Run ended before the last step because Hooks.Stop returned true.
 func (t *Trainer) Stopped() bool { return t.stopped }
 
+// Complete reports whether all steps and evaluations are done, so that after an error of Run only
+// the last checkpoint is missing.
+func (t *Trainer) Complete() bool { return t.complete }
+
 // saveAfter starts a checkpoint if one is due after this step, and completes the previous one once
 // no rank is writing its file. All ranks decide by t.agreed, so they decide the same. If a file
 // cannot be written, the run continues and the next checkpoint is the next attempt; the last
@@ -122,6 +126,7 @@ func (t *Trainer) saveAfter(step int64, last bool) error {
 	if err := t.saver.ready(); err != nil {
 		return err
 	}
+	t.complete = last
 	err := t.saver.begin(step, t.updates, t.bestFor(step, best))
 	if !last && !t.stopped {
 		return t.warnUnsaved(err)
@@ -130,7 +135,7 @@ func (t *Trainer) saveAfter(step int64, last bool) error {
 		err = t.saver.finish()
 	}
 	if status.Of(err) == status.IO {
-		err = status.Errorf(status.IO, "%w; run the job again to resume from the last complete checkpoint", err)
+		err = status.Errorf(status.IO, "%w; run the job again to resume from the last complete checkpoint, if there is one", err)
 	}
 	return err
 }

@@ -40,6 +40,7 @@ type Trainer struct {
 	agreed   agreed // of the last step
 	saver    *saver // nil = no checkpoints
 	stopped  bool
+	complete bool            // see Complete
 	best     checkpoint.Best // of Setup.Track
 	improved bool            // the evaluation after the current step is the best so far
 	// the model calls inspect with every tensor of a pass; nil = no calls
