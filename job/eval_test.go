@@ -125,6 +125,9 @@ func TestEvalFaults(t *testing.T) {
 	if code, _, errs := call("eval", job, filepath.Join(dir, "out"), "--set", "eval.split=0.3"); code != status.OK || !strings.Contains(errs, "step-00000006") {
 		t.Errorf("%v: %s", code, errs)
 	}
+	if code, out, errs := call("eval", job, "--set", "eval.split=0.3"); code != status.OK || strings.Contains(out, "after step") || !strings.Contains(out, " nats a token (") {
+		t.Errorf("%v: %s%s", code, out, errs)
+	}
 	// damage: the checkpoint before it is evaluated, with a warning; a named one is refused
 	newest := filepath.Join(dir, "out", "checkpoints", "step-00000006")
 	if err := os.WriteFile(filepath.Join(newest, "rank-00001.safetensors"), []byte("x"), 0o600); err != nil {

@@ -14,6 +14,7 @@ import (
 	"ulysses/job/assembly"
 	"ulysses/job/file"
 	"ulysses/model"
+	"ulysses/train"
 )
 
 // PrintPlan prints the planned memory before the first step: in one or two lines, with --verbose in
@@ -141,7 +142,11 @@ func (r *Run) printLosses() {
 		if i < len(t.Evals)-1 {
 			out = r.Details
 		}
-		fmt.Fprintf(out, "held-out loss    %.4f nats a token after step %d (%d tokens)\n", float64(e.EvalLoss), e.Step, e.EvalTokens)
+		after := fmt.Sprintf(" after step %d", e.Step)
+		if e.Step == train.EvaluationStep { // of a job that has no steps
+			after = ""
+		}
+		fmt.Fprintf(out, "held-out loss    %.4f nats a token%s (%d tokens)\n", float64(e.EvalLoss), after, e.EvalTokens)
 		for _, set := range e.Sets {
 			fmt.Fprintf(out, "                 %.4f of %s (%d tokens)\n", float64(set.Loss), set.Name, set.Tokens)
 		}
