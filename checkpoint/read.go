@@ -34,6 +34,9 @@ func Find(path string) ([]string, error) {
 	if _, err := os.Lstat(filepath.Join(path, ManifestFile)); err == nil {
 		return []string{path}, nil
 	}
+	if info, err := os.Stat(path); err == nil && !info.IsDir() {
+		return nil, status.Errorf(status.IO, "checkpoint %s: it is a file; name a checkpoint, which is a folder, or the folder in which a run keeps checkpoints", path)
+	}
 	for _, dir := range []Dir{Dir(path), Dir(filepath.Join(path, usualDir))} {
 		steps, err := dir.Steps()
 		if err != nil {

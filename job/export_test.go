@@ -249,6 +249,13 @@ func TestExportSkipsDamaged(t *testing.T) {
 	if code, _, errs = call("export", newest, filepath.Join(dir, "another")); code != status.InvalidConfig || !strings.Contains(errs, "has 100 bytes") {
 		t.Errorf("%v: %s", code, errs)
 	}
+	file := filepath.Join(newest, "manifest.json")
+	if code, _, errs := call("export", file, filepath.Join(dir, "another")); code != status.IO || !strings.Contains(errs, "checkpoint "+file+": it is a file; name a checkpoint") {
+		t.Errorf("%v: %s", code, errs)
+	}
+	if code, _, errs := call("export", all, file); code != status.IO || !strings.HasPrefix(errs, "ulysses-mpi: "+file+" is a file; remove it") {
+		t.Errorf("%v: %s", code, errs)
+	}
 	// the output.dir of the run stands for its folder of checkpoints
 	out = filepath.Join(dir, "out")
 	if code, said, errs := call("export", out, filepath.Join(dir, "of-output")); code != status.OK || !strings.Contains(said, "model after step 4, from "+filepath.Join(all, "step-00000004")) {

@@ -39,3 +39,21 @@ func TestGenerateOnRanks(t *testing.T) {
 		t.Errorf("%v %s", code, errs)
 	}
 }
+
+// generate names the model in the output.dir of a run, and says if there is no folder.
+func TestGenerateFaults(t *testing.T) {
+	dir, run := newKept(t)
+	if _, err := run(1); err != nil {
+		t.Fatal(err)
+	}
+	out, none := filepath.Join(dir, "out"), filepath.Join(dir, "none")
+	for folder, want := range map[string]string{
+		out:  out + ": no config.json here; name " + filepath.Join(out, "model"),
+		none: "there is no folder " + none + "; give a Hugging Face folder",
+		filepath.Join(out, "checkpoints", "step-00000006"): "no config.json here; give a Hugging Face folder",
+	} {
+		if code, _, errs := call("generate", folder, "the"); code != status.IO || !strings.Contains(errs, want) {
+			t.Errorf("%s: %v: %s", folder, code, errs)
+		}
+	}
+}

@@ -122,7 +122,15 @@ func ReadConfig(dir string, override map[string]any) (*Config, error) {
 			return nil, status.Errorf(status.IO, "%w", err)
 		}
 		fix := "give a Hugging Face folder with config.json and *.safetensors"
+		if _, statErr := os.Stat(dir); errors.Is(statErr, fs.ErrNotExist) {
+			return nil, status.Errorf(status.IO, "there is no folder %s; %s", dir, fix)
+		}
 		if errors.Is(err, fs.ErrNotExist) {
+			inside := filepath.Join(dir, "model") // as in output.dir of a run
+			names, _ := FilesIn(inside)
+			if slices.ContainsFunc(names, weightsName.MatchString) { // not in a checkpoint
+				fix = "name " + inside
+			}
 			return nil, status.Errorf(status.IO, "%s: no %s here; %s", dir, configFile, fix)
 		}
 		return nil, status.Errorf(status.IO, "%s: %w; %s", dir, err, fix)

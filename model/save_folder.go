@@ -47,11 +47,11 @@ func writeWeights(dir, weights string, rest func(dir string) error, tensors []St
 		dir = real // replace the target of a symbolic link, not the link
 	}
 	if err := os.MkdirAll(filepath.Dir(dir), 0o777); err != nil {
-		return status.Errorf(status.IO, "model.Save: %w; choose an output folder that can be written", err)
+		return status.Errorf(status.IO, "%w; choose an output folder that can be written", err)
 	}
 	temp, err := tensor.Beside(dir, func(name string) error { return os.Mkdir(name, 0o777) })
 	if err != nil {
-		return status.Errorf(status.IO, "model.Save: %w; choose an output folder that can be written", err)
+		return status.Errorf(status.IO, "%w; choose an output folder that can be written", err)
 	}
 	defer tensor.Discard(temp)
 	if err := rest(temp); err != nil {
@@ -105,23 +105,23 @@ func (t *Stored) write(w io.Writer, buffer []float32, bytes []byte) error {
 // replace renames temp to dir. Files of the old dir that do not belong to its model are kept.
 func replace(dir, temp string) error {
 	if info, err := os.Stat(dir); err == nil && !info.IsDir() {
-		return status.Errorf(status.IO, "model.Save: %s is a file; remove it or choose another folder", dir)
+		return status.Errorf(status.IO, "%s is a file; remove it or choose another folder", dir)
 	}
 	old := temp + ".old"
 	err := os.Rename(dir, old)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return status.Errorf(status.IO, "model.Save: %s cannot be replaced: %w", dir, err)
+		return status.Errorf(status.IO, "%s cannot be replaced: %w", dir, err)
 	}
 	if err := os.Rename(temp, dir); err != nil {
 		os.Rename(old, dir) // restore
-		return status.Errorf(status.IO, "model.Save: %s cannot be written: %w", dir, err)
+		return status.Errorf(status.IO, "%s cannot be written: %w", dir, err)
 	}
 	if err != nil {
 		return nil // dir did not exist
 	}
 	entries, err := os.ReadDir(old)
 	if err != nil {
-		return status.Errorf(status.IO, "model.Save: %s is saved, but its other files could not be moved from %s: %w", dir, old, err)
+		return status.Errorf(status.IO, "%s is saved, but its other files could not be moved from %s: %w", dir, old, err)
 	}
 	for _, e := range entries {
 		name := e.Name()
@@ -129,11 +129,11 @@ func replace(dir, temp string) error {
 			continue
 		}
 		if err := os.Rename(filepath.Join(old, name), filepath.Join(dir, name)); err != nil {
-			return status.Errorf(status.IO, "model.Save: %s is saved, but its file %s could not be moved from %s: %w", dir, name, old, err)
+			return status.Errorf(status.IO, "%s is saved, but its file %s could not be moved from %s: %w", dir, name, old, err)
 		}
 	}
 	if err := os.RemoveAll(old); err != nil {
-		return status.Errorf(status.IO, "model.Save: the previous %s could not be removed from %s: %w", dir, old, err)
+		return status.Errorf(status.IO, "the previous %s could not be removed from %s: %w", dir, old, err)
 	}
 	return nil
 }
@@ -185,7 +185,7 @@ func copyFile(dst, src string) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	} else if err != nil {
-		return status.Errorf(status.IO, "model.Save: %w", err)
+		return status.Errorf(status.IO, "%w", err)
 	}
 	defer r.Close()
 	return tensor.WriteFile(dst, func(w io.Writer) error { _, err := io.Copy(w, r); return err })
