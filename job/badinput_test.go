@@ -180,10 +180,11 @@ func TestBadInput(t *testing.T) {
 func TestRefusalsAreCommon(t *testing.T) {
 	dir := t.TempDir()
 	job := filepath.Join(dir, "job.toml")
-	put(t, job, "[model.new]\nmodel_type = \"llama\"\nhidden_size = 0\n[data]\npath = [\"x.txt\"]\n")
+	putIn(t, filepath.Join(dir, "m", "config.json"), `{"model_type": "llama", "hidden_size": 0}`)
+	put(t, job, "[model]\npath = \"m\"\n[data]\npath = [\"x.txt\"]\n[optimizer]\nlr = 1e-3\n")
 	var mu sync.Mutex
 	var codes []status.Code
-	_ = onRanks(Options{Path: job, Ranks: 4, Stdout: io.Discard, Stderr: &bytes.Buffer{}}, func(e *Env) error {
+	err := onRanks(Options{Path: job, Ranks: 4, Stdout: io.Discard, Stderr: &bytes.Buffer{}}, func(e *Env) error {
 		err := runKind(e)
 		_ = e.world.Barrier() // all ranks have theirs before one returns
 		mu.Lock()
@@ -192,7 +193,7 @@ func TestRefusalsAreCommon(t *testing.T) {
 		return err
 	})
 	if len(codes) != 4 {
-		t.Fatalf("%d ranks came back", len(codes))
+		t.Fatalf("%d ranks came back: %v", len(codes), err)
 	}
 	for _, c := range codes {
 		if c != status.InvalidConfig {

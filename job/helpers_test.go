@@ -9,7 +9,7 @@ import (
 )
 
 // base is the shortest job file of a training job.
-const base = "[model]\nnew = { hidden_size = 8 }\n[data]\npath = [\"a.txt\"]\n"
+const base = "[model]\nnew = { model_type = \"llama\", vocab_size = 9, hidden_size = 8, intermediate_size = 8, num_hidden_layers = 1, num_attention_heads = 1 }\n[data]\npath = [\"a.txt\"]\n"
 
 // parse parses the text of a job file in the folder jobs/.
 func parse(src string, sets ...string) (*file.Job, error) {

@@ -113,7 +113,7 @@ func TestLongNames(t *testing.T) {
 		}
 	}
 	dir := t.TempDir()
-	put(t, filepath.Join(dir, "job.toml"), "[model.new]\nmodel_type = \"qwen3\"\n[data]\npath = \""+long+"\"\n")
+	put(t, filepath.Join(dir, "job.toml"), strings.Replace(base, "a.txt", long, 1))
 	if code, _, stderr := call("run", filepath.Join(dir, "job.toml")); code == status.OK || len(stderr) > 2000 {
 		t.Errorf("%v, %d bytes", code, len(stderr))
 	}

@@ -222,6 +222,10 @@ func (l *loader) check() {
 	if l.bad["kind"] {
 		return
 	}
+	if j := l.job; j.IsModelJob() && len(j.Model.New) > 0 && j.Model.Path == "" && !l.bad["model.new"] && !l.bad["model.override"] {
+		_, err := j.NewConfig()
+		l.modelFaults(err)
+	}
 	idle, why := onlyModels, "which has no model"
 	if l.job.IsModelJob() {
 		idle, why = onlyOperators, "where the model's config.json decides"
@@ -230,6 +234,21 @@ func (l *loader) check() {
 		if f := byKey[key]; !l.bad[key] && l.job.IsSet(key) && !reflect.DeepEqual(f.get(l.job), f.get(&defaults)) {
 			l.faults.add(l.job.Origin(key), status.InvalidConfig, "%s%s: no effect with kind = %q, %s; remove it", key, l.value(key), l.job.Kind, why)
 		}
+	}
+}
+
+// modelFaults adds the faults of [model.new] and [model.override], each with its own line.
+func (l *loader) modelFaults(err error) {
+	if err == nil {
+		return
+	}
+	table, list, several := strings.Cut(err.Error(), ":\n  ")
+	if !several {
+		table, list, _ = strings.Cut(err.Error(), ": ") // the error begins with the name of its table
+	}
+	for _, text := range strings.Split(list, "\n  ") {
+		name, _, _ := strings.Cut(text, " ")
+		l.faults.add(l.job.Origin(table+"."+strings.TrimSuffix(name, ":")), status.Of(err), "%s: %s", table, text)
 	}
 }
 

@@ -12,7 +12,10 @@ import (
 	"ulysses/internal/status"
 )
 
-const base = "[model]\nnew = { hidden_size = 8 }\n[data]\npath = [\"a.txt\"]\n"
+const (
+	newModel = `{ model_type = "llama", vocab_size = 9, hidden_size = 8, intermediate_size = 8, num_hidden_layers = 1, num_attention_heads = 1 }`
+	base     = "[model]\nnew = " + newModel + "\n[data]\npath = [\"a.txt\"]\n"
+)
 
 func parse(src string, sets ...string) (*Job, error) {
 	return Parse([]byte(src), "jobs/job.toml", sets, func(name string) (string, bool) {
@@ -28,7 +31,7 @@ func TestDefaults(t *testing.T) {
 	}
 	want := Default()
 	want.Path, want.at, want.written = "jobs/job.toml", j.at, map[string][]string{}
-	want.Model.New = map[string]any{"hidden_size": int64(8)}
+	want.Model.New = map[string]any{"model_type": "llama", "vocab_size": int64(9), "hidden_size": int64(8), "intermediate_size": int64(8), "num_hidden_layers": int64(1), "num_attention_heads": int64(1)}
 	want.Data.Path = []string{"jobs/a.txt"}
 	want.Output.Dir = "jobs/out"
 	if !reflect.DeepEqual(*j, want) {
@@ -57,7 +60,7 @@ threads = 0
 deterministic = false
 comm = "auto"
 [model]
-new = { hidden_size = 8 }
+new = ` + newModel + `
 override = {}
 [data]
 path = ["a.txt"]

@@ -25,12 +25,31 @@ num_attention_heads = 2
 		"model.new.rope_theta=300.0":                        "jobs/job.toml:6: model.new: head_dim = 7 is odd",
 		"model.new.head_dim=4 model.override.truncate=true": "--set model.override.truncate=true: model.override: truncate: unknown field",
 	} {
-		j, err := parse(src, strings.Fields(sets)...)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := j.ReadConfig(); err == nil || !strings.HasPrefix(err.Error(), want) {
+		if _, err := parse(src, strings.Fields(sets)...); err == nil || !strings.HasPrefix(err.Error(), want) {
 			t.Errorf("%s: %v, want %s", sets, err, want)
+		}
+	}
+}
+
+// Faults of [model.new] are reported together with the faults of other tables, each with its line.
+func TestModelFaultsAmongOthers(t *testing.T) {
+	_, err := parse(`[data]
+path = ["a.txt"]
+sequenc = 48
+[model.new]
+model_type = "llama"
+vocab_size = -1
+hiden_size = 8
+intermediate_size = 8
+num_hidden_layers = 1
+num_attention_heads = "2"
+[optimizer]
+lr = "x"
+`)
+	for _, want := range []string{"toml:3: data.sequenc: ", "toml:4: model.new: hidden_size is missing", "toml:6: model.new: vocab_size = -1: ", "toml:7: model.new: hiden_size: unknown field; did you mean",
+		`toml:10: model.new: num_attention_heads = "2": `, "toml:12: optimizer.lr = "} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v: want %s", err, want)
 		}
 	}
 }

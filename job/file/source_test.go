@@ -8,7 +8,7 @@ import (
 	"ulysses/data"
 )
 
-const sourceBase = "[model.new]\nmodel_type = \"llama\"\n"
+const sourceBase = "[model]\nnew = " + newModel + "\n"
 
 // [[data.source]] has paths relative to the job file, and defaults.
 func TestSources(t *testing.T) {
