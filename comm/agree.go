@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"hash/fnv"
 	"slices"
@@ -38,7 +39,8 @@ func findBroadcaster(c Comm) byteBroadcaster {
 // all ranks fail together and none waits for ever. It returns nil if err is nil on all ranks.
 // Otherwise it returns an error with the code of the lowest rank that failed. Its text is "rank R:"
 // and the error of this rank, if it failed, or of the lowest rank that failed. If all ranks failed
-// with the same error, the text is that error's. Collective over c.
+// with the same error, the text is that error's. Told reports whether rank 0 has the same text.
+// Collective over c.
 func Agree(c Comm, err error) error {
 	var mine []byte
 	if err != nil {
@@ -62,7 +64,7 @@ func Agree(c Comm, err error) error {
 		return nil
 	}
 	if failed > 1 && failed == c.Size() && !slices.ContainsFunc(all, func(b []byte) bool { return !bytes.Equal(b, mine) }) {
-		return &status.Error{Code: status.Of(err), Text: err.Error(), Err: err}
+		return told{&status.Error{Code: status.Of(err), Text: err.Error(), Err: err}}
 	}
 	e := &status.Error{Code: status.Code(binary.LittleEndian.Uint32(all[first])), Text: fmt.Sprintf("rank %d: %s", first, all[first][4:])}
 	if err != nil {
@@ -71,7 +73,22 @@ func Agree(c Comm, err error) error {
 	if failed > 1 {
 		e.Text += fmt.Sprintf(" (%d of %d ranks failed)", failed, c.Size())
 	}
+	if err == nil || bytes.Equal(mine, all[first]) {
+		return told{e}
+	}
 	return e
+}
+
+// told is an error of Agree that rank 0 has as well.
+type told struct{ error }
+
+func (e told) Unwrap() error { return e.error }
+
+// Told reports whether err is an error of Agree that rank 0 has as well. One message of rank 0 is
+// enough then. On rank 0 it is true.
+func Told(err error) bool {
+	var e told
+	return errors.As(err, &e)
 }
 
 // Field is a named value that must be equal on all ranks.

@@ -26,6 +26,9 @@ func suiteAgree(c Comm) error {
 	if c.Rank() == bad && !errors.Is(err, cause) {
 		return wrong("the error of the failing rank has lost its cause")
 	}
+	if !Told(err) || Told(mine) {
+		return wrong("agree: the one error of all ranks is told: %t, before the ranks agreed: %t", Told(err), Told(mine))
+	}
 	err = Agree(c, status.Errorf(status.Code(1+c.Rank()%4), "step: fault %d", c.Rank()))
 	want := fmt.Sprintf("rank %d: step: fault %d", c.Rank(), c.Rank())
 	if c.Size() > 1 {
@@ -34,12 +37,15 @@ func suiteAgree(c Comm) error {
 	if err == nil || err.Error() != want || status.Of(err) != status.InvalidArgument {
 		return wrong("agree: %v (%v), want %q", err, status.Of(err), want)
 	}
+	if Told(err) != (c.Rank() == 0) {
+		return wrong("agree: rank 0 has another fault than this rank, and told is %t", Told(err))
+	}
 	want = "rank 0: no such layer"
 	if c.Size() > 1 {
 		want = "no such layer" // the same on all ranks
 	}
-	if err = Agree(c, status.Errorf(status.Unsupported, "no such layer")); err == nil || err.Error() != want || status.Of(err) != status.Unsupported {
-		return wrong("agree: %v (%v), want %q", err, status.Of(err), want)
+	if err = Agree(c, status.Errorf(status.Unsupported, "no such layer")); err == nil || err.Error() != want || status.Of(err) != status.Unsupported || !Told(err) {
+		return wrong("agree: %v (%v), want %q; told is %t", err, status.Of(err), want, Told(err))
 	}
 	return nil
 }

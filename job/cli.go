@@ -57,14 +57,14 @@ func Main(args []string, stdout, stderr io.Writer) (code status.Code) {
 const maxRanks = 1024
 
 // complain writes the error. If all ranks agreed on it, only the first rank writes it. A failure of
-// communication, of a device or of this program belongs to one rank. An error from before the ranks
-// agree is also one rank's own. Each rank writes such an error with its name. With --log json the
-// error is a line of the log.
+// communication, of a device or of this program belongs to one rank, unless rank 0 has the same
+// error (comm.Told). An error from before the ranks agree is also one rank's own. Each rank writes
+// such an error with its name. With --log json the error is a line of the log.
 func (o *Options) complain(err error) {
 	if err == nil {
 		return
 	}
-	own := map[status.Code]bool{status.Comm: true, status.Device: true, status.Internal: true}[status.Of(err)]
+	own := map[status.Code]bool{status.Comm: true, status.Device: true, status.Internal: true}[status.Of(err)] && !comm.Told(err)
 	env := slurm.Env()
 	var ownError launch.OwnError
 	lone := errors.As(err, &ownError)

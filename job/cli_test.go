@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"ulysses/comm"
 	"ulysses/internal/status"
 	vers "ulysses/internal/version"
 )
@@ -209,6 +210,14 @@ func TestOwnFaultsOfARank(t *testing.T) {
 	(&Options{Stderr: &all}).complain(status.Errorf(status.InvalidConfig, "what ranks agreed on"))
 	if all.Len() > 0 {
 		t.Errorf("rank 2 says what rank 0 has said: %s", all.String())
+	}
+	if err := comm.RunLocal(2, func(c comm.Comm) error {
+		if err := comm.Agree(c, status.Errorf(status.Device, "no GPU")); c.Rank() == 1 {
+			(&Options{Stderr: &all}).complain(err)
+		}
+		return nil
+	}); err != nil || all.Len() > 0 {
+		t.Errorf("%v; rank 2 says which device all ranks miss: %s", err, all.String())
 	}
 	t.Setenv("OMPI_COMM_WORLD_RANK", "0")
 	t.Setenv("OMPI_COMM_WORLD_SIZE", "")
