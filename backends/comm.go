@@ -15,10 +15,10 @@ import (
 // its choice. policy is device.comm of the job file: "auto", or the required kind. Tensors of a CPU
 // device use the host's communicator. For GPUs, "auto" selects NCCL if every rank has its own GPU
 // and its own process, else ipc if all ranks are on one machine, else staged. "mpi" and "local"
-// select staged. If "auto" selects ipc and the machine does not support it, staged is used. A kind
-// that is not possible, or a rank without a device (nil), is an error on all ranks. OpenComm also
-// tells each GPU how many ranks share it, for its memory plan. The result owns host. Collective
-// over host.
+// select staged; "local" is refused for ranks that a launcher started. If "auto" selects ipc and
+// the machine does not support it, staged is used. A kind that is not possible, or a rank without a
+// device (nil), is an error on all ranks. OpenComm also tells each GPU how many ranks share it, for
+// its memory plan. The result owns host. Collective over host.
 func OpenComm(d device.Device, host comm.Comm, policy string) (c comm.Comm, why string, err error) {
 	gpu, _ := d.(*cuda.Device)
 	infos, err := gatherInfos(host, gpu, d)
@@ -172,6 +172,9 @@ func choose(infos []rankInfo, host, route, policy string) (kind, why string, err
 		}
 		return "", "", status.Errorf(status.Unsupported, "device.comm = \"ipc\": %s; set device.comm to \"nccl\" or \"mpi\"", noIPC)
 	case "mpi", "local":
+		if policy == "local" && host == "mpi" {
+			return "", "", otherHost(policy, host)
+		}
 		return "staged", fmt.Sprintf("staged %s: %s", route, requested), nil
 	}
 	return "", "", status.Errorf(status.InvalidConfig, "device.comm = %q is unknown; use auto, nccl, ipc, mpi or local", policy)
@@ -183,9 +186,14 @@ func chooseHost(device, host, policy string) (kind, why string, err error) {
 	case policy == "auto" || policy == host:
 		return host, "", nil
 	case policy == "mpi" || policy == "local":
-		return "", "", status.Errorf(status.Unsupported, "device.comm = %q: the ranks of this job use %q; set device.comm = \"auto\"", policy, host)
+		return "", "", otherHost(policy, host)
 	}
 	return "", "", status.Errorf(status.Unsupported, "device.comm = %q is not possible with device %s; set device.comm = \"auto\"", policy, device)
+}
+
+// otherHost is the error for a policy that names another host communicator than the job has.
+func otherHost(policy, host string) error {
+	return status.Errorf(status.Unsupported, "device.comm = %q: the ranks of this job use %q; set device.comm = \"auto\"", policy, host)
 }
 
 // whyNoNCCL returns the reason why these ranks cannot use NCCL; "" if they can.

@@ -56,6 +56,7 @@ func TestChoose(t *testing.T) {
 		{infosOf("a0", "b0"), "ipc", "ipc", `device.comm = "ipc"`},
 		{infosOf("a0", "b0"), "nccl", "nccl", `device.comm = "nccl"`},
 		{infosOf("a0", "b0"), "mpi", "staged", `staged through host memory and mpi: device.comm = "mpi"`},
+		{infosOf("a0", "b0"), "local", "", `device.comm = "local": the ranks of this job use "mpi"; set device.comm = "auto"`},
 		{infosOf("a0", "b0", "a0"), "nccl", "", `device.comm = "nccl": ranks 0 and 2 share GPU-a; set device.comm to "ipc"`},
 		{infosOf("a0", "b1"), "ipc", "", `device.comm = "ipc": ranks 0 and 1 are on different machines`},
 		{infosOf("a0", "b0"), "pigeon", "", `device.comm = "pigeon" is unknown; use auto, nccl, ipc, mpi or local`},
