@@ -55,6 +55,9 @@ func TestInfo(t *testing.T) {
 	if d, err := Open(Options{Ordinal: 1 << 20}); err == nil || !strings.Contains(err.Error(), "1048576") {
 		t.Errorf("GPU 2^20 = %v, %v: want an error that names it", d, err)
 	}
+	if b, err := d.Alloc(1 << 60); err == nil || !strings.Contains(err.Error(), "device memory: out of GPU memory: 1152921504606846976 bytes requested on "+i.Name) || !strings.Contains(err.Error(), "; end other processes on this GPU") {
+		t.Errorf("2^60 bytes: %v, %v: want an error with the size, the GPU and the fix", b, err)
+	}
 	if d, err := Open(Options{Kernels: "gemm=imagined"}); err == nil || !strings.Contains(err.Error(), "imagined") {
 		t.Errorf("an unknown kernel: %v, %v: want an error that names it", d, err)
 	}

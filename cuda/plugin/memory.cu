@@ -13,7 +13,9 @@ int32_t allocate(Device *d, int64_t bytes, const char *what, void **out) {
     *out = nullptr;
     size_t free = 0, total = 0;
     cudaMemGetInfo(&free, &total);
-    return fail(d, ULY_OUT_OF_MEMORY, "%s: out of GPU memory: %lld bytes requested on %s; %lld of %lld bytes are free",
+    return fail(d, ULY_OUT_OF_MEMORY,
+                "%s: out of GPU memory: %lld bytes requested on %s; %lld of %lld bytes are free; end other processes "
+                "on this GPU (nvidia-smi lists them), or start fewer ranks on it",
                 what, (long long)bytes, d->name, (long long)free, (long long)total);
   }
   return check(d, e, what);
@@ -26,7 +28,7 @@ static int32_t zero(Device *d, void *p, int64_t bytes) {
 
 int32_t api_alloc(uly_device *d, int64_t bytes, void **out) {
   return guarded(d, [&] {
-    TRY(allocate(of(d), bytes, "Alloc", out));
+    TRY(allocate(of(d), bytes, "device memory", out));
     int32_t code = zero(of(d), *out, bytes);
     if (code != ULY_OK) {
       cudaFree(*out);
