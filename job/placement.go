@@ -115,7 +115,7 @@ func placementWarnings(all []place, perSequence, threads int) (texts []string) {
 	}
 	for _, n := range nodes {
 		if gpus := n.gpus(all); gpus > 0 && gpus < len(n.ranks) {
-			texts = append(texts, fmt.Sprintf("device: the %s on %s share %s, its memory and its speed; start one rank for each GPU (srun --ntasks-per-node=%[4]d), or give the node more (--gpus-per-node=%[5]d)",
+			texts = append(texts, fmt.Sprintf("device: the %s on %s share the memory and the speed of %s; start one rank for each GPU (srun --ntasks-per-node=%[4]d), or give the node more (--gpus-per-node=%[5]d)",
 				units.Count(len(n.ranks), "rank"), n.host, units.Count(gpus, "GPU"), gpus, len(n.ranks)))
 			break
 		}

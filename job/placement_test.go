@@ -52,7 +52,7 @@ func TestPlacementWarnings(t *testing.T) {
 			all := places(2, 4, true)
 			all[6].GPU, all[7].GPU = all[4].GPU, all[5].GPU
 			return all
-		}(), 4, 0, "device: the 4 ranks on n2 share 2 GPUs, its memory and its speed; start one rank for each GPU (srun --ntasks-per-node=2), or give the node more (--gpus-per-node=4)"},
+		}(), 4, 0, "device: the 4 ranks on n2 share the memory and the speed of 2 GPUs; start one rank for each GPU (srun --ntasks-per-node=2), or give the node more (--gpus-per-node=4)"},
 		"cyclic": {func() []place {
 			all := places(2, 2, false)
 			all[1].Host, all[2].Host = "n2", "n1"
