@@ -171,9 +171,3 @@ func (m *mpiComm) SendRecv(s device.Stream, recv tensor.Tensor, from int, send t
 	m.addWaited(m.seconds)
 	return err
 }
-
-// AllToAllLibrary calls MPI_Alltoall with blocks of equal bytes. Benchmarks compare AllToAll with
-// it (by type assertion).
-func (m *mpiComm) AllToAllLibrary(dst, src tensor.Tensor) error {
-	return mpiError("MPI_Alltoall", C.umpi_alltoall(m.c, src.Data, dst.Data, C.int(src.Bytes()/int64(m.size))))
-}

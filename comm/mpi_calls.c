@@ -224,11 +224,6 @@ static int call_allgatherv(umpi_comm c, void *all, const int *counts, const int 
   return MPI_Allgatherv(MPI_IN_PLACE, 0, MPI_BYTE, all, counts, offsets, MPI_BYTE, to_mpi(c));
 }
 
-static int call_alltoall(umpi_comm c, const void *send, void *recv, int bytes) {
-  TRY(check_state());
-  return MPI_Alltoall(send, bytes, MPI_BYTE, recv, bytes, MPI_BYTE, to_mpi(c));
-}
-
 static int call_pending_new(umpi_pending **out) {
   *out = calloc(1, sizeof **out);
   return *out == NULL ? MPI_ERR_NO_MEM : MPI_SUCCESS;

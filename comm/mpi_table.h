@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-#define UMPI_ABI 3u
+#define UMPI_ABI 4u
 
 // Results in addition to MPI's error codes, which are positive.
 #define UMPI_ENDED (-2)  // MPI has been finalized
@@ -62,7 +62,6 @@ typedef struct umpi_pending umpi_pending;
   X(broadcast, (umpi_comm c, void *data, int bytes, int root), (c, data, bytes, root))                              \
   X(allgather, (umpi_comm c, const void *send, int bytes, void *recv), (c, send, bytes, recv))                      \
   X(allgatherv, (umpi_comm c, void *all, const int *counts, const int *offsets), (c, all, counts, offsets))         \
-  X(alltoall, (umpi_comm c, const void *send, void *recv, int bytes), (c, send, recv, bytes))                       \
   X(alltoall_start,                                                                                                 \
     (umpi_comm c, int rank, int size, const char *send, const int64_t *soffsets, const int64_t *sbytes, char *recv, \
      const int64_t *roffsets, const int64_t *rbytes, int64_t sequence, int64_t limit, umpi_pending *p),             \
