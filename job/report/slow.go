@@ -60,7 +60,8 @@ func (s *slowStep) meanOf(in func(phase string) bool) float64 {
 	return s.mean(func(rank int) float64 { return s.of(rank, in) })
 }
 
-// measured reports whether the communicators measure waiting: those for GPU memory do not.
+// measured reports whether the communicators measure waiting. Kernels of NCCL do not: of a run with
+// NCCL, waiting has only the calls of the host.
 func (s *slowStep) measured() bool { return s.mean(s.waiting) > 0 }
 
 // because returns a warning with cause and fix if a step took at least slowFrom times its plan,
@@ -85,27 +86,23 @@ func (s *slowStep) because() string {
 	return fmt.Sprintf("a step took %.1f times its plan (%.3g s, %.3g s planned): %s; %s", s.seconds/s.planned.Seconds, s.seconds, s.planned.Seconds, cause, fix)
 }
 
-// slowRank finds a rank for which the others wait. Where waiting is measured, it is the rank that
-// waits least; it computes longer than the others, or its bytes take longer. Otherwise only a rank
-// that computes longer can be found.
+// slowRank finds a rank for which the others wait. It is the rank that waits least, where waiting
+// is measured; it computes longer than the others, or its bytes take longer. If all ranks wait
+// alike, or waiting is not measured, it is a rank that computes longer.
 func (s *slowStep) slowRank(excess float64) (cause, fix string) {
 	computed := func(rank int) float64 { return s.of(rank, computes) }
-	if !s.measured() {
-		slowest, fastest := s.extremes(computed)
-		if computed(slowest)-computed(fastest) < excess/2 {
+	moved := func(rank int) float64 { return s.of(rank, betweenRanks) - s.waiting(rank) }
+	other, slowest := s.extremes(s.waiting)
+	if s.waiting(other)-s.waiting(slowest) < excess/2 {
+		slowest, other = s.extremes(computed)
+		if computed(slowest)-computed(other) < excess/2 {
 			return "", ""
 		}
-		return s.lateRank(slowest, fastest, "computed", computed), "look for other processes on that host"
 	}
-	moved := func(rank int) float64 { return s.of(rank, betweenRanks) - s.waiting(rank) }
-	longest, slowest := s.extremes(s.waiting)
-	if s.waiting(longest)-s.waiting(slowest) < excess/2 {
-		return "", ""
+	if computed(slowest)-computed(other) >= moved(slowest)-moved(other) {
+		return s.lateRank(slowest, other, "computed", computed), "look for other processes on that host"
 	}
-	if computed(slowest)-computed(longest) >= moved(slowest)-moved(longest) {
-		return s.lateRank(slowest, longest, "computed", computed), "look for other processes on that host"
-	}
-	return s.lateRank(slowest, longest, "moved bytes for", moved), "measure the network of that host"
+	return s.lateRank(slowest, other, "moved bytes for", moved), "measure the network of that host"
 }
 
 // lateRank describes a rank for which another one waited.
@@ -143,7 +140,7 @@ func (s *slowStep) sharedCores() (cause, fix string) {
 		if f.Cores == 0 || ranks*threads <= f.Cores {
 			continue
 		}
-		fix = fmt.Sprintf("start at most %d ranks a node", max(1, f.Cores/threads))
+		fix = fmt.Sprintf("start at most %s a node", units.Count(max(1, f.Cores/threads), "rank"))
 		if threads > 1 && ranks <= f.Cores {
 			fix = fmt.Sprintf("set device.threads = %d", f.Cores/ranks)
 		}
