@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -275,6 +276,17 @@ func TestHelp(t *testing.T) {
 		if !strings.Contains(out, "\n  "+v.use()+"  ") {
 			t.Errorf("ulysses-mpi --help does not list %s", v.name)
 		}
+		if !regexp.MustCompile(`\n\| verb \|.*` + "`" + v.name + "`").MatchString(text(t, "../docs/glossary.md")) {
+			t.Errorf("docs/glossary.md does not list %s", v.name)
+		}
+	}
+	// A plan for a GPU of this machine may find none.
+	t.Setenv("ULYSSES_CUDA_PLUGIN", filepath.Join(t.TempDir(), "none.so"))
+	if code, _, errs := call("plan", "../examples/quickstart.toml", "--set", "device.backend=cuda"); code != status.Device || !strings.Contains(help("plan"), fmt.Sprintf("\n%4d  ", code)) {
+		t.Errorf("plan ends with %d: %s\n%s", code, errs, help("plan"))
+	}
+	if ranks := "run N ranks inside this process"; strings.Contains(help("plan"), ranks) || !strings.Contains(help("verify"), ranks) {
+		t.Errorf("--ranks of plan starts ranks\n%s", help("plan"))
 	}
 }
 

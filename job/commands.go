@@ -51,10 +51,11 @@ ulysses-mpi job.toml --ranks 4`,
 		{name: "plan", words: []string{jobFile}, run: func(o Options) error { return onFirstRank(func() error { return planJob(o) }) },
 			short: "predict memory, traffic and time of a step; executes nothing",
 			long: `Predicts the memory of each rank, the bytes sent, the time of a step, and whether the job fits.
-It executes nothing and needs no GPU. docs/plan.md explains the tables.`,
+It executes nothing. It needs no GPU, except for device.backend = "cuda" without --cluster.
+docs/plan.md explains the tables.`,
 			example: `ulysses-mpi plan job.toml --ranks 8
 ulysses-mpi plan job.toml --cluster examples/clusters/h200.toml --search`,
-			codes: []status.Code{status.OK, status.InvalidConfig, status.Unsupported, status.OutOfMemory, status.IO}},
+			codes: []status.Code{status.OK, status.InvalidConfig, status.Unsupported, status.OutOfMemory, status.Device, status.IO}},
 		{name: "verify", words: []string{jobFile}, run: Verify,
 			short: "compare the job on one rank with the job on all ranks, tensor by tensor",
 			long: `Runs the first step of the job (or the whole operator job) on all ranks and on one rank, and
@@ -68,9 +69,9 @@ ulysses-mpi verify job.toml --tensors step1.safetensors`,
 		{name: "eval", words: []string{jobFile}, option: "folder", run: Eval,
 			short: "evaluate a checkpoint or a model folder with the data of a job",
 			long: `Evaluates the weights of a checkpoint, of the newest checkpoint in a folder, of adapters (a folder
-of PEFT) or of a Hugging Face folder on the evaluation data of a job file, whatever its kind. Without
-a folder, it takes the newest checkpoint of the job. Any number of ranks may evaluate. Results are
-written as by a job of kind = "eval"; while the run goes on, set another output.dir.`,
+of PEFT) or of a Hugging Face folder on the evaluation data of a job file, whatever its kind.
+Without a folder, it takes the newest checkpoint of the job. Any number of ranks may evaluate.
+Results are written as by a job of kind = "eval"; while the run goes on, set another output.dir.`,
 			example: `ulysses-mpi eval job.toml out/checkpoints/step-00001000
 mpirun -n 4 ulysses-mpi eval job.toml --set output.dir=out/eval --set eval.path=other.jsonl`,
 			codes: []status.Code{status.OK, status.InvalidConfig, status.Unsupported, status.OutOfMemory, status.Comm, status.Device, status.IO, status.Numeric}},
@@ -164,8 +165,9 @@ ulysses-mpi completion zsh > "${fpath[1]}/_ulysses-mpi"
 ulysses-mpi completion fish > ~/.config/fish/completions/ulysses-mpi.fish`,
 			codes: []status.Code{status.OK}},
 		{name: "version", run: func(o Options) error { return onFirstRank(func() error { return version(o.Stdout) }) },
-			short:   "print version, commit and build",
-			long:    "Prints the version, the commit of the sources, whether the program is linked with MPI, and the Go version.",
+			short: "print version, commit and build",
+			long: `Prints the version, the commit of the sources, whether the program is linked with MPI, and the
+version of Go.`,
 			example: "ulysses-mpi version", codes: []status.Code{status.OK}},
 	}
 }
@@ -192,7 +194,7 @@ var flagVerbs = map[string][]string{
 // addFlags defines all flags of all verbs.
 func addFlags(f *pflag.FlagSet, o *Options) {
 	f.Var((*setFlag)(&o.Sets), "set", "replace a key of the job file; the value is TOML or text; may be repeated")
-	f.IntVarP(&o.Ranks, "ranks", "n", 0, "run `N` ranks inside this process (default 1); with plan, plan for N ranks")
+	f.IntVarP(&o.Ranks, "ranks", "n", 0, "run `N` ranks inside this process (default 1)")
 	f.BoolVar(&o.search, "search", false, "find the best mesh for these ranks and the longest sequence that fits")
 	f.StringVar(&o.cluster, "cluster", "", "plan for the machine that `file.toml` describes (docs/plan.md)")
 	f.BoolVar(&o.json, "json", false, "print the findings as one JSON object")
@@ -267,6 +269,8 @@ func newCommands(o *Options, choose func(v *verb, cmd *cobra.Command, words []st
 		addFlags(cmd.Flags(), o)
 		cmd.Flags().VisitAll(func(f *pflag.Flag) { f.Hidden = !slices.Contains(flagVerbs[f.Name], v.name) })
 		switch v.name {
+		case "plan":
+			cmd.Flags().Lookup("ranks").Usage = "plan for `N` ranks (default: of the launcher or the cluster, else parallel.ulysses x parallel.ring)"
 		case "doctor":
 			cmd.Flags().Lookup("cluster").Usage = "check all ranks of the job `job.toml`, under its launcher"
 		case "sbatch":

@@ -34,7 +34,8 @@ type exitCode struct {
 }
 
 const rootLong = `Trains transformers on sequences that are sharded over ranks (DeepSpeed-Ulysses), on MPI and Slurm.
-Under mpirun or srun each process is one rank. Without a launcher, --ranks N runs N ranks in one process.`
+Under mpirun or srun each process is one rank. Without a launcher, --ranks N runs N ranks in one
+process.`
 
 // writeHelp writes the help text of a command: usage, flags, an example, exit codes.
 func writeHelp(w io.Writer, cmd *cobra.Command) {
