@@ -7,7 +7,10 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"os"
 	"os/exec"
+	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 )
@@ -113,6 +116,37 @@ func TestImportsPointDown(t *testing.T) {
 		}
 		if seen < len(may)/2 {
 			t.Errorf("go list -tags %q printed only %d packages", tags, seen)
+		}
+	}
+}
+
+// docs/architecture.md names every package. It describes the packages in internal and testkit
+// together. A package of the first list imports none that stands above it.
+func TestPage(t *testing.T) {
+	page, err := os.ReadFile(filepath.Join(root, "docs/architecture.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, list, _ := strings.Cut(string(page), "\n## Packages\n")
+	list, _, _ = strings.Cut(list, "\n## ")
+	position := map[string]int{} // in the first list, from 1
+	lists := strings.Split(list, "\n\n    ")
+	for _, line := range strings.Split(lists[1], "\n") {
+		if name, _, _ := strings.Cut(strings.TrimSpace(line), " "); may[name] != "" {
+			position[name] = len(position) + 1
+		}
+	}
+	for name, imports := range may {
+		if strings.HasPrefix(name, "internal/") || strings.HasPrefix(name, "testkit/") || name == "slurm" || name == "cpu/kernels" {
+			continue
+		}
+		if !regexp.MustCompile(`(?m)^ {4}` + name + `[ ,]`).MatchString(list) {
+			t.Errorf("docs/architecture.md does not list %s", name)
+		}
+		for _, below := range strings.Fields(imports) {
+			if above := position[below]; above > 0 && above < position[name] {
+				t.Errorf("docs/architecture.md lists %s above %s, which imports it", below, name)
+			}
 		}
 	}
 }
