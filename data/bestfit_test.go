@@ -230,17 +230,17 @@ func TestBestFit(t *testing.T) {
 // lines and Megatron's, any blocks and ranks, also if eval.split reserves documents.
 func TestBestFitOfFiles(t *testing.T) {
 	packed := func(docs [][]int32, size int) (sequences []MicroBatch) {
-		var pieces [][]int32
+		var chunks [][]int32
 		var lengths []int64
 		for _, d := range docs {
 			for p := range slices.Chunk(d, size) {
-				pieces, lengths = append(pieces, p), append(lengths, int64(len(p)))
+				chunks, lengths = append(chunks, p), append(lengths, int64(len(p)))
 			}
 		}
 		for _, bin := range plainBestFit(lengths, int64(size)) {
 			var in [][]int32
 			for _, i := range bin {
-				in = append(in, pieces[i])
+				in = append(in, chunks[i])
 			}
 			sequences = append(sequences, plainSequences(in, int64(size), true)...)
 		}

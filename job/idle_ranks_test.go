@@ -14,7 +14,7 @@ func TestIdleRanksAreWarnedOf(t *testing.T) {
 	for _, c := range []struct {
 		kind, args string
 		want       string // "" = no warning
-		remedies   []string
+		fixes      []string
 	}{
 		{"llama", "-n 6", "", nil},
 		{"llama", "-n 12 --set parallel.ulysses=6", "", nil},
@@ -41,12 +41,12 @@ func TestIdleRanksAreWarnedOf(t *testing.T) {
 			}
 			_, fix, ok := strings.Cut(errs, c.want)
 			good := false
-			for _, r := range c.remedies {
+			for _, r := range c.fixes {
 				good = good || strings.Contains(fix, r)
 			}
 			good = good || regexp.MustCompile(`^.*set parallel.ulysses = [1-6] and parallel.ring = \d+ \(\d+ replicas?\), which`).MatchString(fix)
 			if !ok || !good {
-				t.Errorf("%s %s: want %q with one of %q in\n%s", verb, c.args, c.want, c.remedies, errs)
+				t.Errorf("%s %s: want %q with one of %q in\n%s", verb, c.args, c.want, c.fixes, errs)
 			}
 			if step := strings.Index(errs, `"message":"train"`); verb == "run" && step >= 0 && step < strings.Index(errs, c.want) {
 				t.Errorf("%s: warned after the first step:\n%s", c.args, errs)

@@ -224,13 +224,13 @@ func (m *Model) initParam(s device.Stream, p *Param, seed uint64) error {
 		}
 	}
 	// A model has billions of normal deviates, so all cores compute them.
-	const piece = 1 << 16
+	const block = 1 << 16
 	workers := int64(runtime.GOMAXPROCS(0))
-	buffer := make([]float32, min(p.Numel(), workers*piece))
+	buffer := make([]float32, min(p.Numel(), workers*block))
 	return m.upload(s, p, buffer, func(at int64, dst []float32) error {
 		var group sync.WaitGroup
-		for lo := 0; lo < len(dst); lo += piece {
-			group.Go(func() { fill(uint64(at)+uint64(lo), dst[lo:min(lo+piece, len(dst))]) })
+		for lo := 0; lo < len(dst); lo += block {
+			group.Go(func() { fill(uint64(at)+uint64(lo), dst[lo:min(lo+block, len(dst))]) })
 		}
 		group.Wait()
 		return nil

@@ -112,7 +112,7 @@ class Layout:
         found.sort(key=lambda pair: pair[0])
         return _concatenate([x for _, x in found] or [shards[0]], dim)
 
-    def pieces(self, n: int) -> Iterator[tuple[int, int, int]]:
+    def all_ranges(self, n: int) -> Iterator[tuple[int, int, int]]:
         """Returns (rank, lo, hi) of the ranges of all ranks, in the order of the tokens."""
         found = [(lo, hi, r) for r in range(self.size) for lo, hi in self.ranges(n, r)]
         return ((rank, lo, hi) for lo, hi, rank in sorted(found))

@@ -134,16 +134,16 @@ def sequences_of(
     visible = np.ones((batch, seq), bool)
     before = None
     ranges = [iter(shard.ranges) for shard in each]
-    for rank, lo, hi in layout.pieces(seq):
-        piece = next(ranges[rank])
-        begins[piece.starts[:, 0], lo + piece.starts[:, 1]] = True
-        if piece.first is not None and before is not None:
-            begins[:, lo] |= before + 1 != piece.first
-        before = piece.last
-        if piece.visible is not None:
+    for rank, lo, hi in layout.all_ranges(seq):
+        held = next(ranges[rank])
+        begins[held.starts[:, 0], lo + held.starts[:, 1]] = True
+        if held.first is not None and before is not None:
+            begins[:, lo] |= before + 1 != held.first
+        before = held.last
+        if held.visible is not None:
             changes = np.zeros((batch, hi - lo), np.int64)
-            changes[piece.changes[:, 0], piece.changes[:, 1]] = 1
-            visible[:, lo:hi] = piece.visible[:, None] ^ (np.cumsum(changes, 1) % 2 == 1)
+            changes[held.changes[:, 0], held.changes[:, 1]] = 1
+            visible[:, lo:hi] = held.visible[:, None] ^ (np.cumsum(changes, 1) % 2 == 1)
     if not visible.all():
         _check_padding(begins, visible)
         begins[:, 1:] |= visible[:, 1:] != visible[:, :-1]
