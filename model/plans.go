@@ -4,6 +4,7 @@ import (
 	"ulysses/comm"
 	"ulysses/device"
 	"ulysses/gdn"
+	"ulysses/internal/status"
 	"ulysses/sp"
 	"ulysses/tensor"
 )
@@ -38,6 +39,9 @@ func (p *plans) make(d device.Device, c comm.Comm, cfg *Config, o Options) (err 
 	p.softmaxes = cfg.softmaxLayers()
 	p.grouped, p.comm, p.ring, p.overlap = map[int64][masks]*sp.Plan{}, c, o.Ring, o.Overlap && c.Size() > 1
 	p.gather = o.Gather && o.Ring > 1
+	if widest := d.Info().AttentionHead; widest > 0 && cfg.HeadDim > widest && p.softmaxes != ([masks]int64{}) {
+		return status.Errorf(status.Unsupported, "head_dim = %d: attention of device %s supports at most %d; set device.backend = \"cpu\"", cfg.HeadDim, d.Info().Kind, widest)
+	}
 	err = p.setGroups(d, c, cfg, o.Compute, 1)
 	if err == nil && p.linears > 0 {
 		p.linear, err = gdn.NewPlan(d, c, gdn.Layer{KeyHeads: cfg.LinearNumKeyHeads, ValueHeads: cfg.LinearNumValueHeads,
