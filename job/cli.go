@@ -80,7 +80,7 @@ func (o *Options) complain(err error) {
 	if lone && env.Tasks > 1 {
 		text = fmt.Sprintf("rank %d on %s: %s", env.Rank, env.Host, text)
 	}
-	if n := status.Faults(err); n > 1 && !own {
+	if n := len(status.Faults(err)); n > 1 && !own {
 		text = fmt.Sprintf("%d faults, %v:\n%s", n, status.Of(err), text)
 	}
 	if o.log == "json" {

@@ -62,6 +62,8 @@ type Config struct {
 	raw map[string]any // config.json as read, for Save and Override
 	// DType was overridden: Save writes it instead of the types of the source's files
 	forced bool
+	// inJob says that the fields are in the job file, not in a config.json.
+	inJob bool
 	// about fields that are read in another way than their author may have expected
 	warnings []string
 }
@@ -127,7 +129,11 @@ func parseConfig(text []byte, override map[string]any) (*Config, error) {
 // fields are faults; in a config.json they are ignored, because transformers adds fields of its
 // own.
 func ConfigFromMap(fields map[string]any) (*Config, error) {
-	return read("model.new", maps.Clone(fields), true)
+	c, err := read("model.new", maps.Clone(fields), true)
+	if err == nil {
+		c.inJob = true
+	}
+	return c, err
 }
 
 // Override returns a config with some fields of config.json replaced. RoPE's fields are replaced in
@@ -176,7 +182,11 @@ func (c *Config) Override(fields map[string]any) (*Config, error) {
 			delete(raw, "layer_types") // which may name layers with a window
 		}
 	}
-	r, err := read("config.json with model.override", raw, false)
+	where := "config.json with model.override"
+	if c.inJob {
+		where = "model.override"
+	}
+	r, err := read(where, raw, false)
 	if err != nil {
 		return nil, err
 	}

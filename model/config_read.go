@@ -53,16 +53,20 @@ func (r *reader) err() error {
 // list returns an error that lists faults, or nil if there are none.
 func list(code status.Code, where string, faults []string) error {
 	const most = 20
+	var all []string
+	for _, f := range faults {
+		all = append(all, where+": "+f)
+	}
 	n := len(faults)
 	switch {
 	case n == 0:
 		return nil
 	case n == 1:
-		return status.Errorf(code, "%s: %s", where, faults[0])
+		return &status.Error{Code: code, Text: all[0], Faults: all}
 	case n > most:
 		faults = append(faults[:most:most], fmt.Sprintf("and %d more", n-most))
 	}
-	return &status.Error{Code: code, Text: fmt.Sprintf("%s:\n  %s", where, strings.Join(faults, "\n  ")), Faults: n}
+	return &status.Error{Code: code, Text: fmt.Sprintf("%s:\n  %s", where, strings.Join(faults, "\n  ")), Faults: all}
 }
 
 func (r *reader) value(name string) any { r.seen[name] = true; return r.raw[name] }

@@ -43,8 +43,8 @@ func (c Code) String() string {
 type Error struct {
 	Code   Code
 	Text   string
-	Err    error // the cause; may be nil
-	Faults int   // number of faults that Text lists, one per line; 0 = one fault
+	Err    error    // the cause; may be nil
+	Faults []string // the texts of the faults that Text lists; nil = one fault
 }
 
 func (e *Error) Error() string { return e.Text }
@@ -57,17 +57,18 @@ func Errorf(c Code, format string, args ...any) error {
 	return &Error{Code: c, Text: err.Error(), Err: errors.Unwrap(err)}
 }
 
-// Faults returns the number of faults that an error lists: 1 if it has no list, 0 for nil.
-func Faults(err error) int {
+// Faults returns the texts of the faults that an error lists: its own text if it has no list, none
+// for nil.
+func Faults(err error) []string {
 	if err == nil {
-		return 0
+		return nil
 	}
-	for ; err != nil; err = errors.Unwrap(err) {
-		if e, ok := err.(*Error); ok && e.Faults > 0 {
+	for at := err; at != nil; at = errors.Unwrap(at) {
+		if e, ok := at.(*Error); ok && e.Faults != nil {
 			return e.Faults
 		}
 	}
-	return 1
+	return []string{err.Error()}
 }
 
 // Of returns the code of an error: OK for nil, Internal for an error without a code.

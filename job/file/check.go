@@ -239,16 +239,8 @@ func (l *loader) check() {
 
 // modelFaults adds the faults of [model.new] and [model.override], each with its own line.
 func (l *loader) modelFaults(err error) {
-	if err == nil {
-		return
-	}
-	table, list, several := strings.Cut(err.Error(), ":\n  ")
-	if !several {
-		table, list, _ = strings.Cut(err.Error(), ": ") // the error begins with the name of its table
-	}
-	for _, text := range strings.Split(list, "\n  ") {
-		name, _, _ := strings.Cut(text, " ")
-		l.faults.add(l.job.Origin(table+"."+strings.TrimSuffix(name, ":")), status.Of(err), "%s: %s", table, text)
+	for _, text := range status.Faults(err) {
+		l.faults.add(l.job.Origin(modelKey(text, "model.new")), status.Of(err), "%s", text)
 	}
 }
 

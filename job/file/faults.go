@@ -103,5 +103,5 @@ func (f *faults) err() error {
 	if len(*f) == 1 {
 		code = (*f)[0].code
 	}
-	return &status.Error{Code: code, Text: strings.Join(lines, "\n"), Faults: len(lines)}
+	return &status.Error{Code: code, Text: strings.Join(lines, "\n"), Faults: lines}
 }

@@ -53,10 +53,16 @@ func (j *Job) ModelFault(err error) error {
 	if !strings.HasPrefix(text, "model.") {
 		text = key + ": " + text
 	}
-	if m := modelField.FindStringSubmatch(text); m != nil {
-		key = m[1] + "." + m[2]
+	return &status.Error{Code: status.Of(err), Text: fmt.Sprintf("%v: %s", j.Origin(modelKey(text, key)), text), Err: err}
+}
+
+// modelKey returns the key of the job file that a fault of the model's fields is about, or else
+// another key.
+func modelKey(fault, other string) string {
+	if m := modelField.FindStringSubmatch(fault); m != nil {
+		return m[1] + "." + m[2]
 	}
-	return &status.Error{Code: status.Of(err), Text: fmt.Sprintf("%v: %s", j.Origin(key), text), Err: err}
+	return other
 }
 
 // NoFolder returns the error text for a folder that does not exist, with the command that downloads

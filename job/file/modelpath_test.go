@@ -23,6 +23,7 @@ num_attention_heads = 2
 	for sets, want := range map[string]string{
 		"model.new.head_dim=4":                              "jobs/job.toml:4: model.override: truncate: unknown field",
 		"model.new.rope_theta=300.0":                        "jobs/job.toml:6: model.new: head_dim = 7 is odd",
+		"model.new.head_dim=4 model.override={head_dim=3}":  "--set model.override={head_dim=3}: model.override: head_dim = 3 is odd",
 		"model.new.head_dim=4 model.override.truncate=true": "--set model.override.truncate=true: model.override: truncate: unknown field",
 	} {
 		if _, err := parse(src, strings.Fields(sets)...); err == nil || !strings.HasPrefix(err.Error(), want) {
