@@ -123,7 +123,7 @@ func TestShimRefused(t *testing.T) {
 	for file, want := range map[string]string{
 		text:                     "cannot be opened",
 		source("int nothing;\n"): "without the function umpi_table",
-		source(open + "*have = 99; return 0; }\n"):                                              "has version 99 of the interface, this library has version 3",
+		source(open + "*have = 99; return 0; }\n"):                                              "has version 99 of the interface, this library has version 4",
 		source(open + "*have = UMPI_ABI; t.abi = UMPI_ABI; t.size = 24; return &t; }\n"):        "a table of 24 bytes",
 		source(open + "*have = UMPI_ABI; t.abi = 7; t.size = (uint32_t)sizeof t; return &t; }"): "has version 7",
 	} {

@@ -41,7 +41,7 @@ func TestExitCodes(t *testing.T) {
 		t.Fatal(err)
 	}
 	unbuilt := filepath.Join(t.TempDir(), "job.toml")
-	if err := os.WriteFile(unbuilt, []byte("model.new = { a = 1 }\ndata.path = \"x.txt\"\nlora.use_dora = true\n"), 0o600); err != nil {
+	if err := os.WriteFile(unbuilt, []byte("model.new = { model_type = \"llama\", vocab_size = 256, hidden_size = 8, intermediate_size = 8, num_hidden_layers = 1, num_attention_heads = 1 }\ndata.path = \"x.txt\"\nlora.use_dora = true\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range []struct {
