@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Text to tokens: our tokenizer compared with the package `tokenizers`, with one thread each.
 
-    benchmarks/peers/tokenizer.py FOLDER
+    benchmarks/peers/tokenizer.py FOLDER [NAME=TOKENIZER.JSON ...]
 
 Run it in the root of the repository, with a Python that has testdata/goldens/requirements.txt. It
-trains vocabularies of 32,000 tokens into FOLDER (a minute), encodes a text in documents of about
-4 KB with the package and with our benchmark, checks that the ids are equal, and prints a table.
+trains vocabularies of 32,000 tokens into FOLDER (a minute), or copies the named files there,
+encodes a text in documents of about 4 KB with the package and with our benchmark, checks that the
+ids are equal, and prints a table.
 """
 
 import hashlib
@@ -87,9 +88,13 @@ def main() -> None:
     (folder / "text.txt").write_text(TEXT)
     docs, total = documents(TEXT), len(TEXT.encode())
     vocabularies.trained = trained
-    made = vocabularies.tokenizers()
+    given = dict(word.split("=", 1) for word in sys.argv[2:])
+    if given:
+        made = {name: json.loads(pathlib.Path(path).read_text()) for name, path in given.items()}
+    else:
+        made = vocabularies.tokenizers()
     rows = {}
-    for name in FAMILIES:
+    for name in given or FAMILIES:
         (folder / name).mkdir(exist_ok=True)
         (folder / name / "tokenizer.json").write_text(json.dumps(made[name]))
         tok = Tokenizer.from_str(json.dumps(made[name]))
