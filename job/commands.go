@@ -123,11 +123,14 @@ It needs no other ranks and no GPU.`,
 as the folder model of output.dir. It takes the most probable token, or draws one if --temperature
 is above 0. If the folder has a generation_config.json with do_sample, its values are the defaults.
 The text ends after --max-tokens, or with a token that ends a text. Special tokens in the prompt are
-recognized. It begins with the marks with which the tokenizer begins a text. Several ranks divide
-the layers: each has the weights and caches of its layers, so a model may be larger than the memory
-of one rank. The text is the same on any number of ranks.`,
+recognized. It begins with the marks with which the tokenizer begins a text. With --chat, the model
+answers the prompt as the user of its chat template; a prompt in JSON with messages, as in a .jsonl
+file, is a whole conversation, also with tools and chat_template_kwargs. Several ranks divide the
+layers: each has the weights and caches of its layers, so a model may be larger than the memory of
+one rank. The text is the same on any number of ranks.`,
 			example: `ulysses-mpi generate out/model "The whale"
 ulysses-mpi generate Qwen3-0.6B --temperature 0.7 --top-p 0.8 < prompt.txt
+ulysses-mpi generate Qwen3-0.6B --chat "Why is the sky blue?"
 mpirun -n 4 ulysses-mpi generate Llama-3.1-70B "The whale"`,
 			codes: []status.Code{status.OK, status.InvalidConfig, status.Unsupported, status.OutOfMemory, status.Comm, status.Device, status.IO}},
 		{name: "init", option: "model-folder", run: func(o Options) error { return onFirstRank(func() error { return initJob(o) }) },
@@ -187,7 +190,7 @@ func verbOf(name string) *verb {
 var flagVerbs = map[string][]string{
 	"set": {"run", "plan", "verify", "eval", "logits", "supervise", "sbatch", "doctor"}, "restarts": {"supervise", "sbatch"}, "ranks": {"run", "plan", "verify", "eval", "logits", "generate", "doctor"}, "search": {"plan"}, "cluster": {"plan", "doctor"}, "json": {"verify", "diagnose", "logits"}, "compare": {"logits"}, "logits": {"logits"}, "all": {"verify"}, "tensors": {"verify", "logits"}, "force": {"run", "export", "supervise"}, "merge": {"export"},
 	"log": {"run", "plan", "verify", "eval", "logits", "supervise"}, "verbose": {"run", "eval", "supervise"}, "quiet": {"run", "verify", "eval", "logits", "supervise", "generate"},
-	"max-tokens": {"generate"}, "temperature": {"generate"}, "top-p": {"generate"}, "top-k": {"generate"}, "seed": {"generate"}, "device": {"generate"}, "dtype": {"generate"}, "output": {"init", "sbatch"},
+	"chat": {"generate"}, "max-tokens": {"generate"}, "temperature": {"generate"}, "top-p": {"generate"}, "top-k": {"generate"}, "seed": {"generate"}, "device": {"generate"}, "dtype": {"generate"}, "output": {"init", "sbatch"},
 	"nodes": {"sbatch"}, "ntasks-per-node": {"sbatch"}, "gpus-per-node": {"sbatch"}, "cpus-per-task": {"sbatch"}, "time": {"sbatch"}, "array": {"sbatch"}, "image": {"sbatch"},
 }
 
@@ -212,6 +215,7 @@ func addFlags(f *pflag.FlagSet, o *Options) {
 	f.StringVar(&o.sbatch.time, "time", "1:00:00", "time `limit`, in a form of Slurm")
 	f.StringVar(&o.sbatch.array, "array", "", "run the job for each `index` of a list such as 0-3")
 	f.StringVar(&o.sbatch.image, "image", "", "run the program of an Apptainer image `file.sif`")
+	f.BoolVar(&o.generate.chat, "chat", false, "the prompt is what a user says; the model's chat template is put around it")
 	f.Int64Var(&o.generate.tokens, "max-tokens", 0, "generate `N` tokens at most (default: 128, or as many as the model has positions for)")
 	f.Float64Var(&o.generate.temperature, "temperature", -1, "divide the logits by `T` and draw a token; 0 = the most probable token (default: the model's, or 0)")
 	f.Float64Var(&o.generate.topP, "top-p", -1, "draw among the most probable tokens with a sum of `P` (default: the model's, or 1)")

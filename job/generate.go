@@ -23,6 +23,7 @@ type generateOptions struct {
 	tokens, topK, seed int64
 	temperature, topP  float64
 	device, dtype      string
+	chat               bool
 }
 
 // check returns an error for a flag whose value is out of range.
@@ -69,7 +70,9 @@ func (o *Options) generateOn(r launch.Rank) (alone bool, err error) {
 	}
 	var prompt []byte
 	if world.Rank() == 0 {
-		prompt, err = o.prompt()
+		if prompt, err = o.prompt(); err == nil && g.chat {
+			prompt, err = generate.Asked(o.words[0], prompt)
+		}
 	}
 	if err = comm.Agree(world, err); err != nil {
 		return false, err
@@ -98,6 +101,9 @@ func (o *Options) generateOn(r launch.Rank) (alone bool, err error) {
 		return false, err
 	}
 	defer m.Close()
+	if g.chat {
+		m.Begin = nil // the template has it
+	}
 	s := m.Sampling
 	s.Seed = uint64(g.seed)
 	if g.temperature >= 0 {

@@ -1,6 +1,7 @@
 package job
 
 import (
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -36,6 +37,45 @@ func TestGenerateOnRanks(t *testing.T) {
 		}
 	}
 	if code, _, errs := call("generate", t.TempDir(), "a", "-n", "2"); code == status.OK || !strings.Contains(errs, "config.json") {
+		t.Errorf("%v %s", code, errs)
+	}
+}
+
+// With --chat the prompt is what the chat template makes of it.
+func TestGenerateChat(t *testing.T) {
+	folder := t.TempDir()
+	if err := os.CopyFS(folder, os.DirFS("../testdata/goldens/models/qwen3")); err != nil {
+		t.Fatal(err)
+	}
+	args := []string{"--max-tokens", "12", "-q"}
+	generate := func(words ...string) string {
+		t.Helper()
+		code, out, errs := call(append(append([]string{"generate", folder}, words...), args...)...)
+		if code != status.OK {
+			t.Fatalf("%v: %v %s", words, code, errs)
+		}
+		return out
+	}
+	if code, _, errs := call("generate", folder, "a", "--chat"); code != status.InvalidConfig || !strings.Contains(errs, "leave out --chat") {
+		t.Errorf("%v %s", code, errs)
+	}
+	const template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}{% if add_generation_prompt %}<{{ who or 'assistant' }}>{% endif %}"
+	if err := os.WriteFile(filepath.Join(folder, "chat_template.jinja"), []byte(template), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for asked, text := range map[string]string{
+		"the cat":      "<user>the cat<assistant>",
+		"{\"a\": 1}\n": "<user>{\"a\": 1}<assistant>",
+		`{"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}], "chat_template_kwargs": {"who": "me"}}`: "<system>s<user>u<me>",
+	} {
+		if got, want := generate(asked, "--chat"), generate(text); got != want {
+			t.Errorf("%s: %q, want %q", asked, got, want)
+		}
+		if got, want := generate(asked, "--chat", "-n", "2"), generate(text); got != want {
+			t.Errorf("%s on two ranks: %q, want %q", asked, got, want)
+		}
+	}
+	if code, _, errs := call("generate", folder, `{"messages": []}`, "--chat"); code != status.InvalidArgument || !strings.Contains(errs, "the conversation is empty") {
 		t.Errorf("%v %s", code, errs)
 	}
 }

@@ -92,6 +92,9 @@ type template struct {
 	ends    []string // special tokens behind a plain text of an assistant
 }
 
+// HasTemplates reports whether there is a chat template.
+func (r *Reader) HasTemplates() bool { return len(r.templates) > 0 }
+
 // Files returns the paths of the files that were read.
 func (r *Reader) Files() []string { return r.files }
 
@@ -101,13 +104,14 @@ func (r *Reader) Digest() string { return r.digest }
 // maxDepth limits the nesting of a record.
 const maxDepth = 64
 
-// render renders a conversation. It returns what each byte is from.
-func (r *Reader) render(c *conversation) (jinja.Text, *template, error) {
+// render renders a conversation, with the generation prompt if prompt is set. It returns what each
+// byte is from.
+func (r *Reader) render(c *conversation, prompt bool) (jinja.Text, *template, error) {
 	t, err := r.choose(c)
 	if err != nil {
 		return jinja.Text{}, nil, err
 	}
-	out, err := r.renderWith(t, c, c.messages, false)
+	out, err := r.renderWith(t, c, c.messages, prompt)
 	if err == nil {
 		err = c.allShown(out, t)
 	}
@@ -118,7 +122,7 @@ func (r *Reader) render(c *conversation) (jinja.Text, *template, error) {
 		if e != nil {
 			return out, t, e
 		}
-		if out, err = r.renderWith(t, c, joined, false); err == nil {
+		if out, err = r.renderWith(t, c, joined, prompt); err == nil {
 			err = c.allShown(out, t)
 		}
 	}

@@ -69,6 +69,41 @@ type expected struct {
 	}
 }
 
+// With a generation prompt, conversations give the texts of apply_chat_template.
+func TestAsk(t *testing.T) {
+	var all struct{ Cases []expected }
+	readJSON(t, "expected.json", &all)
+	conversations := map[string]json.RawMessage{}
+	readJSON(t, "conversations.json", &conversations)
+	compared := 0
+	for _, c := range all.Cases {
+		var object map[string]any
+		if err := json.Unmarshal(conversations[c.Conversation], &object); err != nil {
+			t.Fatal(err)
+		}
+		if object["add_generation_prompt"] != true || c.Text == nil || c.Template == "forms" {
+			continue
+		}
+		text, err := reader(t, c.Template, All, nil).Ask(conversations[c.Conversation])
+		if err != nil || string(text) != *c.Text {
+			t.Errorf("%s, %s: %v, got\n%s\nwant\n%s", c.Template, c.Conversation, err, text, *c.Text)
+		}
+		compared++
+	}
+	if compared < 10 {
+		t.Errorf("%d texts were compared", compared)
+	}
+	r := reader(t, "qwen3", Assistant, nil)
+	for record, want := range map[string]string{
+		`{"messages": "x"}`: `field "messages" is not a list of messages`, `{"text": "x"}`: `there is no field "messages"`, `[]`: "not a JSON object",
+		`{"messages": []}`: "the conversation is empty", `{"messages": [{"role": "user", "content": "\ud800"}]}`: "half of a surrogate pair",
+	} {
+		if _, err := r.Ask([]byte(record)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, want %s", record, err, want)
+		}
+	}
+}
+
 // Conversations give the texts of apply_chat_template. With a template that has generation tags,
 // the trained tokens are the ones of return_assistant_tokens_mask.
 func TestGoldens(t *testing.T) {

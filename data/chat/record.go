@@ -18,18 +18,11 @@ import (
 // Read reads a record. format is one of the constants; textField names the field of a text. The
 // errors say what is wrong with the record, without its position.
 func (r *Reader) Read(record []byte, format, textField string) (*Document, error) {
-	var object map[string]json.RawMessage
-	if err := json.Unmarshal(record, &object); err != nil {
-		var syntax *json.SyntaxError
-		if errors.As(err, &syntax) {
-			return nil, fmt.Errorf("the line is not JSON at byte %d: %w; write each document as an object on a line of its own", syntax.Offset, err)
-		}
-		return nil, errors.New("the line is not a JSON object; write each document as an object on a line of its own")
-	}
-	if err := input.Once(record); err != nil {
+	object, err := fieldsOf(record)
+	if err != nil {
 		return nil, err
 	}
-	format, err := kindOf(object, format, textField)
+	format, err = kindOf(object, format, textField)
 	if err != nil {
 		return nil, err
 	}
@@ -37,14 +30,8 @@ func (r *Reader) Read(record []byte, format, textField string) (*Document, error
 	if _, ok := object[field]; !ok {
 		return nil, missing(object, field)
 	}
-	for _, name := range slices.Sorted(maps.Keys(object)) {
-		raw := object[name]
-		if (format != Text || name == field) && !utf8.Valid(raw) {
-			return nil, fmt.Errorf("field %q is not UTF-8; convert the file to UTF-8", name)
-		}
-		if (name == field || format != Text && slices.Contains(Fields, name)) && hasLoneSurrogate(raw) {
-			return nil, fmt.Errorf("field %q %w", name, errLoneSurrogate)
-		}
+	if err := checkCharacters(object, format, field); err != nil {
+		return nil, err
 	}
 	switch format {
 	case Text:
@@ -58,12 +45,73 @@ func (r *Reader) Read(record []byte, format, textField string) (*Document, error
 	case Prompt:
 		return r.prompt(object)
 	}
-	var messages []json.RawMessage
-	if err := json.Unmarshal(object[field], &messages); err != nil {
-		fields := map[string]string{Messages: "role and content", Conversations: "from and value"}[format]
-		return nil, fmt.Errorf("field %q is not a list of messages; write a list of objects with %s", field, fields)
+	messages, err := messagesOf(object, format)
+	if err != nil {
+		return nil, err
 	}
 	return r.conversation(object, messages, 0, format == Conversations)
+}
+
+// Ask returns the text that a model continues as the assistant: the messages of a record with the
+// generation prompt, as apply_chat_template of transformers renders them with
+// add_generation_prompt.
+func (r *Reader) Ask(record []byte) ([]byte, error) {
+	object, err := fieldsOf(record)
+	if err != nil {
+		return nil, err
+	}
+	if _, ok := object[Messages]; !ok {
+		return nil, missing(object, Messages)
+	}
+	if err := checkCharacters(object, Messages, Messages); err != nil {
+		return nil, err
+	}
+	messages, err := messagesOf(object, Messages)
+	if err != nil {
+		return nil, err
+	}
+	c, err := newConversation(object, messages, false)
+	if err != nil {
+		return nil, err
+	}
+	text, _, err := r.render(c, true)
+	return []byte(text.S), err
+}
+
+// fieldsOf decodes a record.
+func fieldsOf(record []byte) (object map[string]json.RawMessage, err error) {
+	if err := json.Unmarshal(record, &object); err != nil {
+		var syntax *json.SyntaxError
+		if errors.As(err, &syntax) {
+			return nil, fmt.Errorf("the line is not JSON at byte %d: %w; write each document as an object on a line of its own", syntax.Offset, err)
+		}
+		return nil, errors.New("the line is not a JSON object; write each document as an object on a line of its own")
+	}
+	return object, input.Once(record)
+}
+
+// checkCharacters refuses fields that are not UTF-8 or have half of a surrogate pair, in a record
+// of a format whose texts are in a field.
+func checkCharacters(object map[string]json.RawMessage, format, field string) error {
+	for _, name := range slices.Sorted(maps.Keys(object)) {
+		raw := object[name]
+		if (format != Text || name == field) && !utf8.Valid(raw) {
+			return fmt.Errorf("field %q is not UTF-8; convert the file to UTF-8", name)
+		}
+		if (name == field || format != Text && slices.Contains(Fields, name)) && hasLoneSurrogate(raw) {
+			return fmt.Errorf("field %q %w", name, errLoneSurrogate)
+		}
+	}
+	return nil
+}
+
+// messagesOf returns the messages of a record of the format Messages or Conversations.
+func messagesOf(object map[string]json.RawMessage, format string) (messages []json.RawMessage, err error) {
+	if err := json.Unmarshal(object[format], &messages); err != nil {
+		fields := map[string]string{Messages: "role and content", Conversations: "from and value"}[format]
+		return nil, fmt.Errorf("field %q is not a list of messages; write a list of objects with %s", format, fields)
+	}
+	return messages, nil
 }
 
 // kindOf returns the kind of a record. For Auto it is told by the fields.
@@ -281,7 +329,7 @@ func (r *Reader) conversation(object map[string]json.RawMessage, messages []json
 	if !trains && r.TrainOn != All {
 		return nil, errors.New("no message of an assistant is trained; remove the record, or set data.train_on = \"all\"")
 	}
-	text, t, err := r.render(c)
+	text, t, err := r.render(c, false)
 	if err != nil {
 		return nil, err
 	}

@@ -1,0 +1,38 @@
+package generate
+
+import (
+	"bytes"
+	"encoding/json"
+	"strings"
+	"time"
+
+	"ulysses/data/chat"
+	"ulysses/internal/status"
+)
+
+// Asked returns what the chat template of a model folder makes of a prompt: of the words of a user,
+// or of a conversation in JSON.
+func Asked(folder string, prompt []byte) ([]byte, error) {
+	r, err := chat.Open(chat.Options{Template: folder, Folder: folder, TrainOn: chat.All, Date: time.Now().Format(time.DateOnly)})
+	if err != nil {
+		return nil, status.Errorf(status.Of(err), "generate: %w", err)
+	}
+	if !r.HasTemplates() {
+		return nil, status.Errorf(status.InvalidConfig, "generate: %s has neither chat_template.jinja nor a chat_template in tokenizer_config.json; leave out --chat", folder)
+	}
+	record := bytes.TrimSpace(prompt)
+	var conversation struct {
+		Messages json.RawMessage `json:"messages"`
+	}
+	if json.Unmarshal(record, &conversation) != nil || conversation.Messages == nil {
+		words := map[string]any{"role": "user", "content": strings.TrimSuffix(string(prompt), "\n")}
+		if record, err = json.Marshal(map[string]any{"messages": []any{words}}); err != nil {
+			return nil, err
+		}
+	}
+	text, err := r.Ask(record)
+	if err != nil {
+		return nil, status.Errorf(status.InvalidArgument, "generate: --chat: %w", err)
+	}
+	return text, nil
+}
