@@ -220,10 +220,12 @@ test-python: build $(if $(filter true,$(CI)),portable,lib) cuda-emulated .venv/h
 	.venv/bin/python scripts/torch-cpu.py $< && touch $@
 
 # CI=true makes a skipped MPI, Slurm, golden, CUDA or PyTorch test a failure.
-# The tests under mpirun wait more than they compute, so they run beside the others.
+# The tests of cmd/ulysses-mpi wait more than they compute, so they run beside the others. The other
+# tests under mpirun have ranks that spin while they wait, so they run alone.
 test: have-deps have-deps-test lint build cuda-libs cuda cuda-emulated
-	$(GO) test -timeout $(TEST_TIMEOUT) -tags mpi -count=1 ./cmd/... ./model ./comm ./sp ./gdn & ranks=$$!; \
-	  $(GO) test -timeout $(TEST_TIMEOUT) ./...; ended=$$?; wait $$ranks && exit $$ended
+	$(GO) test -timeout $(TEST_TIMEOUT) -tags mpi -count=1 ./cmd/... & program=$$!; \
+	  $(GO) test -timeout $(TEST_TIMEOUT) ./...; ended=$$?; wait $$program && exit $$ended
+	$(GO) test -timeout $(TEST_TIMEOUT) -tags mpi -count=1 ./comm ./sp ./gdn ./model
 	$(MAKE) --no-print-directory test-python
 
 # All packages, without the tests that testkit/slow-tests.txt lists.

@@ -127,7 +127,7 @@ func TestCUDARefusesWideHeads(t *testing.T) {
 	var stdout bytes.Buffer
 	err := Run(Options{Path: quick, Ranks: 3, Verbose: true, Stdout: &stdout, Stderr: io.Discard, Sets: []string{"device.backend=cuda", "parallel.ulysses=3", "model.new.num_attention_heads=2",
 		"model.new.num_key_value_heads=1", "model.new.head_dim=258", "output.dir=" + t.TempDir()}})
-	if status.Of(err) != status.Unsupported || !strings.Contains(err.Error(), `dim 258, v_dim 258: attention of device cuda supports at most 256`) || stdout.Len() > 0 {
+	if status.Of(err) != status.Unsupported || !strings.Contains(err.Error(), `head_dim = 258: attention of device cuda supports at most 256`) || stdout.Len() > 0 {
 		t.Errorf("%v; printed %q", err, stdout.String())
 	}
 }
