@@ -87,6 +87,7 @@ type EvalConfig struct {
 	Threshold float64 `toml:"threshold" min:"0"` // for patience, only a larger decrease is an improvement
 	// prompts that the model continues after each evaluation
 	Sample            []string `toml:"sample"`
+	SampleChat        bool     `toml:"sample_chat"` // the prompts are what a user says, in the chat template
 	SampleTokens      int64    `toml:"sample_tokens" min:"1" max:"1000000"`
 	SampleTemperature float64  `toml:"sample_temperature" min:"0" max:"1000000"` // 0 = the most probable token
 }

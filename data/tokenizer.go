@@ -101,15 +101,40 @@ func TokenizerFiles(name string) ([]comm.File, error) {
 // ChatFiles returns the files of the chat templates of a job, so that ranks can compare their
 // copies.
 func ChatFiles(d Config) ([]comm.File, error) {
-	t, err := openTokenizer(d.Tokenizer)
-	if err != nil {
-		return nil, err
-	}
-	r, err := openChat(d, t)
+	r, err := chatReader(d)
 	if err != nil {
 		return nil, err
 	}
 	return commFiles(r.Files()), nil
+}
+
+func chatReader(d Config) (*chat.Reader, error) {
+	t, err := openTokenizer(d.Tokenizer)
+	if err != nil {
+		return nil, err
+	}
+	return openChat(d, t)
+}
+
+// SamplePrompts returns the prompts of eval.sample; with eval.sample_chat, in the chat template of
+// the job, with the generation prompt.
+func SamplePrompts(d Config, e EvalConfig) ([]string, error) {
+	if !e.SampleChat || len(e.Sample) == 0 {
+		return e.Sample, nil
+	}
+	r, err := chatReader(d)
+	if err != nil {
+		return nil, err
+	}
+	var all []string
+	for _, prompt := range e.Sample {
+		text, err := r.Ask([]byte(prompt))
+		if err != nil {
+			return nil, status.Errorf(status.InvalidConfig, "eval.sample_chat: %w", err)
+		}
+		all = append(all, string(text))
+	}
+	return all, nil
 }
 
 // checkTokenizer returns an error for a tokenizer with ids outside the model's vocabulary. An added

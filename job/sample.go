@@ -83,11 +83,15 @@ func (x *sampler) open(s *session) error {
 	if x.text, err = generate.Of(x.model, codec, j.Model.Path); err != nil {
 		return err
 	}
-	if t != nil && j.Data.AddBOS {
+	prompts, err := data.SamplePrompts(j.Data, j.Eval)
+	if err != nil {
+		return j.DataFault(err)
+	}
+	if t != nil && j.Data.AddBOS && !j.Eval.SampleChat { // the chat template has it
 		x.text.Begin = t.Begin()
 	}
 	longest := 0
-	for _, prompt := range j.Eval.Sample {
+	for _, prompt := range prompts {
 		ids, err := x.text.Prompt([]byte(prompt))
 		if err != nil {
 			return err

@@ -136,6 +136,28 @@ func TestSamplesOnALateDevice(t *testing.T) {
 	}
 }
 
+// With eval.sample_chat, a prompt is put into the chat template.
+func TestSamplesOfConversations(t *testing.T) {
+	template := filepath.Join(t.TempDir(), "chat.jinja")
+	if err := os.WriteFile(template, []byte("{% for m in messages %}{{ m.content }}{% endfor %}{% if add_generation_prompt %} cat {% endif %}"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	sets := []string{"eval.split=0.2", "eval.every=3", "eval.sample_tokens=12", "optimizer.lr=1e-2"}
+	dir, _ := newKept(t)
+	want := sampled(t, dir, opener{}, 1, append(sets, `eval.sample=["the cat "]`)...)
+	dir, _ = newKept(t)
+	got := sampled(t, dir, opener{}, 2, append(sets, `eval.sample=["the"]`, "eval.sample_chat=true", "data.chat_template="+template)...)
+	for i := range want {
+		if len(got) != len(want) || got[i].Text != want[i].Text || got[i].Prompt != "the" {
+			t.Errorf("%+v, want the texts of %+v", got, want)
+		}
+	}
+	_, run := newKept(t)
+	if _, err := run(1, append(sets, `eval.sample=["the"]`, "eval.sample_chat=true")...); status.Of(err) != status.InvalidConfig || !strings.Contains(err.Error(), "eval.sample_chat: there is no chat template; set data.chat_template") {
+		t.Error(err)
+	}
+}
+
 // Prompts without tokens, without room and without an evaluation are refused before the first step.
 func TestSampleFaults(t *testing.T) {
 	dir, run := newKept(t)

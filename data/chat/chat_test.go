@@ -94,8 +94,18 @@ func TestAsk(t *testing.T) {
 		t.Errorf("%d texts were compared", compared)
 	}
 	r := reader(t, "qwen3", Assistant, nil)
+	for _, words := range []string{"Who?", "{\"a\": 1}\n", "[]", "{", ""} {
+		record, err := json.Marshal(map[string]any{"messages": []any{map[string]any{"role": "user", "content": strings.TrimSuffix(words, "\n")}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		want, err := r.Ask(record)
+		if got, e := r.Ask([]byte(words)); string(got) != string(want) || (e == nil) != (err == nil) {
+			t.Errorf("%q: %q, %v; want %q, %v", words, got, e, want, err)
+		}
+	}
 	for record, want := range map[string]string{
-		`{"messages": "x"}`: `field "messages" is not a list of messages`, `{"text": "x"}`: `there is no field "messages"`, `[]`: "not a JSON object",
+		`{"messages": "x"}`: `field "messages" is not a list of messages`, `{"messages": [], "messages": []}`: "twice",
 		`{"messages": []}`: "the conversation is empty", `{"messages": [{"role": "user", "content": "\ud800"}]}`: "half of a surrogate pair",
 	} {
 		if _, err := r.Ask([]byte(record)); err == nil || !strings.Contains(err.Error(), want) {

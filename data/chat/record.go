@@ -52,16 +52,19 @@ func (r *Reader) Read(record []byte, format, textField string) (*Document, error
 	return r.conversation(object, messages, 0, format == Conversations)
 }
 
-// Ask returns the text that a model continues as the assistant: the messages of a record with the
-// generation prompt, as apply_chat_template of transformers renders them with
-// add_generation_prompt.
-func (r *Reader) Ask(record []byte) ([]byte, error) {
-	object, err := fieldsOf(record)
-	if err != nil {
+// Ask returns the text that a model continues as the assistant: a conversation with the generation
+// prompt, as apply_chat_template of transformers renders it with add_generation_prompt. The prompt
+// is what a user says, or a record with messages.
+func (r *Reader) Ask(prompt []byte) ([]byte, error) {
+	object, err := fieldsOf(prompt)
+	if _, has := object[Messages]; !has {
+		words, err := json.Marshal([]map[string]string{{"role": "user", "content": strings.TrimSuffix(string(prompt), "\n")}})
+		if err != nil {
+			return nil, err
+		}
+		object = map[string]json.RawMessage{Messages: words}
+	} else if err != nil {
 		return nil, err
-	}
-	if _, ok := object[Messages]; !ok {
-		return nil, missing(object, Messages)
 	}
 	if err := checkCharacters(object, Messages, Messages); err != nil {
 		return nil, err

@@ -39,7 +39,7 @@ var may = map[string]string{
 	"job/supervise":       "",
 	"job/report":          "job/file job/assembly job/plan train model gdn comm device tensor",
 	"job/plan":            "job/file job/operator job/assembly train data model gdn sp comm device tensor backends dryrun",
-	"job/assembly":        "job/file train model gdn comm device tensor",
+	"job/assembly":        "job/file train data model gdn comm device tensor",
 	"job/generate":        "model data/chat data/tokenizer comm device tensor",
 	"job/doctor":          "job/cluster backends comm",
 	"job/cluster":         "comm device tensor internal/outdir",

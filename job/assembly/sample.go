@@ -2,6 +2,7 @@ package assembly
 
 import (
 	"ulysses/comm"
+	"ulysses/data"
 	"ulysses/device"
 	"ulysses/model"
 )
@@ -31,8 +32,9 @@ func SampleComponents(weights, decoder int64) []model.Component {
 // most as many tokens as bytes.
 func (p *Parts) PlanSample() ([]model.Component, error) {
 	e := &p.Job.Eval
-	if len(e.Sample) == 0 {
-		return nil, nil
+	prompts, err := data.SamplePrompts(p.Job.Data, *e)
+	if err = p.Job.DataFault(err); err != nil || len(prompts) == 0 {
+		return nil, err
 	}
 	m, weights, err := p.SampleModel()
 	if err != nil {
@@ -40,10 +42,10 @@ func (p *Parts) PlanSample() ([]model.Component, error) {
 	}
 	defer m.Close()
 	longest := 0
-	for _, prompt := range e.Sample {
+	for _, prompt := range prompts {
 		longest = max(longest, len(prompt))
 	}
-	if p.Job.Data.AddBOS && p.Job.Data.Tokenizer != "bytes" {
+	if p.Job.Data.AddBOS && !e.SampleChat && p.Job.Data.Tokenizer != "bytes" {
 		longest++ // the begin mark
 	}
 	d, err := m.NewDecoder(int64(longest)+e.SampleTokens, SamplePass)

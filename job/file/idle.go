@@ -78,10 +78,12 @@ var idleKeys = []idle{
 	{[]string{"optimizer.min_lr"}, onJob(func(j *Job) bool { return j.Kind == "train" && j.Optimizer.Schedule == "constant" }), `optimizer.schedule = "constant" does not decay`},
 	{[]string{"optimizer.decay", "optimizer.decay_shape"}, onJob(func(j *Job) bool { return j.Kind == "train" && j.Optimizer.Schedule != "wsd" }), `only optimizer.schedule = "wsd" has a decay`},
 	{[]string{"data.accumulate"}, onJob(func(j *Job) bool { return j.Kind == "train" && j.Data.GlobalBatch > 0 }), "data.global_batch sets it"},
-	{[]string{"data.text_field", "data.format", "eval.format", "data.train_on", "data.chat_template", "data.chat_date", "data.chat_variables"},
-		onJob(func(j *Job) bool { return j.IsModelJob() && j.noFiles(".jsonl") }), "no .jsonl file is read"},
-	{[]string{"data.train_on", "data.chat_template", "data.chat_date", "data.chat_variables"}, onJob(func(j *Job) bool {
-		return j.IsModelJob() && j.Data.Format == "text" && (j.Eval.Format == "text" || len(j.Eval.Path) == 0) && len(j.Eval.Set) == 0
+	{append([]string{"data.text_field", "data.format", "eval.format", "data.train_on"}, templateKeys...),
+		onJob(func(j *Job) bool { return j.IsModelJob() && j.noFiles(".jsonl") && !j.Eval.SampleChat }), "no .jsonl file is read"},
+	{[]string{"data.text_field", "data.format", "eval.format", "data.train_on"},
+		onJob(func(j *Job) bool { return j.IsModelJob() && j.noFiles(".jsonl") && j.Eval.SampleChat }), "no .jsonl file is read"},
+	{append([]string{"data.train_on"}, templateKeys...), onJob(func(j *Job) bool {
+		return j.IsModelJob() && !j.Eval.SampleChat && j.Data.Format == "text" && (j.Eval.Format == "text" || len(j.Eval.Path) == 0) && len(j.Eval.Set) == 0
 	}),
 		`data.format is "text"`},
 	{[]string{"checkpoint.copy"}, onJob(func(j *Job) bool { return j.Kind == "train" && j.Checkpoint.Every == 0 && !j.Checkpoint.Best }),
@@ -89,7 +91,7 @@ var idleKeys = []idle{
 	{[]string{"checkpoint.copy"}, onJob(func(j *Job) bool { return j.Kind == "train" && j.Memory.OffloadsOptimizer() }),
 		"the states of the optimizer are in host memory, and checkpoints are written from there"},
 	{[]string{"eval.metric"}, onJob(func(j *Job) bool { return j.Kind == "train" && !j.Tracks() }), "neither checkpoint.best nor eval.patience is set"},
-	{[]string{"eval.sample_tokens", "eval.sample_temperature"}, onJob(func(j *Job) bool { return j.IsModelJob() && len(j.Eval.Sample) == 0 }), "there is no eval.sample"},
+	{[]string{"eval.sample_chat", "eval.sample_tokens", "eval.sample_temperature"}, onJob(func(j *Job) bool { return j.IsModelJob() && len(j.Eval.Sample) == 0 }), "there is no eval.sample"},
 	{[]string{"eval.threshold"}, onJob(func(j *Job) bool { return j.Kind == "train" && j.Eval.Patience == 0 }), "eval.patience is 0"},
 	{[]string{"eval.format"}, onJob(func(j *Job) bool { return j.IsModelJob() && len(j.Eval.Path) == 0 }), "there is no eval.path"},
 	{[]string{"data.tokenizer", "data.add_bos", "data.add_eos"}, onJob(func(j *Job) bool { return j.IsModelJob() && j.noFiles(".jsonl", ".txt") }), "the files have tokens, not text"},
@@ -100,6 +102,9 @@ var idleKeys = []idle{
 	{[]string{"data.packing"}, onJob(func(j *Job) bool { return j.IsModelJob() && !j.Data.Pack }), "data.pack is false"},
 	{[]string{"data.pack", "data.packing", "data.shuffle_documents"}, onJob(func(j *Job) bool { return j.IsModelJob() && j.noFiles(".jsonl", ".txt", ".bin", ".idx") }), "the files have whole sequences"},
 }
+
+// templateKeys are the keys of chat templates.
+var templateKeys = []string{"data.chat_template", "data.chat_date", "data.chat_variables"}
 
 // patternKeys are the parameters of a pattern of blocks.
 var patternKeys = []string{"attention.pattern.per_head", "attention.pattern.horizontal", "attention.pattern.local", "attention.pattern.global", "attention.pattern.global_patterns",

@@ -95,6 +95,7 @@ patience = 0
 threshold = 0.0
 sample = []
 sample_tokens = 64
+sample_chat = false
 sample_temperature = 0.0
 [optimizer]
 name = "adamw"

@@ -1,9 +1,6 @@
 package generate
 
 import (
-	"bytes"
-	"encoding/json"
-	"strings"
 	"time"
 
 	"ulysses/data/chat"
@@ -20,17 +17,7 @@ func Asked(folder string, prompt []byte) ([]byte, error) {
 	if !r.HasTemplates() {
 		return nil, status.Errorf(status.InvalidConfig, "generate: %s has neither chat_template.jinja nor a chat_template in tokenizer_config.json; leave out --chat", folder)
 	}
-	record := bytes.TrimSpace(prompt)
-	var conversation struct {
-		Messages json.RawMessage `json:"messages"`
-	}
-	if json.Unmarshal(record, &conversation) != nil || conversation.Messages == nil {
-		words := map[string]any{"role": "user", "content": strings.TrimSuffix(string(prompt), "\n")}
-		if record, err = json.Marshal(map[string]any{"messages": []any{words}}); err != nil {
-			return nil, err
-		}
-	}
-	text, err := r.Ask(record)
+	text, err := r.Ask(prompt)
 	if err != nil {
 		return nil, status.Errorf(status.InvalidArgument, "generate: --chat: %w", err)
 	}
