@@ -49,6 +49,7 @@ type Env struct {
 	places   []place       // of all ranks
 	threads  int           // of this rank, for work on the host (device.threads)
 	freeHost int64         // bytes of free host memory for this rank at the start; 0 = unknown
+	nudged   bool          // verify: the last bit of each weight is changed
 	layered  bool          // the mesh uses a communicator of the device instead of world
 	owner    *outdir.Owner // of output.dir, on rank 0 of a job that trains or evaluates
 	writes   bool          // the run has started to write into output.dir

@@ -38,6 +38,9 @@ type compared struct {
 	Judged   bool     `json:"judged"` // false = the tensor does not count for the verdict
 	Zero     bool     `json:"zero"`   // zero up to rounding: a gradient, or weights with this gradient
 	Within   bool     `json:"within"`
+	// max|Δ| / max|ref| that a change of all weights in their last bit causes; of tensors beyond
+	// the limit
+	Rounding quantity `json:"rounding,omitempty"`
 }
 
 // quantity is null in JSON if it is NaN or Inf.
@@ -86,7 +89,7 @@ func (r *verdict) mesh() file.Mesh {
 // sentence returns the verdict with its counts.
 func (r *verdict) sentence() string {
 	judged, far := r.judge()
-	equal, zero, most := 0, 0, quantity(0)
+	equal, zero, rounded, most := 0, 0, 0, quantity(0)
 	for _, x := range r.Tensors {
 		switch {
 		case !x.Judged:
@@ -96,6 +99,9 @@ func (r *verdict) sentence() string {
 			zero++
 		default:
 			most = max(most, x.Relative)
+			if x.Within && float64(x.Relative) > r.Limit {
+				rounded++
+			}
 		}
 	}
 	text := fmt.Sprintf("%s: ", r.Verdict)
@@ -104,6 +110,9 @@ func (r *verdict) sentence() string {
 		text += fmt.Sprintf("%s bitwise equal %s", units.Count(judged, "tensor"), on)
 	case within:
 		text += fmt.Sprintf("%s %s differ by at most %.1e of the largest element (limit %g); %d are bitwise equal", units.Count(judged, "tensor"), on, most, r.Limit, equal)
+		if rounded > 0 {
+			text += fmt.Sprintf("; %d beyond the limit differ by less than %d times as much as a change of all weights in their last bit changes them", rounded, roundings)
+		}
 	default:
 		text += fmt.Sprintf("%d of %s %s differ by more than %g of the largest element, by up to %.1e", far, units.Count(judged, "tensor"), on, r.Limit, most)
 	}

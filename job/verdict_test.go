@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"ulysses/internal/status"
+	"ulysses/tensor"
 )
 
 // With --json, verify prints its verdict as JSON and nothing else on standard output.
@@ -197,5 +198,61 @@ func TestVerifyWithoutTargets(t *testing.T) {
 		if code != status.OK || (warnings == 1) != x.warned || warnings > 1 {
 			t.Errorf("%+v: exit %v\n%s%s", x, code, out, errs)
 		}
+	}
+}
+
+// A tensor beyond the limit is within tolerance if rounding explains it.
+func TestRoundingIsAllowed(t *testing.T) {
+	nan := float32(math.NaN())
+	for name, x := range map[string]struct {
+		all, changed float32 // on one rank the value is 1
+		ok           bool
+	}{
+		"small":                {1 + 1e-5, 5, true},
+		"as rounding":          {1 + 5e-5, 1 - 3e-5, true},
+		"more than rounding":   {1 + 7e-5, 1 - 3e-5, false},
+		"not by rounding":      {1 + 7e-5, 1, false},
+		"far, and ill-defined": {1 + 5e-3, 1 + 4e-3, false},
+		"NaN":                  {nan, 1 + 4e-3, false},
+		"NaN in both":          {nan, nan, false},
+	} {
+		run := func(v float32) []named {
+			return []named{{name: "x", data: []float32{v}, judged: true}, {name: "y", data: []float32{1}, judged: true}}
+		}
+		r := verdict{Limit: 2e-5}
+		err := r.compareAll(run(x.all), run(1))
+		if err == nil {
+			err = r.allowRounding(run(x.changed), run(1))
+		}
+		_, far := r.judge()
+		said := strings.Contains(r.sentence(), "; 1 beyond the limit differ by less than 2 times as much")
+		if err != nil || (far == 0) != x.ok || said != (x.ok && name != "small") {
+			t.Errorf("%s: %v, %s", name, err, r.sentence())
+		}
+	}
+}
+
+// With a limit that every difference exceeds, verify measures what rounding does to each tensor.
+func TestVerifyMeasuresRounding(t *testing.T) {
+	kept := verifyLimits[tensor.F32]
+	verifyLimits[tensor.F32] = 1e-12
+	defer func() { verifyLimits[tensor.F32] = kept }()
+	_, out, errs := call("verify", "../testdata/goldens/qwen3-adamw-packed/job.toml", "--json", "-n", "2", "--set", "device.backend=cpu", "--set", "parallel.ulysses=1", "--set", "parallel.ring=2",
+		"--set", "output.dir="+t.TempDir())
+	var r verdict
+	if err := json.Unmarshal([]byte(out), &r); err != nil {
+		t.Fatalf("%v\n%s%s", err, out, errs)
+	}
+	measured := 0
+	for _, x := range r.Tensors {
+		if !x.Judged || x.Bits || x.Zero {
+			continue
+		}
+		if measured++; !(x.Rounding > 0 && x.Rounding < 1e-4) || !x.Within && float64(x.Relative) < float64(x.Rounding) {
+			t.Errorf("%+v", x)
+		}
+	}
+	if measured < 10 {
+		t.Errorf("%d tensors were measured: %s", measured, out)
 	}
 }
