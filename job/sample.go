@@ -94,7 +94,7 @@ func (x *sampler) open(s *session) error {
 	for _, prompt := range prompts {
 		ids, err := x.text.Prompt([]byte(prompt))
 		if err != nil {
-			return err
+			return j.Errorf(status.InvalidConfig, "eval.sample", "%v", err)
 		}
 		if len(ids) == 0 {
 			return j.Errorf(status.InvalidConfig, "eval.sample", "the prompt %q has no tokens; write another one", prompt)

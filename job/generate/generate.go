@@ -200,7 +200,7 @@ func (m *Model) Prompt(text []byte) ([]int32, error) {
 	}
 	for _, id := range ids {
 		if vocab := m.model.Config.VocabSize; int64(id) >= vocab {
-			return nil, status.Errorf(status.InvalidArgument, "generate: the prompt %s has a token with the id %d, outside the model's vocabulary of %d; remove it", input.Quote(string(text)), id, vocab)
+			return nil, status.Errorf(status.InvalidArgument, "the prompt %s has a token with the id %d, outside the model's vocabulary of %d; remove it", input.Quote(string(text)), id, vocab)
 		}
 	}
 	return ids, nil
@@ -212,7 +212,7 @@ func (m *Model) Prompt(text []byte) ([]int32, error) {
 func (m *Model) Text(prompt []byte, most int64, s Sampling, emit func(text string) error) (r Result, err error) {
 	ids, err := m.Prompt(prompt)
 	if err != nil {
-		return r, err
+		return r, status.Errorf(status.Of(err), "generate: %w", err)
 	}
 	if len(ids) == 0 {
 		return r, status.Errorf(status.InvalidArgument, "generate: the prompt is empty; give at least one token")
