@@ -4,9 +4,9 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"slices"
 
 	"ulysses/data/chat"
+	"ulysses/data/tokenizer"
 	"ulysses/internal/input"
 	"ulysses/internal/status"
 )
@@ -144,20 +144,11 @@ func (d *decoder) appendDocument(p *decodedBlock, text []byte, line int64) error
 		return err
 	}
 	p.starts = append(p.starts, int64(at))
-	p.ids = d.appendEOS(d.insertBegin(p.ids, at))
+	p.ids = d.appendEOS(tokenizer.InsertBegin(p.ids, at, d.begin))
 	if len(p.labels) > 0 {
 		p.labels = append(p.labels, p.ids[at:]...)
 	}
 	return nil
-}
-
-// insertBegin inserts the ids that begin a document, which starts at ids[at], unless it begins with
-// them already.
-func (d *decoder) insertBegin(ids []int32, at int) []int32 {
-	if n := len(d.begin); n == 0 || len(ids)-at >= n && slices.Equal(ids[at:at+n], d.begin) {
-		return ids
-	}
-	return slices.Insert(ids, at, d.begin...)
 }
 
 // appendEOS appends the id that ends a document, if data.add_eos is set, the tokenizer has one, and

@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"ulysses/data/chat"
+	"ulysses/data/tokenizer"
 	"ulysses/internal/input"
 	"ulysses/internal/status"
 )
@@ -171,7 +172,7 @@ func (d *decoder) appendMasked(p *decodedBlock, doc *chat.Document) error {
 	}
 	if doc.EOS {
 		n := len(p.ids)
-		p.ids = d.insertBegin(p.ids, at)
+		p.ids = tokenizer.InsertBegin(p.ids, at, d.begin)
 		for range len(p.ids) - n {
 			p.labels, at = append(p.labels, Ignore), at+1
 		}

@@ -101,28 +101,28 @@ func TokenizerFiles(name string) ([]comm.File, error) {
 // ChatFiles returns the files of the chat templates of a job, so that ranks can compare their
 // copies.
 func ChatFiles(d Config) ([]comm.File, error) {
-	r, err := chatReader(d)
+	t, err := openTokenizer(d.Tokenizer)
+	if err != nil {
+		return nil, err
+	}
+	r, err := openChat(d, t)
 	if err != nil {
 		return nil, err
 	}
 	return commFiles(r.Files()), nil
 }
 
-func chatReader(d Config) (*chat.Reader, error) {
-	t, err := openTokenizer(d.Tokenizer)
-	if err != nil {
-		return nil, err
-	}
-	return openChat(d, t)
-}
-
 // SamplePrompts returns the prompts of eval.sample; with eval.sample_chat, in the chat template of
-// the job, with the generation prompt.
-func SamplePrompts(d Config, e EvalConfig) ([]string, error) {
+// the job, with the generation prompt. t is the result of OpenTokenizer.
+func SamplePrompts(d Config, e EvalConfig, t *tokenizer.Tokenizer) ([]string, error) {
 	if !e.SampleChat || len(e.Sample) == 0 {
 		return e.Sample, nil
 	}
-	r, err := chatReader(d)
+	var of Tokenizer // not a nil pointer
+	if t != nil {
+		of = t
+	}
+	r, err := openChat(d, of)
 	if err != nil {
 		return nil, err
 	}

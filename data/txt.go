@@ -5,6 +5,7 @@ import (
 	"slices"
 	"unicode/utf8"
 
+	"ulysses/data/tokenizer"
 	"ulysses/internal/status"
 )
 
@@ -132,7 +133,7 @@ func (f *txtTokens) decode(d *decoder, b *block, raw []byte, p *decodedBlock) (e
 func (f *txtTokens) markDocument(d *decoder, at, end int64, p *decodedBlock) {
 	if at == 0 {
 		p.starts = append(p.starts, 0)
-		p.ids = d.insertBegin(p.ids, 0)
+		p.ids = tokenizer.InsertBegin(p.ids, 0, d.begin)
 	}
 	if end == f.size {
 		p.ids = d.appendEOS(p.ids)

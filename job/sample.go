@@ -83,7 +83,7 @@ func (x *sampler) open(s *session) error {
 	if x.text, err = generate.Of(x.model, codec, j.Model.Path); err != nil {
 		return err
 	}
-	prompts, err := data.SamplePrompts(j.Data, j.Eval)
+	prompts, err := data.SamplePrompts(j.Data, j.Eval, t)
 	if err != nil {
 		return j.DataFault(err)
 	}

@@ -2,6 +2,7 @@ package tokenizer
 
 import (
 	"encoding/json"
+	"slices"
 
 	"ulysses/internal/input"
 	"ulysses/internal/status"
@@ -61,4 +62,13 @@ func readBegin(raw json.RawMessage, size int64) (begin []int32, adds bool, err e
 		}
 	}
 	return begin, adds, nil
+}
+
+// InsertBegin inserts the ids that begin a text (Tokenizer.Begin) before the text that starts at
+// ids[at], unless it begins with them.
+func InsertBegin(ids []int32, at int, begin []int32) []int32 {
+	if n := len(begin); n == 0 || len(ids)-at >= n && slices.Equal(ids[at:at+n], begin) {
+		return ids
+	}
+	return slices.Insert(ids, at, begin...)
 }

@@ -32,9 +32,18 @@ func SampleComponents(weights, decoder int64) []model.Component {
 // most as many tokens as bytes.
 func (p *Parts) PlanSample() ([]model.Component, error) {
 	e := &p.Job.Eval
-	prompts, err := data.SamplePrompts(p.Job.Data, *e)
-	if err = p.Job.DataFault(err); err != nil || len(prompts) == 0 {
-		return nil, err
+	if len(e.Sample) == 0 {
+		return nil, nil
+	}
+	prompts := e.Sample
+	if e.SampleChat {
+		t, err := data.OpenTokenizer(p.Job.Data.Tokenizer)
+		if err == nil {
+			prompts, err = data.SamplePrompts(p.Job.Data, *e, t)
+		}
+		if err != nil {
+			return nil, p.Job.DataFault(err)
+		}
 	}
 	m, weights, err := p.SampleModel()
 	if err != nil {

@@ -195,9 +195,7 @@ func (m *Model) Prompt(text []byte) ([]int32, error) {
 	if err != nil {
 		return nil, err
 	}
-	if n := len(m.Begin); n > 0 && (len(ids) < n || !slices.Equal(ids[:n], m.Begin)) {
-		ids = slices.Insert(ids, 0, m.Begin...)
-	}
+	ids = tokenizer.InsertBegin(ids, 0, m.Begin)
 	for _, id := range ids {
 		if vocab := m.model.Config.VocabSize; int64(id) >= vocab {
 			return nil, status.Errorf(status.InvalidArgument, "the prompt %s has a token with the id %d, outside the model's vocabulary of %d; remove it", input.Quote(string(text)), id, vocab)
