@@ -29,7 +29,7 @@ func (s *session) checkpoints() *train.Checkpoints {
 		base = abs
 	}
 	rest := func(dir string) error { return s.parts.Model.SaveRest(dir, j.Model.Path) }
-	c := &train.Checkpoints{Dir: j.CheckpointDir(), Every: j.Checkpoint.Every, Keep: j.Checkpoint.Keep, Copy: j.Checkpoint.Copy, Best: j.Checkpoint.Best, Model: rest, Base: base, Accept: j.Checkpoint.Accept, Stage: s.stage(), Epochs: j.Train.Epochs > 0, Run: map[string]string{
+	c := &train.Checkpoints{Dir: j.CheckpointDir(), Every: j.Checkpoint.Every, Keep: j.Checkpoint.Keep, Copy: j.Checkpoint.Copy, Best: j.Checkpoint.Best, Model: rest, Changes: s.parts.Config.Changes, Base: base, Accept: j.Checkpoint.Accept, Stage: s.stage(), Epochs: j.Train.Epochs > 0, Run: map[string]string{
 		train.ModelKey:    digest(s.parts.Config),
 		"optimizer.name":  j.Optimizer.Name,
 		train.BatchOfRun:  fmt.Sprint(j.Mesh.GlobalBatch),
@@ -200,7 +200,7 @@ func (s *session) loadCheckpoint() error {
 	if !j.EvaluatesCheckpoint() {
 		return nil
 	}
-	e := &train.Evaluated{Run: map[string]string{train.ModelKey: digest(s.parts.Config), train.SeedKey: fmt.Sprint(j.Seed)}, Stage: s.modelStage(), Frozen: s.frozen}
+	e := &train.Evaluated{Run: map[string]string{train.ModelKey: digest(s.parts.Config), train.SeedKey: fmt.Sprint(j.Seed)}, Stage: s.modelStage(), Frozen: s.frozen, Changes: s.parts.Config.Changes}
 	if l := j.Adapters(); l != nil {
 		e.Run[train.LoRAKey] = adaptersText(l)
 	}

@@ -245,7 +245,7 @@ func TestResumeFaults(t *testing.T) {
 		}, code: status.InvalidConfig, want: []string{"its name says step 6, its manifest.json step 4"}},
 		{name: "newer", spoil: edit("format", 3), code: status.Unsupported, want: []string{"format 3, this program reads up to 2"}, whole: true},
 		{name: "foreign", spoil: edit("producer", "another"), code: status.InvalidConfig, want: []string{"not written by this program"}},
-		{name: "another model", sets: []string{"model.new.intermediate_size=48"}, code: status.InvalidConfig, want: []string{"of another run", "model is", "mlp", "[48 24], in it [40 24]"}, whole: true},
+		{name: "another model", sets: []string{"model.new.intermediate_size=48"}, code: status.InvalidConfig, want: []string{"of another run", "intermediate_size of the model is 48, it was 40", "mlp", "[48 24], in it [40 24]"}, whole: true},
 		{name: "another batch", sets: []string{"data.global_batch=8"}, code: status.InvalidConfig, want: []string{"global batch is 8, it was 4"}, whole: true},
 		{name: "another seed", sets: []string{"seed=6"}, code: status.InvalidConfig, want: []string{"seed is 6, it was 5"}, whole: true},
 		{name: "other data", sets: []string{"data.sequence=40"}, code: status.InvalidConfig, want: []string{"data.sequence is 40, it was 48"}, whole: true},

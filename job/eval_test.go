@@ -115,7 +115,7 @@ func TestEvalFaults(t *testing.T) {
 	if _, err := run(2); err != nil {
 		t.Fatal(err)
 	}
-	for set, want := range map[string]string{"model.new.rms_norm_eps=1e-3": "model is ", "model.new.num_hidden_layers=3": "it does not have model.layers.2", "lora.rank=2": "lora.rank"} {
+	for set, want := range map[string]string{"model.new.rms_norm_eps=1e-3": "of another model: rms_norm_eps of the model is 0.001, it was ", "model.new.num_hidden_layers=3": "it does not have model.layers.2", "lora.rank=2": "lora.rank"} {
 		code, _, errs := call("eval", job, "-n", "2", "--set", "eval.split=0.3", "--set", set)
 		if code != status.InvalidConfig || !strings.Contains(errs, want) {
 			t.Errorf("%s: %v %s", set, code, errs)

@@ -132,7 +132,7 @@ func TestStagePositions(t *testing.T) {
 	expectFault(t, err, status.InvalidConfig, []string{"the model has 96 positions with RoPE yarn, theta 10000, Factor 2, ", "it had 48 positions with RoPE default, theta 10000", `checkpoint.accept = ["data.sequence"]`})
 	accept := "checkpoint.accept=data.sequence"
 	_, err = run(2, append([]string{accept, "model.new.rms_norm_eps=1e-3"}, longer...)...)
-	expectFault(t, err, status.InvalidConfig, []string{"model is "})
+	expectFault(t, err, status.InvalidConfig, []string{"rms_norm_eps of the model is 0.001, it was "})
 	if _, err = run(2, append([]string{accept}, longer...)...); err != nil {
 		t.Fatal(err)
 	}

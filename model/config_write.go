@@ -1,11 +1,16 @@
 package model
 
 import (
+	"bytes"
 	"encoding/json"
+	"fmt"
+	"maps"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 
+	"ulysses/internal/input"
 	"ulysses/internal/status"
 )
 
@@ -16,6 +21,37 @@ func (c *Config) JSON() ([]byte, error) {
 		return nil, status.Errorf(status.Internal, "model: config.json: %w", err)
 	}
 	return append(text, '\n'), nil
+}
+
+// Changes returns a sentence for each field that has another value in the config.json of a folder.
+// There are none if that file cannot be read.
+func (c *Config) Changes(dir string) (changes []string) {
+	decode := func(text []byte, err error) map[string]json.RawMessage {
+		var all map[string]json.RawMessage
+		if err != nil || json.Unmarshal(text, &all) != nil {
+			return nil
+		}
+		return all
+	}
+	was, now := decode(input.Read(filepath.Join(dir, configFile), input.MaxConfig)), decode(c.JSON())
+	if was == nil || now == nil {
+		return nil
+	}
+	show := func(value json.RawMessage) string {
+		var text bytes.Buffer
+		if len(value) == 0 || json.Compact(&text, value) != nil {
+			return "not set"
+		}
+		return input.Short(text.String())
+	}
+	both := maps.Clone(was)
+	maps.Copy(both, now)
+	for _, name := range slices.Sorted(maps.Keys(both)) {
+		if before, after := show(was[name]), show(now[name]); before != after {
+			changes = append(changes, fmt.Sprintf("%s of the model is %s, it was %s", name, after, before))
+		}
+	}
+	return changes
 }
 
 // fields are the fields of a config.json.

@@ -26,6 +26,8 @@ type Checkpoints struct {
 	// Model writes the files of a model folder except the weights, for an export. It is called
 	// while steps run.
 	Model func(dir string) error
+	// Changes describes how the model differs from that of a folder, see model.Config.Changes.
+	Changes func(dir string) []string
 	// Check returns an error if the run may no longer write to the folder. Rank 0 calls it before
 	// each checkpoint; nil = no check.
 	Check func() error

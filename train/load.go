@@ -19,6 +19,8 @@ type Evaluated struct {
 	Stage Stage             // Positions and Model
 	// Frozen is the fingerprint of the base model, as under FrozenKey in Checkpoints.Run.
 	Frozen string
+	// Changes describes how the model differs from that of a folder, see model.Config.Changes.
+	Changes func(dir string) []string
 }
 
 // LoadCheckpoint fills the weights of an evaluation from a checkpoint, or from the newest undamaged
@@ -102,7 +104,7 @@ func (e *Evaluated) compare(from *checkpoint.Checkpoint, groups []*model.Group) 
 			}
 		}
 	}
-	if faults := from.Differences(run, groupsOf(trained), 1); len(faults) > 0 {
+	if faults := differences(from, run, e.Changes, trained, 1); len(faults) > 0 {
 		return nil, status.Errorf(status.InvalidConfig, "checkpoint %s is of another model: %s; name the job file, or the model, of its run", from.Path, strings.Join(faults, "; "))
 	}
 	return notes, nil

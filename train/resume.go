@@ -192,7 +192,7 @@ func (c *Checkpoints) compare(from *checkpoint.Checkpoint, groups []*model.Group
 	rate := o.Rate(from.Step, steps)
 	next := fmt.Sprintf("the learning rate of step %d is %.6g", from.Step+1, rate)
 	stage := c.change(from)
-	faults := from.Differences(stage.run, groupsOf(groups), o.kinds())
+	faults := differences(from, stage.run, c.Changes, groups, o.kinds())
 	if from.Settings == nil {
 		if len(faults) == 0 {
 			notes = append(notes, fmt.Sprintf("checkpoint %s is of an older program (format %d): its manifest has no checksum and no settings of [optimizer] and train.steps, so they are not compared; %s",
@@ -229,10 +229,9 @@ func (c *Checkpoints) compare(from *checkpoint.Checkpoint, groups []*model.Group
 		}
 	}
 	if len(faults)+len(stage.keys) > 0 { // all differences, also those that Accept lists
-		all := append(from.Differences(c.Run, groupsOf(groups), o.kinds()), changed...)
-		if len(faults) == 0 {
-			all = append(all, stage.positions...)
-		}
+		run := maps.Clone(c.Run)
+		run[ModelKey] = stage.run[ModelKey] // stage.positions says what a stage may change of the model
+		all := slices.Concat(differences(from, run, c.Changes, groups, o.kinds()), stage.positions, changed)
 		err := from.MismatchError(all)
 		if len(faults) == 0 {
 			err = status.Errorf(status.InvalidConfig, "%w; or set checkpoint.accept = [%s] to go on with its weights and moments in a new stage; %s", err, quoted(append(keys, stage.keys...)), next)
@@ -254,6 +253,18 @@ func (c *Checkpoints) compare(from *checkpoint.Checkpoint, groups []*model.Group
 		notes = append(notes, fmt.Sprintf("resuming with settings that differ from checkpoint %s, which is allowed: %s; %s", from.Path, strings.Join(changed, "; "), next))
 	}
 	return notes, nil
+}
+
+// differences returns a sentence for each difference between a checkpoint and a run. Another model
+// is described by changes, of the folder that the checkpoint has of its model, if it finds any.
+func differences(from *checkpoint.Checkpoint, run map[string]string, changes func(dir string) []string, groups []*model.Group, kinds int) (all []string) {
+	if before, ok := from.Run[ModelKey]; ok && before != run[ModelKey] && changes != nil {
+		if all = changes(from.ModelPath()); len(all) > 0 {
+			run = maps.Clone(run)
+			run[ModelKey] = before
+		}
+	}
+	return append(all, from.Differences(run, groupsOf(groups), kinds)...)
 }
 
 // quoted formats keys as a list of the job file.
