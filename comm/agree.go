@@ -38,9 +38,9 @@ func findBroadcaster(c Comm) byteBroadcaster {
 // Agree compares the errors of all ranks after a step that may have failed on some of them, so that
 // all ranks fail together and none waits for ever. It returns nil if err is nil on all ranks.
 // Otherwise it returns an error with the code of the lowest rank that failed. Its text is "rank R:"
-// and the error of this rank, if it failed, or of the lowest rank that failed. If all ranks failed
-// with the same error, the text is that error's. Told reports whether rank 0 has the same text.
-// Collective over c.
+// (or "rank R on HOST:" if the ranks are on several hosts) and the error of this rank, if it failed,
+// or of the lowest rank that failed. If all ranks failed with the same error, the text is that
+// error's. Told reports whether rank 0 has the same text. Collective over c.
 func Agree(c Comm, err error) error {
 	var mine []byte
 	if err != nil {
@@ -66,9 +66,13 @@ func Agree(c Comm, err error) error {
 	if failed > 1 && failed == c.Size() && !slices.ContainsFunc(all, func(b []byte) bool { return !bytes.Equal(b, mine) }) {
 		return told{&status.Error{Code: status.Of(err), Text: err.Error(), Err: err}}
 	}
-	e := &status.Error{Code: status.Code(binary.LittleEndian.Uint32(all[first])), Text: fmt.Sprintf("rank %d: %s", first, all[first][4:])}
+	hosts, gatherErr := GatherBytes(c, []byte(hostName()))
+	if gatherErr != nil {
+		return gatherErr
+	}
+	e := &status.Error{Code: status.Code(binary.LittleEndian.Uint32(all[first])), Text: fmt.Sprintf("%s: %s", place(first, hosts), all[first][4:])}
 	if err != nil {
-		e.Text, e.Err = fmt.Sprintf("rank %d: %v", c.Rank(), err), err
+		e.Text, e.Err = fmt.Sprintf("%s: %v", place(c.Rank(), hosts), err), err
 	}
 	if failed > 1 {
 		e.Text += fmt.Sprintf(" (%d of %d ranks failed)", failed, c.Size())
@@ -77,6 +81,14 @@ func Agree(c Comm, err error) error {
 		return told{e}
 	}
 	return e
+}
+
+// place names a rank, with its host if the ranks are on several.
+func place(rank int, hosts [][]byte) string {
+	if slices.ContainsFunc(hosts, func(host []byte) bool { return !bytes.Equal(host, hosts[0]) }) {
+		return fmt.Sprintf("rank %d on %s", rank, hosts[rank])
+	}
+	return fmt.Sprint("rank ", rank)
 }
 
 // told is an error of Agree that rank 0 has as well.

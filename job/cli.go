@@ -64,7 +64,7 @@ func (o *Options) complain(err error) {
 	if err == nil {
 		return
 	}
-	own := map[status.Code]bool{status.Comm: true, status.Device: true, status.Internal: true}[status.Of(err)] && !comm.Told(err)
+	own := ofOneRank(err) && !comm.Told(err)
 	env := slurm.Env()
 	var ownError launch.OwnError
 	lone := errors.As(err, &ownError)
@@ -76,7 +76,7 @@ func (o *Options) complain(err error) {
 			return
 		}
 	}
-	text := input.Words(file.WithoutLogins(withoutRanks(err.Error())))
+	text := input.Words(file.WithoutLogins(withoutRanks(err)))
 	if lone && env.Tasks > 1 {
 		text = fmt.Sprintf("rank %d on %s: %s", env.Rank, env.Host, text)
 	}
@@ -91,26 +91,35 @@ func (o *Options) complain(err error) {
 	fmt.Fprintf(o.Stderr, "ulysses-mpi: %s\n", text)
 }
 
+// ofOneRank reports whether an error is a failure of communication, of a device or of this program.
+// These belong to one rank.
+func ofOneRank(err error) bool {
+	code := status.Of(err)
+	return code == status.Comm || code == status.Device || code == status.Internal
+}
+
 var (
-	rankPrefix = regexp.MustCompile(`^rank (\d+): `)
+	rankPrefix = regexp.MustCompile(`^rank (\d+)(?: on \S+)?: `)
 	rankCount  = regexp.MustCompile(` \((\d+) of (\d+) ranks failed\)$`)
 )
 
-// withoutRanks removes the rank numbers that each layer has put before an agreed error. It keeps
-// the last one if it is not 0 and not all ranks have failed.
-func withoutRanks(text string) string {
-	shared := false
+// withoutRanks returns the text of an error without the names of ranks that each layer has put
+// before an agreed error. It keeps the last name if the failure belongs to one rank, or if the rank
+// is not 0 and not all ranks have failed.
+func withoutRanks(err error) string {
+	text, everywhere := err.Error(), false
 	if m := rankCount.FindStringSubmatch(text); m != nil && m[1] == m[2] {
-		shared, text = true, strings.TrimSuffix(text, m[0])
+		everywhere, text = true, strings.TrimSuffix(text, m[0])
 	}
-	rank := ""
+	prefix, rank := "", ""
 	for m := rankPrefix.FindStringSubmatch(text); m != nil; m = rankPrefix.FindStringSubmatch(text) {
-		rank, text = m[1], text[len(m[0]):]
+		prefix, rank, text = m[0], m[1], text[len(m[0]):]
 	}
-	if rank == "" || rank == "0" || shared || strings.HasPrefix(text, "rank "+rank+" ") {
+	named := strings.HasPrefix(text, "rank "+rank+" ")
+	if prefix == "" || named || !ofOneRank(err) && (rank == "0" || everywhere) {
 		return text
 	}
-	return "rank " + rank + ": " + text
+	return prefix + text
 }
 
 // silence is the time for which other ranks wait until rank 0 has printed an error, because a

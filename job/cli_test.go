@@ -99,17 +99,25 @@ func TestFaultsThroughTheCommandLine(t *testing.T) {
 }
 
 func TestWithoutRanks(t *testing.T) {
-	for text, want := range map[string]string{
-		"rank 0: rank 0: a: no such file":              "a: no such file",
-		"rank 0: rank 0: b:3: x (4 of 4 ranks failed)": "b:3: x",
-		"rank 2: c: no such file":                      "rank 2: c: no such file",
-		"rank 0: rank 2: c (1 of 4 ranks failed)":      "rank 2: c (1 of 4 ranks failed)",
-		"rank 1: rank 1 on host failed: d":             "rank 1 on host failed: d",
-		"rank 3: rank 3: e (2 of 2 ranks failed)":      "e",
-		"plain": "plain",
+	for _, x := range []struct {
+		code       status.Code
+		text, want string
+	}{
+		{status.IO, "rank 0: rank 0: a: no such file", "a: no such file"},
+		{status.IO, "rank 0: rank 0: b:3: x (4 of 4 ranks failed)", "b:3: x"},
+		{status.IO, "rank 2: c: no such file", "rank 2: c: no such file"},
+		{status.IO, "rank 0: rank 2: c (1 of 4 ranks failed)", "rank 2: c (1 of 4 ranks failed)"},
+		{status.Comm, "rank 1: rank 1 on host failed: d", "rank 1 on host failed: d"},
+		{status.IO, "rank 3: rank 3: e (2 of 2 ranks failed)", "e"},
+		{status.IO, "rank 3 on n1: rank 3 on n1: e (2 of 2 ranks failed)", "e"},
+		{status.IO, "rank 0: rank 3 on n1: e", "rank 3 on n1: e"},
+		{status.Device, "rank 0: rank 0: no GPU", "rank 0: no GPU"},
+		{status.Device, "rank 1 on n1: no GPU (2 of 2 ranks failed)", "rank 1 on n1: no GPU"},
+		{status.Device, "no GPU", "no GPU"},
+		{status.IO, "plain", "plain"},
 	} {
-		if got := withoutRanks(text); got != want {
-			t.Errorf("%q: %q, want %q", text, got, want)
+		if got := withoutRanks(status.Errorf(x.code, "%s", x.text)); got != x.want {
+			t.Errorf("%v %q: %q, want %q", x.code, x.text, got, x.want)
 		}
 	}
 }

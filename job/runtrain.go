@@ -132,7 +132,7 @@ func (s *session) reportFailure(err error) {
 // logLost logs the error of a report: once if all ranks have it.
 func (s *session) logLost(err error) {
 	if s.Mesh.World.Rank() == 0 || status.Of(err) != status.IO {
-		s.Log.Error().Msg(withoutRanks(err.Error()))
+		s.Log.Error().Msg(withoutRanks(err))
 	}
 }
 

@@ -265,7 +265,7 @@ func (s *session) report() *report.Run {
 		r.Totals = s.progress.totals
 	}
 	if s.failed != nil {
-		r.Failed = withoutRanks(s.failed.Error())
+		r.Failed = withoutRanks(s.failed)
 	}
 	if s.quiet {
 		r.Result = s.Result
