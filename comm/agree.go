@@ -38,8 +38,8 @@ func findBroadcaster(c Comm) byteBroadcaster {
 // Agree compares the errors of all ranks after a step that may have failed on some of them, so that
 // all ranks fail together and none waits for ever. It returns nil if err is nil on all ranks.
 // Otherwise it returns an error with the code of the lowest rank that failed. Its text is "rank R:"
-// (or "rank R on HOST:" if the ranks are on several hosts) and the error of this rank, if it failed,
-// or of the lowest rank that failed. If all ranks failed with the same error, the text is that
+// or "rank R on HOST:" for ranks on several hosts, and the error of this rank, if it failed, or of
+// the lowest rank that failed. If all ranks failed with the same error, the text is that
 // error's. Told reports whether rank 0 has the same text. Collective over c.
 func Agree(c Comm, err error) error {
 	var mine []byte

@@ -260,7 +260,7 @@ func TestPlanThroughTheCommandLine(t *testing.T) {
 		{"plan JOB --set data.sequnce=1", status.InvalidConfig, []string{"did you mean data.sequence?"}},
 		{"plan JOB --set model.new={} --set model.path=nowhere --set optimizer.lr=1", status.IO, []string{"nowhere"}},
 		{"plan JOB --cluster nowhere.toml", status.IO, []string{"nowhere.toml"}},
-		{"plan JOB --cluster " + file("nodess = 3\ndevice = \"z80\"\n[rates]\nnetwork = -1\nnode = \"x\"\n"), status.InvalidConfig, []string{"4 faults", ":1: nodess: unknown key; did you mean nodes?", ":2: device", ":4: rates.network", ":5: rates.node"}},
+		{"plan JOB --cluster " + file("nodess = 3\ndevice = \"z80\"\n[rates]\nnetwork = -1\nnode = \"x\"\n"), status.InvalidConfig, []string{"4 faults", ":1: nodess: unknown key; did you mean nodes?", `:2: device = "z80": `, ":4: rates.network = -1: ", `:5: rates.node = "x": `}},
 		{"plan JOB --cluster " + file("device = \"h100\""), status.InvalidConfig, []string{"device.backend"}},
 		{"plan JOB --cluster " + file("device = \"h100\"") + " --set device.backend=cuda --set model.new.head_dim=512", status.Unsupported,
 			[]string{"ulysses-mpi: head_dim = 512: attention of device cuda supports at most 256; set device.backend = \"cpu\""}},

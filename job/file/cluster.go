@@ -65,7 +65,7 @@ func parseCluster(src, path string) (*Cluster, error) {
 		for name, value := range tree {
 			key := prefix + name
 			fault := func(format string, args ...any) {
-				f.add(origin{file: path, line: max(1, lines[key])}, status.InvalidConfig, key+": "+format, args...)
+				f.add(origin{file: path, line: max(1, lines[key])}, status.InvalidConfig, format, args...)
 			}
 			if sub, ok := value.(map[string]any); ok && key == "rates" {
 				table(key+".", sub)
@@ -73,7 +73,7 @@ func parseCluster(src, path string) (*Cluster, error) {
 			}
 			i := slices.IndexFunc(clusterKeys, func(k field) bool { return k.key == key })
 			if i < 0 {
-				fault("unknown key%s", nearestOf(key))
+				fault("%s: unknown key%s", key, nearestOf(key))
 				continue
 			}
 			if err := clusterKeys[i].convert(reflect.ValueOf(c).Elem().FieldByIndex(clusterKeys[i].index), value); err != nil {
