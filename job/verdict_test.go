@@ -6,6 +6,7 @@ import (
 	"io"
 	"math"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -237,12 +238,15 @@ func TestVerifyMeasuresRounding(t *testing.T) {
 	kept := verifyLimits[tensor.F32]
 	verifyLimits[tensor.F32] = 1e-12
 	defer func() { verifyLimits[tensor.F32] = kept }()
-	_, out, errs := call("verify", "../testdata/goldens/qwen3-adamw-packed/job.toml", "--json", "-n", "2", "--set", "device.backend=cpu", "--set", "parallel.ulysses=1", "--set", "parallel.ring=2",
-		"--set", "output.dir="+t.TempDir())
-	var r verdict
-	if err := json.Unmarshal([]byte(out), &r); err != nil {
-		t.Fatalf("%v\n%s%s", err, out, errs)
+	ring := []string{"--json", "-n", "2", "--set", "device.backend=cpu", "--set", "parallel.ulysses=1", "--set", "parallel.ring=2", "--set", "output.dir=" + t.TempDir()}
+	run := func(job string, more ...string) (r verdict) {
+		_, out, errs := call(slices.Concat([]string{"verify", job}, ring, more)...)
+		if err := json.Unmarshal([]byte(out), &r); err != nil {
+			t.Fatalf("%v\n%s%s", err, out, errs)
+		}
+		return r
 	}
+	r := run("../testdata/goldens/qwen3-adamw-packed/job.toml")
 	measured := 0
 	for _, x := range r.Tensors {
 		if !x.Judged || x.Bits || x.Zero {
@@ -253,6 +257,48 @@ func TestVerifyMeasuresRounding(t *testing.T) {
 		}
 	}
 	if measured < 10 {
-		t.Errorf("%d tensors were measured: %s", measured, out)
+		t.Errorf("%d tensors were measured: %+v", measured, r)
+	}
+}
+
+// nudge changes trained and frozen weights that are not zero, each by one bit.
+func TestNudge(t *testing.T) {
+	dir, base, _ := newLoRA(t, "qwen3_5")
+	sets := []string{"model.new={}", "model.path=" + base, "lora.rank=3", "data.tokenizer=bytes", "data.sequence=40", "device.backend=cpu"}
+	err := onRanks(Options{Path: filepath.Join(dir, "job.toml"), Sets: sets, Ranks: 1, Stdout: io.Discard, Stderr: io.Discard}, func(e *Env) error {
+		s, err := prepare(e, false)
+		if err != nil {
+			return err
+		}
+		defer s.close()
+		stream, err := e.Device.NewStream()
+		if err != nil {
+			return err
+		}
+		defer stream.Close()
+		weights := func() (all []float32) {
+			for _, x := range s.parts.Weights.Portions() {
+				w, err := s.whole(x, false, stream)
+				if err != nil {
+					t.Fatal(err)
+				}
+				all = append(all, w.Float32s()...)
+			}
+			return slices.Clone(all)
+		}
+		before := weights()
+		if err := s.nudge(); err != nil {
+			return err
+		}
+		for i, x := range weights() {
+			if v := before[i]; (v == 0) != (x == v) || !(math.Abs(float64(x-v)) <= ulp(v)) {
+				t.Errorf("weight %d: %v became %v", i, v, x)
+				break
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
 }

@@ -350,14 +350,18 @@ func trainTensors(e *Env, tokens bool) (out []named, err error) {
 	return out, nil
 }
 
-// nudge changes the last bit of each weight that is trained, up or down by its position.
+// nudge changes the last bit of each weight, up or down by its position.
 func (s *session) nudge() error {
 	stream, err := s.Device.NewStream()
 	if err != nil {
 		return err
 	}
 	defer stream.Close()
-	for _, x := range s.parts.Weights.Stored() {
+	stored := s.parts.Weights.Stored()
+	if w, ok := s.parts.Weights.(*train.Partial); ok {
+		stored = append(stored, w.StoredFrozen()...)
+	}
+	for _, x := range stored {
 		values, err := fetch(s.Device, stream, x.Master)
 		if err != nil {
 			return err

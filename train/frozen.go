@@ -58,7 +58,11 @@ func (w *Partial) Update(s device.Stream, lr, scale float64, t int64) error {
 	return w.trained.Update(s, lr, scale, t)
 }
 func (w *Partial) Stored() []Stored { return w.trained.Stored() }
-func (w *Partial) Offloaded() bool  { return w.trained.Offloaded() }
+
+// StoredFrozen lists the portions of frozen parameters of which this rank may own elements.
+func (w *Partial) StoredFrozen() []Stored { return w.frozen.Stored() }
+
+func (w *Partial) Offloaded() bool { return w.trained.Offloaded() }
 
 // Portions lists the trained portions and then the frozen ones.
 func (w *Partial) Portions() []model.Portion {
