@@ -115,6 +115,35 @@ func TestHostWithMPI(t *testing.T) {
 	}
 }
 
+// A host that uses MPICH. The library refuses the file for another MPI library than the host's,
+// although the host's library would answer the calls of such a file.
+func TestHostWithMPICH(t *testing.T) {
+	need.Tool(t, "mpiexec.mpich", "run make deps-test")
+	folder := t.TempDir()
+	shim := func(compiler, name string) string {
+		file := filepath.Join(folder, name)
+		output(t, time.Minute, nil, compiler, "-std=gnu11", "-fPIC", "-fvisibility=hidden", "-shared", "-o", file, "../comm/mpi_calls.c")
+		return file
+	}
+	host := func(compiler string) string {
+		return compile(t, compiler, "-std=c11", "-Wall", "-Wextra", "-Werror", "../examples/c/attention_mpi.c")
+	}
+	mpich, ompi := shim("mpicc.mpich", "mpich.so"), shim("mpicc", "ompi.so")
+	withMPICH, withOMPI := host("mpicc.mpich"), host("mpicc")
+	t.Setenv("ULYSSES_MPI_SHIM", mpich)
+	if out := output(t, time.Minute, nil, "mpiexec.mpich", "-n", "3", withMPICH); !strings.Contains(out, "3 ranks") || strings.Contains(out, "NOT") {
+		t.Error(out)
+	}
+	const refused = `! "$0"` // one rank, without a launcher
+	if out := output(t, time.Minute, nil, "sh", "-c", refused, withOMPI); !strings.Contains(out, "uses MPICH, the host program uses Open MPI") {
+		t.Error(out)
+	}
+	t.Setenv("ULYSSES_MPI_SHIM", ompi)
+	if out := output(t, time.Minute, nil, "sh", "-c", refused, withMPICH); !strings.Contains(out, "uses Open MPI, the host program uses MPICH") {
+		t.Error(out)
+	}
+}
+
 // Over MPI, 10,000 calls forward and backward do not use C's allocator, and Go's garbage collector,
 // which here runs for every 40 KiB, does not run.
 func TestNoCallAllocatesOverMPI(t *testing.T) {

@@ -31,6 +31,8 @@ int umpi_open(const char *path, char *text, int size, uint32_t *have) {
   return 1;
 }
 
+const char *umpi_headers(void) { return umpi->headers; }
+
 int umpi_loaded_library(const char *path, char *text, int size) {
   // MPI_MAX_LIBRARY_VERSION_STRING is at most 8192 in all libraries. The caller holds a lock.
   static char full[8192];

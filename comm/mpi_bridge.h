@@ -35,6 +35,8 @@ void umpi_use(const umpi_api *table);
 // and writes the reason to text (size bytes); *have is the version of the table, 0 if there is
 // none.
 int umpi_open(const char *path, char *text, int size, uint32_t *have);
+// Returns `headers` of the table.
+const char *umpi_headers(void);
 // Writes the version text of an MPI library that this process has loaded: the globally visible one
 // if path is NULL, else the one at path. Returns 1 if there is one, else 0.
 int umpi_loaded_library(const char *path, char *text, int size);

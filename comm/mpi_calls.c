@@ -397,9 +397,17 @@ static int call_sendrecv(umpi_comm c, char *recv, int64_t rbytes, int from, cons
   return finish(p, waited);
 }
 
+#if defined(OPEN_MPI)
+#define HEADERS "Open MPI"
+#elif defined(MPICH_VERSION)
+#define HEADERS "MPICH"
+#else
+#define HEADERS ""
+#endif
+
 __attribute__((visibility("default"))) const umpi_api *umpi_table(uint32_t want, uint32_t *have) {
 #define ENTRY(name, parameters, arguments) .name = call_##name,
-  static const umpi_api table = {.abi = UMPI_ABI, .size = sizeof table, UMPI_CALLS(ENTRY)};
+  static const umpi_api table = {.abi = UMPI_ABI, .size = sizeof table, .headers = HEADERS, UMPI_CALLS(ENTRY)};
 #undef ENTRY
   *have = UMPI_ABI;
   return want == UMPI_ABI ? &table : NULL;

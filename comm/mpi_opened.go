@@ -89,12 +89,11 @@ func shimFiles(loaded string) ([]string, error) {
 		return []string{path}, nil
 	}
 	var first, rest []string
+	if file := shimOf(loaded); file != "" {
+		return []string{file}, nil
+	}
 	for _, l := range mpiLibraries {
-		if loaded != "" {
-			if containsAny(loaded, l.names) {
-				return []string{l.file}, nil
-			}
-		} else if os.Getenv(l.launcher) != "" {
+		if os.Getenv(l.launcher) != "" {
 			first = append(first, l.file)
 		} else {
 			rest = append(rest, l.file)
@@ -215,10 +214,32 @@ func openShim(path string) error {
 // checkSameMPI returns an error if the shim uses a different MPI library than the host program:
 // handles of one library have no meaning in the other.
 func checkSameMPI(path, loaded string) error {
-	if name := libraryName(); loaded != "" && name != firstWords(loaded) {
+	if name := shimLibrary(loaded); loaded != "" && name != firstWords(loaded) {
 		return status.Errorf(status.Unsupported, "comm.FromMPI: %s uses %s, the host program uses %s; build it for that library (make mpi-shim MPICC=its mpicc) and set %s to the file",
 			path, name, firstWords(loaded), mpiVariable)
 	}
 	mpiStart.loaded = true
 	return nil
+}
+
+// shimLibrary returns the name of the MPI library of the opened shim. In a host program that is
+// linked with MPI, the host's library answers the shim's calls, because the linker takes the first
+// function of a name. So the library must not be called before its headers fit: constants such as
+// the length of texts differ between the libraries.
+func shimLibrary(loaded string) string {
+	headers := C.GoString(C.umpi_headers())
+	if loaded != "" && headers != "" && shimOf(headers) != shimOf(loaded) {
+		return headers
+	}
+	return libraryName()
+}
+
+// shimOf returns the file of mpiLibraries for the library with this version text; "" for none.
+func shimOf(text string) string {
+	for _, l := range mpiLibraries {
+		if containsAny(text, l.names) {
+			return l.file
+		}
+	}
+	return ""
 }

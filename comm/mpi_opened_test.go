@@ -4,6 +4,7 @@ package comm
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -123,7 +124,7 @@ func TestShimRefused(t *testing.T) {
 	for file, want := range map[string]string{
 		text:                     "cannot be opened",
 		source("int nothing;\n"): "without the function umpi_table",
-		source(open + "*have = 99; return 0; }\n"):                                              "has version 99 of the interface, this library has version 4",
+		source(open + "*have = 99; return 0; }\n"):                                              "has version 99 of the interface, this library has version 5",
 		source(open + "*have = UMPI_ABI; t.abi = UMPI_ABI; t.size = 24; return &t; }\n"):        "a table of 24 bytes",
 		source(open + "*have = UMPI_ABI; t.abi = 7; t.size = (uint32_t)sizeof t; return &t; }"): "has version 7",
 	} {
@@ -137,14 +138,19 @@ func TestShimRefused(t *testing.T) {
 	if _, err := World(); status.Of(err) != status.Unsupported || Available() || Library() != "none: built without the tag mpi" {
 		t.Errorf("a program without MPI: %v, %v, %q", err, Available(), Library())
 	}
-	other := source("#include <string.h>\nstatic int says(char *text, int size) { (void)size; strcpy(text, \"Open MPI v9.9\"); return 0; }\n" + open +
-		"*have = t.abi = UMPI_ABI; t.size = (uint32_t)sizeof t; t.library = says; return &t; }\n")
-	if err := openShim(other); err != nil {
-		t.Fatal(err)
-	}
-	err := checkSameMPI(other, "Open MPI v4.1.4, package")
-	mustBe(t, "another MPI", err, status.Unsupported, "uses Open MPI v9.9, the host program uses Open MPI v4.1.4")
-	if mpiStart.loaded {
-		t.Error("loaded although it was refused")
+	for _, c := range []struct{ headers, answers, want string }{
+		{"Open MPI", "Open MPI v9.9", "uses Open MPI v9.9, the host program uses Open MPI v4.1.4"},
+		{"MPICH", "Open MPI v4.1.4", "uses MPICH, the host program uses Open MPI v4.1.4"}, // the host's library answers
+	} {
+		other := source(fmt.Sprintf("#include <string.h>\nstatic int says(char *text, int size) { (void)size; strcpy(text, %q); return 0; }\n", c.answers) + open +
+			fmt.Sprintf("*have = t.abi = UMPI_ABI; t.size = (uint32_t)sizeof t; t.headers = %q, t.library = says; return &t; }\n", c.headers))
+		if err := openShim(other); err != nil {
+			t.Fatal(err)
+		}
+		err := checkSameMPI(other, "Open MPI v4.1.4, package")
+		mustBe(t, "another MPI", err, status.Unsupported, c.want)
+		if mpiStart.loaded {
+			t.Error("loaded although it was refused")
+		}
 	}
 }

@@ -7,7 +7,7 @@
 
 #include <stdint.h>
 
-#define UMPI_ABI 4u
+#define UMPI_ABI 5u
 
 // Results in addition to MPI's error codes, which are positive.
 #define UMPI_ENDED (-2)  // MPI has been finalized
@@ -77,6 +77,10 @@ typedef struct umpi_pending umpi_pending;
 
 typedef struct {
   uint32_t abi, size; // UMPI_ABI and sizeof(umpi_api) of the compiler that built the table
+  // The MPI library whose mpi.h was compiled: "Open MPI", or "MPICH" for the libraries that share
+  // MPICH's handles and constants, or "" for others. Another library may answer the calls at run
+  // time.
+  const char *headers;
 #define UMPI_MEMBER(name, parameters, arguments) int(*name) parameters;
   UMPI_CALLS(UMPI_MEMBER)
 #undef UMPI_MEMBER
