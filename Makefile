@@ -125,16 +125,19 @@ portable: lib .venv/link
 check-abi: lib
 	scripts/check-abi.sh lib/libulysses.so.$(ABI)
 
+# The folders may have spaces, so the shell gets them as variables. Make would split them.
 PREFIX ?= /usr/local
+install: export PREFIX := $(PREFIX)
+install: export ROOT = $(DESTDIR)$(PREFIX)
 install: lib
-	install -d $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(PREFIX)/share/doc/ulysses
-	install -m 644 LICENSE NOTICE CHANGELOG.md $(DESTDIR)$(PREFIX)/share/doc/ulysses/
-	install -m 644 capi/ulysses.h $(DESTDIR)$(PREFIX)/include/ulysses.h
-	install -m 755 lib/libulysses.so.$(ABI) $(DESTDIR)$(PREFIX)/lib/
-	ln -sf libulysses.so.$(ABI) $(DESTDIR)$(PREFIX)/lib/libulysses.so
-	for f in lib/libulysses_mpi_*.so; do [ ! -e "$$f" ] || install -m 755 "$$f" $(DESTDIR)$(PREFIX)/lib/; done
-	[ ! -e build/cuda/libulysses_cuda.so ] || install -m 755 build/cuda/libulysses_cuda.so $(DESTDIR)$(PREFIX)/lib/
-	sed -e 's|@PREFIX@|$(PREFIX)|; s|@VERSION@|$(VERSION)|' capi/ulysses.pc.in > $(DESTDIR)$(PREFIX)/lib/pkgconfig/ulysses.pc
+	install -d "$$ROOT/lib/pkgconfig" "$$ROOT/include" "$$ROOT/share/doc/ulysses"
+	install -m 644 LICENSE NOTICE CHANGELOG.md "$$ROOT/share/doc/ulysses/"
+	install -m 644 capi/ulysses.h "$$ROOT/include/ulysses.h"
+	install -m 755 lib/libulysses.so.$(ABI) "$$ROOT/lib/"
+	ln -sf libulysses.so.$(ABI) "$$ROOT/lib/libulysses.so"
+	for f in lib/libulysses_mpi_*.so; do [ ! -e "$$f" ] || install -m 755 "$$f" "$$ROOT/lib/"; done
+	[ ! -e build/cuda/libulysses_cuda.so ] || install -m 755 build/cuda/libulysses_cuda.so "$$ROOT/lib/"
+	{ printf 'prefix=%s\n' "$$PREFIX"; sed -e '/^prefix=/d; s|@VERSION@|$(VERSION)|' capi/ulysses.pc.in; } > "$$ROOT/lib/pkgconfig/ulysses.pc"
 
 # A C host makes 10,000 calls forward and backward under valgrind. Its memory must not grow.
 soak-c: lib

@@ -144,6 +144,26 @@ func TestHostWithMPICH(t *testing.T) {
 	}
 }
 
+// `make install` works for folders with spaces, and the flags of its pkg-config file as well.
+func TestInstall(t *testing.T) {
+	need.Tool(t, "pkg-config", "run make deps-test")
+	built(t)
+	folder := t.TempDir()
+	prefix, exe := filepath.Join(folder, "our libraries"), filepath.Join(folder, "host")
+	output(t, 10*time.Minute, nil, "make", "-C", root(t), "install", "PREFIX="+prefix)
+	flags := output(t, time.Minute, []string{"PKG_CONFIG_PATH=" + filepath.Join(prefix, "lib", "pkgconfig")}, "pkg-config", "--cflags", "--libs", "ulysses")
+	// As in a Makefile, the shell reads the flags.
+	output(t, time.Minute, nil, "sh", "-c", `eval "gcc -std=c11 -o '$0' testdata/host.c $1 -lm"`, exe, strings.TrimSpace(flags))
+	output(t, time.Minute, []string{"LD_LIBRARY_PATH=" + filepath.Join(prefix, "lib")}, exe, "attention")
+	staged := filepath.Join(folder, "a stage")
+	output(t, 10*time.Minute, nil, "make", "-C", root(t), "install", "PREFIX="+prefix, "DESTDIR="+staged)
+	for _, file := range []string{"lib/libulysses.so.0", "lib/pkgconfig/ulysses.pc", "include/ulysses.h", "share/doc/ulysses/LICENSE"} {
+		if _, err := os.Stat(filepath.Join(staged, prefix, file)); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // Over MPI, 10,000 calls forward and backward do not use C's allocator, and Go's garbage collector,
 // which here runs for every 40 KiB, does not run.
 func TestNoCallAllocatesOverMPI(t *testing.T) {
