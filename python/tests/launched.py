@@ -116,6 +116,12 @@ def mpi():
         check(subset, seed=world.rank % 2)
         check(whole)
         check(subset, s=200)
+    # The program frees its communicator before the context's first call.
+    for callbacks in (False, True):
+        own = world.Dup()
+        with ulysses.Context(own, threads=1, callbacks=callbacks) as ctx:
+            own.Free()
+            check(ctx)
     if world.size > 1:
         second = world.Create_group(world.group.Incl([1]))  # without rank 0
         if world.rank == 1:

@@ -116,6 +116,17 @@ class MPI(Communicator):
     def __init__(self, comm: Any):
         self.comm, self.rank, self.size = comm, comm.Get_rank(), comm.Get_size()
 
+    def duplicate(self) -> MPI:
+        """Returns a communicator over a duplicate of `comm`, for `free` to free. Collective."""
+        return MPI(self.comm.Dup())
+
+    def free(self) -> None:
+        """Frees `comm`, unless MPI has ended. Collective."""
+        from mpi4py import MPI as mpi
+
+        if not mpi.Is_finalized():
+            self.comm.Free()
+
     def allgather(self, send: memoryview, receive: memoryview) -> None:
         self.comm.Allgather(_mpi_buffer(send), _mpi_buffer(receive))
 

@@ -10,7 +10,7 @@ from typing import Any, Callable
 
 from . import _library, _struct
 from .agreement import agree
-from .communicator import Alone, Communicator, TorchGroup, communicator
+from .communicator import MPI, Alone, Communicator, TorchGroup, communicator
 from .errors import InvalidArgument
 from .layout import Layout
 from .library_ranks import LibraryRanks
@@ -36,8 +36,9 @@ class Context:
     Collective: all ranks of `comm` make the context and close it.
 
     Args:
-        comm: the ranks. None = one rank; an mpi4py communicator, which the library duplicates; a
-            torch.distributed process group with gloo; or a `Communicator`. Default: None
+        comm: the ranks. None = one rank; an mpi4py communicator, which is duplicated, so that the
+            program may use and free its own; a torch.distributed process group with gloo; or a
+            `Communicator`. Default: None
         device (str): "cpu" or "cuda". Default: "cpu"
         ordinal (int, optional): index of the GPU. Default: PyTorch's current GPU if the program has
             imported PyTorch, else 0
@@ -139,6 +140,26 @@ class Context:
             options.log = _struct.Log(
                 lambda user, level, line: log(level, (line or b"").decode(errors="replace"))
             )
+        # Of the context, so that its messages do not mix with those of the program.
+        self._duplicate: MPI | None = None
+        if isinstance(self.communicator, MPI) and not isinstance(comm, _World):
+            self.communicator = self._duplicate = self.communicator.duplicate()
+        try:
+            self._create(comm, options, callbacks)
+        except BaseException:
+            self._free_duplicate()
+            raise
+        info = _struct.ContextInfo()
+        self._call("ulysses_context_query", self._handle, ctypes.byref(info))
+        self.rank, self.size = info.rank, info.size
+        self.ulysses, self.ring = info.ulysses, info.ring
+        self.layout = Layout(info.size, info.ring, zigzag)
+        self.gather_keys = bool(gather_keys)
+        self.device = "cuda" if info.device == _struct.CUDA else "cpu"
+        self.ordinal = info.ordinal
+
+    def _create(self, comm: Any, options: _struct.Options, callbacks: bool) -> None:
+        """Makes the library's context. Collective."""
         out = ctypes.byref(self._handle)
         if isinstance(self.communicator, Alone):
             self._call("ulysses_context_create_local", ctypes.byref(options), out)
@@ -149,14 +170,12 @@ class Context:
             self._call(
                 "ulysses_context_create_host", ctypes.byref(host), ctypes.byref(options), out
             )
-        info = _struct.ContextInfo()
-        self._call("ulysses_context_query", self._handle, ctypes.byref(info))
-        self.rank, self.size = info.rank, info.size
-        self.ulysses, self.ring = info.ulysses, info.ring
-        self.layout = Layout(info.size, info.ring, zigzag)
-        self.gather_keys = bool(gather_keys)
-        self.device = "cuda" if info.device == _struct.CUDA else "cpu"
-        self.ordinal = info.ordinal
+
+    def _free_duplicate(self) -> None:
+        """Frees the context's duplicate of an mpi4py communicator, if there is one. Collective."""
+        if self._duplicate is not None:
+            self._duplicate.free()
+            self._duplicate = None
 
     @classmethod
     def torch(cls, group: Any = None, **options: Any) -> Context:
@@ -407,6 +426,7 @@ class Context:
             for memory in list(self._pending.values()):
                 self._release(memory)
             self._handle = ctypes.c_void_p()
+            self._free_duplicate()
 
     def __enter__(self) -> Context:
         return self
