@@ -514,10 +514,10 @@ class Local(unittest.TestCase):
         q = draw(1, 1, 8, 2, 8)
 
         def body(ctx):
-            def attend(*_):
+            def attend(q, k, v):
                 if ctx.rank == 0:
                     raise RuntimeError("no such mask")
-                return 0
+                return v
 
             with self.assertRaisesRegex(ulysses.InvalidArgument, "no such mask") as caught:
                 ulysses.local_attention(*(local(q, ctx),) * 3, attend, seq=8, context=ctx)
@@ -533,6 +533,18 @@ class Local(unittest.TestCase):
             )
 
         contexts(2, body)
+
+    def test_a_function_that_returns_another_shape(self):
+        """Assigning to out would broadcast one row, one number, or None, which becomes NaN."""
+        q = draw(1, 1, 8, 2, 8)
+        arrays = [q] if torch is None else [q, torch.from_numpy(q)]
+        with ulysses.Context(threads=1) as ctx:
+            for x in arrays:
+                for result in (x[:, :1], x[:, :, :1], x[0], 0.0, None):
+                    with self.assertRaisesRegex(
+                        ulysses.InvalidArgument, r"it must return out, an array of shape \(1, 8, 2, 8"
+                    ):
+                        ulysses.local_attention(x, x, x, lambda *_, y=result: y, context=ctx)
 
 
 if __name__ == "__main__":

@@ -264,7 +264,7 @@ def local_attention(
 
     Raises:
         InvalidArgument: a shape, dtype or value is wrong, arguments differ between ranks, or
-            function raised on a rank
+            function raised on a rank or returned another shape
         Unsupported: the context has a ring
         CommError: the communicator failed
     """
@@ -272,9 +272,21 @@ def local_attention(
         return _local_torch(q, k, v, function, options)
 
     def write(t: LocalTensors) -> None:
-        t.out[...] = function(t.q, t.k, t.v)
+        t.out[...] = _checked(function(t.q, t.k, t.v), t)
 
     return local_attention_forward(q, k, v, write, save=False, **options)[0]
+
+
+def _checked(out: Any, t: LocalTensors) -> Any:
+    """Returns the result of the caller's function. Assignments would broadcast another shape."""
+    shape = getattr(out, "shape", None)
+    if shape is None or tuple(shape) != tuple(t.out.shape):
+        got = type(out).__name__ if shape is None else f"an array of shape {tuple(shape)}"
+        raise InvalidArgument(
+            f"ulysses.local_attention: the function returned {got}; it must return out, an array "
+            f"of shape {tuple(t.out.shape)}"
+        )
+    return out
 
 
 def _local_torch(q: Any, k: Any, v: Any, function: Callable[..., Any], options: dict) -> Any:
@@ -286,7 +298,7 @@ def _local_torch(q: Any, k: Any, v: Any, function: Callable[..., Any], options: 
 
     def write(t: LocalTensors) -> None:
         with torch.no_grad():
-            t.out.copy_(function(t.q, t.k, t.v))
+            t.out.copy_(_checked(function(t.q, t.k, t.v), t))
 
     def write_grads(t: LocalTensors) -> None:
         with torch.enable_grad():
