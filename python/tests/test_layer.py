@@ -542,7 +542,8 @@ class Local(unittest.TestCase):
             for x in arrays:
                 for result in (x[:, :1], x[:, :, :1], x[0], 0.0, None):
                     with self.assertRaisesRegex(
-                        ulysses.InvalidArgument, r"it must return out, an array of shape \(1, 8, 2, 8"
+                        ulysses.InvalidArgument,
+                        r"it must return out, an array of shape \(1, 8, 2, 8",
                     ):
                         ulysses.local_attention(x, x, x, lambda *_, y=result: y, context=ctx)
 

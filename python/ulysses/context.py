@@ -140,7 +140,7 @@ class Context:
             options.log = _struct.Log(
                 lambda user, level, line: log(level, (line or b"").decode(errors="replace"))
             )
-        # Of the context, so that its messages do not mix with those of the program.
+        # The messages of the context must not mix with the messages of the program.
         self._duplicate: MPI | None = None
         if isinstance(self.communicator, MPI) and not isinstance(comm, _World):
             self.communicator = self._duplicate = self.communicator.duplicate()
