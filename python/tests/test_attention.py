@@ -164,10 +164,13 @@ class Attention(unittest.TestCase):
 
         class Other:
             def __init__(self, x):
-                self.x, self.dtype = x, x.dtype
+                self.x, self.shape, self.dtype = x, x.shape, x.dtype
 
             def __dlpack__(self, **_):
                 return self.x.__dlpack__()
+
+            def __dlpack_device__(self):
+                return self.x.__dlpack_device__()
 
         from ulysses.tensors import view
 
@@ -177,6 +180,15 @@ class Attention(unittest.TestCase):
             (a.data, a.shape, a.strides, a.dtype, a.device),
             (b.data, b.shape, b.strides, b.dtype, b.device),
         )
+        q = draw(2, 1, 9, 2, 8)
+        for kind in (lambda x: x, lambda x: x[..., ::-1], lambda x: x.transpose(0, 1, 3, 2)):
+            q, results = kind(q), []
+            with ulysses.Context(threads=1) as ctx:
+                for array in (lambda x: x, Other):
+                    out, _, call = ulysses.attention_forward(*(array(q),) * 3, context=ctx)
+                    results.append((out, *ulysses.attention_backward(call, array(q))))
+            for found, want in zip(*results):
+                np.testing.assert_array_equal(found, want)
 
 
 class Faults(unittest.TestCase):

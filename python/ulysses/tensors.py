@@ -271,7 +271,17 @@ def dense_strides(shape: Sequence[int]) -> list[int]:
 
 def dense(x: Any) -> Any:
     """Returns x, or a row-major copy if x is not row-major."""
-    return x.contiguous() if is_torch(x) else np.ascontiguousarray(x)
+    return x.contiguous() if is_torch(x) else np.ascontiguousarray(numpy_of(x))
+
+
+def numpy_of(x: Any) -> np.ndarray:
+    """Returns an array of NumPy or of another library as one of NumPy, without a copy if possible.
+
+    Arrays of another library may have only __dlpack__, from which np.asarray makes an object.
+    """
+    if hasattr(x, "__dlpack__") and not hasattr(x, "__array__"):
+        return np.from_dlpack(x)
+    return np.asarray(x)
 
 
 def without_zero_strides(x: Any) -> Any:
@@ -300,7 +310,7 @@ def empty(like: Any, shape: Sequence[int], dtype: Any = None) -> Any:
             device=like.device,
         )
     _host_only(like)
-    return np.empty(tuple(shape), dtype=np.asarray(like).dtype if dtype is None else NAMES[dtype])
+    return np.empty(tuple(shape), dtype=numpy_of(like).dtype if dtype is None else NAMES[dtype])
 
 
 def _host_only(like: Any) -> None:
