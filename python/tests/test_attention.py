@@ -260,6 +260,9 @@ class Faults(unittest.TestCase):
                 late()
         with self.assertRaisesRegex(ulysses.InvalidArgument, "no context"):
             ulysses.attention(q, q, q)
+        group = object()  # such as a process group
+        with self.assertRaisesRegex(ulysses.InvalidArgument, "type object; give a ulysses.Context"):
+            ulysses.attention(q, q, q, context=group)
 
     def test_two_contexts(self):
         q = draw(1, 1, 8, 4, 8)

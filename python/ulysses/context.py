@@ -473,11 +473,16 @@ def current(context: Context | None = None) -> Context:
     """Returns `context`, or the context that `use` has set if `context` is None.
 
     Raises:
-        InvalidArgument: there is neither
+        InvalidArgument: there is neither, or context is not a Context
     """
     found = context if context is not None else _current
     if found is None:
         raise InvalidArgument(
             "ulysses: no context; give context=, or call ulysses.use(ulysses.Context(comm)) once"
+        )
+    if not isinstance(found, Context):
+        raise InvalidArgument(
+            f"ulysses: context is of type {type(found).__name__}; give a ulysses.Context, which is "
+            "made of a communicator once"
         )
     return found
