@@ -77,5 +77,5 @@ cp "$lib" "$work/"
 ln -s "$(basename "$lib")" "$work/libulysses.so"
 gcc -std=c11 -Wall -Wextra -pedantic -Werror -Icapi "$work/old.c" -o "$work/old" -L"$work" -lulysses -Wl,-rpath,"$work" -Wno-overlength-strings
 "$work/old" || fail "struct_size is handled wrongly"
-grep -q '^Libs: -L${libdir} -lulysses' capi/ulysses.pc.in || fail "capi/ulysses.pc.in does not link -lulysses"
+grep -q '^Libs: -L"${libdir}" -lulysses' capi/ulysses.pc.in || fail "capi/ulysses.pc.in does not link -lulysses"
 echo "check-abi: $(wc -l <"$work/declared") functions, $soname, $tls bytes of static thread-local storage"
