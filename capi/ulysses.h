@@ -49,10 +49,12 @@
  *   communicator (2.6 us over MPI between two processes of one machine). If one rank finds an
  *   invalid argument, if the ranks call different functions, or if arguments that must be equal
  *   differ, then every rank returns the same status, the message names the rank, and the context
- *   accepts the next call. Two errors are reported on their rank only: a context that is in
- *   another call, and invalid handles in a process that has several contexts of more than one
- *   rank. ULYSSES_NO_AGREEMENT turns the agreement off for calls, but not for making plans and
- *   batches. If one rank then refuses a call, its peers wait.
+ *   accepts the next call. Four errors are reported on their rank only, because the rank cannot
+ *   communicate: an fcomm that is no communicator, a call of a thread from which MPI accepts no
+ *   calls, a context that is in another call, and invalid handles in a process that has several
+ *   contexts of more than one rank. The peers of this rank wait. ULYSSES_NO_AGREEMENT turns the
+ *   agreement off for calls, but not for making plans and batches. If one rank then refuses a
+ *   call, its peers wait.
  *
  * Asynchronous. On CUDA, an asynchronous function enqueues its work in the order of `stream` (a
  *   cudaStream_t of the context's GPU; NULL is the legacy default stream, which is PyTorch's 0)
