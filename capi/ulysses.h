@@ -17,10 +17,11 @@
  *
  * Errors. A function returns a status. If the status is not ULYSSES_OK, the contents of the
  *   outputs are undefined, and ulysses_last_error() returns the message until this thread's next
- *   call. The library never prints, exits or aborts. An option is honoured, or it is refused on
- *   all ranks when the plan or the batch is made. A collective call refuses invalid arguments on
- *   all ranks. A failure of the device, of the communicator or of a callback can occur on one rank
- *   only: that rank must call ulysses_context_abort, otherwise its peers wait for `timeout`.
+ *   call. The library never prints, exits or aborts, except as said under Process. An option is
+ *   honoured, or it is refused on all ranks when the plan or the batch is made. A collective call
+ *   refuses invalid arguments on all ranks. A failure of the device, of the communicator or of a
+ *   callback can occur on one rank only: that rank must call ulysses_context_abort, otherwise its
+ *   peers wait for `timeout`.
  *
  * Memory. The caller owns tensors, `saved` memory and the workspace that it passes. Outputs must
  *   not overlap each other or an input. The library keeps no pointer after a call, except the
@@ -91,7 +92,8 @@
  *   the call returns ULYSSES_INTERNAL.
  *
  * Process. The library contains a Go runtime: do not call dlclose(). A forked child may continue,
- *   but must not call the library.
+ *   but must not call the library. The runtime ends the process with a message if the system
+ *   refuses it address space or a thread: with `ulimit -v`, allow it at least 2 GiB.
  *
  * Floating point. Calls round to nearest and trap no exception, whatever the mode (fenv.h) of the
  *   calling thread is. Callbacks run in the thread's mode, which is the same after a call, with its
