@@ -246,7 +246,7 @@ func (c *context) reserve(bytes int64) error {
 	}
 	b, err := c.dev.Alloc(bytes)
 	if err != nil {
-		return status.Errorf(status.Of(err), "libulysses: cannot allocate the context's own workspace: %w; give a workspace, or use smaller batches", err)
+		return status.Errorf(status.Of(err), "libulysses: cannot allocate the context's own workspace: %w, or set ULYSSES_OWN_WORKSPACES and give each call its workspace", err)
 	}
 	if c.ownWorkspace != nil && c.ownMemoryOnly() {
 		c.gpu.retired = append(c.gpu.retired, c.ownWorkspace)

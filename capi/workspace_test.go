@@ -39,6 +39,18 @@ func TestWorkspaces(t *testing.T) {
 		}
 		must(t, contextDestroy(ctx))
 	}
+	t.Run("too large", func(t *testing.T) {
+		var ctx, plan uintptr
+		must(t, newLocal(nil, p(&ctx)))
+		long := desc
+		long.max_tokens = 1 << 36 // its workspace is larger than an address space
+		err := newPlan(ctx, p(&long), p(&plan))
+		refused(t, "a plan of 2^36 tokens", status.OutOfMemory, err)
+		if err != nil && !strings.HasSuffix(err.Error(), "use more ranks, or set ULYSSES_OWN_WORKSPACES and give each call its workspace") {
+			t.Error(err)
+		}
+		must(t, contextDestroy(ctx))
+	})
 	for _, flags := range []int32{0, flagOwnWorkspaces} {
 		onRanks(t, 2, flags, func(rank int, ctx uintptr) {
 			list := collectiveCalls(t, ctx)
