@@ -116,7 +116,7 @@ func (c *Counted) beginAlike(op string, s device.Stream, bytes int64, t tensor.T
 // watched registers a call. checksum is of what must be equal on all ranks; 0 = nothing.
 func (c *Counted) watched(op string, control bool, bytes, seq int64, checksum uint8) call {
 	return call{op: op, bytes: bytes, control: control, began: time.Now(), waited: c.Waited(),
-		slot: c.watch.begin(activeCall{op: op, axis: c.axis, rank: c.Rank(), size: c.Size(), seq: seq, bytes: bytes, group: c.group, control: control, checksum: checksum})}
+		slot: c.watch.begin(activeCall{op: op, rank: c.Rank(), seq: seq, bytes: bytes, group: c.group, control: control, checksum: checksum})}
 }
 
 // end records the end of a call and returns err. A call that failed is not counted.

@@ -32,8 +32,8 @@ type Watch struct {
 
 // activeCall is a call in progress. A slot with an empty op is free.
 type activeCall struct {
-	op, axis   string
-	rank, size int
+	op         string
+	rank       int // in the group
 	seq, bytes int64
 	began      time.Time
 	group      flight.Group
@@ -236,8 +236,10 @@ func (w *Watch) describe(f activeCall, now time.Time) string {
 	return fmt.Sprintf("%s, waited %.1f s", w.name(f), now.Sub(f.began).Seconds())
 }
 
+// name names a call and its rank by the ranks of the world, which users know from the launcher: the
+// last rank of a sequence of two may be rank 7.
 func (w *Watch) name(f activeCall) string {
-	return fmt.Sprintf("rank %d of %d on host %s: %s #%d on axis %s, %d bytes", f.rank, f.size, w.host, f.op, f.seq, f.axis, f.bytes)
+	return fmt.Sprintf("rank %d on host %s: %s #%d on %v, %d bytes", f.group.World(f.rank), w.host, f.op, f.seq, f.group, f.bytes)
 }
 
 // InFlight describes this rank's calls in progress or, between calls, the last call and how long

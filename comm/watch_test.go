@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"ulysses/internal/flight"
 	"ulysses/internal/status"
 )
 
@@ -20,7 +21,8 @@ func TestWatch(t *testing.T) {
 				c.Abort(status.Comm, text)
 			})
 			defer w.Close()
-			k := NewCounted(c, "sequence", nil, nil, w)
+			// this sequence has the ranks 1, 3 and 5 of the world
+			k := NewCounted(c, "sequence", nil, nil, w).spans(1, 2)
 			if err := k.Barrier(); err != nil {
 				return err
 			}
@@ -38,15 +40,18 @@ func TestWatch(t *testing.T) {
 		t.Fatalf("%v", err)
 	}
 	text := <-late
-	for _, want := range []string{"of 3 on host node7", "all-to-all #2 on axis sequence", "bytes, waited 0."} {
+	for _, want := range []string{"on host node7: all-to-all #2 on axis sequence (ranks 1, 3 to 5), ", " bytes, waited 0."} {
 		if !strings.Contains(text, want) {
 			t.Errorf("%q lacks %q", text, want)
 		}
 	}
-	if !strings.Contains(idle, "rank 2 of 3 on host node7: barrier #1") || !strings.Contains(idle, "no call since") {
+	if !strings.Contains(idle, "rank 5 on host node7: barrier #1") || !strings.Contains(idle, "no call since") {
 		t.Errorf("InFlight on the late rank: %q", idle)
 	}
 }
+
+// group is the one of calls that a test makes by itself.
+var group = flight.Group{Axis: "a", Stride: 1, Size: 1}
 
 // TestWatchQuiet checks that short calls, together longer than the limit, are not late, and that
 // late calls are reported once.
@@ -58,14 +63,14 @@ func TestWatchQuiet(t *testing.T) {
 		t.Errorf("%q", w.InFlight())
 	}
 	for range 20 {
-		p := w.begin(activeCall{op: "x", axis: "a", size: 1})
+		p := w.begin(activeCall{op: "x", group: group})
 		time.Sleep(6 * time.Millisecond)
 		w.end(p)
 	}
 	if len(reports) != 0 {
 		t.Errorf("late: %s", <-reports)
 	}
-	a, b := w.begin(activeCall{op: "x", axis: "a", seq: 1, size: 1}), w.begin(activeCall{op: "y", axis: "a", seq: 2, size: 1})
+	a, b := w.begin(activeCall{op: "x", seq: 1, group: group}), w.begin(activeCall{op: "y", seq: 2, group: group})
 	if f := w.InFlight(); !strings.Contains(f, "x #1") || !strings.Contains(f, "; ") || !strings.Contains(f, "y #2") {
 		t.Errorf("%q", f)
 	}
@@ -86,7 +91,7 @@ func TestWatchIdle(t *testing.T) {
 	defer w.Close()
 	w.LimitIdle(func(s string) { slow <- s })
 	call := func(d time.Duration) time.Time {
-		p := w.begin(activeCall{op: "x", axis: "a", seq: 7, size: 1})
+		p := w.begin(activeCall{op: "x", seq: 7, group: group})
 		time.Sleep(d)
 		w.end(p)
 		return time.Now()

@@ -214,7 +214,7 @@ func TestFaultsEndTheJob(t *testing.T) {
 		{"fail:2:2", 10, []string{"rank 2 on " + host, "error requested"}, "rank 2 on host " + host + " failed: step 2: error requested"},
 		{"panic:3:1", 10, []string{"rank 3 on " + host, "panic"}, "rank 3 on host " + host + " failed: panic"},
 		{"crash:1:2", 10, []string{"rank 1 on " + host + ": the program crashed", "crash requested"}, "rank 1 on host " + host},
-		{"late:1:2", 5, []string{"rank 1 of 4 on host " + host, "this rank is late", "waited 4.", "the limit is 4s (ULYSSES_TIMEOUT or parallel.timeout)", "rank 1 on host " + host + " is late; 3 ranks wait for it in all-reduce #"}, "rank 1 on host " + host + " is late"},
+		{"late:1:2", 5, []string{"rank 1 on host " + host + ": all-", "this rank is late", "waited 4.", "the limit is 4s (ULYSSES_TIMEOUT or parallel.timeout)", "rank 1 on host " + host + " is late; 3 ranks wait for it in all-reduce #"}, "rank 1 on host " + host + " is late"},
 		{"stop:2:2", 5, []string{"rank 2 on host " + host + " does not respond", "waited 4."}, "rank 2 on host " + host + " does not respond"},
 		{"skip:3:2", 5, []string{"rank 3 on host " + host + " has called all-reduce where 3 ranks have called barrier: operation #"}, "rank 3 on host " + host + " has called"},
 		{"other:1:2", 5, []string{"rank 1 on host " + host + " has called all-reduce where 3 ranks have called barrier: operation #"}, "rank 1 on host " + host + " has called"},

@@ -38,8 +38,11 @@ func (g Group) Has(rank int) bool {
 	return at >= 0 && at%max(1, g.Stride) == 0 && at/max(1, g.Stride) < g.Size
 }
 
+// World returns the rank of the world that a rank of the group is.
+func (g Group) World(rank int) int { return g.First + rank*g.Stride }
+
 func (g Group) String() string {
-	last := g.First + (g.Size-1)*g.Stride
+	last := g.World(g.Size - 1)
 	switch {
 	case g.Size == 1:
 		return fmt.Sprintf("axis %s (rank %d)", g.Axis, g.First)
