@@ -128,10 +128,14 @@ const silence = 300 * time.Millisecond
 
 // onFirstRank runs a verb that only prints something, on rank 0 alone.
 func onFirstRank(f func() error) error {
-	if slurm.Env().Rank > 0 {
-		return nil
+	env := slurm.Env()
+	switch {
+	case env.Rank == 0:
+		return f()
+	case launch.LeftOver(env): // there may be no rank 0
+		return launch.Own(f())
 	}
-	return f()
+	return nil
 }
 
 // version is the verb version.

@@ -53,6 +53,16 @@ var launchers = []struct{ name, size, rank, localRank, localSize string }{
 	{"srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID", ""},
 }
 
+// SizeVariable returns the variable with the number of tasks of the launcher.
+func (e Environment) SizeVariable() string {
+	for _, l := range launchers {
+		if l.name == e.Launcher {
+			return l.size
+		}
+	}
+	return ""
+}
+
 func read(get func(string) string) Environment {
 	number := func(name string) int {
 		n, err := strconv.Atoi(get(name))

@@ -262,6 +262,16 @@ func TestStrangersAreRefused(t *testing.T) {
 	if code != 5 && code != 1 || !strings.Contains(stderr, "pmix") {
 		t.Errorf("exit %d: %s", code, stderr)
 	}
+	// Variables that another job has left name a rank, and no rank 0 exists that prints the error.
+	for _, left := range [][]string{{"SLURM_STEP_NUM_TASKS=4", "SLURM_PROCID=2"}, {"OMPI_COMM_WORLD_SIZE=4", "OMPI_COMM_WORLD_RANK=1"}} {
+		code, _, stderr := launch(t, left, append([]string{program}, small(t.TempDir())...)...)
+		if want := left[0] + " is set, but"; code != 1 || strings.Count(stderr, want) != 1 {
+			t.Errorf("%v: exit %d, not %q: %s", left, code, want, stderr)
+		}
+		if code, stdout, stderr := launch(t, left, program, "version"); code != 0 || !strings.Contains(stdout, "with MPI") {
+			t.Errorf("version: %v: exit %d: %s%s", left, code, stdout, stderr)
+		}
+	}
 	plain := filepath.Join(t.TempDir(), "plain")
 	if out, err := exec.Command("go", "build", "-o", plain, ".").CombinedOutput(); err != nil {
 		t.Fatal(string(out))

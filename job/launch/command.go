@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -45,37 +46,71 @@ func launcherWords(env slurm.Environment, getenv func(string) string) []string {
 
 // launcherCommand returns the command line of mpirun if mpirun is an ancestor of the process pid,
 // as on the node where mpirun itself runs; otherwise nil.
-func launcherCommand(pid int) []string {
-	for range 3 {
-		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
-		if err != nil || len(text) == 0 {
-			return nil
-		}
-		words := strings.Split(string(bytes.TrimSuffix(text, []byte{0})), "\x00")
-		name := filepath.Base(words[0])
+func launcherCommand(pid int) (words []string) {
+	left := 3
+	ancestors(pid, func(cmd []string) bool {
+		name := filepath.Base(cmd[0])
 		for _, l := range []string{"mpirun", "mpiexec", "orterun", "prterun"} {
 			if name == l || strings.HasPrefix(name, l+".") {
 				// mpirun of Open MPI 5 replaces itself by prterun, which has other options.
 				if tool := os.Getenv("OMPI_TOOL_NAME"); name == "prterun" && tool != "" {
-					words[0] = filepath.Join(filepath.Dir(words[0]), tool)
+					cmd[0] = filepath.Join(filepath.Dir(cmd[0]), tool)
 				}
-				return words
+				words = cmd
 			}
 		}
-		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-		if err != nil {
-			return nil
+		left--
+		return words == nil && left > 0
+	})
+	return words
+}
+
+// ancestors calls f with the command line of the process pid, of its parent, and so on, until f
+// returns false. It reports whether it has come to the first process: some systems hide the
+// processes of other users.
+func ancestors(pid int, f func(cmd []string) bool) bool {
+	for ; pid > 0; pid = parent(pid) {
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+		if err != nil || len(text) == 0 || !f(strings.Split(string(bytes.TrimSuffix(text, []byte{0})), "\x00")) {
+			return false
 		}
-		// The format is "pid (name) state ppid"; the name may have any characters.
-		fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
-		if len(fields) < 2 {
-			return nil
-		}
-		if pid, err = strconv.Atoi(fields[1]); err != nil || pid <= 1 {
-			return nil
+		if pid == 1 {
+			return true
 		}
 	}
-	return nil
+	return false
+}
+
+// parent returns the parent of a process; 0 = unknown.
+func parent(pid int) int {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0
+	}
+	// The format is "pid (name) state ppid"; the name may have any characters.
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+	if len(fields) < 2 {
+		return 0
+	}
+	n, _ := strconv.Atoi(fields[1])
+	return n
+}
+
+// starters are the beginnings of the names of processes that start the tasks of a launcher.
+var starters = map[string][]string{
+	openMPI:           {"mpirun", "mpiexec", "orte", "prte"},
+	"mpiexec (MPICH)": {"mpiexec", "mpirun", "hydra", "pmi_proxy"},
+	"srun":            {"slurmstepd"},
+}
+
+// LeftOver reports whether the launcher's variables in the environment are of another job: a shell
+// or a program that a launcher has started passes them on to what it starts. Then there may be no
+// rank 0. LeftOver is false if that cannot be found out.
+func LeftOver(env slurm.Environment) bool {
+	return env.Tasks > 1 && ancestors(os.Getppid(), func(cmd []string) bool {
+		name := filepath.Base(strings.TrimPrefix(cmd[0], "-"))
+		return !slices.ContainsFunc(starters[env.Launcher], func(s string) bool { return strings.HasPrefix(name, s) })
+	})
 }
 
 // shellWords quotes the words that a shell would interpret.

@@ -57,7 +57,7 @@ func Start(o Options, body func(Rank) (err error, alone bool)) error {
 	signal.Ignore(syscall.SIGPIPE)
 	env := slurm.Env()
 	if err := env.Ready(comm.Available()); err != nil {
-		return err
+		return refused(env, err)
 	}
 	timeout, err := Timeout("auto")
 	if err != nil {
@@ -75,11 +75,21 @@ func Start(o Options, body func(Rank) (err error, alone bool)) error {
 	}
 	defer comm.Finalize()
 	if err := env.Check(world.Size(), true); err != nil {
-		return err
+		return refused(env, err)
 	}
 	err, _ = body(Rank{World: world, OnNode: env.LocalSize, Timeout: timeout, Late: func(string) {}})
 	limitEnd(world, timeout, err, &o)
 	return err
+}
+
+// refused returns the error of tasks that cannot find each other. If the launcher's variables are
+// left over from another job, this process prints it, whatever rank they say: rank 0 may not exist.
+func refused(env slurm.Environment, err error) error {
+	if !LeftOver(env) {
+		return err
+	}
+	return Own(status.Errorf(status.Of(err), "%w\n%s=%d is set, but %s has not started this process; if another job has left it, run: unset %[2]s",
+		err, env.SizeVariable(), env.Tasks, env.Launcher))
 }
 
 // longestEnd is how long MPI_Finalize may take after all ranks have come to it.
