@@ -6,8 +6,10 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"text/template"
+	"time"
 
 	"ulysses/internal/status"
 	"ulysses/job/file"
@@ -19,6 +21,9 @@ type sbatchOptions struct {
 	time, array, image       string
 }
 
+// signalBefore is the number of seconds before the time limit at which the ranks get SIGUSR1.
+const signalBefore = 120
+
 //go:embed sbatch.tmpl
 var sbatchTemplate string
 
@@ -27,7 +32,7 @@ type batch struct {
 	Name                     string // quoted for sbatch
 	Time, Array, Image, Log  string
 	Nodes, Tasks, GPUs, CPUs int
-	Before                   int      // seconds before the time limit at which the ranks get SIGUSR1
+	Before                   int      // signalBefore
 	More                     []string // options of sbatch that the user has added; quoted for sbatch
 	Restarts                 int
 	Program, Job             string // quoted for a shell
@@ -44,6 +49,12 @@ func sbatch(o Options) error {
 	b, err := newBatch(&o)
 	if err != nil {
 		return err
+	}
+	if limit := timeLimit(b.Time); limit > 0 && limit <= leastLimit {
+		host, _ := os.Hostname()
+		log := o.logger(&screen{to: o.Stderr}, 0, host)
+		log.Warn().Msgf("sbatch: --time %s is %v, and Slurm signals the ranks %d to %d s before the limit: after each start the job soon stops with a checkpoint, and starts again; four hours are --time 4:00:00",
+			b.Time, limit, b.Before, b.Before+60)
 	}
 	t := template.Must(template.New("sbatch").Parse(sbatchTemplate))
 	var text strings.Builder
@@ -114,7 +125,7 @@ func newBatch(o *Options) (*batch, error) {
 // further options of sbatch, and the number of restarts.
 func (s *sbatchOptions) batch(program, job, out string, sets, more []string, restarts int) *batch {
 	b := &batch{Name: quoteForSlurm(strings.TrimSuffix(filepath.Base(job), ".toml")), Time: s.time, Array: s.array, Log: "%x-%j.log", Nodes: s.nodes, Tasks: max(s.tasks, s.gpus, 1),
-		GPUs: s.gpus, CPUs: s.cpus, Before: 120, Restarts: restarts, Program: quoteForScript(program), Job: quoteForScript(job)}
+		GPUs: s.gpus, CPUs: s.cpus, Before: signalBefore, Restarts: restarts, Program: quoteForScript(program), Job: quoteForScript(job)}
 	for _, word := range more {
 		b.More = append(b.More, quoteForSlurm(word))
 	}
@@ -131,6 +142,30 @@ func (s *sbatchOptions) batch(program, job, out string, sets, more []string, res
 		b.Arguments += " --set " + quoteForScript(set)
 	}
 	return b
+}
+
+// leastLimit is a time limit of which the signal before the limit leaves nothing: Slurm checks
+// limits once a minute.
+const leastLimit = (signalBefore + 60) * time.Second
+
+// timeLimit returns the duration of a time of Slurm: minutes, minutes:seconds, or
+// hours:minutes:seconds, and after days and a hyphen hours, hours:minutes or hours:minutes:seconds.
+func timeLimit(text string) time.Duration {
+	units := []time.Duration{time.Minute, time.Second}
+	days, clock, ok := strings.Cut(text, "-")
+	if !ok {
+		days, clock = "0", text
+	}
+	if ok || strings.Count(clock, ":") == 2 {
+		units = []time.Duration{time.Hour, time.Minute, time.Second}
+	}
+	n, _ := strconv.Atoi(days)
+	sum := time.Duration(n) * 24 * time.Hour
+	for i, word := range strings.Split(clock, ":") {
+		n, _ := strconv.Atoi(word)
+		sum += time.Duration(n) * units[i]
+	}
+	return sum
 }
 
 func hasSet(sets []string, key string) bool {

@@ -110,6 +110,18 @@ func TestSbatchLines(t *testing.T) {
 	}
 }
 
+// A time limit that the signal before it uses up is named: minutes are easily taken for hours.
+func TestSbatchTimeLimit(t *testing.T) {
+	dir, _ := newKept(t)
+	job := filepath.Join(dir, "job.toml")
+	for limit, want := range map[string]string{"2": "is 2m0s", "2:30": "is 2m30s", "0:2:59": "is 2m59s", "0-0:3": "is 3m0s", "4": "", "0": "", "2:00:00": "", "1-0": "", "1-12:00:00": ""} {
+		code, text, stderr := call("sbatch", job, "--time", limit)
+		if code != status.OK || !strings.Contains(text, "#SBATCH --time="+limit+"\n") || want == "" && stderr != "" || !strings.Contains(stderr, want) {
+			t.Errorf("--time %s: exit %v, not %q: %s", limit, code, want, stderr)
+		}
+	}
+}
+
 func TestSbatchFaults(t *testing.T) {
 	dir, _ := newKept(t)
 	job := filepath.Join(dir, "job.toml")
