@@ -50,6 +50,25 @@ func TestSupervisorRestarts(t *testing.T) {
 	}
 }
 
+// A run that has not finished is a fault for the supervisor even if the launcher ends with 0, as
+// mpiexec of MPICH does if a rank has exited with 0.
+func TestSupervisorBehindZero(t *testing.T) {
+	dir, job := keptJob(t)
+	argv := []string{program, "supervise", job, "--restarts", "1", "--", "sh", "-c", `mpirun --oversubscribe --bind-to none -n 2 "$@"; exit 0`, "sh"}
+	for fault, want := range map[string]string{"kill:1:20": "exit code is taken as 5", "code:1:99": ""} {
+		if err := os.RemoveAll(filepath.Join(dir, "out")); err != nil {
+			t.Fatal(err)
+		}
+		code, _, stderr := launch(t, []string{"ULYSSES_FAULT=" + fault, "ULYSSES_TIMEOUT=9s"}, argv...)
+		if code != 0 || strings.Contains(stderr, "restart 1 of 1") != (want != "") || !strings.Contains(stderr, want) {
+			t.Errorf("%s: exit %d: %s", fault, code, stderr)
+		}
+		if _, err := os.Stat(filepath.Join(dir, "out", "model", "model.safetensors")); err != nil {
+			t.Errorf("%s: %v: %s", fault, err, stderr)
+		}
+	}
+}
+
 // A job starts again under supervision also if the reader of its output has exited, as tee does at
 // the end of a session.
 func TestSupervisorWithoutReader(t *testing.T) {

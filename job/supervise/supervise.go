@@ -64,10 +64,19 @@ func Run(o Options) (code int, err error) {
 		switch {
 		case err != nil:
 			return 0, err
-		case end.signalled || final(end.code):
+		case end.signalled || final(end.code) && end.code != 0:
 			return end.code, nil
 		}
 		d := o.diagnosis(began, &end)
+		if end.code == 0 {
+			if d == nil || len(d.Ranks) == 0 {
+				return 0, nil
+			}
+			// Only a run that has not come to its end leaves records. mpiexec of MPICH ends with 0
+			// if a rank has exited with 0 and it has killed the others.
+			end.code = int(status.Comm)
+			o.Log(fmt.Sprintf("the launcher ended with exit code 0, but the run has not finished; its exit code is taken as %d", end.code))
+		}
 		switch {
 		case d == nil: // refused before the first step: a restart would be refused as well
 			return end.code, nil
