@@ -40,7 +40,7 @@ func TestWatch(t *testing.T) {
 		t.Fatalf("%v", err)
 	}
 	text := <-late
-	for _, want := range []string{"on host node7: all-to-all #2 on axis sequence (ranks 1, 3 to 5), ", " bytes, waited 0."} {
+	for _, want := range []string{"on host node7: all-to-all #2 on axis sequence (ranks 1 to 5 in steps of 2), ", " bytes, waited 0."} {
 		if !strings.Contains(text, want) {
 			t.Errorf("%q lacks %q", text, want)
 		}

@@ -49,7 +49,7 @@ func (g Group) String() string {
 	case g.Size == 2:
 		return fmt.Sprintf("axis %s (ranks %d and %d)", g.Axis, g.First, last)
 	case g.Stride > 1:
-		return fmt.Sprintf("axis %s (ranks %d, %d to %d)", g.Axis, g.First, g.First+g.Stride, last)
+		return fmt.Sprintf("axis %s (ranks %d to %d in steps of %d)", g.Axis, g.First, last, g.Stride)
 	}
 	return fmt.Sprintf("axis %s (ranks %d to %d)", g.Axis, g.First, last)
 }
