@@ -59,8 +59,8 @@
  *
  * Asynchronous. On CUDA, an asynchronous function enqueues its work in the order of `stream` (a
  *   cudaStream_t of the context's GPU; NULL is the legacy default stream, which is PyTorch's 0)
- *   and returns. The current GPU of the calling thread does not change. On the CPU, the work is
- *   complete when the function returns.
+ *   and returns. The current GPU of the calling thread does not change. On the CPU, `stream` has no
+ *   effect, and the work is complete when the function returns.
  *
  * Threads. A context, with its plans and batches, may be used by one thread at a time, and by any
  *   thread. With MPI_THREAD_FUNNELED, only the main thread may make collective calls. On CUDA,

@@ -254,7 +254,7 @@ func (e *Env) warnOfNoTargets(of string) {
 }
 
 // trainTensors returns the loss, the gradients and the updated weights of the first step, or the
-// loss of an evaluation. With tokens it also returns the logits and the loss of each token of the
+// losses of an evaluation. With tokens it also returns the logits and the loss of each token of the
 // step. Collective.
 func trainTensors(e *Env, tokens bool) (out []named, err error) {
 	s, err := prepare(e, false)
@@ -264,46 +264,15 @@ func trainTensors(e *Env, tokens bool) (out []named, err error) {
 	defer s.close()
 	defer func() { err = e.leave(err) }()
 	if e.Job.Kind == "eval" {
-		r, err := s.trainer.Evaluate(train.EvaluationStep)
-		if err != nil {
-			return nil, err
-		}
-		if r.EvalTokens == 0 {
-			e.warnOfNoTargets("the evaluation's files")
-		}
-		out = []named{scalar("eval_loss", float64(r.EvalLoss))}
-		for _, set := range r.Sets {
-			out = append(out, scalar("eval_"+set.Name+"_loss", float64(set.Loss)))
-		}
-		return out, nil
+		return s.evalTensors()
 	}
 	if e.nudged {
 		if err := s.nudge(); err != nil {
 			return nil, err
 		}
 	}
-	var own []train.TokenResult
-	if tokens {
-		s.trainer.Hooks.Logits = true
-		s.trainer.Hooks.Tokens = func(results []train.TokenResult) error { own = append(own, results...); return nil }
-	}
-	r, err := s.trainer.Step(0)
-	if err != nil {
+	if out, err = s.stepTensors(tokens); err != nil {
 		return nil, err
-	}
-	if r.TargetTokens == 0 {
-		e.warnOfNoTargets("the first step")
-	}
-	out = []named{scalar("loss", float64(r.Loss)), scalar("gradient norm", float64(r.GradNorm))}
-	if r.AuxLoss != nil {
-		out = append(out, scalar("aux_loss", float64(*r.AuxLoss)))
-	}
-	if tokens {
-		all, err := tokenTensors(e.Mesh.World, own, s.parts.Config.VocabSize)
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, all...)
 	}
 	stream, err := e.Device.NewStream()
 	if err != nil {
@@ -311,33 +280,9 @@ func trainTensors(e *Env, tokens bool) (out []named, err error) {
 	}
 	defer stream.Close()
 	for _, grads := range []bool{true, false} { // gathering weights overwrites the gradients
-		values := map[string]named{}
-		for _, g := range s.parts.Weights.Portions() {
-			if g.Frozen {
-				continue
-			}
-			all, err := s.whole(g, grads, stream)
-			if err != nil {
-				return nil, err
-			}
-			if e.Mesh.World.Rank() > 0 {
-				continue
-			}
-			at := int64(0)
-			for _, p := range g.Params {
-				x, err := fetch(e.Device, stream, all.Slice(0, at, at+p.Numel()))
-				if err != nil {
-					return nil, err
-				}
-				at += p.Numel()
-				if grads {
-					values[p.Name] = named{name: p.Name + " gradient", shape: p.Shape, data: s.parts.Model.Config.InFileOrder(p, x), judged: true, kind: isGradient, param: p.Name}
-					continue
-				}
-				// AdamW's first update is lr·sign(g) if |g| is large compared with eps. Rounding
-				// may change the sign of a gradient near zero, so these weights are not judged.
-				values[p.Name] = named{name: p.Name + " updated", shape: p.Shape, data: s.parts.Model.Config.InFileOrder(p, x), judged: e.Job.Optimizer.Name == "sgd", kind: isUpdated, param: p.Name}
-			}
+		values, err := s.paramTensors(grads, stream)
+		if err != nil {
+			return nil, err
 		}
 		for _, g := range s.parts.Model.Groups() { // in an order that does not depend on the ranks
 			for _, p := range g.Params {
@@ -348,6 +293,82 @@ func trainTensors(e *Env, tokens bool) (out []named, err error) {
 		}
 	}
 	return out, nil
+}
+
+// evalTensors returns the losses of an evaluation. Collective.
+func (s *session) evalTensors() ([]named, error) {
+	r, err := s.trainer.Evaluate(train.EvaluationStep)
+	if err != nil {
+		return nil, err
+	}
+	if r.EvalTokens == 0 {
+		s.warnOfNoTargets("the evaluation's files")
+	}
+	out := []named{scalar("eval_loss", float64(r.EvalLoss))}
+	for _, set := range r.Sets {
+		out = append(out, scalar("eval_"+set.Name+"_loss", float64(set.Loss)))
+	}
+	return out, nil
+}
+
+// stepTensors runs the first step and returns its losses and the norm of its gradients, and with
+// tokens what tokenTensors returns. Collective.
+func (s *session) stepTensors(tokens bool) ([]named, error) {
+	var own []train.TokenResult
+	if tokens {
+		s.trainer.Hooks.Logits = true
+		s.trainer.Hooks.Tokens = func(results []train.TokenResult) error { own = append(own, results...); return nil }
+	}
+	r, err := s.trainer.Step(0)
+	if err != nil {
+		return nil, err
+	}
+	if r.TargetTokens == 0 {
+		s.warnOfNoTargets("the first step")
+	}
+	out := []named{scalar("loss", float64(r.Loss)), scalar("gradient norm", float64(r.GradNorm))}
+	if r.AuxLoss != nil {
+		out = append(out, scalar("aux_loss", float64(*r.AuxLoss)))
+	}
+	if !tokens {
+		return out, nil
+	}
+	all, err := tokenTensors(s.Mesh.World, own, s.parts.Config.VocabSize)
+	return append(out, all...), err
+}
+
+// paramTensors returns the gradients of all trained parameters, or their values after the step, by
+// the names of the parameters. Only rank 0 returns them. Collective.
+func (s *session) paramTensors(grads bool, stream device.Stream) (map[string]named, error) {
+	// AdamW's first update is lr·sign(g) if |g| is large compared with eps. Rounding may change the
+	// sign of a gradient near zero, so these weights are not judged.
+	what, kind, judged := " updated", isUpdated, s.Job.Optimizer.Name == "sgd"
+	if grads {
+		what, kind, judged = " gradient", isGradient, true
+	}
+	values := map[string]named{}
+	for _, g := range s.parts.Weights.Portions() {
+		if g.Frozen {
+			continue
+		}
+		all, err := s.whole(g, grads, stream)
+		if err != nil {
+			return nil, err
+		}
+		if s.Mesh.World.Rank() > 0 {
+			continue
+		}
+		at := int64(0)
+		for _, p := range g.Params {
+			x, err := fetch(s.Device, stream, all.Slice(0, at, at+p.Numel()))
+			if err != nil {
+				return nil, err
+			}
+			at += p.Numel()
+			values[p.Name] = named{name: p.Name + what, shape: p.Shape, data: s.parts.Model.Config.InFileOrder(p, x), judged: judged, kind: kind, param: p.Name}
+		}
+	}
+	return values, nil
 }
 
 // nudge changes the last bit of each weight, up or down by its position.
