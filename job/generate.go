@@ -68,17 +68,9 @@ func (o *Options) generateOn(r launch.Rank) (alone bool, err error) {
 	if err := sameCommand(world, o, comm.Field{Name: "program", Value: vers.Build()}, comm.Field{Name: "flags", Value: fmt.Sprintf("%+v", *g)}); err != nil {
 		return false, err
 	}
-	var prompt []byte
-	if world.Rank() == 0 {
-		if prompt, err = o.prompt(); err == nil && g.chat {
-			prompt, err = generate.Asked(o.words[0], prompt)
-		}
-	}
-	if err = comm.Agree(world, err); err != nil {
-		return false, err
-	}
-	if prompt, err = comm.BroadcastBytes(world, prompt, 0); err != nil {
-		return true, err
+	prompt, alone, err := o.promptOfRanks(world)
+	if err != nil {
+		return alone, err
 	}
 	j := file.Default()
 	j.Device.Backend, j.Device.DType = g.device, g.dtype
@@ -104,18 +96,7 @@ func (o *Options) generateOn(r launch.Rank) (alone bool, err error) {
 	if g.chat {
 		m.Begin = nil // the template has it
 	}
-	s := m.Sampling
-	s.Seed = uint64(g.seed)
-	if g.temperature >= 0 {
-		s.Temperature = g.temperature
-	}
-	if g.topP >= 0 {
-		s.TopP = g.topP
-	}
-	if g.topK >= 0 {
-		s.TopK = g.topK
-	}
-	text, err := m.Text(prompt, g.tokens, s, func(text string) error {
+	text, err := m.Text(prompt, g.tokens, g.sampling(m.Sampling), func(text string) error {
 		if world.Rank() > 0 {
 			return nil
 		}
@@ -135,6 +116,37 @@ func (o *Options) generateOn(r launch.Rank) (alone bool, err error) {
 	log.Info().Msgf("%d tokens of the prompt in %.2f s, %d tokens after it in %.2f s (%.1f tokens/s)", text.Prompt, text.Read.Seconds(), text.Tokens, text.Write.Seconds(),
 		float64(text.Tokens)/max(1e-9, text.Write.Seconds()))
 	return false, nil
+}
+
+// sampling returns how tokens are drawn: by the flags that are given, otherwise by the model's
+// folder.
+func (g *generateOptions) sampling(s generate.Sampling) generate.Sampling {
+	s.Seed = uint64(g.seed)
+	if g.temperature >= 0 {
+		s.Temperature = g.temperature
+	}
+	if g.topP >= 0 {
+		s.TopP = g.topP
+	}
+	if g.topK >= 0 {
+		s.TopK = g.topK
+	}
+	return s
+}
+
+// promptOfRanks returns on all ranks the prompt that rank 0 reads, with --chat in the template of
+// the model. Collective.
+func (o *Options) promptOfRanks(world comm.Comm) (prompt []byte, alone bool, err error) {
+	if world.Rank() == 0 {
+		if prompt, err = o.prompt(); err == nil && o.generate.chat {
+			prompt, err = generate.Asked(o.words[0], prompt)
+		}
+	}
+	if err = comm.Agree(world, err); err != nil {
+		return nil, false, err
+	}
+	prompt, err = comm.BroadcastBytes(world, prompt, 0)
+	return prompt, err != nil, err
 }
 
 // prompt returns the second word, or standard input.

@@ -47,23 +47,41 @@ func newSampler(s *session) (*sampler, error) {
 
 // open prepares rank 0.
 func (x *sampler) open(s *session) error {
-	j := s.Job
 	refuse := func(err error) error {
-		return j.Errorf(status.Of(err), "eval.sample", "rank 0 cannot generate text: %v; remove eval.sample, and use ulysses-mpi generate after the run", err)
+		return s.Job.Errorf(status.Of(err), "eval.sample", "rank 0 cannot generate text: %v; remove eval.sample, and use ulysses-mpi generate after the run", err)
 	}
-	var err error
-	var bytes int64
-	if x.model, bytes, err = s.parts.SampleModel(); err != nil {
+	if err := x.openModel(s); err != nil {
 		return refuse(err)
 	}
+	longest, err := x.readPrompts(s)
+	if err != nil {
+		return err
+	}
+	total, more := longest+s.Job.Eval.SampleTokens, s.Job.Eval.SampleTokens
+	if most := s.parts.Config.Positions(); total > most {
+		return s.Job.Errorf(status.InvalidConfig, "eval.sample_tokens", "%d tokens after a prompt of %d, and the model has %d positions; set eval.sample_tokens = %d, or shorten the prompt", more, longest, most, max(1, most-longest))
+	}
+	if x.decoder, err = x.model.NewDecoder(total, assembly.SamplePass); err != nil {
+		return refuse(err)
+	}
+	return nil
+}
+
+// openModel makes the model whose weights all ranks gather on rank 0.
+func (x *sampler) openModel(s *session) error {
+	m, bytes, err := s.parts.SampleModel()
+	if err != nil {
+		return err
+	}
+	x.model = m
 	if x.weights, err = device.NewArena(s.Device, "weights of eval.sample", bytes); err != nil {
-		return refuse(err)
+		return err
 	}
 	x.to = map[string]tensor.Tensor{}
-	for _, g := range x.model.Groups() {
+	for _, g := range m.Groups() {
 		values, err := x.weights.Tensor(s.Compute, g.Numel())
 		if err != nil {
-			return refuse(err)
+			return err
 		}
 		g.Bind(values, tensor.Tensor{}, tensor.Tensor{})
 		at := int64(0)
@@ -72,44 +90,42 @@ func (x *sampler) open(s *session) error {
 			at += p.Numel()
 		}
 	}
+	return nil
+}
+
+// readPrompts stores the token ids of the prompts, and returns the length of the longest one.
+func (x *sampler) readPrompts(s *session) (longest int64, err error) {
+	j := s.Job
 	t, err := data.OpenTokenizer(j.Data.Tokenizer)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	var codec generate.Tokenizer
 	if t != nil {
 		codec = t
 	}
 	if x.text, err = generate.Of(x.model, codec, j.Model.Path); err != nil {
-		return err
+		return 0, err
 	}
 	prompts, err := data.SamplePrompts(j.Data, j.Eval, t)
 	if err != nil {
-		return j.DataFault(err)
+		return 0, j.DataFault(err)
 	}
 	if t != nil && j.Data.AddBOS && !j.Eval.SampleChat { // the chat template has it
 		x.text.Begin = t.Begin()
 	}
-	longest := 0
 	for _, prompt := range prompts {
 		ids, err := x.text.Prompt([]byte(prompt))
 		if err != nil {
-			return j.Errorf(status.InvalidConfig, "eval.sample", "%v", err)
+			return 0, j.Errorf(status.InvalidConfig, "eval.sample", "%v", err)
 		}
 		if len(ids) == 0 {
-			return j.Errorf(status.InvalidConfig, "eval.sample", "the prompt %q has no tokens; write another one", prompt)
+			return 0, j.Errorf(status.InvalidConfig, "eval.sample", "the prompt %q has no tokens; write another one", prompt)
 		}
 		x.prompts = append(x.prompts, ids)
-		longest = max(longest, len(ids))
+		longest = max(longest, int64(len(ids)))
 	}
-	total := int64(longest) + j.Eval.SampleTokens
-	if most := s.parts.Config.Positions(); total > most {
-		return j.Errorf(status.InvalidConfig, "eval.sample_tokens", "%d tokens after a prompt of %d, and the model has %d positions; set eval.sample_tokens = %d, or shorten the prompt", j.Eval.SampleTokens, longest, most, max(1, most-int64(longest)))
-	}
-	if x.decoder, err = x.model.NewDecoder(total, assembly.SamplePass); err != nil {
-		return refuse(err)
-	}
-	return nil
+	return longest, nil
 }
 
 // components lists the memory of this rank for the memory plan.
