@@ -396,18 +396,28 @@ func reason(j *file.Job, chosen meshOption, tried []meshOption, m *Machine, x *s
 	if other.mesh.Ulysses == mesh.World {
 		name = fmt.Sprintf("ulysses %d", mesh.World)
 	}
-	switch {
-	case math.IsInf(other.seconds, 1):
-		text += fmt.Sprintf("; %s does not fit", name)
-	case m.nominal:
-		text += fmt.Sprintf("; %s would take %.2f times as long", name, other.seconds/chosen.seconds)
-	default:
-		text += fmt.Sprintf(", %s would take %.3g s", name, other.seconds)
-	}
+	text += versus(name, other.seconds, chosen.seconds, m.nominal)
 	if idle := x.idleHeads(&other.mesh); idle > 0 && !math.IsInf(other.seconds, 1) {
 		text += fmt.Sprintf(" with %d ranks idle", idle)
 	}
 	return text, nil
+}
+
+// versus compares the time of another mesh with the time of the chosen one, which may be a little
+// longer (nearlyBest). Of nominal rates only ratios have a meaning.
+func versus(other string, seconds, chosen float64, nominal bool) (text string) {
+	switch {
+	case math.IsInf(seconds, 1):
+		return fmt.Sprintf("; %s does not fit", other)
+	case nominal:
+		text = fmt.Sprintf("; %s would take %.2f times as long", other, seconds/chosen)
+	default:
+		text = fmt.Sprintf(", %s would take %.3g s", other, seconds)
+	}
+	if seconds < chosen {
+		text += ", within the error of a plan"
+	}
+	return text
 }
 
 // nominalCPU has typical rates of a thread, and of links of 10 Gb/s. Only ratios matter for the

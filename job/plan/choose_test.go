@@ -268,3 +268,22 @@ func checkTable(t *testing.T, name, want string) {
 		t.Fatal(err)
 	}
 }
+
+// The line of a choice says why a mesh with a shorter planned time was not chosen.
+func TestVersus(t *testing.T) {
+	for _, x := range []struct {
+		seconds, chosen float64
+		nominal         bool
+		want            string
+	}{
+		{math.Inf(1), 2, false, "; ring does not fit"},
+		{3, 2, false, ", ring would take 3 s"},
+		{3, 2, true, "; ring would take 1.50 times as long"},
+		{1.96, 2, false, ", ring would take 1.96 s, within the error of a plan"},
+		{1.96, 2, true, "; ring would take 0.98 times as long, within the error of a plan"},
+	} {
+		if got := versus("ring", x.seconds, x.chosen, x.nominal); got != x.want {
+			t.Errorf("%+v: %q", x, got)
+		}
+	}
+}
