@@ -15,9 +15,10 @@ type levelModel interface {
 // SetLevels gives the all-to-alls of the sequence axis two levels (NewTwoLevel), or leaves them
 // direct. how is "on", "off" or "auto": two levels if all-to-alls of so many bytes a rank, its own
 // block included, then take less time by m.Links. why says what was chosen, and is "" if there is
-// no choice, as for ranks on one node. Results do not depend on it. The choice uses only values
-// that are equal on all ranks. "on" is Unsupported if the nodes have different numbers of ranks, or
-// if the communicator has no two levels; "auto" is then direct. Collective over the sequence axis.
+// no choice, as for ranks on one node; of "on" it then says that it has no effect. Results do not
+// depend on it. The choice uses only values that are equal on all ranks. "on" is Unsupported if the
+// nodes have different numbers of ranks, or if the communicator has no two levels; "auto" is then
+// direct. Collective over the sequence axis.
 func (m *Mesh) SetLevels(how string, bytes int64) (why string, err error) {
 	const key = "parallel.two_level"
 	if m.TwoLevel() != nil {
@@ -26,14 +27,17 @@ func (m *Mesh) SetLevels(how string, bytes int64) (why string, err error) {
 	ranks, uneven := byNode(key, m.Nodes, len(m.Nodes)) // of each node
 	model, dry := m.Seq.inner.(levelModel)
 	served := dry && model.ServesTwoLevels() || !dry && serves("", m.Seq.inner) == nil
+	one := uneven == nil && (len(ranks) <= 1 || len(ranks[0]) == 1) // one node, or one rank on each
 	switch {
-	case how == "off" || uneven == nil && len(ranks) <= 1:
+	case how == "on" && one:
+		return fmt.Sprintf("direct all-to-alls: %s = \"on\" has no effect where a sequence has one node, or one rank on each node", key), nil
+	case how == "off" || one:
 		return "", nil
 	case how == "on" && uneven != nil:
 		return "", status.Errorf(status.Unsupported, "%s = \"on\": the nodes of a sequence have different numbers of ranks; start the same number on each node, or set it to \"auto\"", key)
 	case how == "on" && !served:
 		return "", status.Errorf(status.Unsupported, "%s = \"on\": communicators of kind %q have no two-level all-to-all; set it to \"auto\"", key, m.Seq.Kind())
-	case uneven != nil || !served || len(ranks[0]) == 1:
+	case uneven != nil || !served:
 		return "", nil // there is no choice
 	}
 	nodes, perNode := len(ranks), len(ranks[0])
