@@ -12,9 +12,9 @@
 #   3  attention                     7  sanitizer
 #   4  kernels                       8  warpgroups
 #
-# Exit status: 0 if all checks passed, 1 if some failed or did not run, 77 if there is no GPU and
-# nothing was checked. The logs are in one archive, $OUT/gpu-check.tar.gz (BUNDLE/logs without OUT),
-# which is written again after each check.
+# Exit status: 0 if all checks passed, 1 if some failed or did not run, 2 if PART is wrong, 3 if
+# there is no bundle, 77 if there is no GPU and nothing was checked. The logs are in one archive,
+# $OUT/gpu-check.tar.gz (BUNDLE/logs without OUT), which is written again after each check.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 . scripts/gpu-env.sh "${1:-dist/gpu.tar.gz}"
