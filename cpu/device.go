@@ -8,23 +8,31 @@ package cpu
 #include <sys/mman.h>
 #include "kernels/kernels.h"
 
-// Memory of this size or more comes from mmap and is aligned to huge pages, because page faults
-// take longer than most operations.
-enum { ULY_HUGE = 2 << 20 };
+// Memory of ULY_MAPPED bytes or more comes from mmap, which gives pages of zeros when they are used.
+// From ULY_HUGE on it is aligned to huge pages, because page faults take longer than most
+// operations.
+enum { ULY_MAPPED = 256 << 10, ULY_HUGE = 2 << 20 };
 
-// uly_alloc returns zeroed memory aligned to 64 bytes (from ULY_HUGE on to 2 MiB), or NULL.
-// uly_free needs the same number of bytes.
+static int64_t uly_pages(int64_t bytes) { return (bytes + 4095) / 4096 * 4096; }
+
+static void *uly_map(int64_t bytes) {
+	void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	return p == MAP_FAILED ? NULL : p;
+}
+
+// uly_alloc returns zeroed memory aligned to 64 bytes (from ULY_MAPPED on to pages, from ULY_HUGE on
+// to 2 MiB), or NULL. uly_free needs the same number of bytes.
 static void *uly_alloc(int64_t bytes) {
-	if (bytes < ULY_HUGE) {
+	if (bytes < ULY_MAPPED) {
 		void *p = aligned_alloc(64, (bytes + 63) / 64 * 64);
 		if (p) __builtin_memset(p, 0, (bytes + 63) / 64 * 64);
 		return p;
 	}
+	if (bytes < ULY_HUGE) return uly_map(uly_pages(bytes));
 	if (bytes > INT64_MAX - 2 * (int64_t)ULY_HUGE) return NULL;
-	int64_t size = (bytes + 4095) / 4096 * 4096;
-	char *p = mmap(NULL, size + ULY_HUGE, PROT_READ | PROT_WRITE,
-	               MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	if (p == MAP_FAILED) return NULL;
+	int64_t size = uly_pages(bytes);
+	char *p = uly_map(size + ULY_HUGE);
+	if (!p) return NULL;
 	int64_t head = -(uintptr_t)p & (ULY_HUGE - 1);
 	if (head) munmap(p, head);
 	if (ULY_HUGE - head) munmap(p + head + size, ULY_HUGE - head);
@@ -33,8 +41,8 @@ static void *uly_alloc(int64_t bytes) {
 }
 
 static void uly_free(void *p, int64_t bytes) {
-	if (bytes < ULY_HUGE) free(p);
-	else munmap(p, (bytes + 4095) / 4096 * 4096);
+	if (bytes < ULY_MAPPED) free(p);
+	else if (p) munmap(p, uly_pages(bytes));
 }
 */
 import "C"
