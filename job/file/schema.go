@@ -218,7 +218,11 @@ func (f *field) word(dst reflect.Value, value any) error {
 		}
 	}
 	hint := ""
-	if near := Nearest(s, words); near != "" {
+	near := foreignWords[plain(s)]
+	if !slices.Contains(words, near) {
+		near = Nearest(s, words)
+	}
+	if near != "" {
 		hint = fmt.Sprintf("; did you mean %q?", near)
 	}
 	return f.wrong(value, "%s is needed%s", f.choices("a string"), hint)

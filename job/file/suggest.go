@@ -9,8 +9,8 @@ import (
 )
 
 // foreign maps keys of other trainers (transformers, TRL, DeepSpeed, Megatron, axolotl,
-// torchtitan), without table and in lower case, to keys of job files. The remark names a difference
-// in the value.
+// torchtitan), in lower case and without table unless the name alone is too short, to keys of job
+// files. The remark names a difference in the value.
 var foreign = map[string]struct{ ours, remark string }{
 	"max_grad_norm": {"optimizer.clip", ""}, "grad_clip": {"optimizer.clip", ""}, "gradient_clipping": {"optimizer.clip", ""},
 	"clip_grad": {"optimizer.clip", ""}, "clip_grad_norm": {"optimizer.clip", ""}, "gradient_clip_val": {"optimizer.clip", ""},
@@ -21,7 +21,7 @@ var foreign = map[string]struct{ ours, remark string }{
 	"context_length": {"data.sequence", ""}, "block_size": {"data.sequence", ""}, "model_max_length": {"data.sequence", ""},
 	"learning_rate": {"optimizer.lr", ""}, "adam_beta1": {"optimizer.betas", ", both in one list"}, "adam_beta2": {"optimizer.betas", ", both in one list"},
 	"beta1": {"optimizer.betas", ", both in one list"}, "beta2": {"optimizer.betas", ", both in one list"},
-	"adam_epsilon": {"optimizer.eps", ""}, "epsilon": {"optimizer.eps", ""}, "wd": {"optimizer.weight_decay", ""}, "optim": {"optimizer.name", ""},
+	"adam_epsilon": {"optimizer.eps", ""}, "epsilon": {"optimizer.eps", ""}, "wd": {"optimizer.weight_decay", ""}, "optim": {"optimizer.name", ""}, "optimizer.type": {"optimizer.name", ""},
 	"lr_scheduler_type": {"optimizer.schedule", ""}, "lr_scheduler": {"optimizer.schedule", ""}, "lr_decay_style": {"optimizer.schedule", ""}, "scheduler": {"optimizer.schedule", ""},
 	"warmup_steps": {"optimizer.warmup", ""}, "num_warmup_steps": {"optimizer.warmup", ""}, "lr_warmup_steps": {"optimizer.warmup", ""},
 	"warmup_ratio": {"optimizer.warmup", ""}, "lr_min": {"optimizer.min_lr", ""}, "eta_min": {"optimizer.min_lr", ""},
@@ -29,25 +29,35 @@ var foreign = map[string]struct{ ours, remark string }{
 	"train_micro_batch_size_per_gpu": {"data.batch", ""}, "train_batch_size": {"data.global_batch", ""}, "global_batch_size": {"data.global_batch", ""},
 	"num_train_epochs": {"train.epochs", ""}, "num_epochs": {"train.epochs", ""}, "max_epochs": {"train.epochs", ""},
 	"max_steps": {"train.steps", ""}, "train_iters": {"train.steps", ""}, "num_steps": {"train.steps", ""}, "training_steps": {"train.steps", ""},
-	"lora_r": {"lora.rank", ""}, "lora_rank": {"lora.rank", ""}, "lora_alpha": {"lora.alpha", ""}, "target_modules": {"lora.targets", ""},
+	"lora_r": {"lora.rank", ""}, "lora.r": {"lora.rank", ""}, "lora_rank": {"lora.rank", ""}, "lora_alpha": {"lora.alpha", ""}, "target_modules": {"lora.targets", ""},
 	"lora_target_modules": {"lora.targets", ""}, "use_rslora": {"lora.rslora", ""}, "lora_dropout": {"lora.dropout", ""}, "adapter_name_or_path": {"lora.init", ""}, "lora_model_dir": {"lora.init", ""},
-	"sequence_parallel_size": {"parallel.ulysses", ""}, "sp_size": {"parallel.ulysses", ""}, "ulysses_size": {"parallel.ulysses", ""},
+	"sequence_parallel_size": {"parallel.ulysses", ""}, "sp": {"parallel.ulysses", ""}, "cp": {"parallel.ulysses", ""}, "sp_size": {"parallel.ulysses", ""}, "ulysses_size": {"parallel.ulysses", ""},
 	"ulysses_sequence_parallel_size": {"parallel.ulysses", ""}, "ulysses_degree": {"parallel.ulysses", ""}, "context_parallel_size": {"parallel.ulysses", ""},
 	"cp_size": {"parallel.ulysses", ""}, "sequence_parallel_degree": {"parallel.ulysses", ""}, "context_parallel_degree": {"parallel.ulysses", ""},
-	"ring_degree": {"parallel.ring", ""}, "ring_size": {"parallel.ring", ""}, "zero_stage": {"parallel.zero", ""}, "zero_optimization": {"parallel.zero", ""},
+	"ring_degree": {"parallel.ring", ""}, "ring_size": {"parallel.ring", ""}, "ddp_timeout": {"parallel.timeout", ""}, "zero_stage": {"parallel.zero", ""}, "zero_optimization": {"parallel.zero", ""},
 	"bf16": {"device.dtype", ` ("bf16")`}, "fp32": {"device.dtype", ` ("f32")`}, "torch_dtype": {"device.dtype", ""}, "precision": {"device.dtype", ""},
 	"mixed_precision": {"device.dtype", ""}, "num_threads": {"device.threads", ""}, "omp_num_threads": {"device.threads", ""},
 	"full_determinism": {"device.deterministic", ""}, "device_type": {"device.backend", ""},
-	"model_name_or_path": {"model.path", ""}, "model_name": {"model.path", ""}, "pretrained_model_name_or_path": {"model.path", ""}, "base_model": {"model.path", ""},
+	"model_name_or_path": {"model.path", ""}, "model_name": {"model.path", ""}, "pretrained_model_name_or_path": {"model.path", ""}, "name_or_path": {"model.path", ""}, "base_model": {"model.path", ""},
 	"dataset": {"data.path", ""}, "datasets": {"data.path", ""}, "dataset_path": {"data.path", ""}, "data_path": {"data.path", ""}, "train_file": {"data.path", ""},
 	"dataset_name": {"data.path", ""}, "dataset_text_field": {"data.text_field", ""}, "packing": {"data.pack", ""}, "sample_packing": {"data.pack", ""},
 	"packing_strategy": {"data.packing", ` ("best-fit" is TRL's "bfd_split")`}, "chat_template_kwargs": {"data.chat_variables", ""},
 	"tokenizer_name": {"data.tokenizer", ""}, "tokenizer_path": {"data.tokenizer", ""},
 	"val_set_size": {"eval.split", ""}, "validation_split": {"eval.split", ""}, "eval_steps": {"eval.every", ""}, "eval_interval": {"eval.every", ""}, "validation_file": {"eval.path", ""},
+	"early_stopping_patience": {"eval.patience", ""}, "early_stopping_threshold": {"eval.threshold", ""}, "metric_for_best_model": {"eval.metric", ""}, "load_best_model_at_end": {"checkpoint.best", ""},
 	"save_steps": {"checkpoint.every", ""}, "save_interval": {"checkpoint.every", ""}, "save_total_limit": {"checkpoint.keep", ""},
 	"resume_from_checkpoint": {"checkpoint.resume", ""}, "gradient_checkpointing": {"memory.block_input", ` ("recompute")`}, "activation_checkpointing": {"memory.block_input", ` ("recompute")`},
+	"recompute_granularity": {"memory.block_input", ` ("recompute")`},
 	"output_dir": {"output.dir", ""}, "out_dir": {"output.dir", ""}, "save_dir": {"output.dir", ""}, "random_seed": {"seed", ""}, "sliding_window": {"attention.window", " [left, right]"},
 	"softmax_scale": {"attention.scale", ""}, "attn_logit_softcapping": {"attention.softcap", ""}, "is_causal": {"attention.causal", ""}, "dropout_p": {"attention.dropout", ""},
+}
+
+// foreignWords maps values of other trainers to words of job files. A word that only looks like
+// one of the choices, as gpu like cpu, must not be answered with that.
+var foreignWords = map[string]string{
+	"gpu": "cuda", "bfloat16": "bf16", "float32": "f32", "bfd": "best-fit", "bfd_split": "best-fit",
+	"adamw_torch": "adamw", "adamw_torch_fused": "adamw", "adamw_hf": "adamw", "fusedadam": "adamw", "cosine_with_min_lr": "cosine", "warmup_stable_decay": "wsd",
+	"constant_with_warmup": "constant",
 }
 
 // plain returns a name in the spelling of the tables foreign and features.
@@ -62,8 +72,10 @@ func unknownKey(key string) (text string, code status.Code) {
 	if dot := strings.LastIndexByte(key, '.'); dot >= 0 {
 		table, leaf = key[:dot], key[dot+1:]
 	}
-	if f, ok := foreign[plain(leaf)]; ok {
-		return fmt.Sprintf("unknown key; use %s%s", f.ours, f.remark), code
+	for _, name := range []string{key, leaf} {
+		if f, ok := foreign[plain(name)]; ok {
+			return fmt.Sprintf("unknown key; use %s%s", f.ours, f.remark), code
+		}
 	}
 	if f := featureOf(plain(leaf)); f != nil {
 		return f.text, f.code()
