@@ -11,6 +11,7 @@ import (
 
 	"ulysses/internal/input"
 	"ulysses/internal/status"
+	"ulysses/internal/units"
 	"ulysses/tensor"
 )
 
@@ -175,7 +176,8 @@ func (c *Checkpoint) Differences(run map[string]string, groups []Group, kinds in
 		if before, ok := c.Run[key]; !ok {
 			faults = append(faults, fmt.Sprintf("%s is %s, it was not set", key, run[key]))
 		} else if before != run[key] {
-			faults = append(faults, fmt.Sprintf("%s is %s, it was %s", key, run[key], before))
+			now, was := differing(run[key], before)
+			faults = append(faults, fmt.Sprintf("%s is %s, it was %s", key, now, was))
 		}
 	}
 	for _, key := range slices.Sorted(maps.Keys(c.Run)) {
@@ -187,21 +189,43 @@ func (c *Checkpoint) Differences(run map[string]string, groups []Group, kinds in
 		faults = append(faults, "it does not have the optimizer's moments")
 	}
 	n := 0
+	var missing []string
 	for _, g := range groups {
 		for _, t := range g.Tensors {
 			n++
 			at, ok := c.params[t.Name]
 			if !ok {
-				faults = append(faults, "it does not have "+t.Name)
+				missing = append(missing, t.Name)
 			} else if own := c.shape(at, t.Name); !slices.Equal(own, t.Shape) {
 				faults = append(faults, fmt.Sprintf("%s is %v, in it %v", t.Name, t.Shape, own))
 			}
 		}
 	}
+	switch more := len(missing) - 1; {
+	case more == 0:
+		faults = append(faults, "it does not have "+missing[0])
+	case more > 0:
+		faults = append(faults, fmt.Sprintf("it does not have %s and %s", missing[0], units.Count(int64(more), "other parameter")))
+	}
 	if len(faults) == 0 && n != len(c.params) {
 		faults = append(faults, fmt.Sprintf("it has %d parameters, the model %d", len(c.params), n))
 	}
 	return faults
+}
+
+// differing returns two lists, as the description of the data is, without the elements that both
+// have, so that a message shows what differs. In stored descriptions, sequences are called rows.
+func differing(now, was string) (string, string) {
+	a, b := strings.Split(now, ", "), strings.Split(was, ", ")
+	without := func(list, common []string) string {
+		rest := slices.DeleteFunc(slices.Clone(list), func(x string) bool { return slices.Contains(common, x) })
+		return strings.ReplaceAll(strings.Join(rest, ", "), " rows of up to ", " sequences of up to ")
+	}
+	short, before := without(a, b), without(b, a)
+	if short == "" || before == "" { // one has all elements of the other
+		return now, was
+	}
+	return short, before
 }
 
 // MismatchError returns the error for a checkpoint of another run, with the differences; nil if
