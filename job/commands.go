@@ -73,7 +73,7 @@ of PEFT) or of a Hugging Face folder on the evaluation data of a job file, whate
 Without a folder, it takes the newest checkpoint of the job. Any number of ranks may evaluate.
 Results are written as by a job of kind = "eval"; while the run goes on, set another output.dir.`,
 			example: `ulysses-mpi eval job.toml out/checkpoints/step-00001000
-mpirun -n 4 ulysses-mpi eval job.toml --set output.dir=out/eval --set eval.path=other.jsonl`,
+mpirun -n 4 ulysses-mpi eval job.toml out --set output.dir=out/eval --set eval.path=other.jsonl`,
 			codes: []status.Code{status.OK, status.InvalidConfig, status.Unsupported, status.OutOfMemory, status.Comm, status.Device, status.IO, status.Numeric}},
 		{name: "logits", words: []string{jobFile}, option: "folder", run: Logits,
 			short: "write the loss of each token of an evaluation, and compare two folders",
