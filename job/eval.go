@@ -1,6 +1,7 @@
 package job
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -31,7 +32,8 @@ func (o *Options) folder() string {
 
 // evaluationOf returns o.Sets with the keys that evaluate a folder: a checkpoint, a folder of
 // checkpoints, a folder of PEFT or a Hugging Face folder. "" is the folder of the job's
-// checkpoints.
+// checkpoints. Adapters have the rank, scale and targets of their folder: the job may have others,
+// or none.
 func (o *Options) evaluationOf(folder string) ([]string, error) {
 	if folder == "" {
 		src, err := file.Read(o.Path)
@@ -56,7 +58,11 @@ func (o *Options) evaluationOf(folder string) ([]string, error) {
 	case train.FindCheckpoint(folder) != "":
 		sets = append(sets, "checkpoint.resume="+path)
 	case has(model.AdapterConfigFile):
-		sets = append(sets, "checkpoint.resume=auto", "lora.init="+path)
+		l, err := model.ReadAdapterConfig(folder)
+		if err != nil {
+			return nil, err
+		}
+		sets = append(sets, "checkpoint.resume=auto", "lora.init="+path, fmt.Sprint("lora.rank=", l.Rank), "lora.alpha="+file.TOML(l.Alpha), fmt.Sprint("lora.rslora=", l.RSLoRA), "lora.targets="+file.TOML(l.Targets))
 	case has("config.json"):
 		sets = append(sets, "checkpoint.resume=auto", "model.new={}", "model.path="+path)
 	case !has("."):

@@ -93,6 +93,12 @@ func TestEvalCheckpoint(t *testing.T) {
 		if !(math.Abs(*want.Loss-*got.Loss) < 1e-6) {
 			t.Errorf("checkpoint %v, adapters %v", *want.Loss, *got.Loss)
 		}
+		// the same job without [lora]
+		other := slices.DeleteFunc(slices.Clone(more), func(set string) bool { return strings.HasPrefix(set, "lora.") })
+		other = append(other, "lora.rank=0", "lora.alpha=0")
+		if got := evaluatedWith(t, dir, filepath.Join(dir, "out", "adapter"), 1, other...); *got.Loss != *want.Loss {
+			t.Errorf("checkpoint %v, adapters with a job without [lora] %v", *want.Loss, *got.Loss)
+		}
 	})
 }
 
