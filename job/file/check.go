@@ -80,7 +80,7 @@ var conflicts = []rule{
 		"data.budget needs sequences of one document, and data.pack packs several; set data.pack = false"},
 	{"data.budget", func(j *Job) bool { return j.Data.Budget > 0 && j.Data.Budget < j.Data.Sequence },
 		"smaller than data.sequence; set it to data.sequence or more"},
-	{"eval.split", func(j *Job) bool { return j.Eval.Split > 0 && len(j.Eval.Path) > 0 }, "set together with eval.path; remove one"},
+	{"eval.split", func(j *Job) bool { return j.Eval.Split > 0 && len(j.Eval.Path) > 0 }, "set together with eval.path; remove one (--set eval.split=0 or --set eval.path=[])"},
 	{"data.source", func(j *Job) bool { return len(j.Data.Source) > 0 && len(j.Data.Path) > 0 }, "data.path is set as well; name all files in [[data.source]]"},
 	{"eval.split", func(j *Job) bool { return j.Eval.Split > 0 && len(j.Data.Source) > 0 }, "documents cannot be held out of data.source; name files to evaluate on with eval.path"},
 	{"eval.split", func(j *Job) bool { return j.Eval.Split > 0 && len(j.trainFiles()) == 0 && j.IsModelJob() }, "there is no data.path to hold out documents from; set data.path"},
