@@ -48,7 +48,7 @@ var foreign = map[string]struct{ ours, remark string }{
 	"save_steps": {"checkpoint.every", ""}, "save_interval": {"checkpoint.every", ""}, "save_total_limit": {"checkpoint.keep", ""},
 	"resume_from_checkpoint": {"checkpoint.resume", ""}, "gradient_checkpointing": {"memory.block_input", ` ("recompute")`}, "activation_checkpointing": {"memory.block_input", ` ("recompute")`},
 	"recompute_granularity": {"memory.block_input", ` ("recompute")`},
-	"output_dir": {"output.dir", ""}, "out_dir": {"output.dir", ""}, "save_dir": {"output.dir", ""}, "random_seed": {"seed", ""}, "sliding_window": {"attention.window", " [left, right]"},
+	"output_dir":            {"output.dir", ""}, "out_dir": {"output.dir", ""}, "save_dir": {"output.dir", ""}, "random_seed": {"seed", ""}, "sliding_window": {"attention.window", " [left, right]"},
 	"softmax_scale": {"attention.scale", ""}, "attn_logit_softcapping": {"attention.softcap", ""}, "is_causal": {"attention.causal", ""}, "dropout_p": {"attention.dropout", ""},
 }
 
