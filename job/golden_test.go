@@ -125,6 +125,8 @@ type metricsLine struct {
 	LR           float64
 	Tokens       int64
 	TargetTokens int64 `json:"target_tokens"`
+	Seconds      float64
+	ModelTFLOPS  float64 `json:"model_tflops"`
 }
 
 func readMetrics(t *testing.T, path string) []metricsLine {

@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"ulysses/internal/status"
+	"ulysses/internal/units"
 )
 
 // By default the log has lines for people. With --log json it has JSON objects, in which numbers
@@ -92,6 +93,13 @@ func TestVerboseAndQuiet(t *testing.T) {
 		if !strings.Contains(few, x) {
 			t.Errorf("no %q in\n%s", x, few)
 		}
+	}
+	var flops, seconds float64
+	for _, l := range readMetrics(t, filepath.Join(out, "metrics.jsonl")) {
+		flops, seconds = flops+l.ModelTFLOPS*1e12*l.Seconds, seconds+l.Seconds
+	}
+	if want := fmt.Sprintf(" tokens/s, %s causal model FLOP/s a rank\n", units.Short(flops/seconds)); !strings.Contains(few, want) {
+		t.Errorf("the speed of all steps is %q, not in\n%s", want, few)
 	}
 	_, all, _ := fresh("--verbose")
 	for _, x := range tables {

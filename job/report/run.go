@@ -10,6 +10,7 @@ package report
 import (
 	"fmt"
 	"io"
+	"math"
 	"path/filepath"
 	"time"
 
@@ -79,6 +80,9 @@ func (t *Totals) AddStep(r *train.Record) {
 	t.Seconds += r.Seconds
 	t.FLOPs += r.ModelTFLOPS * 1e12 * r.Seconds
 }
+
+// perSecond returns the mean over all steps of what they have done altogether, a second.
+func (t *Totals) perSecond(amount float64) float64 { return amount / math.Max(t.Seconds, 1e-9) }
 
 // steps returns the number of steps that this run has done.
 func (t *Totals) steps() int64 {

@@ -3,7 +3,6 @@ package report
 import (
 	"cmp"
 	"fmt"
-	"math"
 	"path/filepath"
 	"time"
 
@@ -51,14 +50,13 @@ func (r *Run) summary(h *history, machine *plan.Machine, memory memoryRow) []fac
 // speed returns the cards on tokens and FLOPs.
 func (r *Run) speed(machine *plan.Machine) []factRow {
 	t := r.Totals
-	seconds := math.Max(t.Seconds, 1e-9)
-	flops := t.FLOPs / seconds
+	flops := t.perSecond(t.FLOPs)
 	of := fmt.Sprintf("in the %d steps of this run", t.steps())
 	if t.steps() == 1 {
 		of = "in the one step of this run"
 	}
 	rows := []factRow{{"tokens", units.Grouped(t.Tokens), of},
-		{"tokens/s", units.Spaced(float64(t.Tokens) / seconds), "all ranks, on average"},
+		{"tokens/s", units.Spaced(t.perSecond(float64(t.Tokens))), "all ranks, on average"},
 		{"model FLOP/s", units.Spaced(flops), "a rank, causal, on average"}}
 	if share, of := machine.ShareOfPeak(flops); share > 0 {
 		rows = append(rows, factRow{"share of peak", fmt.Sprintf("%.1f %%", 100*share), of})

@@ -85,7 +85,7 @@ func (r *Run) Write() error {
 	fmt.Fprintln(r.Stdout)
 	r.printLosses()
 	if t := r.Totals; t.Last != nil {
-		fmt.Fprintf(r.Stdout, "speed            %s tokens/s, %s causal model FLOP/s a rank\n", units.Short(float64(t.Tokens)/t.Seconds), units.Short(t.Last.ModelTFLOPS*1e12))
+		fmt.Fprintf(r.Stdout, "speed            %s tokens/s, %s causal model FLOP/s a rank\n", units.Short(t.perSecond(float64(t.Tokens))), units.Short(t.perSecond(t.FLOPs)))
 		if planned != nil {
 			fmt.Fprintf(r.Stdout, "step             %.4f s on average, %.4f s by a plan made now\n", r.secondsPerStep(), planned.Seconds)
 		}
