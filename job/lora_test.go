@@ -48,6 +48,12 @@ func TestLoRA(t *testing.T) {
 			t.Errorf("the run does not print %q:\n%s", want, text)
 		}
 	}
+	for _, folder := range []string{out, filepath.Join(out, "adapter")} {
+		want := "merge its adapters with ulysses-mpi export " + filepath.Join(out, "adapter") + " MODEL-FOLDER --merge"
+		if code, _, errs := call("generate", folder, "the"); code != status.IO || !strings.Contains(errs, want) {
+			t.Errorf("generate %s: %v %s", folder, code, errs)
+		}
+	}
 	want := losses(t, dir)
 	folder, merged, again := filepath.Join(dir, "exported"), filepath.Join(dir, "merged"), filepath.Join(dir, "again")
 	exports(t, filepath.Join(out, "checkpoints"), folder, "after step 3")
@@ -99,7 +105,7 @@ func TestLoRA(t *testing.T) {
 		}
 	}
 	_, err = run(1, "lora.alpha=8", "train.steps=4")
-	expectFault(t, err, status.InvalidConfig, []string{"lora is rank 3, alpha 8", "it was rank 3, alpha 7"})
+	expectFault(t, err, status.InvalidConfig, []string{"lora is alpha 8, it was alpha 7;"})
 }
 
 // Dropout of adapters drops the same elements on every mesh, for every data.batch, with tiles and

@@ -1,6 +1,7 @@
 package model
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -126,11 +127,7 @@ func ReadConfig(dir string, override map[string]any) (*Config, error) {
 			return nil, status.Errorf(status.IO, "there is no folder %s; %s", dir, fix)
 		}
 		if errors.Is(err, fs.ErrNotExist) {
-			inside := filepath.Join(dir, "model") // as in output.dir of a run
-			names, _ := FilesIn(inside)
-			if slices.ContainsFunc(names, weightsName.MatchString) { // not in a checkpoint
-				fix = "name " + inside
-			}
+			fix = cmp.Or(instead(dir), fix)
 			return nil, status.Errorf(status.IO, "%s: no %s here; %s", dir, configFile, fix)
 		}
 		return nil, status.Errorf(status.IO, "%s: %w; %s", dir, err, fix)
@@ -140,6 +137,22 @@ func ReadConfig(dir string, override map[string]any) (*Config, error) {
 		return nil, status.Errorf(status.Of(err), "%s: %w", dir, err)
 	}
 	return cfg, nil
+}
+
+// instead returns the fix for a folder without a model that has the results of a run: the model in
+// it, or adapters to merge; "" = neither.
+func instead(dir string) string {
+	inside := filepath.Join(dir, "model") // as in output.dir of a run
+	names, _ := FilesIn(inside)
+	if slices.ContainsFunc(names, weightsName.MatchString) { // not in a checkpoint
+		return "name " + inside
+	}
+	for _, folder := range []string{dir, filepath.Join(dir, "adapter")} {
+		if _, err := os.Stat(filepath.Join(folder, AdapterConfigFile)); err == nil {
+			return fmt.Sprintf("merge its adapters with ulysses-mpi export %s MODEL-FOLDER --merge", folder)
+		}
+	}
+	return ""
 }
 
 // Files returns the files from which the model is read, so that ranks can compare their copies.
