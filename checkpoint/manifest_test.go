@@ -166,3 +166,18 @@ func TestReadyRefusesFilesNamedAsCheckpoints(t *testing.T) {
 		}
 	}
 }
+
+// A message shows the elements of a description that differ, and all of it if one description has
+// all elements of the other.
+func TestDiffering(t *testing.T) {
+	for _, x := range [][4]string{
+		{"3 documents, 9 rows of up to 4, checksum 1", "3 documents, 5 rows of up to 8, checksum 1", "9 sequences of up to 4", "5 sequences of up to 8"},
+		{`rank 2, targets ["q", "k"]`, `rank 2, targets ["q", "v"]`, `targets ["q", "k"]`, `targets ["q", "v"]`},
+		{"a, b", "a", "a, b", "a"},
+		{"6", "5", "6", "5"},
+	} {
+		if now, was := differing(x[0], x[1]); now != x[2] || was != x[3] {
+			t.Errorf("%q and %q: %q, %q", x[0], x[1], now, was)
+		}
+	}
+}

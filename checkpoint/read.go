@@ -216,7 +216,7 @@ func (c *Checkpoint) Differences(run map[string]string, groups []Group, kinds in
 // differing returns two lists, as the description of the data is, without the elements that both
 // have, so that a message shows what differs. In stored descriptions, sequences are called rows.
 func differing(now, was string) (string, string) {
-	a, b := strings.Split(now, ", "), strings.Split(was, ", ")
+	a, b := listed(now), listed(was)
 	without := func(list, common []string) string {
 		rest := slices.DeleteFunc(slices.Clone(list), func(x string) bool { return slices.Contains(common, x) })
 		return strings.ReplaceAll(strings.Join(rest, ", "), " rows of up to ", " sequences of up to ")
@@ -226,6 +226,20 @@ func differing(now, was string) (string, string) {
 		return now, was
 	}
 	return short, before
+}
+
+// listed splits a description at commas that are not inside of brackets.
+func listed(text string) (list []string) {
+	open := 0
+	for _, word := range strings.Split(text, ", ") {
+		if open > 0 {
+			list[len(list)-1] += ", " + word
+		} else {
+			list = append(list, word)
+		}
+		open += strings.Count(word, "[") - strings.Count(word, "]")
+	}
+	return list
 }
 
 // MismatchError returns the error for a checkpoint of another run, with the differences; nil if
