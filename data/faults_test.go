@@ -60,6 +60,7 @@ func TestDataFaults(t *testing.T) {
 		{file(t, dir, "bad.jsonl", "{\"text\":\"ok\"}\n{\"text\":\n"), 256, status.InvalidConfig, []string{"bad.jsonl:2: the line is not JSON at byte", "; write each document as an object on a line of its own"}},
 		{file(t, dir, "list.jsonl", "[1]\n"), 256, status.InvalidConfig, []string{"list.jsonl:1: the line is not a JSON object"}},
 		{file(t, dir, "field.jsonl", "{\"body\":\"x\",\"id\":3}\n"), 256, status.InvalidConfig, []string{`field.jsonl:1: there is no field "text" among "body", "id"; set data.text_field`}},
+		{file(t, dir, "alpaca.jsonl", "{\"instruction\":\"x\",\"output\":\"y\"}\n"), 256, status.InvalidConfig, []string{`alpaca.jsonl:1: there is no field "text" among "instruction", "output"; set data.text_field, or write each line with prompt and completion, or with messages (docs/data.md)`}},
 		{file(t, dir, "nothing.jsonl", "{\"text\":\"x\"}\n{}\n"), 256, status.InvalidConfig, []string{`nothing.jsonl:2: the record is empty; write field "text", or remove the line`}},
 		{file(t, dir, "type.jsonl", "{\"text\":3}\n"), 256, status.InvalidConfig, []string{`type.jsonl:1: field "text" is not a string`}},
 		{file(t, dir, "latin.jsonl", "{\"text\":\"ok\",\"author\":\"J\xf6rg\"}\n{\"text\":\"J\xf6rg\"}\n"), 256, status.InvalidConfig, []string{`latin.jsonl:2: field "text" is not UTF-8`}},

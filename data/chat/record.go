@@ -171,7 +171,7 @@ func missing(object map[string]json.RawMessage, field string) error {
 	for _, name := range slices.Sorted(maps.Keys(object)) {
 		names = append(names, input.Quote(name))
 	}
-	return fmt.Errorf("there is no field %q among %s; set data.text_field, or data.format if the lines are conversations", field, strings.Join(names[:min(len(names), 12)], ", "))
+	return fmt.Errorf("there is no field %q among %s; set data.text_field, or write each line with prompt and completion, or with messages (docs/data.md)", field, strings.Join(names[:min(len(names), 12)], ", "))
 }
 
 func stringField(object map[string]json.RawMessage, name string) (string, error) {
