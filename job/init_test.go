@@ -36,6 +36,10 @@ func TestInit(t *testing.T) {
 		if code != status.OK || errs != "" || out != "wrote job.toml\nedit data.path in it, then: ulysses-mpi plan job.toml\n" {
 			t.Fatalf("%s: %v\n%s%s", config, code, out, errs)
 		}
+		// a laptop without MPI, and comments in one column
+		if s := text(t, "job.toml"); !strings.Contains(s, " ulysses-mpi job.toml --ranks 4") || strings.Index(line(s, "sequence = "), "#") != strings.Index(line(s, "path = ["), "#") {
+			t.Errorf("%s: %s", config, s)
+		}
 		j, err := file.Parse([]byte(text(t, "job.toml")), "job.toml", nil, nil)
 		if err != nil {
 			t.Fatalf("%s: %v", config, err)
@@ -118,4 +122,14 @@ func TestNewFileOnAFullDisk(t *testing.T) {
 			t.Errorf("%s: %v, %v, %s", args[0], code, left, stderr)
 		}
 	}
+}
+
+// line returns the first line of a text with the given beginning.
+func line(text, begin string) string {
+	for l := range strings.Lines(text) {
+		if strings.HasPrefix(l, begin) {
+			return l
+		}
+	}
+	return ""
 }
