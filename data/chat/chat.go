@@ -15,6 +15,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"ulysses/data/chat/jinja"
@@ -77,6 +78,7 @@ type Reader struct {
 	files     []string
 	digest    string
 	variables *jinja.Dict // special tokens and Options.Variables by name
+	probed    probes
 	now       func() time.Time
 }
 
@@ -111,6 +113,7 @@ func (r *Reader) render(c *conversation, prompt bool) (jinja.Text, *template, er
 	if err != nil {
 		return jinja.Text{}, nil, err
 	}
+	t = r.turnsOf(t, c)
 	out, err := r.renderWith(t, c, c.messages, prompt)
 	if err == nil {
 		err = c.allShown(out, t)
@@ -165,8 +168,52 @@ func (r *Reader) choose(c *conversation) (*template, error) {
 	return nil, fmt.Errorf("there is no chat template; set data.chat_template to a .jinja file, or to a folder with chat_template.jinja")
 }
 
-// probe finds out how a template begins and ends the turns of assistants.
-func (r *Reader) probe(t *template) {
+// probes has templates that were probed with the variables of records.
+type probes struct {
+	lock sync.Mutex
+	by   map[probeKey]*template
+}
+
+type probeKey struct {
+	of     *template
+	kwargs string // JSON
+}
+
+// maxProbes limits the templates in memory. Records may each have a variable of their own.
+const maxProbes = 256
+
+// turnsOf returns the template with its turns for the record's own variables, on which the
+// generation prompt depends.
+func (r *Reader) turnsOf(t *template, c *conversation) *template {
+	if c.kwargs == nil || c.kwargs.Len() == 0 {
+		return t
+	}
+	key := probeKey{t, c.kwargsText}
+	r.probed.lock.Lock()
+	own := r.probed.by[key]
+	r.probed.lock.Unlock()
+	if own != nil {
+		return own
+	}
+	own = &template{Template: t.Template, path: t.path}
+	r.probe(own, c.kwargs)
+	if len(own.headers) == 0 { // the template does not render plain messages with these variables
+		own = t
+	}
+	r.probed.lock.Lock()
+	defer r.probed.lock.Unlock()
+	if r.probed.by == nil {
+		r.probed.by = map[probeKey]*template{}
+	}
+	if len(r.probed.by) < maxProbes {
+		r.probed.by[key] = own
+	}
+	return own
+}
+
+// probe finds out how a template begins and ends the turns of assistants, with the variables of a
+// record.
+func (r *Reader) probe(t *template, kwargs *jinja.Dict) {
 	message := func(role string, mark jinja.Mark) jinja.Value {
 		m := jinja.NewDict()
 		m.Set("role", jinja.Text{S: role})
@@ -175,7 +222,7 @@ func (r *Reader) probe(t *template) {
 	}
 	user, assistant := message("user", 0), message("assistant", 1)
 	render := func(prompt bool, messages ...jinja.Value) jinja.Text {
-		c := &conversation{messages: &jinja.List{Items: messages}}
+		c := &conversation{messages: &jinja.List{Items: messages}, kwargs: kwargs}
 		text, err := r.renderWith(t, c, c.messages, prompt)
 		if err != nil {
 			return jinja.Text{}

@@ -201,7 +201,12 @@ func TestTurnsAreTaggedTurns(t *testing.T) {
 					if i := strings.LastIndex(string(d.Text[:r.Lo]), "<think>\n"); name == "qwen3_5_think" && i == r.Lo-8 {
 						x = "<think>\n" + x
 					}
-					for _, prompt := range []string{"<|start|>assistant", "<｜Assistant｜>", "\n"} {
+					prompts := []string{"<|start|>assistant", "<｜Assistant｜>", "\n"}
+					// with enable_thinking = false, the generation prompt has the empty reasoning
+					if conversation == "options" {
+						prompts = append(prompts, "<think>\n\n</think>\n\n")
+					}
+					for _, prompt := range prompts {
 						x = strings.TrimPrefix(x, prompt)
 					}
 					s = append(s, x)

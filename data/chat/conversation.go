@@ -16,6 +16,7 @@ type conversation struct {
 	messages         *jinja.List
 	tools, documents jinja.Value
 	kwargs           *jinja.Dict
+	kwargsText       string // kwargs in JSON
 	bytes            int    // of the record
 	trains           []bool // by message: it is an assistant's, and the record does not exclude it
 	shown            []bool // by message: it has text, so the rendering must have it
@@ -81,7 +82,7 @@ func newConversation(object map[string]json.RawMessage, messages []json.RawMessa
 		return nil, errors.New(`field "chat_template_kwargs" is not an object`)
 	}
 	if ok {
-		c.kwargs = d
+		c.kwargs, c.kwargsText = d, string(object["chat_template_kwargs"])
 		d.Each(func(name string, _ jinja.Value) {
 			if why := checkName(name); why != nil && err == nil {
 				err = fmt.Errorf("field \"chat_template_kwargs\": %s is %w", name, why)

@@ -61,7 +61,7 @@ func Open(o Options) (*Reader, error) {
 	r.digest = hex.EncodeToString(sum.Sum(nil))
 	for _, t := range r.templates {
 		if t.err == nil {
-			r.probe(t)
+			r.probe(t, nil)
 		}
 	}
 	return r, nil

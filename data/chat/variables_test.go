@@ -111,26 +111,38 @@ func TestVariablesOfRecords(t *testing.T) {
 	}
 }
 
-// The generation prompt, which has no loss, is the one with the variables.
+// The generation prompt, which has no loss, is the one with the variables of the job and of the
+// record.
 func TestPromptWithVariables(t *testing.T) {
+	const reasoned = "<think>\n\n</think>\n\nfour<|im_end|>"
 	for _, c := range []struct {
-		v    Variables
-		want string
-	}{{nil, "<think>\n\n</think>\n\nfour<|im_end|>"}, {Variables{"enable_thinking": true}, "<think>\n\n</think>\n\nfour<|im_end|>"}, {Variables{"enable_thinking": false}, "four<|im_end|>"}} {
+		v      Variables
+		record string // further fields
+		want   string
+	}{
+		{nil, "", reasoned},
+		{Variables{"enable_thinking": true}, "", reasoned},
+		{Variables{"enable_thinking": false}, "", "four<|im_end|>"},
+		{nil, `, "chat_template_kwargs": {"enable_thinking": false}`, "four<|im_end|>"},
+		{nil, `, "chat_template_kwargs": {"other": 1}`, reasoned},
+		{Variables{"enable_thinking": false}, `, "chat_template_kwargs": {"enable_thinking": true}`, reasoned},
+	} {
 		r, err := withVariables(t, "qwen3", []string{"<|im_start|>", "<|im_end|>"}, c.v)
 		if err != nil {
 			t.Fatal(err)
 		}
-		d, err := r.Read([]byte(`{"messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "four"}]}`), Auto, "text")
-		if err != nil {
-			t.Fatal(err)
-		}
-		got := ""
-		for _, x := range d.Trained {
-			got += string(d.Text[x.Lo:x.Hi])
-		}
-		if got != c.want {
-			t.Errorf("%v: %q is trained, want %q", c.v, got, c.want)
+		for range 2 { // the second time from memory
+			d, err := r.Read([]byte(`{"messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "four"}]`+c.record+"}"), Auto, "text")
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := ""
+			for _, x := range d.Trained {
+				got += string(d.Text[x.Lo:x.Hi])
+			}
+			if got != c.want {
+				t.Errorf("%v%s: %q is trained, want %q", c.v, c.record, got, c.want)
+			}
 		}
 	}
 }
