@@ -8,9 +8,8 @@ package cpu
 #include <sys/mman.h>
 #include "kernels/kernels.h"
 
-// Memory of ULY_MAPPED bytes or more comes from mmap, which gives pages of zeros when they are used.
-// From ULY_HUGE on it is aligned to huge pages, because page faults take longer than most
-// operations.
+// Memory of ULY_MAPPED bytes or more comes from mmap, whose pages are zero when they are used. From
+// ULY_HUGE on it is aligned to huge pages, because page faults take longer than most operations.
 enum { ULY_MAPPED = 256 << 10, ULY_HUGE = 2 << 20 };
 
 static int64_t uly_pages(int64_t bytes) { return (bytes + 4095) / 4096 * 4096; }
@@ -20,8 +19,8 @@ static void *uly_map(int64_t bytes) {
 	return p == MAP_FAILED ? NULL : p;
 }
 
-// uly_alloc returns zeroed memory aligned to 64 bytes (from ULY_MAPPED on to pages, from ULY_HUGE on
-// to 2 MiB), or NULL. uly_free needs the same number of bytes.
+// uly_alloc returns zeroed memory aligned to 64 bytes (from ULY_MAPPED on to pages, from ULY_HUGE
+// on to 2 MiB), or NULL. uly_free needs the same number of bytes.
 static void *uly_alloc(int64_t bytes) {
 	if (bytes < ULY_MAPPED) {
 		void *p = aligned_alloc(64, (bytes + 63) / 64 * 64);
