@@ -230,7 +230,9 @@ func (c *Checkpoints) compare(from *checkpoint.Checkpoint, groups []*model.Group
 	}
 	if len(faults)+len(stage.keys) > 0 { // all differences, also those that Accept lists
 		run := maps.Clone(c.Run)
-		run[ModelKey] = stage.run[ModelKey] // stage.positions says what a stage may change of the model
+		if _, ok := run[ModelKey]; ok {
+			run[ModelKey] = stage.run[ModelKey] // stage.positions says what a stage may change of the model
+		}
 		all := slices.Concat(differences(from, run, c.Changes, groups, o.kinds()), stage.positions, changed)
 		err := from.MismatchError(all)
 		if len(faults) == 0 {
