@@ -29,7 +29,7 @@ func TestParseArgs(t *testing.T) {
 		{args: "doctor", verb: "doctor"}, {args: "version", verb: "version"},
 		{args: "", err: "no job file and no verb"}, {args: "run", err: "run: job file is missing"}, {args: "verify", err: "verify: job file is missing"},
 		{args: "job.toml verify", err: "the verb must come first"}, {args: "a.toml b.toml", err: "there are 2 job files: a.toml, b.toml"},
-		{args: "job.toml --ranks 0", err: "--ranks 0: not a number of ranks; set 1 to"}, {args: "job.toml -n x", err: "invalid value"}, {args: "job.toml --rank 2", err: "not defined: -rank"},
+		{args: "job.toml --ranks 0", err: "--ranks 0: not a number of ranks; set 1 to"}, {args: "job.toml -n x", err: "invalid value"}, {args: "job.toml --rank 2", err: "unknown flag --rank; did you mean --ranks?"},
 		{args: "job.toml --set", err: "flag needs an argument"}, {args: "job.toml --set a", err: "not table.key=value"}, {args: "job.toml --set =a", err: "table.key=value"},
 		{args: "doctor x", err: "doctor has no arguments"}, {args: "version -n 2", err: "version: this verb has no flags"},
 	} {
@@ -211,7 +211,7 @@ func TestOwnFaultsOfARank(t *testing.T) {
 	}
 	for _, rank := range []string{"0", "2"} {
 		t.Setenv("OMPI_COMM_WORLD_RANK", rank)
-		if code, _, errs := call("job.toml", "--nope"); code != status.InvalidArgument || errs != "ulysses-mpi: rank "+rank+" on node7: flag provided but not defined: -nope; see ulysses-mpi --help\n" {
+		if code, _, errs := call("job.toml", "--nope"); code != status.InvalidArgument || errs != "ulysses-mpi: rank "+rank+" on node7: unknown flag --nope; see ulysses-mpi --help\n" {
 			t.Errorf("rank %s: %v: %s", rank, code, errs)
 		}
 	}
@@ -305,7 +305,7 @@ func TestFlagsAndVerbs(t *testing.T) {
 		"--search plan": "plan: job file is missing", "--cluster c plan a b": "plan: there are 2 job files", "doctor --json": "doctor: --json is a flag of verify, diagnose", "version --json": "version: this verb has no flags",
 		"doctor --ranks 2": "doctor: --ranks and --set are for the ranks of a job; add --cluster job.toml", "doctor --cluster=": "doctor: --cluster: empty; name a file",
 		"run a.toml --search": "run: --search is a flag of plan", "--json a.toml": "run: --json is a flag of verify", "verfiy a.toml": "verfiy: unknown verb; did you mean verify?",
-		"docter": "docter: neither a verb nor a job file; did you mean doctor?", "-ranks 3 -set a= a.toml b.toml": "there are 2 job files", "plan x --cluster": "flag needs an argument: --cluster", "completion tcsh": "completion tcsh: no script for this shell; use bash, fish, powershell, zsh",
+		"a.toml -x": "unknown flag -x;", "train a.toml": "train: unknown verb; a job file is run without a verb: ulysses-mpi a.toml", "docter": "docter: neither a verb nor a job file; did you mean doctor?", "-ranks 3 -set a= a.toml b.toml": "there are 2 job files", "plan x --cluster": "flag needs an argument: --cluster", "completion tcsh": "completion tcsh: no script for this shell; use bash, fish, powershell, zsh",
 		"completion bash zsh": "completion: there are 2 shells: bash, zsh", "diagnose a b": "diagnose: there are 2 folders: a, b", "eval a.toml b c": "eval: there are 2 folders: b, c", "help nope": "help nope: unknown verb",
 		"a.toml -n 2.5": `invalid value "2.5" for --ranks: a whole number is needed`, "generate m --top-p x": `invalid value "x" for --top-p: a number is needed`,
 		"generate m --temperature -1": "generate: --temperature -1: set 0 to 1e6", "generate m --temperature nan": "generate: --temperature NaN: set 0 to 1e6", "generate m --top-k -2": "generate: --top-k -2: set 0 or more",

@@ -258,7 +258,7 @@ func parseArgs(args []string) (chosen string, o Options, err error) {
 		err = misuse
 	}
 	if err != nil {
-		return "", o, status.Errorf(status.InvalidArgument, "%s; see ulysses-mpi --help", flagFault(err))
+		return "", o, status.Errorf(status.InvalidArgument, "%s; see ulysses-mpi --help", flagFault(root, err))
 	}
 	o.text = text.String()
 	return chosen, o, nil
@@ -435,6 +435,9 @@ func (v *verb) tooMany(words []string) error {
 	if near := file.Nearest(words[0], verbNames()); near != "" {
 		return fmt.Errorf("%s: unknown verb; did you mean %s?", words[0], near)
 	}
+	if v.name == "run" && bareWord.MatchString(words[0]) {
+		return fmt.Errorf("%s: unknown verb; a job file is run without a verb: ulysses-mpi %s", words[0], words[1])
+	}
 	return fmt.Errorf("%s: there are %[3]d %[2]ss: %[4]s; name one", v.name, v.words[0], len(words), strings.Join(words, ", "))
 }
 
@@ -464,14 +467,23 @@ func doubleDashes(root *cobra.Command, args []string) []string {
 	return append([]string{}, out...) // not nil: cobra reads os.Args if the arguments are nil
 }
 
-// flagFault returns the error for a wrong flag.
-func flagFault(err error) string {
+// flagFault returns the error for a wrong flag. All verbs have the flags of root.
+func flagFault(root *cobra.Command, err error) string {
 	var unknown *pflag.NotExistError
 	var bare *pflag.ValueRequiredError
 	var bad *pflag.InvalidValueError
 	switch {
 	case errors.As(err, &unknown):
-		return "flag provided but not defined: -" + unknown.GetSpecifiedName()
+		if unknown.GetSpecifiedShortnames() != "" {
+			return "unknown flag -" + unknown.GetSpecifiedName()
+		}
+		var names []string
+		root.Flags().VisitAll(func(f *pflag.Flag) { names = append(names, f.Name) })
+		text := "unknown flag --" + unknown.GetSpecifiedName()
+		if near := file.Nearest(unknown.GetSpecifiedName(), names); near != "" {
+			text += "; did you mean --" + near + "?"
+		}
+		return text
 	case errors.As(err, &bare):
 		return "flag needs an argument: --" + bare.GetFlag().Name
 	case errors.As(err, &bad):

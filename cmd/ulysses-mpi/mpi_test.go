@@ -313,7 +313,7 @@ func TestOwnCommandLine(t *testing.T) {
 	argv := []string{"mpirun", "--oversubscribe", "--bind-to", "none", "-n", "3"}
 	begin := time.Now()
 	code, _, stderr := launch(t, nil, append(argv, eachRank(run, run, []string{program, quick, "--nope"})...)...)
-	want := "ulysses-mpi: rank 2 on " + host + ": flag provided but not defined: -nope; see ulysses-mpi --help"
+	want := "ulysses-mpi: rank 2 on " + host + ": unknown flag --nope; see ulysses-mpi --help"
 	if took := time.Since(begin); code != 1 || strings.Count(stderr, want) != 1 || took > 60*time.Second {
 		t.Errorf("exit %d after %v: %s", code, took, stderr)
 	}
