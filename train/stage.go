@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"ulysses/checkpoint"
+	"ulysses/internal/units"
 )
 
 // Stage is a part of a run with sequences of one length. A resumed run begins another stage if
@@ -74,7 +75,7 @@ func (c *Checkpoints) change(from *checkpoint.Checkpoint) (x stageChange) {
 		stays(ModelKey)
 	}
 	if was.GlobalBatch != now.GlobalBatch {
-		note(GlobalBatchKey, "a step has %d sequences, it had %d", now.GlobalBatch, was.GlobalBatch)
+		note(GlobalBatchKey, "a step has %s, it had %d", units.Count(now.GlobalBatch, "sequence"), was.GlobalBatch)
 		stays(BatchOfRun)
 	}
 	switch x.files = was.Files != now.Files; {

@@ -14,6 +14,7 @@ import (
 
 	"ulysses/data"
 	"ulysses/internal/status"
+	"ulysses/internal/units"
 	"ulysses/model"
 	"ulysses/train"
 )
@@ -315,7 +316,7 @@ func (j *Job) Resolve(world int) error {
 	if g := d.GlobalBatch; g > 0 {
 		if g%n != 0 {
 			return j.Errorf(status.InvalidConfig, "data.global_batch",
-				"%d is not a multiple of the %d sequences of a micro-batch on all replicas (%d replicas x data.batch %d); use a multiple of %d", g, n, m.Replicas, d.Batch, n)
+				"%d is not a multiple of the %d sequences of a micro-batch on all replicas (%s x data.batch %d); use a multiple of %d", g, n, units.Count(m.Replicas, "replica"), d.Batch, n)
 		}
 		d.Accumulate = g / n
 	} else if open {
@@ -328,8 +329,8 @@ func (j *Job) Resolve(world int) error {
 	}
 	m.GlobalBatch = m.Replicas * d.Batch * d.Accumulate
 	if m.GlobalBatch > maxGlobalBatch {
-		return j.Errorf(status.InvalidConfig, "data.accumulate", "the global batch has %d sequences (%d replicas x batch %d x accumulate %d); at most %d are possible",
-			m.GlobalBatch, m.Replicas, d.Batch, d.Accumulate, int64(maxGlobalBatch))
+		return j.Errorf(status.InvalidConfig, "data.accumulate", "the global batch has %d sequences (%s x batch %d x accumulate %d); at most %d are possible",
+			m.GlobalBatch, units.Count(m.Replicas, "replica"), d.Batch, d.Accumulate, int64(maxGlobalBatch))
 	}
 	j.Mesh = m
 	return nil
