@@ -39,8 +39,8 @@ func findBroadcaster(c Comm) byteBroadcaster {
 // all ranks fail together and none waits for ever. It returns nil if err is nil on all ranks.
 // Otherwise it returns an error with the code of the lowest rank that failed. Its text is "rank R:"
 // or "rank R on HOST:" for ranks on several hosts, and the error of this rank, if it failed, or of
-// the lowest rank that failed. If all ranks failed with the same error, the text is that
-// error's. Told reports whether rank 0 has the same text. Collective over c.
+// the lowest rank that failed. If all ranks failed with the same error, the text is that error's.
+// Told reports whether rank 0 has the same text. Collective over c.
 func Agree(c Comm, err error) error {
 	var mine []byte
 	if err != nil {
@@ -67,8 +67,8 @@ func Agree(c Comm, err error) error {
 		return told{&status.Error{Code: status.Of(err), Text: err.Error(), Err: err}}
 	}
 	hosts, gatherErr := GatherBytes(c, []byte(hostName()))
-	if gatherErr != nil {
-		return gatherErr
+	if gatherErr != nil { // the failure that brought the ranks here says more
+		hosts = make([][]byte, c.Size())
 	}
 	e := &status.Error{Code: status.Code(binary.LittleEndian.Uint32(all[first])), Text: fmt.Sprintf("%s: %s", place(first, hosts), all[first][4:])}
 	if err != nil {
