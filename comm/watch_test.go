@@ -50,7 +50,7 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-// group is the one of calls that a test makes by itself.
+// group is the group of calls that a test registers without a communicator.
 var group = flight.Group{Axis: "a", Stride: 1, Size: 1}
 
 // TestWatchQuiet checks that short calls, together longer than the limit, are not late, and that

@@ -57,7 +57,8 @@ func (x *sampler) open(s *session) error {
 	if err != nil {
 		return err
 	}
-	total, more := longest+s.Job.Eval.SampleTokens, s.Job.Eval.SampleTokens
+	more := s.Job.Eval.SampleTokens
+	total := longest + more
 	if most := s.parts.Config.Positions(); total > most {
 		return s.Job.Errorf(status.InvalidConfig, "eval.sample_tokens", "%d tokens after a prompt of %d, and the model has %d positions; set eval.sample_tokens = %d, or shorten the prompt", more, longest, most, max(1, most-longest))
 	}

@@ -1,7 +1,6 @@
 package outdir
 
 import (
-	"bytes"
 	"crypto/rand"
 	"encoding/json"
 	"fmt"
@@ -9,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"ulysses/internal/proc"
 	"ulysses/slurm"
 )
 
@@ -51,22 +51,17 @@ func Self(kind, job string) Record {
 // process returns the start of a process of this host, in clock ticks since boot, and its state; ""
 // if there is no such process, or no /proc.
 func process(pid int) (started string, state life) {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return "", dead
-	}
-	// the process name before it may have any characters
-	fields := bytes.Fields(text[bytes.LastIndexByte(text, ')')+1:])
+	fields := proc.Stat(pid)
 	if len(fields) < 20 {
 		return "", dead
 	}
 	state = alive
-	if s := string(fields[0]); s == "Z" || s == "X" { // a zombie
+	if s := fields[0]; s == "Z" || s == "X" { // a zombie
 		state = dead
 	} else if line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)); err == nil && len(line) == 0 {
 		state = dying // its memory is freed, its files are still open
 	}
-	return string(fields[19]), state
+	return fields[19], state
 }
 
 // String returns the owner's description for error messages.

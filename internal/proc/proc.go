@@ -1,8 +1,10 @@
-// Package proc reads what Linux reports about this machine and this process in /proc and
-// /sys/fs/cgroup. On other systems every function returns 0.
+// Package proc reads what Linux reports about this machine and its processes in /proc and
+// /sys/fs/cgroup. On other systems every function returns 0, or nothing.
 package proc
 
 import (
+	"bytes"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -48,3 +50,14 @@ func WaitedForCore() (seconds float64) {
 
 // ResidentPeak returns the peak of this process's resident memory in bytes; 0 = unknown.
 func ResidentPeak() int64 { return procBytes("/proc/self/status", "VmHWM:") }
+
+// Stat returns the fields of /proc/<pid>/stat from the state on (field 3 of proc(5)); nil if there
+// is no such process, or no /proc.
+func Stat(pid int) []string {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return nil
+	}
+	// the process name before it may have any characters
+	return strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
+}

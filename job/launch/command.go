@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 
+	"ulysses/internal/proc"
 	"ulysses/slurm"
 )
 
@@ -83,12 +84,7 @@ func ancestors(pid int, f func(cmd []string) bool) bool {
 
 // parent returns the parent of a process; 0 = unknown.
 func parent(pid int) int {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return 0
-	}
-	// The format is "pid (name) state ppid"; the name may have any characters.
-	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+	fields := proc.Stat(pid) // state, parent, ...
 	if len(fields) < 2 {
 		return 0
 	}

@@ -160,7 +160,7 @@ func (a *array) spans(f func(i, at, n int64)) {
 	}
 	var index [tensor.MaxDims]int64
 	at, size := a.base, a.DType.Size()
-	for i := int64(0); i < a.Numel(); i += n {
+	for i, all := int64(0), a.Numel(); i < all; i += n {
 		f(i, at, n)
 		for x := outer - 1; x >= 0; x-- {
 			index[x]++
