@@ -50,7 +50,7 @@ func TestCUDAMPI(t *testing.T) {
 				t.Fatal(err)
 			}
 			name := w.name + ", " + s.Name
-			watch := time.AfterFunc(20*time.Second, func() {
+			watch := time.AfterFunc(100*time.Second, func() {
 				fmt.Printf("rank %d: %s hangs\n", world.Rank(), name)
 				world.Abort(status.Comm, "hangs")
 			})

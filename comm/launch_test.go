@@ -62,7 +62,7 @@ func startProgram(t *testing.T, n int, program ...string) (output string, err er
 // mpiRun runs f on all ranks. An error is printed at once, because other ranks may be waiting for
 // this one; then the timer ends the job.
 func mpiRun(t *testing.T, w Comm, name string, f func(Comm) error) {
-	watch := time.AfterFunc(20*time.Second, func() {
+	watch := time.AfterFunc(100*time.Second, func() {
 		fmt.Printf("rank %d: %s hangs\n", w.Rank(), name)
 		w.Abort(status.Comm, "hangs")
 	})

@@ -33,7 +33,7 @@ func within(t *testing.T, f func() error) error {
 	select {
 	case err := <-done:
 		return err
-	case <-time.After(60 * time.Second):
+	case <-time.After(3 * time.Minute):
 		buffer := make([]byte, 1<<20)
 		t.Fatalf("hangs:\n%s", buffer[:runtime.Stack(buffer, true)])
 		return nil

@@ -201,7 +201,7 @@ func mpiScenario(t *testing.T, scenario string) {
 	})
 	c := NewCounted(w, "world", nil, nil, watch)
 	if scenario == "short" {
-		time.AfterFunc(20*time.Second, func() { w.Abort(status.Comm, "hangs") })
+		time.AfterFunc(100*time.Second, func() { w.Abort(status.Comm, "hangs") })
 		rows := int64(5)
 		if w.Rank() == 1 {
 			rows = 4

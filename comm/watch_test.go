@@ -3,6 +3,7 @@ package comm
 import (
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"ulysses/internal/flight"
@@ -54,65 +55,65 @@ func TestWatch(t *testing.T) {
 var group = flight.Group{Axis: "a", Stride: 1, Size: 1}
 
 // TestWatchQuiet checks that short calls, together longer than the limit, are not late, and that
-// late calls are reported once.
+// late calls are reported once. Like TestWatchIdle it has its own clock.
 func TestWatchQuiet(t *testing.T) {
-	reports := make(chan string, 10)
-	w := NewWatch(60*time.Millisecond, "h", func(s string) { reports <- s })
-	defer w.Close()
-	if !strings.Contains(w.InFlight(), "no call made yet") {
-		t.Errorf("%q", w.InFlight())
-	}
-	for range 20 {
-		p := w.begin(activeCall{op: "x", group: group})
-		time.Sleep(6 * time.Millisecond)
-		w.end(p)
-	}
-	if len(reports) != 0 {
-		t.Errorf("late: %s", <-reports)
-	}
-	a, b := w.begin(activeCall{op: "x", seq: 1, group: group}), w.begin(activeCall{op: "y", seq: 2, group: group})
-	if f := w.InFlight(); !strings.Contains(f, "x #1") || !strings.Contains(f, "; ") || !strings.Contains(f, "y #2") {
-		t.Errorf("%q", f)
-	}
-	time.Sleep(200 * time.Millisecond)
-	w.end(a)
-	w.end(b)
-	if len(reports) != 1 || !strings.Contains(<-reports, "x #1") {
-		t.Errorf("%d reports", len(reports))
-	}
+	synctest.Test(t, func(t *testing.T) {
+		const limit = time.Minute
+		reports := make(chan string, 10)
+		w := NewWatch(limit, "h", func(s string) { reports <- s })
+		defer w.Close()
+		if !strings.Contains(w.InFlight(), "no call made yet") {
+			t.Errorf("%q", w.InFlight())
+		}
+		for range 20 {
+			p := w.begin(activeCall{op: "x", group: group})
+			time.Sleep(limit - time.Millisecond)
+			w.end(p)
+		}
+		if synctest.Wait(); len(reports) != 0 {
+			t.Errorf("late: %s", <-reports)
+		}
+		a, b := w.begin(activeCall{op: "x", seq: 1, group: group}), w.begin(activeCall{op: "y", seq: 2, group: group})
+		if f := w.InFlight(); !strings.Contains(f, "x #1") || !strings.Contains(f, "; ") || !strings.Contains(f, "y #2") {
+			t.Errorf("%q", f)
+		}
+		time.Sleep(3 * limit)
+		w.end(a)
+		w.end(b)
+		if synctest.Wait(); len(reports) != 1 || !strings.Contains(<-reports, "x #1") {
+			t.Errorf("%d reports", len(reports))
+		}
+	})
 }
 
 // TestWatchIdle checks that a rank that makes no calls reports itself, once until its next call,
-// and not during a call.
+// before the others are late, and not during a call.
 func TestWatchIdle(t *testing.T) {
-	const limit = 400 * time.Millisecond
-	slow, late := make(chan string, 10), make(chan string, 10)
-	w := NewWatch(limit, "h", func(s string) { late <- s })
-	defer w.Close()
-	w.LimitIdle(func(s string) { slow <- s })
-	call := func(d time.Duration) time.Time {
-		p := w.begin(activeCall{op: "x", seq: 7, group: group})
-		time.Sleep(d)
-		w.end(p)
-		return time.Now()
-	}
-	for range 2 {
-		ended := call(time.Millisecond)
-		select {
-		case text := <-slow:
-			// A busy machine may delay the report; it must not come early.
-			if waited := time.Since(ended); waited < limit/2 || !strings.Contains(text, "x #7") || !strings.Contains(text, "this rank is late") {
+	synctest.Test(t, func(t *testing.T) {
+		const limit = time.Minute
+		slow, late := make(chan string, 10), make(chan string, 10)
+		w := NewWatch(limit, "h", func(s string) { late <- s })
+		defer w.Close()
+		w.LimitIdle(func(s string) { slow <- s })
+		call := func(d time.Duration) time.Time {
+			p := w.begin(activeCall{op: "x", seq: 7, group: group})
+			time.Sleep(d)
+			w.end(p)
+			return time.Now()
+		}
+		for range 2 {
+			ended := call(time.Millisecond)
+			text := <-slow
+			if waited := time.Since(ended); waited < limit*3/4 || waited > limit*9/10 || !strings.Contains(text, "x #7") || !strings.Contains(text, "this rank is late") {
 				t.Errorf("after %v: %q", waited, text)
 			}
-		case <-time.After(5 * time.Second):
-			t.Fatal("no report")
+			time.Sleep(limit)
 		}
+		call(limit * 9 / 10)
+		w.LimitIdle(nil)
 		time.Sleep(limit)
-	}
-	call(limit * 9 / 10)
-	w.LimitIdle(nil)
-	time.Sleep(limit)
-	if len(slow)+len(late) != 0 {
-		t.Errorf("%d reports too many", len(slow)+len(late))
-	}
+		if synctest.Wait(); len(slow)+len(late) != 0 {
+			t.Errorf("%d reports too many", len(slow)+len(late))
+		}
+	})
 }

@@ -522,7 +522,7 @@ func TestNCCLFails(t *testing.T) {
 		f.failed <- status.Errorf(status.Comm, "NCCL: a peer is gone")
 		select {
 		case <-f.ended:
-		case <-time.After(20 * time.Second):
+		case <-time.After(100 * time.Second):
 			return status.Errorf(status.Internal, "asynchronous errors were not queried")
 		}
 		if err := r.c.Broadcast(r.s[0], low, 0); status.Of(err) != status.Comm || !strings.Contains(err.Error(), "a peer is gone") {

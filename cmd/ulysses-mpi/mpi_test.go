@@ -24,7 +24,7 @@ var program = os.Args[0]
 // exit code and the output.
 func launch(t *testing.T, env []string, argv ...string) (code int, stdout, stderr string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Env = append(append(os.Environ(), "OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "ULYSSES_TEST_AS_PROGRAM=1"), env...)
@@ -37,7 +37,7 @@ func launch(t *testing.T, env []string, argv ...string) (code int, stdout, stder
 		t.Fatalf("%v: %v\n%s", argv, err, e.String())
 	}
 	if ctx.Err() != nil {
-		t.Fatalf("%v was still running after 100 s\n%s\n%s", argv, o.String(), e.String())
+		t.Fatalf("%v was still running after 5 minutes\n%s\n%s", argv, o.String(), e.String())
 	}
 	return cmd.ProcessState.ExitCode(), o.String(), e.String()
 }

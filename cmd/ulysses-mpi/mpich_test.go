@@ -50,7 +50,7 @@ func TestMPICH(t *testing.T) {
 	if code, _, e := mpirun(t, "2", nil, small(here, steps...)...); code != 0 {
 		t.Fatal(code, e)
 	}
-	if code, _, e := launch(t, nil, append([]string{"timeout", "-k", "5", "90", "mpiexec.mpich", "-n", "2", built}, small(there, steps...)...)...); code != 0 {
+	if code, _, e := launch(t, nil, append([]string{"timeout", "-k", "5", "240", "mpiexec.mpich", "-n", "2", built}, small(there, steps...)...)...); code != 0 {
 		t.Fatal(code, e)
 	}
 	same(t, "MPICH", losses(t, there), losses(t, here), 0)
@@ -58,7 +58,7 @@ func TestMPICH(t *testing.T) {
 		"mpirun (Open MPI)": {"mpirun", "--oversubscribe", "--bind-to", "none", "-n", "2", built},
 		"mpiexec (MPICH)":   {"mpiexec.mpich", "-n", "2", program},
 	} {
-		code, _, stderr := launch(t, nil, append(append([]string{"timeout", "-k", "5", "60"}, argv...), small(t.TempDir(), steps...)...)...)
+		code, _, stderr := launch(t, nil, append(append([]string{"timeout", "-k", "5", "240"}, argv...), small(t.TempDir(), steps...)...)...)
 		want := "launch: " + launcher + " started 2 tasks, but MPI found 1 rank"
 		if code != 1 || strings.Count(stderr, want) != 1 || strings.Contains(stderr, "step=") {
 			t.Errorf("%v: exit %d, not one %q: %s", argv, code, want, stderr)

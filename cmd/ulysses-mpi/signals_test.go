@@ -88,7 +88,7 @@ func begin(t *testing.T, env []string, stderr io.Writer, argv ...string) *exec.C
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	guard := time.AfterFunc(90*time.Second, func() { cmd.Process.Kill() })
+	guard := time.AfterFunc(5*time.Minute, func() { cmd.Process.Kill() })
 	t.Cleanup(func() { guard.Stop() })
 	return cmd
 }
@@ -96,13 +96,13 @@ func begin(t *testing.T, env []string, stderr io.Writer, argv ...string) *exec.C
 // until waits for a condition.
 func until(t *testing.T, what string, true func() bool) {
 	t.Helper()
-	for range 6000 {
+	for range 24000 {
 		if true() {
 			return
 		}
 		time.Sleep(5 * time.Millisecond)
 	}
-	t.Fatalf("%s: not within 30 s", what)
+	t.Fatalf("%s: not within 2 minutes", what)
 }
 
 // lines counts the lines of a run's metrics.

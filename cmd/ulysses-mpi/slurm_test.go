@@ -25,7 +25,7 @@ func TestSlurm(t *testing.T) {
 		if code, _, e := mpirun(t, "8", nil, small(here, steps)...); code != 0 {
 			t.Fatal(code, e)
 		}
-		srun := []string{"timeout", "-k", "5", "90", "srun", "-N2", "--ntasks-per-node=4", "--mpi=pmix", program}
+		srun := []string{"timeout", "-k", "5", "240", "srun", "-N2", "--ntasks-per-node=4", "--mpi=pmix", program}
 		if code, _, e := launch(t, conf, append(srun, small(there, steps)...)...); code != 0 {
 			t.Fatal(code, e)
 		}
@@ -68,8 +68,8 @@ func TestSlurm(t *testing.T) {
 	// At Slurm's signal before the time limit the job stops with a checkpoint, starts again, and
 	// has the losses of an undisturbed run. An evaluation that depends on it follows.
 	t.Run("time limit", func(t *testing.T) {
-		// steps of 0.2 s until the signal, which comes up to a minute after the start
-		steps := []string{"--set", "train.steps=500", "--set", "checkpoint.every=100"}
+		// steps of a second until the signal, which comes up to a minute after the start
+		steps := []string{"--set", "train.steps=100", "--set", "checkpoint.every=20"}
 		want := undisturbed(t, steps...)
 		dir, job := keptJob(t)
 		out, script, log := filepath.Join(dir, "out"), filepath.Join(dir, "job.sbatch"), filepath.Join(dir, "log")
@@ -77,7 +77,7 @@ func TestSlurm(t *testing.T) {
 		if code != 0 {
 			t.Fatal(code, e)
 		}
-		code, id, e := launch(t, append(conf, "ULYSSES_TEST_AS_PROGRAM=1", "ULYSSES_FAULT=slow:1:2"), "sbatch", "--parsable", "--output="+log, script)
+		code, id, e := launch(t, append(conf, "ULYSSES_TEST_AS_PROGRAM=1", "ULYSSES_FAULT=slow:1:2:1s"), "sbatch", "--parsable", "--output="+log, script)
 		if code != 0 {
 			t.Fatal(code, e)
 		}
@@ -108,7 +108,7 @@ func TestSlurm(t *testing.T) {
 		}
 		dir, job := keptJob(t)
 		for i, tasks := range []string{"4", "2", "3"} { // on each of two nodes
-			argv := []string{"timeout", "-k", "5", "90", "srun", "-N2", "--ntasks-per-node=" + tasks, "--mpi=pmix", program, job, "--set", fmt.Sprint("train.steps=", 4*(i+1)), "--set", "optimizer.schedule=constant"}
+			argv := []string{"timeout", "-k", "5", "240", "srun", "-N2", "--ntasks-per-node=" + tasks, "--mpi=pmix", program, job, "--set", fmt.Sprint("train.steps=", 4*(i+1)), "--set", "optimizer.schedule=constant"}
 			if code, _, e := launch(t, conf, append(argv, batch...)...); code != 0 {
 				t.Fatal(tasks, code, e)
 			}
@@ -125,7 +125,7 @@ func TestSlurm(t *testing.T) {
 		if err := os.RemoveAll(out); err != nil {
 			t.Fatal(err)
 		}
-		code, _, stderr := launch(t, append(conf, "ULYSSES_FAULT=kill:3:20", "ULYSSES_TIMEOUT=9s"), "timeout", "-k", "5", "90", "salloc", "-N3", "--ntasks-per-node=2", program, "supervise", job, "--restarts", "2", "--",
+		code, _, stderr := launch(t, append(conf, "ULYSSES_FAULT=kill:3:20", "ULYSSES_TIMEOUT=9s"), "timeout", "-k", "5", "240", "salloc", "-N3", "--ntasks-per-node=2", program, "supervise", job, "--restarts", "2", "--",
 			"srun", "-N2", "-n4", "--mpi=pmix", "--kill-on-bad-exit=1")
 		if code != 0 || !strings.Contains(stderr, "nodes: n1,n3") || !strings.Contains(stderr, "restart 1 of 2") {
 			t.Errorf("exit %d: %s", code, stderr)
@@ -137,7 +137,7 @@ func TestSlurm(t *testing.T) {
 	t.Run("a lone task without -K", func(t *testing.T) {
 		dir, job := keptJob(t)
 		begin := time.Now()
-		code, _, stderr := launch(t, append(conf, "ULYSSES_FAULT=kill:1:5", "ULYSSES_TIMEOUT=5s"), "timeout", "-k", "5", "90", "srun", "-N2", "--ntasks-per-node=2", "--mpi=pmix", "--kill-on-bad-exit=0", program, job)
+		code, _, stderr := launch(t, append(conf, "ULYSSES_FAULT=kill:1:5", "ULYSSES_TIMEOUT=5s"), "timeout", "-k", "5", "240", "srun", "-N2", "--ntasks-per-node=2", "--mpi=pmix", "--kill-on-bad-exit=0", program, job)
 		// Slurm's PMIx plugin sees that the task has gone, and ends the step.
 		if took := time.Since(begin); code == 0 || !strings.Contains(stderr, "n1: task 1: Killed") || took > 60*time.Second {
 			t.Errorf("exit %d after %v: %s", code, took, stderr)
@@ -155,7 +155,7 @@ func TestSlurm(t *testing.T) {
 		if code, _, e := launch(t, conf, program, "sbatch", spaced, "--array", "0-3", "-o", script, "--set", "seed=$SLURM_ARRAY_TASK_ID", "--set", "train.steps=3", "--set", "parallel.ulysses=1", "--", "--comment=two words"); code != 0 {
 			t.Fatal(code, e)
 		}
-		code, _, e := launch(t, conf, "timeout", "90", "sbatch", "--wait", "--output="+filepath.Join(dir, "log-%a"), script)
+		code, _, e := launch(t, conf, "timeout", "240", "sbatch", "--wait", "--output="+filepath.Join(dir, "log-%a"), script)
 		if code != 0 {
 			t.Fatal(code, e)
 		}
@@ -170,7 +170,7 @@ func TestSlurm(t *testing.T) {
 	t.Run("output.dir of one node", func(t *testing.T) {
 		_, job := jobFolder(t)
 		out := fmt.Sprintf("/dev/shm/ulysses-test-%d", os.Getpid()) // each node has its own
-		srun := []string{"timeout", "-k", "5", "90", "srun", "-w", "n1,n2", "--ntasks-per-node=2", "--mpi=pmix", program, job, "--set", "output.dir=" + out}
+		srun := []string{"timeout", "-k", "5", "240", "srun", "-w", "n1,n2", "--ntasks-per-node=2", "--mpi=pmix", program, job, "--set", "output.dir=" + out}
 		code, stdout, stderr := launch(t, conf, srun...)
 		want := "output.dir: " + out + " is not shared: rank 2 on n2 does not see a file of rank 0 on n1; choose a folder on a shared file system"
 		if code != 2 || strings.Count(stderr, want) != 1 || strings.Contains(stderr, "step=") {
@@ -178,7 +178,7 @@ func TestSlurm(t *testing.T) {
 		}
 	})
 	t.Run("doctor", func(t *testing.T) {
-		srun := []string{"timeout", "-k", "5", "60", "srun", "-w", "n1,n2", "--ntasks-per-node=2", "--mpi=pmix"}
+		srun := []string{"timeout", "-k", "5", "240", "srun", "-w", "n1,n2", "--ntasks-per-node=2", "--mpi=pmix"}
 		script, folders := wrong(t, "cd ../b")
 		doctor := append(srun, script, "doctor", "--cluster", "job.toml", "--set", "output.dir="+folders[0])
 		code, stdout, stderr := launch(t, conf, doctor...)
@@ -197,7 +197,7 @@ func TestSlurm(t *testing.T) {
 		}
 	})
 	t.Run("placement", func(t *testing.T) {
-		srun := []string{"timeout", "-k", "5", "60", "srun", "-w", "n1,n2", "--ntasks-per-node=2", "--mpi=pmix"}
+		srun := []string{"timeout", "-k", "5", "240", "srun", "-w", "n1,n2", "--ntasks-per-node=2", "--mpi=pmix"}
 		const warning = "launch: ranks 0 to 1 share a sequence and are on n1, n2, but a node has room for them; start neighbouring ranks on one node (srun --distribution=block"
 		for how, want := range map[string]int{"block": 0, "cyclic": 1} {
 			argv := append(append(srun, "--distribution="+how, program), small(t.TempDir(), "train.steps=1", "parallel.ulysses=2")...)
@@ -205,7 +205,7 @@ func TestSlurm(t *testing.T) {
 				t.Errorf("%s: exit %d, not %d warnings: %s", how, code, want, stderr)
 			}
 		}
-		argv := []string{"timeout", "-k", "5", "60", "srun", "-w", "n1,n2", "-n3", "--distribution=block", "--mpi=pmix", program}
+		argv := []string{"timeout", "-k", "5", "240", "srun", "-w", "n1,n2", "-n3", "--distribution=block", "--mpi=pmix", program}
 		code, _, stderr := launch(t, conf, append(argv, small(t.TempDir(), "train.steps=1", "parallel.ulysses=1")...)...)
 		if code != 0 || !strings.Contains(stderr, "launch: n1 has 2 ranks and n2 has 1 rank") {
 			t.Errorf("3 ranks on 2 nodes: exit %d: %s", code, stderr)
@@ -219,7 +219,7 @@ func TestSlurm(t *testing.T) {
 			t.Fatal(code, e)
 		}
 		// MPICH is slow if there are more ranks than cores, because ranks that wait do not yield.
-		srun := []string{"timeout", "-k", "5", "90", "srun", "-N2", "--ntasks-per-node=1"}
+		srun := []string{"timeout", "-k", "5", "240", "srun", "-N2", "--ntasks-per-node=1"}
 		if code, _, e := launch(t, conf, append(append(srun, "--mpi=pmi2", built), small(there, steps...)...)...); code != 0 {
 			t.Fatal(code, e)
 		}
@@ -230,7 +230,7 @@ func TestSlurm(t *testing.T) {
 		}
 	})
 	t.Run("wrong launcher", func(t *testing.T) {
-		srun := []string{"timeout", "-k", "5", "60", "srun", "-n2", "--mpi=none", program}
+		srun := []string{"timeout", "-k", "5", "240", "srun", "-n2", "--mpi=none", program}
 		code, _, stderr := launch(t, conf, append(srun, small(t.TempDir(), "train.steps=1")...)...)
 		if code == 0 || !strings.Contains(stderr, "--mpi=pmix") {
 			t.Errorf("exit %d: %s", code, stderr)
