@@ -33,11 +33,8 @@ func export(o Options) error {
 
 // planJob is the verb plan.
 func planJob(o Options) error {
-	host, _ := os.Hostname()
-	log := o.logger(&screen{to: o.Stderr}, 0, host)
 	tables := &printer{to: o.Stdout}
-	err := plan.Run(plan.Options{Path: o.Path, Sets: o.Sets, Ranks: o.Ranks, Search: o.search, Cluster: o.cluster, Stdout: tables,
-		Warn: func(text string) { log.Warn().Msg(text) }})
+	err := plan.Run(plan.Options{Path: o.Path, Sets: o.Sets, Ranks: o.Ranks, Search: o.search, Cluster: o.cluster, Stdout: tables, Warn: o.warn})
 	if err == nil {
 		err = written(0, tables.err)
 	}

@@ -50,11 +50,10 @@ func (g *generateOptions) check(given *pflag.FlagSet) error {
 // generateText is the verb generate. o.words are a model folder and a prompt, which rank 0 reads
 // from standard input if it is missing. Several ranks divide the layers of the model.
 func generateText(o Options) error {
-	host, _ := os.Hostname()
-	log := o.logger(&screen{to: o.Stderr}, 0, host)
-	start := launch.Options{Ranks: o.Ranks, Print: o.complain, Warn: func(text string) { log.Warn().Msg(text) }}
+	start := launch.Options{Ranks: o.Ranks, Print: o.complain, Warn: o.warn}
 	return launch.Start(start, func(r launch.Rank) (err error, alone bool) {
 		if alone, err = o.generateOn(r); err != nil && alone {
+			host, _ := os.Hostname()
 			err = status.Errorf(status.Of(err), "rank %d on %s failed: %w", r.World.Rank(), host, err)
 			r.World.Abort(status.Of(err), err.Error())
 		}
@@ -111,8 +110,7 @@ func (o *Options) generateOn(r launch.Rank) (alone bool, err error) {
 	if err := written(fmt.Fprintln(o.Stdout)); err != nil || o.Quiet {
 		return false, err
 	}
-	host, _ := os.Hostname()
-	log := o.logger(&screen{to: o.Stderr}, 0, host)
+	log := o.rootLog()
 	log.Info().Msgf("%d tokens of the prompt in %.2f s, %d tokens after it in %.2f s (%.1f tokens/s)", text.Prompt, text.Read.Seconds(), text.Tokens, text.Write.Seconds(),
 		float64(text.Tokens)/max(1e-9, text.Write.Seconds()))
 	return false, nil

@@ -63,6 +63,18 @@ func (o *Options) logger(w *screen, rank int, host string) zerolog.Logger {
 	return zerolog.New(out).Level(level).With().Timestamp().Int("rank", rank).Str("host", host).Logger()
 }
 
+// rootLog returns the log of rank 0 for a command that has no ranks, or not yet.
+func (o *Options) rootLog() zerolog.Logger {
+	host, _ := os.Hostname()
+	return o.logger(&screen{to: o.Stderr}, 0, host)
+}
+
+// warn writes a warning to rootLog.
+func (o *Options) warn(text string) {
+	log := o.rootLog()
+	log.Warn().Msg(text)
+}
+
 var namesARank = regexp.MustCompile(`^rank \d+\b`)
 
 // forReaders rounds the numbers of a console line and puts rank and host before an error. JSON

@@ -88,9 +88,7 @@ func onRanks(o Options, body func(*Env) error) error {
 		o.signals = launch.CatchSignals(o.verb, o.Stderr)
 		defer o.signals.Release()
 	}
-	host, _ := os.Hostname()
-	log := o.logger(&screen{to: o.Stderr}, 0, host)
-	start := launch.Options{Ranks: o.Ranks, Print: o.complain, Folder: o.sharedFolder(), Warn: func(text string) { log.Warn().Msg(text) }}
+	start := launch.Options{Ranks: o.Ranks, Print: o.complain, Folder: o.sharedFolder(), Warn: o.warn}
 	return launch.Start(start, func(r launch.Rank) (error, bool) { return runRank(r, o, body) })
 }
 

@@ -51,10 +51,8 @@ func sbatch(o Options) error {
 		return err
 	}
 	if limit := timeLimit(b.Time); limit > 0 && limit <= leastLimit {
-		host, _ := os.Hostname()
-		log := o.logger(&screen{to: o.Stderr}, 0, host)
-		log.Warn().Msgf("sbatch: --time %s is %v, and Slurm signals the ranks %d to %d s before the limit: after each start the job soon stops with a checkpoint, and starts again; four hours are --time 4:00:00",
-			b.Time, limit, b.Before, b.Before+60)
+		o.warn(fmt.Sprintf("sbatch: --time %s is %v, and Slurm signals the ranks %d to %d s before the limit: after each start the job soon stops with a checkpoint, and starts again; four hours are --time 4:00:00",
+			b.Time, limit, b.Before, b.Before+60))
 	}
 	t := template.Must(template.New("sbatch").Parse(sbatchTemplate))
 	var text strings.Builder

@@ -33,8 +33,7 @@ func superviseJob(o Options) error {
 	if err != nil {
 		return err
 	}
-	host, _ := os.Hostname()
-	log := o.logger(&screen{to: o.Stderr}, 0, host)
+	log := o.rootLog()
 	caught := make(chan os.Signal, 8)
 	for _, s := range launch.Caught() {
 		signal.Notify(caught, s)
