@@ -67,6 +67,10 @@ func TestFreeze(t *testing.T) {
 	expectFault(t, err, status.InvalidConfig, []string{`train.freeze: "*.no_such.weight" matches no parameter`})
 	_, err = run(1, append(sets, `train.freeze=["re:("]`, "train.steps=4")...)
 	expectFault(t, err, status.InvalidConfig, []string{"train.freeze: not patterns of names"})
+	_, err = run(1, append(sets, `train.freeze=["*"]`, "train.steps=4")...)
+	expectFault(t, err, status.InvalidConfig, []string{"train.freeze: all parameters of the model are frozen"})
+	_, err = run(2, append(sets, `optimizer.group=[{match = ["*.mlp.*"], weight_decay = 0}]`, "train.steps=4")...)
+	expectFault(t, err, status.InvalidConfig, []string{`optimizer.group: "*.mlp.*" matches no trained parameter of the model`})
 }
 
 // readTensors returns the values of all tensors of a file, in F32.
