@@ -10,6 +10,7 @@ package file
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"strconv"
 
 	"ulysses/data"
@@ -303,12 +304,12 @@ func (j *Job) Resolve(world int) error {
 		if !j.IsSet(key) {
 			key = "parallel.ring"
 		}
-		return j.Errorf(status.InvalidConfig, key, "ulysses %d x ring %d does not divide the %d ranks; %s", p, ring, w, divisors("parallel.ulysses", w, ring, p))
+		return j.Errorf(status.InvalidConfig, key, "ulysses %d x ring %d does not divide the %s; %s", p, ring, units.Count(w, "rank"), meshFix(w, ring, p, open))
 	}
 	m.Replicas = w / (m.Ulysses * ring)
 	if n := j.Parallel.Experts; n > 1 {
 		if m.Experts = n; w%n != 0 {
-			return j.Errorf(status.InvalidConfig, "parallel.experts", "%d does not divide the %d ranks; %s", n, w, divisors("parallel.experts", w, 1, n))
+			return j.Errorf(status.InvalidConfig, "parallel.experts", "%d does not divide the %s; %s", n, units.Count(w, "rank"), divisors("parallel.experts", w, n))
 		}
 	}
 	d := &j.Data
@@ -336,13 +337,22 @@ func (j *Job) Resolve(world int) error {
 	return nil
 }
 
-// divisors returns the fix for the degree of a key that does not divide the ranks: the nearest ones
-// that do.
-func divisors(key string, world, ring, wanted int64) string {
-	if world%ring != 0 {
-		return fmt.Sprintf("use a number of ranks that is a multiple of %d", ring)
+// meshFix returns the fix for degrees whose product does not divide the ranks. open says that the
+// program may choose ulysses, so that the ring alone has to divide them.
+func meshFix(world, ring, ulysses int64, open bool) string {
+	if world%ring == 0 {
+		return divisors("parallel.ulysses", world/ring, ulysses)
 	}
-	n := world / ring
+	multiple := ring
+	if !open && ulysses <= math.MaxInt64/ring {
+		multiple *= ulysses
+	}
+	return fmt.Sprintf("use a number of ranks that is a multiple of %d", multiple)
+}
+
+// divisors returns the fix for the degree of a key that does not divide n: the nearest degrees that
+// do.
+func divisors(key string, n, wanted int64) string {
 	below, above := int64(1), n
 	for d := int64(1); d <= n; d++ {
 		if n%d == 0 && d <= wanted {

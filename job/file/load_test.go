@@ -408,6 +408,9 @@ func TestResolve(t *testing.T) {
 		{world: 6, sets: []string{"parallel.ulysses=4"}, err: "--set parallel.ulysses=4: parallel.ulysses: ulysses 4 x ring 1 does not divide the 6 ranks; use parallel.ulysses = 3 or 6"},
 		{world: 2, sets: []string{"parallel.ulysses=4"}, err: "use parallel.ulysses = 2"},
 		{world: 2, sets: []string{"parallel.ulysses=9223372036854775807"}, err: "use parallel.ulysses = 2"},
+		{world: 4, sets: []string{"parallel.ulysses=2", "parallel.ring=8"}, err: "ulysses 2 x ring 8 does not divide the 4 ranks; use a number of ranks that is a multiple of 16"},
+		{world: 1, sets: []string{"parallel.ring=2"}, err: "ulysses 1 x ring 2 does not divide the 1 rank; use a number of ranks that is a multiple of 2"},
+		{world: 2, sets: []string{"parallel.ulysses=9223372036854775807", "parallel.ring=4"}, err: "use a number of ranks that is a multiple of 4"},
 		{world: 0, err: "at least 1 is needed"},
 	} {
 		j, err := parse(base, c.sets...)
