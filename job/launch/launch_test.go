@@ -1,6 +1,8 @@
 package launch
 
 import (
+	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -61,7 +63,8 @@ func TestLauncherWords(t *testing.T) {
 // the tasks share a folder, otherwise the first two.
 func TestWarningOfMissingTasks(t *testing.T) {
 	t.Setenv("PMIX_NAMESPACE", "job.1")
-	folder := t.TempDir()
+	parent := t.TempDir()
+	folder := filepath.Join(parent, "runs", "out")
 	task := func(rank int) slurm.Environment {
 		return slurm.Environment{Launcher: "mpirun (Open MPI)", Tasks: 3, Rank: rank}
 	}
@@ -81,7 +84,19 @@ func TestWarningOfMissingTasks(t *testing.T) {
 	check(2, two, 0, "")
 	zero := appear(task(0), folder)
 	check(0, zero, 0, "")
+	// Task 1, which has created the folders, does not leave last.
 	for _, p := range []*presence{zero, one, two} {
 		p.leave()
+	}
+	if left, err := os.ReadDir(parent); err != nil || len(left) > 0 {
+		t.Errorf("the tasks leave %v (%v)", left, err)
+	}
+	mine := filepath.Join(parent, "mine") // a folder that exists stays
+	if err := os.Mkdir(mine, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	appear(task(0), mine).leave()
+	if left, err := os.ReadDir(mine); err != nil || len(left) > 0 {
+		t.Errorf("the task leaves %v (%v)", left, err)
 	}
 }

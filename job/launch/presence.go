@@ -16,9 +16,8 @@ import (
 // presence is a folder in which each task of a launcher has a file from before it starts MPI until
 // MPI has started, because MPI_Init waits for all tasks and does not say for which.
 type presence struct {
-	env  slurm.Environment
-	dir  string
-	made []string // folders that this task has created, the outermost first
+	env slurm.Environment
+	dir string
 }
 
 // nameMissing is the time after which tasks that have not started are named.
@@ -35,13 +34,15 @@ func appear(env slurm.Environment, folder string) *presence {
 		return nil
 	}
 	p := &presence{env: env, dir: filepath.Join(folder, ".start-"+strings.Map(wordOnly, start))}
-	for dir := p.dir; ; dir = filepath.Dir(dir) {
-		if _, err := os.Stat(dir); err == nil || dir == filepath.Dir(dir) {
+	made := 0 // folders above dir that MkdirAll creates
+	for parent := folder; parent != filepath.Dir(parent); parent = filepath.Dir(parent) {
+		if _, err := os.Stat(parent); err == nil {
 			break
 		}
-		p.made = append([]string{dir}, p.made...)
+		made++
 	}
-	if os.MkdirAll(p.dir, 0o777) != nil || os.WriteFile(p.file(env.Rank), []byte(env.Host), 0o666) != nil {
+	if os.MkdirAll(p.dir, 0o777) != nil || os.WriteFile(p.file(env.Rank), []byte(env.Host), 0o666) != nil ||
+		made > 0 && os.WriteFile(p.made(), []byte(strconv.Itoa(made)), 0o666) != nil {
 		p.leave()
 		return nil
 	}
@@ -57,15 +58,26 @@ func wordOnly(r rune) rune {
 
 func (p *presence) file(rank int) string { return filepath.Join(p.dir, strconv.Itoa(rank)) }
 
-// leave removes the file, and the folders if no other task uses them.
+// made returns the file with the number of folders above dir that a task has created. It is beside
+// dir, because the task that leaves last, which finds dir empty, is not always that task.
+func (p *presence) made() string { return p.dir + ".made" }
+
+// leave removes the file of this task. The last task also removes the folders that the tasks have
+// created, so that a job that is refused leaves no output.dir.
 func (p *presence) leave() {
 	if p == nil {
 		return
 	}
 	os.Remove(p.file(p.env.Rank))
-	os.Remove(p.dir)
-	for i := len(p.made) - 1; i >= 0; i-- {
-		os.Remove(p.made[i])
+	if os.Remove(p.dir) != nil { // other tasks have files in it
+		return
+	}
+	text, _ := os.ReadFile(p.made())
+	os.Remove(p.made())
+	made, _ := strconv.Atoi(string(text)) // 0 without the file
+	for dir := filepath.Dir(p.dir); made > 0; made-- {
+		os.Remove(dir) // if it is empty
+		dir = filepath.Dir(dir)
 	}
 }
 
