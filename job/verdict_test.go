@@ -233,6 +233,37 @@ func TestRoundingIsAllowed(t *testing.T) {
 	}
 }
 
+// A gradient that rounding changes by its own size is zero, also beyond the bound of other zeros.
+func TestRoundingErrorsAreZero(t *testing.T) {
+	for name, x := range map[string]struct {
+		all, one, changed float32 // values of a gradient; the largest one of the model is 1
+		ok                bool
+	}{
+		"noise":               {0x1p-22, 0x1.8p-22, -0x1p-22, true},
+		"not by rounding":     {0x1p-22, 0x1.8p-22, 0x1.8p-22, false},
+		"changed by a little": {0x1p-22, 0x1.8p-22, 0x1.4p-22, false},
+		"too large":           {0x1p-20, 0x1.8p-20, -0x1p-20, false},
+		"too large on ranks":  {0x1p-19, 0x1.8p-22, -0x1p-22, false},
+		"NaN":                 {float32(math.NaN()), 0x1.8p-22, -0x1p-22, false},
+	} {
+		run := func(v float32) (out []named) {
+			for _, kind := range []tensorKind{isGradient, isUpdated} {
+				out = append(out, named{name: "x", param: "x", kind: kind, data: []float32{v}, judged: true},
+					named{name: "y", param: "y", kind: kind, data: []float32{1}, judged: true})
+			}
+			return out
+		}
+		r := verdict{Limit: 2e-5}
+		err := r.compareAll(run(x.all), run(x.one))
+		if err == nil {
+			err = r.allowRounding(run(x.changed), run(x.one))
+		}
+		if _, far := r.judge(); err != nil || (far == 0) != x.ok || r.Tensors[0].Zero != x.ok || r.Tensors[2].Zero != x.ok {
+			t.Errorf("%s: %v, %s", name, err, r.sentence())
+		}
+	}
+}
+
 // With a limit that every difference exceeds, verify measures what rounding does to each tensor.
 func TestVerifyMeasuresRounding(t *testing.T) {
 	kept := verifyLimits[tensor.F32]

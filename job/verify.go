@@ -174,20 +174,34 @@ const (
 	mostRounding = 1e-3
 )
 
+// A gradient that a change of the weights in their last bit changes by noise of itself or more
+// consists of rounding errors. It is zero by definition, also if a long sum or a small model makes
+// it larger than zeroGradient, up to mostNoise of the model's largest gradient.
+const (
+	noise     = 0.5
+	mostNoise = 0x1p-20
+)
+
 // allowRounding judges the tensors beyond the limit again. changed is the run on one rank with
 // weights that were changed in their last bit.
 func (r *verdict) allowRounding(changed, one []named) error {
-	for i := range r.Tensors {
+	zeros, most := map[string]bool{}, largestOfKinds(one)
+	for i, ref := range one {
 		x := &r.Tensors[i]
 		if !x.Judged || x.Within {
 			continue
 		}
-		d, err := compare(changed[i], one[i])
+		d, err := compare(changed[i], ref)
 		if err != nil {
 			return err
 		}
 		x.Rounding = quantity(d.relative)
 		x.Within = float64(x.Relative) <= min(roundings*d.relative, mostRounding)
+		if bound := mostNoise * most[ref.kind]; !math.IsInf(bound, 0) && maxAbs(ref.data)+float64(x.Max) <= bound {
+			x.Zero = ref.kind == isGradient && d.relative >= noise || ref.kind == isUpdated && zeros[ref.param]
+		}
+		zeros[ref.param] = zeros[ref.param] || x.Zero
+		x.Within = x.Within || x.Zero
 	}
 	return nil
 }
