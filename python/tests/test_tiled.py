@@ -133,6 +133,18 @@ class Compute(unittest.TestCase):
             ulysses.tiled_compute(mlp, x, tile_rows=tile, max_rows=most).sum().backward()
             self.assertEqual(sorted(seen), sorted(n for n, _ in mlp.named_parameters()))
 
+    def test_a_function_that_returns_a_leaf(self):
+        """nn.Identity, and dropout in evaluation mode, return their argument itself."""
+        x, scale = torch.randn(1, 9, 8, requires_grad=True), torch.ones(1, 3, 8).requires_grad_()
+        for function in (nn.Identity(), nn.Dropout(0.5).eval()):
+            x.grad = None
+            ulysses.tiled_compute(function, x, tile_rows=4).mul(2).sum().backward()
+            torch.testing.assert_close(x.grad, torch.full_like(x, 2))
+        ulysses.tiled_compute(lambda t: scale, x, tile_rows=3).sum().backward()
+        torch.testing.assert_close(scale.grad, torch.full_like(scale, 3))
+        with self.assertRaisesRegex(ulysses.InvalidArgument, "params="):
+            ulysses.tiled_compute(lambda t: scale, x, tile_rows=3, params=[]).sum().backward()
+
     def test_params(self):
         """(a) params=None finds the parameters. A list without a parameter raises."""
         mlp, x = MLP(), torch.randn(1, 9, 8)

@@ -144,14 +144,14 @@ def first_node() -> int:
 
 
 def leaves(out: torch.Tensor, first: int) -> list[torch.Tensor]:
-    """Returns the leaf tensors of the graph of `out`.
+    """Returns the leaf tensors of the graph of `out`, which may itself be one.
 
     Raises InvalidArgument for a node with a number below `first`, one that is older than the
     function's run. Each tile would compute the gradients of that older graph, and the first tile
     would free it.
     """
     seen: set[Any] = set()
-    found: list[torch.Tensor] = []
+    found = [out] if out.is_leaf and out.requires_grad else []
     stack = [out.grad_fn]
     while stack:
         node = stack.pop()
@@ -190,8 +190,6 @@ def parameters_of(function: TiledFunction, values: Sequence[Any]) -> list[torch.
         args = _detached(function.arguments(values, lo, min(hi, lo + 1)))
         out, _ = function.result(function.fn(*args))
     _set_rng_state(rng)
-    if out.grad_fn is None:
-        return []
     known = {id(a) for a in args}
     return [p for p in leaves(out, first) if id(p) not in known]
 
@@ -256,7 +254,7 @@ class TiledCompute(torch.autograd.Function):
             if function.reduction == "concatenate":
                 dtile = dout.narrow(function.out_dim, at, ctx.extents[i])
                 at += ctx.extents[i]
-            if out.grad_fn is None:
+            if not out.requires_grad:  # grad_fn is also None if fn returns its argument
                 continue
             _check_leaves(out, first, args, params)
             targets = [(j, t) for j, t in enumerate((*args, *params)) if needed[j]]
