@@ -145,6 +145,20 @@ class Compute(unittest.TestCase):
         with self.assertRaisesRegex(ulysses.InvalidArgument, "params="):
             ulysses.tiled_compute(lambda t: scale, x, tile_rows=3, params=[]).sum().backward()
 
+    def test_a_function_that_changes_its_input(self):
+        """It is refused, because backward runs the function again. Without gradients it works."""
+        mlp = MLP()
+        for params in (None, list(mlp.parameters())):
+            with self.assertRaisesRegex(ulysses.InvalidArgument, "input 1 .*in place"):
+                ulysses.tiled_compute(
+                    lambda s, t: s * mlp(t.mul_(2)), 1.0, torch.ones(1, 9, 8), params=params
+                )
+        x = torch.randn(1, 9, 8)
+        with torch.no_grad():
+            want = mlp(2 * x)
+            got = ulysses.tiled_compute(lambda t: mlp(t.mul_(2)), x, tile_rows=4)
+        torch.testing.assert_close(got, want)
+
     def test_params(self):
         """(a) params=None finds the parameters. A list without a parameter raises."""
         mlp, x = MLP(), torch.randn(1, 9, 8)

@@ -170,6 +170,28 @@ def leaves(out: torch.Tensor, first: int) -> list[torch.Tensor]:
     return found
 
 
+def versions(values: Sequence[Any]) -> list[int]:
+    """Returns how often each tensor was changed in place; 0 where PyTorch does not count it."""
+    return [
+        v._version if isinstance(v, torch.Tensor) and not v.is_inference() else 0 for v in values
+    ]
+
+
+def check_unchanged(values: Sequence[Any], before: Sequence[int]) -> None:
+    """Raises InvalidArgument if the function has changed an input in place.
+
+    The search for parameters and the backward pass run the function again, and would change the
+    input again.
+    """
+    for i, (v, version, now) in enumerate(zip(values, before, versions(values))):
+        if version != now:
+            raise InvalidArgument(
+                f"ulysses.tiled_compute: the function changed its input {i} of shape "
+                f"{tuple(v.shape)} in place, and the backward pass runs it again; make a copy in "
+                "the function"
+            )
+
+
 def _detached(args: Sequence[Any]) -> list[Any]:
     """Returns arguments without their graph; tensors that need a gradient become leaves."""
     return [

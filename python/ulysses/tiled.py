@@ -69,8 +69,9 @@ def tiled_compute(
     again on each tile.
 
     Args:
-        fn: a function, called with the same tile of each tensor in inputs. It must accept tiles of
-            0 rows if max_rows is given. If it is None, the result is a decorator
+        fn: a function, called with the same tile of each tensor in inputs, which it must not change
+            in place. It must accept tiles of 0 rows if max_rows is given. If it is None, the result
+            is a decorator
         inputs: tensors [.., rows, ..] that have the same number of rows on axis dim. Tensors
             wrapped in `Whole`, and objects that are not tensors, are passed to every tile unchanged
         tile_rows (int): rows of a tile; 0 = one tile. Default: 0
@@ -93,8 +94,8 @@ def tiled_compute(
 
     Raises:
         InvalidArgument: an argument or a result of fn is wrong; fn uses a tensor that needs a
-            gradient and is neither in inputs nor in params (raised in backward); or a parameter was
-            changed in place between forward and backward
+            gradient and is neither in inputs nor in params (raised in backward); fn changed an
+            input in place; or a parameter was changed in place between forward and backward
 
     Source: Bekman et al. 2025, arXiv:2506.13996.
 
@@ -150,7 +151,7 @@ def _run(
 ) -> Any:
     import torch
 
-    from ._tiled import TiledCompute, TiledFunction, parameters_of
+    from ._tiled import TiledCompute, TiledFunction, check_unchanged, parameters_of, versions
 
     if reduction not in REDUCTIONS:
         raise InvalidArgument(
@@ -178,5 +179,8 @@ def _run(
     )
     if not torch.is_grad_enabled():
         return function.forward(values)[0]
+    before = versions(values)
     found = list(params) if params is not None else parameters_of(function, values)
-    return TiledCompute.apply(function, len(values), *values, *found)
+    out = TiledCompute.apply(function, len(values), *values, *found)
+    check_unchanged(values, before)
+    return out
