@@ -333,6 +333,27 @@ class WrongOnOneRank(unittest.TestCase):
 
         contexts(4, body)
 
+    def test_equal_numbers_of_different_types(self):
+        """A number of NumPy is the same argument as one of Python."""
+
+        def body(ctx):
+            number = np.int64 if ctx.rank else int
+            q = x(1, ROWS, 4, 8)
+            ulysses.attention(
+                q,
+                q,
+                q,
+                seq=number(2 * ROWS),
+                kv_seq=number(2 * ROWS),
+                dropout=0.5,
+                seed=number(7),
+                block_mask=np.ones((1, 2, 2), np.uint8),
+                block=number(ROWS),
+                context=ctx,
+            )
+
+        contexts(2, body)
+
     def test_contexts(self):
         from ranks import run
 

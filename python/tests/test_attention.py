@@ -240,6 +240,12 @@ class Faults(unittest.TestCase):
                     ),
                 ),
                 ("not an array", lambda: ulysses.attention([1], q, q, context=ctx)),
+                ("seq 8.0; .*from 1", lambda: ulysses.attention(q, q, q, seq=8.0, context=ctx)),
+                ("kv_seq 0; .*from 1", lambda: ulysses.attention(q, q, q, kv_seq=0, context=ctx)),
+                (
+                    "8 tokens and 0 keys",
+                    lambda: ulysses.attention(q, q[:, :0], q[:, :0], context=ctx),
+                ),
             ):
                 with self.subTest(words), self.assertRaisesRegex(Exception, words) as caught:
                     call()

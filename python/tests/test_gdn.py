@@ -160,6 +160,14 @@ class NumPy(unittest.TestCase):
                 ("scale 0", lambda: ulysses.chunk_gated_delta_rule(*x, scale=0, context=ctx)),
                 ("chunk", lambda: ulysses.chunk_gated_delta_rule(*x, chunk_size=3, context=ctx)),
                 (
+                    "chunk_size 16.7; .*0 to 65536",
+                    lambda: ulysses.chunk_gated_delta_rule(*x, chunk_size=16.7, context=ctx),
+                ),
+                (
+                    "chunk_size 4294967296",
+                    lambda: ulysses.chunk_gated_delta_rule(*x, chunk_size=1 << 32, context=ctx),
+                ),
+                (
                     "state_in",
                     lambda: ulysses.chunk_gated_delta_rule(
                         *x, initial_state=state[:, :2], context=ctx

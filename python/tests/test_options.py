@@ -157,6 +157,7 @@ class Options(unittest.TestCase):
         self.assertFalse(torch.equal(whole(2, dropout=0.5), whole(2, dropout=0.5)))
 
     def test_faults(self):
+        mask = torch.ones(1, 7, 7, dtype=torch.uint8)
         with ulysses.Context() as ctx:
             for text, options in (
                 ("sinks", dict(sinks=torch.zeros(3))),
@@ -170,6 +171,9 @@ class Options(unittest.TestCase):
                 ("seed -1", dict(dropout=0.5, seed=-1)),
                 ("seed 1.5", dict(dropout=0.5, seed=1.5)),
                 ("seed 18446744073709551616", dict(dropout=0.5, seed=1 << 64)),
+                ("block 3.5", dict(block_mask=mask, block=3.5)),
+                ("block 3.5", dict(block_mask=mask, block=(3.5, 4))),
+                ("block 4294967300", dict(block_mask=mask, block=(1 << 32) + 4)),
                 ("window 2.7", dict(window=(2.7, 0))),
                 ("window 18446744073709551617", dict(window=((1 << 64) + 1, 0))),
                 ("cu_seqlens", dict(cu_seqlens=[0, (1 << 64) + 2, self.q.shape[1]])),

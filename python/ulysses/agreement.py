@@ -10,6 +10,7 @@ raised.
 from __future__ import annotations
 
 import hashlib
+import operator
 import struct
 from collections.abc import Mapping
 from typing import Any, Callable, TypeVar
@@ -114,6 +115,24 @@ def _class_for_peers(error: BaseException) -> type[UlyssesError]:
 
 def _short(text: str) -> str:
     return text if len(text) <= 200 else text[:200] + "..."
+
+
+def whole(operation: str, name: str, x: Any, least: int, most: int = (1 << 63) - 1) -> int:
+    """Returns an argument as an int, so that equal numbers of NumPy and Python compare equal.
+
+    Raises InvalidArgument unless it is a whole number from least to most. ctypes would cut a larger
+    number to the bits of its field.
+    """
+    try:
+        n = operator.index(x)
+    except TypeError:
+        n = least - 1
+    if not least <= n <= most:
+        limit = most if most < 1 << 31 else f"2^{most.bit_length()}-1"
+        raise InvalidArgument(
+            f"{operation}: {name} {x!r}; give a whole number from {least} to {limit}"
+        )
+    return n
 
 
 def describe(x: Any, *, free: tuple[int, ...] = ()) -> Any:

@@ -132,7 +132,7 @@ def plan_and_batch(
             "layout": layout,
             **{name: describe(x, free=(rows_axis,)) for name, x in (("q", q), ("k", k), ("v", v))},
             "save": save,
-            **same_options(o),
+            **same_options(operation, o),
         }
         return same, (*lengths.counts(), draw_seed(o, q)), (planned, lengths)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from . import _struct
 from ._eager import eager
-from .agreement import describe
+from .agreement import describe, whole
 from .context import Context, current
 from .errors import InvalidArgument, Unsupported
 from .plan import Batch, DeltaPlan, Lengths
@@ -116,7 +116,7 @@ def gated_delta_layer(
             strategy=strategy,
             scale=None if scale is None else float(scale),
             l2norm=bool(l2norm),
-            chunk=int(chunk_size),
+            chunk=whole(operation, "chunk_size", chunk_size, 0, 1 << 16),
             conv_width=conv_weight.shape[1],
             gated_norm=z is not None,
         )

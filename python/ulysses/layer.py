@@ -172,7 +172,7 @@ def attention_layer_forward(
             **planned,
             **lengths.same(),
             **{name: describe(t, free=free.get(name, ())) for name, t in given.items()},
-            **same_options(o),
+            **same_options(operation, o),
             "eps": float(eps),
             "save": bool(save),
         }

@@ -7,14 +7,13 @@ take an object whose attributes are the keyword arguments of `attention`.
 from __future__ import annotations
 
 import ctypes
-import operator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from . import _struct
-from .agreement import describe
+from .agreement import describe, whole
 from .errors import InvalidArgument
 from .tensors import (
     View,
@@ -26,6 +25,8 @@ from .tensors import (
     torch_or_none,
     view,
 )
+
+_INT32 = (1 << 31) - 1
 
 
 def plan_options(operation: str, o: Any, heads: int, like: Any) -> dict[str, Any]:
@@ -43,8 +44,6 @@ def plan_options(operation: str, o: Any, heads: int, like: Any) -> dict[str, Any
         raise InvalidArgument(
             f"{operation}: softcap {softcap} is 0 in float32; give a larger number, or 0 for none"
         )
-    if o.seed is not None:
-        _whole(operation, "seed", o.seed, 0)
     for name in ("sinks", "alibi"):
         _check_vector(operation, name, getattr(o, name), heads, like)
     one_library(input=like, sinks=o.sinks, alibi=o.alibi, block_mask=o.block_mask)
@@ -67,19 +66,6 @@ def plan_options(operation: str, o: Any, heads: int, like: Any) -> dict[str, Any
     )
 
 
-def _whole(operation: str, name: str, x: Any, least: int) -> int:
-    """Returns x as an int. Raises InvalidArgument unless it is a whole number of 63 bits."""
-    try:
-        n = operator.index(x)
-    except TypeError:
-        n = least - 1
-    if not least <= n < 1 << 63:
-        raise InvalidArgument(
-            f"{operation}: {name} {x!r}; give a whole number from {least} to 2^63-1"
-        )
-    return n
-
-
 def _window(operation: str, window: Any) -> tuple[int, int] | None:
     """Returns the keys that a query sees before and after its own position; None = all."""
     if window is None:
@@ -88,7 +74,7 @@ def _window(operation: str, window: Any) -> tuple[int, int] | None:
         raise InvalidArgument(
             f"{operation}: window {window!r}; give (left, right) in keys, -1 = unbounded"
         )
-    left, right = (_whole(operation, "window", n, -1) for n in window)
+    left, right = (whole(operation, "window", n, -1) for n in window)
     return left, right
 
 
@@ -109,18 +95,19 @@ def _pair(operation: str, block: Any) -> tuple[int, int] | None:
     """Returns the queries and keys of a block. A whole number stands for both."""
     if block is None:
         return None
-    both = (block, block) if isinstance(block, int) else tuple(block)
-    if len(both) != 2 or any(int(n) < 1 for n in both):
+    both = tuple(block) if isinstance(block, (tuple, list)) else (block, block)
+    if len(both) != 2:
         raise InvalidArgument(
             f"{operation}: block {block!r}; give (queries, keys) of a block, 1 or more"
         )
-    return int(both[0]), int(both[1])
+    queries, keys = (whole(operation, "block", n, 1, _INT32) for n in both)
+    return queries, keys
 
 
-def same_options(o: Any) -> dict[str, Any]:
+def same_options(operation: str, o: Any) -> dict[str, Any]:
     """Returns the options by name that must be equal on all ranks and are not in the plan."""
     arrays = {name: describe(getattr(o, name)) for name in ("sinks", "alibi", "block_mask")}
-    return {**arrays, "seed": o.seed}
+    return {**arrays, "seed": None if o.seed is None else whole(operation, "seed", o.seed, 0)}
 
 
 def draw_seed(o: Any, like: Any) -> int:

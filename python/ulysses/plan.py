@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import _library, _struct
+from .agreement import whole
 from .errors import InvalidArgument
 from .layout import Layout
 
@@ -55,7 +56,7 @@ class Sequences:
         if "_text" not in self.__dict__:
             text = (
                 f"{self.batch} sequences of {self.seq} tokens"
-                + (f" and {self.kv_seq} keys" if self.kv_seq else "")
+                + (f" and {self.kv_seq} keys" if self.kv_seq is not None else "")
                 + (f", cu_seqlens {short(self.cu_seqlens)}" if self.cu_seqlens else "")
                 + (f", kv_cu_seqlens {short(self.kv_cu_seqlens)}" if self.kv_cu_seqlens else "")
             )
@@ -327,9 +328,11 @@ class Batch(_Owned):
         super().__init__(context)
         s, self.sequences = sequences, sequences
         cu, kv_cu = _int64s(s.cu_seqlens), _int64s(s.kv_cu_seqlens)
-        if s.seq < 1:  # 0 means to the library: add up the rows of the ranks
+        keys = s.seq if s.kv_seq is None else s.kv_seq
+        if min(s.seq, keys) < 1:  # 0 means to the library: add up the rows of the ranks
             raise InvalidArgument(
-                f"ulysses.Batch: {s.batch} sequences of {s.seq} tokens; give 1 or more of each"
+                f"ulysses.Batch: {s.batch} sequences of {s.seq} tokens and {keys} keys; give 1 or "
+                "more of each"
             )
         desc = _struct.BatchDesc(
             flags=_struct.ZIGZAG * context.layout.zigzag,
@@ -349,7 +352,7 @@ class Batch(_Owned):
         ranges = ((i.lo[k], i.hi[k]) for k in range(i.ranges))
         self.ranges = tuple((lo, hi) for lo, hi in ranges if lo < hi)
         self.rows, self.lo, self.hi = i.rows, i.lo[0], i.hi[0]
-        self.kv_rows = self.info.kv_rows if s.kv_seq else self.info.rows
+        self.kv_rows = i.rows if s.kv_seq is None else i.kv_rows
 
     def positions(self) -> list[int]:
         """Returns the position of each token of this rank in its document.
@@ -427,8 +430,8 @@ class Lengths:
             batch,
             rows,
             rows if kv_rows is None else kv_rows,
-            seq,
-            kv_seq,
+            None if seq is None else whole("ulysses", "seq", seq, 1),
+            None if kv_seq is None else whole("ulysses", "kv_seq", kv_seq, 1),
             _cu_seqlens("cu_seqlens", cu_seqlens, batch),
             _cu_seqlens("kv_cu_seqlens", kv_cu_seqlens, batch),
             default,
@@ -470,7 +473,8 @@ class Lengths:
             found = Sequences(self.batch, seq, kv_seq, self.cu_seqlens, self.kv_cu_seqlens)
         fix = "shard sequences with ulysses.local_tokens, and give another total length as seq="
         self.layout.check(operation, "rows", rows, found.seq, fix)
-        self.layout.check(operation, "rows of keys", kv_rows, found.kv_seq or found.seq, fix)
+        keys = found.seq if found.kv_seq is None else found.kv_seq
+        self.layout.check(operation, "rows of keys", kv_rows, keys, fix)
         return found
 
 
