@@ -404,6 +404,29 @@ class Layer(unittest.TestCase):
                         **arguments, heads=self.H, kv_heads=self.HKV, context=ctx, **options
                     )
 
+    def test_rotation_that_needs_a_gradient(self):
+        """It would get none, so all ranks refuse it, also if it needs one on one rank only."""
+        weights = {name: self.weights[name] for name in ("wq", "wk", "wv", "wo")}
+
+        def body(ctx):
+            x, angle = (local(t, ctx) for t in (self.x, self.angle))
+            cos, sin = (t.flatten(0, 1).contiguous() for t in (angle.cos(), angle.sin()))
+            if ctx.rank == ctx.size - 1:
+                cos.requires_grad_()
+
+            def layer():
+                return ulysses.attention_layer(
+                    x, **weights, heads=self.H, kv_heads=self.HKV, cos=cos, sin=sin, context=ctx
+                )
+
+            with self.assertRaisesRegex(ulysses.InvalidArgument, "cos.detach()"):
+                layer()
+            with torch.no_grad():
+                self.assertEqual(layer().shape, x.shape)
+
+        for size in (1, 2):
+            contexts(size, body)
+
 
 class Local(unittest.TestCase):
     def test_numpy(self):

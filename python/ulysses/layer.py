@@ -239,6 +239,22 @@ def attention_layer_backward(call: LayerCall, dy: Any) -> dict[str, Any]:
     return grads
 
 
+def _refuse_rotation(context: Context | None) -> None:
+    """Raises for cos or sin that need a gradient, on all ranks. Collective.
+
+    The layer computes none, and without an error the rotation would not be trained.
+    """
+
+    def prepare() -> Any:
+        raise InvalidArgument(
+            "ulysses.attention_layer: cos or sin needs a gradient, which the layer does not "
+            "compute; give cos.detach() and sin.detach(), or rotate q and k yourself and call "
+            "ulysses.attention"
+        )
+
+    current(context).agree("ulysses.attention_layer", prepare)
+
+
 @eager
 def attention_layer(x: Any, wq: Any, wk: Any, wv: Any, wo: Any, **options: Any) -> Any:
     """Computes a whole attention layer over sequences that are sharded over ranks.
@@ -258,7 +274,8 @@ def attention_layer(x: Any, wq: Any, wk: Any, wv: Any, wo: Any, **options: Any) 
         bq, bk, bv, bo (optional): [H*D], [Hkv*D], [Hkv*Dv] and [hidden]. Default: None
         q_norm, k_norm (optional): [D], weights of the RMS norms; both or neither. Default: None
         cos, sin (optional): [B*rows, rotary/2], float32, for the positions of this rank's tokens;
-            feature i is rotated with feature i + rotary/2; both or neither. Default: None
+            feature i is rotated with feature i + rotary/2; both or neither. They must not need a
+            gradient. Default: None
         eps (float): constant of the RMS norms; 0 = 1e-6. Default: 0
         sinks, alibi (optional): [H], float32 or the dtype of x, as in `attention`. Default: None
         block_mask, block (optional): as in `attention`. Default: None
@@ -299,6 +316,8 @@ def attention_layer(x: Any, wq: Any, wk: Any, wv: Any, wo: Any, **options: Any) 
 
             return y, saved, back
 
+        if any(wants_gradient(tensors.get(name)) for name in ("cos", "sin")):
+            _refuse_rotation(options.get("context"))
         names = list(tensors)
         if wants_gradient(*tensors.values()):
             return differentiable(run, *tensors.values())
