@@ -1,5 +1,7 @@
 """Attention on NumPy arrays, compared with float64. Ranks are threads of this process."""
 
+import copy
+import pickle
 import unittest
 
 import numpy as np
@@ -269,6 +271,17 @@ class Faults(unittest.TestCase):
         group = object()  # such as a process group
         with self.assertRaisesRegex(ulysses.InvalidArgument, "type object; give a ulysses.Context"):
             ulysses.attention(q, q, q, context=group)
+
+    def test_copies(self):
+        """The message names the context: copy.deepcopy of a model does not say what it reached."""
+        with ulysses.Context() as ctx:
+            q = draw(1, 1, 8, 4, 8)
+            call = ulysses.attention_forward(q, q, q, context=ctx)[2]
+            for x in (ctx, call, {"model": [ctx]}):
+                for copied in (copy.deepcopy, copy.copy, pickle.dumps):
+                    if copied is not copy.copy or x is ctx:
+                        with self.assertRaisesRegex(ulysses.Unsupported, "ulysses.use"):
+                            copied(x)
 
     def test_two_contexts(self):
         q = draw(1, 1, 8, 4, 8)

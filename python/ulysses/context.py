@@ -11,7 +11,7 @@ from typing import Any, Callable
 from . import _library, _struct
 from .agreement import agree
 from .communicator import MPI, Alone, Communicator, TorchGroup, communicator
-from .errors import InvalidArgument
+from .errors import InvalidArgument, Unsupported
 from .layout import Layout
 from .library_ranks import LibraryRanks
 from .plan import AttentionOptions, Batch, DeltaOptions, DeltaPlan, Plan, Sequences
@@ -427,6 +427,13 @@ class Context:
                 self._release(memory)
             self._handle = ctypes.c_void_p()
             self._free_duplicate()
+
+    def __reduce__(self) -> Any:
+        """Raises Unsupported: a copy would be another rank of a group that the ranks have made."""
+        raise Unsupported(
+            "ulysses.Context: a context cannot be copied or pickled, nor a module or a call that "
+            "refers to one; call ulysses.use(context), and leave it out of the module"
+        )
 
     def __enter__(self) -> Context:
         return self
