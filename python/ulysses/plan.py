@@ -180,7 +180,8 @@ class _AnyPlan(_Owned):
         """Returns the memory that a call needs, and the heads of this rank. Not collective.
 
         Args:
-            batch: the lengths of the call. Default: None, and then the heads alone are valid
+            batch: the lengths of the call. Default: None, one sequence of the `tokens` of a
+                DeltaPlan. A Plan needs a batch
 
         Returns:
             A struct with `saved` and `workspace` in bytes, the query heads [head_lo, head_hi) and
