@@ -354,6 +354,35 @@ class WrongOnOneRank(unittest.TestCase):
 
         contexts(2, body)
 
+    def test_backward_passes_of_different_calls(self):
+        """The ranks' calls are alike, so plan, lengths and shapes do not tell them apart."""
+        q, g = x(1, ROWS, 2, 4), x(1, ROWS, 2)
+
+        def both(forward, backward):
+            def body(ctx):
+                calls = [forward(ctx) for _ in range(2)]
+                with self.assertRaisesRegex(ulysses.InvalidArgument, "number of the forward pass"):
+                    backward(calls[ctx.rank])
+                for call in calls:
+                    backward(call)
+
+            contexts(2, body)
+
+        both(
+            lambda ctx: ulysses.attention_forward(q, q, q, context=ctx)[2],
+            lambda call: ulysses.attention_backward(call, q),
+        )
+        both(
+            lambda ctx: ulysses.gated_delta_rule_forward(q, q, q, -g, g, context=ctx)[2],
+            lambda call: ulysses.gated_delta_rule_backward(call, q),
+        )
+        both(
+            lambda ctx: ulysses.attention_layer_forward(
+                x(1, ROWS, 8), *(x(8, 8) for _ in range(4)), heads=2, context=ctx
+            )[1],
+            lambda call: ulysses.attention_layer_backward(call, x(1, ROWS, 8)),
+        )
+
     def test_contexts(self):
         from ranks import run
 

@@ -54,6 +54,7 @@ class Call:
             backward; None if the forward pass had save=False
         shapes: the shapes of q, k and v
         options: sinks, slopes, block mask and seed
+        number: of the forward pass among the calls of the context, equal on all ranks
     """
 
     plan: Plan
@@ -62,6 +63,7 @@ class Call:
     saved: Any
     shapes: tuple[tuple[int, ...], ...]
     options: OptionTensors = OptionTensors()
+    number: int = 0
 
 
 def _with_defaults(options: Mapping[str, Any]) -> SimpleNamespace:
@@ -160,7 +162,12 @@ def check_gradient(operation: str, call: Any, dout: Any, shape: tuple[int, ...])
                 f"dtype {NAMES[call.plan.dtype]}, as the output has"
             )
         return (
-            {"plan": call.plan.key, "lengths": call.batch.sequences, "device": describe(dout)[1]},
+            {
+                "plan": call.plan.key,
+                "lengths": call.batch.sequences,
+                "device": describe(dout)[1],
+                "number of the forward pass": call.number,
+            },
             (),
             None,
         )
@@ -224,7 +231,7 @@ def attention_forward(
     if save:
         args.saved, args.saved_bytes = view(saved).data, saved_bytes
     shapes = tuple(tuple(x.shape) for x in (q, k, v))
-    call = Call(plan, batch, layout, saved, shapes, tensors)
+    call = Call(plan, batch, layout, saved, shapes, tensors, ctx.agreed)
     kept = tensors.set(args)
     ctx._call("ulysses_attention_forward", plan.handle, batch.handle, ctypes.byref(args))
     del kept

@@ -70,6 +70,7 @@ class Context:
         device, ordinal: "cpu" or "cuda", and the index of the GPU
         communicator: the `Communicator` over the ranks
         sequences: the lengths and documents that `use` has set, or None
+        agreed: number of calls on which the ranks have agreed, equal on all ranks
 
     Raises:
         InvalidArgument: a wrong argument
@@ -128,6 +129,7 @@ class Context:
             else agree(self.communicator, "ulysses.Context", prepare)[0]
         )
         self._lock = threading.RLock()
+        self.agreed = 0
         # The exception of a callback, which becomes the cause of the call's exception.
         self._failure: BaseException | None = None
         self._plans: dict[AttentionOptions | DeltaOptions, Any] = {}
@@ -373,7 +375,9 @@ class Context:
         """
         self.handle  # noqa: B018
         _library.library()
-        return agree(self.communicator, operation, prepare)
+        found = agree(self.communicator, operation, prepare)
+        self.agreed += 1
+        return found
 
     def use(self, sequences: Sequences | None) -> None:
         """Sets the lengths and documents of calls that give none. Not collective.

@@ -47,12 +47,14 @@ class DeltaCall:
         saved: saved activations as plain bytes. The caller may move or offload them before
             backward; None if the forward pass had save=False
         initial_state: the initial states of the call in float32, or None
+        number: of the forward pass among the calls of the context, equal on all ranks
     """
 
     plan: DeltaPlan
     batch: Batch
     saved: Any
     initial_state: Any
+    number: int = 0
 
 
 def _float32(x: Any) -> Any:
@@ -167,7 +169,7 @@ def gated_delta_rule_forward(
     if save:
         args.saved, args.saved_bytes = view(saved).data, sizes.saved
     ctx._call("ulysses_gdn_forward", plan.handle, batch.handle, ctypes.byref(args))
-    return out, final, DeltaCall(plan, batch, saved, initial_state)
+    return out, final, DeltaCall(plan, batch, saved, initial_state, ctx.agreed)
 
 
 @eager
@@ -215,6 +217,7 @@ def gated_delta_rule_backward(
             "plan": plan.key,
             "lengths": batch.sequences,
             "device": describe(do)[1],
+            "number of the forward pass": call.number,
             "initial_state": call.initial_state is not None,
             "dfinal_state": dfinal_state is not None,
         }

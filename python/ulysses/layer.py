@@ -43,6 +43,7 @@ class LayerCall:
         inputs: x, the parameters, cos, sin and the block mask by name
         eps: the constant of the RMS norms
         seed: of dropout, equal on all ranks
+        number: of the forward pass among the calls of the context, equal on all ranks
     """
 
     plan: Plan
@@ -51,6 +52,7 @@ class LayerCall:
     inputs: dict[str, Any]
     eps: float
     seed: int = 0
+    number: int = 0
 
 
 def _args(call: LayerCall) -> tuple[_struct.AttentionLayerArgs, _struct.Sizes, list[Any]]:
@@ -183,7 +185,7 @@ def attention_layer_forward(
     options = OptionTensors.of(o, counts[0][2])
     inputs = {name: None if t is None else dense(t) for name, t in given.items()}
     inputs["block_mask"] = options.block_mask
-    call = LayerCall(plan, batch, None, inputs, eps, options.seed)
+    call = LayerCall(plan, batch, None, inputs, eps, options.seed, ctx.agreed)
     y = empty(x, x.shape)
     args, sizes, keep = _args(call)
     out = view(y)

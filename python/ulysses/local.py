@@ -189,7 +189,7 @@ def local_attention_forward(
     plan, batch, _ = plan_and_batch(
         "ulysses.local_attention", q, k, v, save=bool(save), options=options
     )
-    axes = LAYOUTS[layout]
+    axes, number = LAYOUTS[layout], plan.context.agreed
     q, k, v = (without_zero_strides(x) for x in (q, k, v))
     out, sizes = empty(q, tuple(q.shape[:-1]) + (plan.v_dim,)), _struct.Sizes()
     plan.context._call("ulysses_local_sizes", plan.handle, batch.handle, ctypes.byref(sizes))
@@ -199,7 +199,8 @@ def local_attention_forward(
         **{name: x.pointer() for name, x in zip(("q", "k", "v", "out"), views)}
     )
     _call_local("ulysses_local_forward", plan, batch, args, (), function, saved, q)
-    return out, LocalCall(plan, batch, layout, saved, tuple(tuple(x.shape) for x in (q, k, v)))
+    shapes = tuple(tuple(x.shape) for x in (q, k, v))
+    return out, LocalCall(plan, batch, layout, saved, shapes, number=number)
 
 
 @eager
