@@ -36,10 +36,10 @@ func newSet(sources []source, shuffle bool, seed uint64) *Set {
 	return s
 }
 
-// Placeholder returns a set of one sequence of the given number of tokens, in that many documents
+// Placeholder returns a set of sequences of the given number of tokens, each in that many documents
 // without content. It is for plans, which read no data.
-func Placeholder(tokens, documents int64) *Set {
-	return &Set{sequences: 1, tokens: tokens, documents: documents, longest: tokens}
+func Placeholder(sequences, tokens, documents int64) *Set {
+	return &Set{sequences: sequences, tokens: sequences * tokens, documents: sequences * documents, longest: tokens}
 }
 
 // conversations reports whether documents are of conversations.

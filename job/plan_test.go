@@ -57,6 +57,11 @@ func planned(t *testing.T, kind string) string {
 	if err := os.WriteFile(text, []byte(strings.Repeat("all work and no play. ", 400)), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	records := filepath.Join(dir, "a.jsonl")
+	if err := os.WriteFile(records, []byte(strings.Repeat(`{"text": "`+strings.Repeat("all work and no play. ", 4)+"\"}\n", 5)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("RECORDS", records)
 	path := filepath.Join(dir, "job.toml")
 	job := fmt.Sprintf("[device]\nbackend = \"cpu\"\nthreads = 1\n[data]\npath = [%q]\nsequence = 70\n[optimizer]\nwarmup = 1\n[train]\nsteps = 2\n[output]\ndir = %q\n[model.new]\n%s"+
 		"vocab_size = 256\nhidden_size = 48\nintermediate_size = 80\nnum_hidden_layers = 3\nhead_dim = 16\n", text, dir, toPlan[kind])
@@ -86,6 +91,7 @@ func TestPlanIsTheRun(t *testing.T) {
 		{"llama", 2, "memory.mlp=offload memory.qkv=offload memory.host=1 data.accumulate=2"}, {"llama", 3, "optimizer.name=sgd memory.head_groups=3 memory.qkv=recompute"},
 		{"llama", 2, "checkpoint.every=1 tile.mlp=16 tile.loss=off"}, {"llama", 4, "parallel.ulysses=2 parallel.ring=2"}, {"llama", 3, "parallel.ulysses=1 parallel.ring=3 parallel.zero=3"},
 		{"llama", 3, "parallel.ulysses=1 parallel.ring=3 parallel.gather=on"}, {"llama", 3, "data.document=9 parallel.zero=3"},
+		{"llama", 2, "data.pack=false data.budget=210 eval.path=${RECORDS} parallel.ulysses=2"}, // three sequences in an evaluation, one in a step
 		{"llama", 2, `model.new.rope_scaling={rope_type="dynamic",factor=2.0}`},
 		{"hybrid", 1, "device.dtype=bf16"}, {"hybrid", 2, "parallel.zero=3"}, {"hybrid", 4, "gdn.strategy=heads"}, {"hybrid", 4, "gdn.strategy=state parallel.zero=2"},
 		{"hybrid", 4, "parallel.ulysses=2 data.accumulate=2"}, {"hybrid", 4, "parallel.ulysses=2 parallel.ring=2"},
@@ -281,7 +287,7 @@ func TestPlanThroughTheCommandLine(t *testing.T) {
 			}
 		}
 	}
-	if left, err := filepath.Glob(filepath.Join(filepath.Dir(path), "*")); err != nil || len(left) != 2 {
+	if left, err := filepath.Glob(filepath.Join(filepath.Dir(path), "*")); err != nil || len(left) != 3 {
 		t.Errorf("a plan left %v", left)
 	}
 }

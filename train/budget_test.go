@@ -75,9 +75,9 @@ func TestBudgetTokens(t *testing.T) {
 	defer opened.Close()
 	set := opened.Train()
 	for _, c := range []struct {
-		budget, want int64
-		eval         bool
-	}{{0, 16, false}, {33, 33, false}, {1000, 48, false}, {33, 33, true}, {1000, 320, true}} {
+		budget, want, step int64
+		eval               bool
+	}{{0, 16, 16, false}, {33, 33, 33, false}, {1000, 48, 48, false}, {33, 33, 33, true}, {1000, 320, 48, true}} {
 		d.Budget = c.budget
 		err := comm.RunLocal(1, func(host comm.Comm) error {
 			mesh, err := comm.NewMesh(host, 1, 1, comm.NewLedger(), clock.New(), nil)
@@ -93,8 +93,8 @@ func TestBudgetTokens(t *testing.T) {
 			if c.eval {
 				s.Data.Evals = []data.NamedSet{{Set: set}}
 			}
-			if got, _ := s.MaxTokens(); got != c.want {
-				t.Errorf("budget %d, eval %v: %d tokens, want %d", c.budget, c.eval, got, c.want)
+			if got, _ := s.MaxTokens(); got != c.want || s.PassTokens() != c.step {
+				t.Errorf("budget %d, eval %v: %d tokens, %d in a step, want %d and %d", c.budget, c.eval, got, s.PassTokens(), c.want, c.step)
 			}
 			return nil
 		})

@@ -84,18 +84,38 @@ type Hooks struct {
 	Probe func(step int64) error
 }
 
-// MaxTokens returns the largest number of tokens of a micro-batch, and of a rank's shard of it.
+// MaxTokens returns the largest number of tokens of a micro-batch, also of evaluations, and of a
+// rank's shard of it.
 func (s *Setup) MaxTokens() (microBatch, shard int64) {
-	if x := s.Data.Train; x != nil {
-		microBatch = s.Data.Config.Batch * x.Longest()
-		if budget := s.Data.Config.Budget; budget > 0 {
-			microBatch = min(budget, s.globalBatch()*x.Longest())
-		}
-	}
-	for _, x := range s.Data.Evals {
-		microBatch = max(microBatch, s.evalBatch(x.Set)*x.Longest())
-	}
+	microBatch = max(s.trainTokens(), s.evalTokens())
 	return microBatch, s.Model.MostTokens(microBatch)
+}
+
+// PassTokens returns the largest number of tokens of a micro-batch of a step, or of a pass if the
+// job only evaluates.
+func (s *Setup) PassTokens() int64 {
+	if s.Data.Train == nil {
+		return s.evalTokens()
+	}
+	return s.trainTokens()
+}
+
+func (s *Setup) trainTokens() int64 {
+	x, budget := s.Data.Train, s.Data.Config.Budget
+	switch {
+	case x == nil:
+		return 0
+	case budget > 0:
+		return min(budget, s.globalBatch()*x.Longest())
+	}
+	return s.Data.Config.Batch * x.Longest()
+}
+
+func (s *Setup) evalTokens() (most int64) {
+	for _, x := range s.Data.Evals {
+		most = max(most, s.evalBatch(x.Set)*x.Longest())
+	}
+	return most
 }
 
 // globalBatch returns the number of sequences of an optimizer step.

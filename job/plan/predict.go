@@ -274,12 +274,14 @@ func (f *Forecast) prepare() (err error) {
 		return err
 	}
 	j, setup := f.Job, f.Setup()
-	sequences := data.Placeholder(j.Data.Sequence, j.Documents())
+	// an evaluation has as many sequences as it can run at once
+	sequences := data.Placeholder(max(1, j.Data.Budget/j.Data.Sequence), j.Data.Sequence, j.Documents())
+	if j.Kind == "eval" || j.Eval.Split > 0 || len(j.Eval.Path)+len(j.Eval.Set) > 0 {
+		setup.Data.Evals = []data.NamedSet{{Set: sequences}}
+	}
 	if j.Kind == "train" {
 		setup.Data.Train, setup.Loop.Steps = sequences, j.Train.Steps
 		setup.Checkpoints = &train.Checkpoints{Every: j.Checkpoint.Every, Copy: j.Checkpoint.Copy, Best: j.Checkpoint.Best}
-	} else {
-		setup.Data.Evals = []data.NamedSet{{Set: sequences}}
 	}
 	if setup.Extra, err = f.PlanSample(); err != nil {
 		return err
@@ -288,8 +290,7 @@ func (f *Forecast) prepare() (err error) {
 		return err
 	}
 	f.Memory = f.trainer.Components()
-	tokens, _ := f.trainer.MaxTokens()
-	f.tokens = tokens * j.Mesh.Replicas
+	f.tokens = f.trainer.PassTokens() * j.Mesh.Replicas
 	if j.Kind == "train" {
 		f.tokens *= j.Data.Accumulate
 	}
