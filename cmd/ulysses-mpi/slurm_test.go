@@ -68,12 +68,13 @@ func TestSlurm(t *testing.T) {
 	// At Slurm's signal before the time limit the job stops with a checkpoint, starts again, and
 	// has the losses of an undisturbed run. An evaluation that depends on it follows.
 	t.Run("time limit", func(t *testing.T) {
-		// steps of a second until the signal, which comes up to a minute after the start
+		// Steps of a second until the signal, which comes 15 to 45 s after the start: Slurm's prolog and
+		// a program that is being loaded would die of it.
 		steps := []string{"--set", "train.steps=100", "--set", "checkpoint.every=20"}
 		want := undisturbed(t, steps...)
 		dir, job := keptJob(t)
 		out, script, log := filepath.Join(dir, "out"), filepath.Join(dir, "job.sbatch"), filepath.Join(dir, "log")
-		code, _, e := launch(t, conf, append([]string{program, "sbatch", job, "--nodes", "2", "--ntasks-per-node", "2", "--time", "2:00", "-o", script}, steps...)...)
+		code, _, e := launch(t, conf, append([]string{program, "sbatch", job, "--nodes", "2", "--ntasks-per-node", "2", "--time", "2:00", "-o", script}, append(steps, "--", "--signal=USR1@75")...)...)
 		if code != 0 {
 			t.Fatal(code, e)
 		}
@@ -90,14 +91,15 @@ func TestSlurm(t *testing.T) {
 			t.Fatal(code, e)
 		}
 		text := func(suffix string) string { b, _ := os.ReadFile(log + suffix); return string(b) }
-		for range 8 { // Slurm signals up to a minute early, and a requeued job waits for its credentials to expire
+		for range 16 { // a requeued job waits for its credentials to expire
 			untilOr(func() bool { return strings.Contains(text(".eval"), "held-out loss") })
 		}
 		if got := losses(t, out); !slices.Equal(got, want) || !strings.Contains(text(""), "resumed step=") || !strings.Contains(text(""), " (SIGUSR1) with a checkpoint in ") {
 			t.Errorf("%d losses, want %d, equal: %v: %s", len(got), len(want), slices.Equal(got, want), text(""))
 		}
 		if !strings.Contains(text(".eval"), "held-out loss") {
-			t.Errorf("the evaluation: %s", text(".eval"))
+			_, jobs, _ := launch(t, conf, "sh", "-c", "scontrol show job; tail -n 60 $(dirname $SLURM_CONF)/../log/slurm*.log")
+			t.Errorf("the evaluation: %s\n%s", text(".eval"), jobs)
 		}
 	})
 	t.Run("other numbers of ranks", func(t *testing.T) {
