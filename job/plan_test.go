@@ -91,7 +91,8 @@ func TestPlanIsTheRun(t *testing.T) {
 		{"llama", 2, "memory.mlp=offload memory.qkv=offload memory.host=1 data.accumulate=2"}, {"llama", 3, "optimizer.name=sgd memory.head_groups=3 memory.qkv=recompute"},
 		{"llama", 2, "checkpoint.every=1 tile.mlp=16 tile.loss=off"}, {"llama", 4, "parallel.ulysses=2 parallel.ring=2"}, {"llama", 3, "parallel.ulysses=1 parallel.ring=3 parallel.zero=3"},
 		{"llama", 3, "parallel.ulysses=1 parallel.ring=3 parallel.gather=on"}, {"llama", 3, "data.document=9 parallel.zero=3"},
-		{"llama", 2, "data.pack=false data.budget=210 eval.path=${RECORDS} parallel.ulysses=2"}, // three sequences in an evaluation, one in a step
+		// three sequences in an evaluation, one in a step
+		{"llama", 2, "data.pack=false data.budget=210 eval.path=${RECORDS} parallel.ulysses=2"},
 		{"llama", 2, `model.new.rope_scaling={rope_type="dynamic",factor=2.0}`},
 		{"hybrid", 1, "device.dtype=bf16"}, {"hybrid", 2, "parallel.zero=3"}, {"hybrid", 4, "gdn.strategy=heads"}, {"hybrid", 4, "gdn.strategy=state parallel.zero=2"},
 		{"hybrid", 4, "parallel.ulysses=2 data.accumulate=2"}, {"hybrid", 4, "parallel.ulysses=2 parallel.ring=2"},

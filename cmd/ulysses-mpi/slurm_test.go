@@ -68,8 +68,8 @@ func TestSlurm(t *testing.T) {
 	// At Slurm's signal before the time limit the job stops with a checkpoint, starts again, and
 	// has the losses of an undisturbed run. An evaluation that depends on it follows.
 	t.Run("time limit", func(t *testing.T) {
-		// Steps of a second until the signal, which comes 15 to 45 s after the start: Slurm's prolog and
-		// a program that is being loaded would die of it.
+		// Steps of a second until the signal, which comes 15 to 45 s after the start: Slurm's
+		// prolog and a program that is being loaded would die of it.
 		steps := []string{"--set", "train.steps=100", "--set", "checkpoint.every=20"}
 		want := undisturbed(t, steps...)
 		dir, job := keptJob(t)
