@@ -177,7 +177,11 @@ func indent(c *call, v Value) Value {
 		prefix = Text{S: strings.Repeat(" ", int(n))}
 	}
 	first, blank := truth(c.arg(1, "first", false)), truth(c.arg(2, "blank", false))
-	t := textOf(v).Append(Text{S: "\n"})
+	t, ok := v.(Text)
+	if !ok { // Python adds a newline to the value
+		fail(c.line, "indent: %s is not a string", typeName(v))
+	}
+	t = t.Append(Text{S: "\n"})
 	var b builder
 	lines(t, func(at, end, _ int) {
 		if at > 0 {

@@ -94,6 +94,7 @@ func TestForms(t *testing.T) {
 		"{{ [x, x[:1]] | map('sum', attribute='a') | list }} {{ [x] | map('join', '-', attribute='a') | list }}":                                    "[4, 1] ['1-2-1']",
 		"[{{ (l | reverse)[0] }}{{ d.keys()[0] }}] {{ d.keys() | first }} {{ d.items() | length }}":                                                 "[] b 1",
 		"{{ d.items() is sequence }} {{ x | map('length') is iterable }}":                                                                           "False True",
+		"{{ no is callable }} {{ none is callable }} {{ range is callable }} {{ s.upper is callable }}":                                             "True False True True",
 		"{% for a in l %}{% set b %}{% if a == 1 %}{% break %}{% endif %}{{ a }}{% endset %}{{ b }}{% endfor %}":                                    "3",
 		"{% for a in l %}{{ a }}{% break %}{% else %} no body ended{% endfor %}":                                                                    "3 no body ended",
 		"{% for a in l %}{% if a > 1 %}{% continue %}{% endif %}{{ a }}{% else %}!{% endfor %}":                                                     "1",
@@ -176,6 +177,8 @@ func TestErrors(t *testing.T) {
 		"{{ {}.keys() | tojson }}":                    "a view of an object cannot be written as JSON",
 		"{{ {}.keys() + [1] }}":                       "a view of an object + a list is not possible",
 		"{{ ([1] | reverse)[1:] }}":                   "an iterator cannot be sliced",
+		"{{ [1] | indent }}":                          "indent: a list is not a string",
+		"{{ none | indent(2) }}":                      "indent: None is not a string",
 		"{% for a in [1] %}{% generation %}{% break %}{% endgeneration %}{% endfor %}": "break outside of a loop",
 	} {
 		_, err := render(src, nil)

@@ -64,8 +64,11 @@ func (in *interp) test(line int, name string, v Value, args []Value) bool {
 		}
 		return false
 	case "callable":
-		_, ok := v.(*function)
-		return ok
+		switch v.(type) {
+		case *function, undefined: // Jinja2's Undefined has a method __call__
+			return true
+		}
+		return false
 	case "odd":
 		return integer()%2 != 0
 	case "even":
