@@ -47,7 +47,7 @@ func parquetLines(w io.Writer, in io.ReaderAt, size int64, fields []string) (err
 	}
 	out := bufio.NewWriterSize(w, 1<<20)
 	for i, group := range f.RowGroups() {
-		if err := refuseRuns(f.Metadata().RowGroups[i].Columns, roots); err != nil {
+		if err := refuse(f.Metadata().RowGroups[i].Columns, roots); err != nil {
 			return err
 		}
 		if err := writeGroup(out, group, roots); err != nil {
@@ -93,24 +93,31 @@ func (n *node) leaves(all []*node) []*node {
 	return all
 }
 
-// refuseRuns refuses columns of booleans in runs (the encoding RLE), which pages of version 2 often
-// have: github.com/parquet-go (v0.32.0) decodes a run of true as one true and seven false.
-func refuseRuns(chunks []format.ColumnChunk, roots []*node) error {
+// refuse refuses columns that github.com/parquet-go (v0.32.0) decodes wrongly without an error.
+func refuse(chunks []format.ColumnChunk, roots []*node) error {
 	for _, root := range roots {
 		for _, leaf := range root.leaves(nil) {
 			m := &chunks[leaf.leaf].MetaData
-			var runs bool
-			if pages := m.EncodingStats; len(pages) > 0 {
-				runs = slices.ContainsFunc(pages, func(p format.PageEncodingStats) bool { return p.Encoding == format.RLE })
-			} else { // the encodings of values and of levels, which are in runs
-				runs = slices.Contains(m.Encoding, format.RLE) && !slices.Contains(m.Encoding, format.Plain)
-			}
-			if m.Type == format.Boolean && runs {
-				return status.Errorf(status.Unsupported, "column %s: booleans in the encoding RLE are not supported; write the file with data pages of version 1.0", strings.Join(m.PathInSchema, "."))
+			name := strings.Join(m.PathInSchema, ".")
+			switch {
+			case m.Codec == format.Lz4Raw, m.Codec == format.Lz4: // text is lost unless a page shrinks to a third
+				return status.Errorf(status.Unsupported, "column %s: the compression LZ4 is not supported; write the file with zstd or snappy", name)
+			case m.Type == format.Boolean && inRuns(m):
+				return status.Errorf(status.Unsupported, "column %s: booleans in the encoding RLE are not supported; write the file with data pages of version 1.0", name)
 			}
 		}
 	}
 	return nil
+}
+
+// inRuns reports whether values are in runs (the encoding RLE), as booleans often are in pages of
+// version 2. Of booleans, a run of true is decoded as one true and seven false.
+func inRuns(m *format.ColumnMetaData) bool {
+	if pages := m.EncodingStats; len(pages) > 0 {
+		return slices.ContainsFunc(pages, func(p format.PageEncodingStats) bool { return p.Encoding == format.RLE })
+	}
+	// the encodings of values and of levels, which are in runs
+	return slices.Contains(m.Encoding, format.RLE) && !slices.Contains(m.Encoding, format.Plain)
 }
 
 // cursor reads the values of a column chunk, row by row.

@@ -13,6 +13,34 @@ import (
 	"ulysses/internal/status"
 )
 
+// Columns in LZ4 are refused, because the decoder of a page may leave out its result. Other columns
+// of the file are read.
+func TestLZ4(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "rows.parquet")
+	f, err := os.Create(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	schema := parquet.NewSchema("rows", parquet.Group{"text": parquet.Compressed(parquet.String(), &parquet.Lz4Raw), "other": parquet.Compressed(parquet.String(), &parquet.Snappy)})
+	w := parquet.NewGenericWriter[map[string]any](f, schema)
+	if _, err := w.Write([]map[string]any{{"text": "a", "other": "b"}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+	want := "column text: the compression LZ4 is not supported; write the file with zstd or snappy"
+	if _, err := Open(path, []string{"text"}); status.Of(err) != status.Unsupported || !strings.Contains(err.Error(), want) {
+		t.Errorf("%v; want %s", err, want)
+	}
+	out, err := Open(path, []string{"other"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	out.Close()
+}
+
 // Booleans are read in the encoding of bits. In runs they are refused, because their decoder is
 // wrong.
 func TestBooleans(t *testing.T) {
