@@ -23,7 +23,7 @@ func TestEmulator(t *testing.T) {
 	sources := emulatorSources(t)
 	program := filepath.Join(t.TempDir(), "emulated_test")
 	compileEmulator(t, append(sources, "-fsanitize=alignment", "-o", program, "-lpthread", "-ldl")...)
-	for _, name := range []string{"values", "roundings", "barriers", "divergence", "bounds", "guards", "alignment", "warpgroups", "order", "lazy", "processes", "death", "late", "reuse"} {
+	for _, name := range []string{"values", "roundings", "barriers", "divergence", "bounds", "guards", "alignment", "devices", "warpgroups", "order", "lazy", "processes", "death", "late", "reuse"} {
 		t.Run(name, func(t *testing.T) {
 			for seed := 1; seed <= 5; seed++ {
 				c := exec.Command(program, name)

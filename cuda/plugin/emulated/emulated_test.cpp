@@ -388,6 +388,7 @@ int main(int argc, char **argv) {
       {"bounds", [](const char *) { bounds(); }},
       {"guards", [](const char *) { guards(); }},
       {"alignment", [](const char *) { alignment(); }},
+      {"devices", [](const char *) { devices(); }},
       {"races", [](const char *) { races(); }},
       {"warpgroups", [](const char *) { warpgroups(); }},
       {"warpgroup_races", [](const char *) { warpgroup_races(); }},

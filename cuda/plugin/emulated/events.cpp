@@ -12,6 +12,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned flags) {
   if ((flags & cudaEventInterprocess) && setting("ULYSSES_EMULATED_IPC", 2) == 0)
     return set_error(cudaErrorNotSupported);
   auto *n = new CUevent_st;
+  n->device = this_thread().device;
   if (flags & cudaEventInterprocess) n->slot = slot_create();
   if ((flags & cudaEventInterprocess) && !n->slot) {
     delete n;
@@ -31,6 +32,10 @@ cudaError_t cudaEventDestroy(cudaEvent_t e) {
 cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t stream) {
   std::unique_lock<std::mutex> held(lock);
   if (!e || !known(stream)) return set_error(cudaErrorInvalidResourceHandle);
+  if (e->device != device_of(stream))
+    return set_error(
+        cudaErrorInvalidResourceHandle,
+        format("an event of device %d is recorded in a stream of device %d", e->device, device_of(stream)));
   CUstream_st *s = resolve(stream);
   if (e->slot && e->record_stream && e->record_stream != s && known(e->record_stream))
     return set_error(cudaErrorInvalidValue, "an interprocess event is recorded in a second stream");
@@ -82,5 +87,6 @@ cudaError_t cudaIpcOpenEventHandle(cudaEvent_t *e, cudaIpcEventHandle_t h) {
   *e = new CUevent_st;
   (*e)->slot = slot;
   (*e)->opened = true;
+  (*e)->device = this_thread().device;
   return cudaSuccess;
 }

@@ -11,7 +11,8 @@
 
 using namespace uly_emulated;
 
-static std::map<const void *, int> allowed_shared; // by kernel: the limit of cudaFuncSetAttribute
+// by device and kernel: the limit of cudaFuncSetAttribute
+static std::map<std::pair<int, const void *>, int> allowed_shared;
 
 void uly_emulated::launch(const Kernel &kernel, dim3 grid, dim3 block, size_t shared, cudaStream_t stream,
                           const void *const *pointers, int n, std::function<void()> body) {
@@ -20,9 +21,16 @@ void uly_emulated::launch(const Kernel &kernel, dim3 grid, dim3 block, size_t sh
     set_error(cudaErrorInvalidResourceHandle);
     return;
   }
+  const int device = this_thread().device;
+  if (device_of(stream) != device) {
+    set_error(cudaErrorInvalidResourceHandle,
+              format("kernel %s (%s:%d) is launched in a stream of device %d while device %d is the current one",
+                     kernel.name, kernel.file, kernel.line, device_of(stream), device));
+    return;
+  }
   CUstream_st *s = resolve(stream);
   uint64_t threads = (uint64_t)block.x * block.y * block.z;
-  auto allowed = allowed_shared.find(kernel.address);
+  auto allowed = allowed_shared.find({device, kernel.address});
   size_t limit = (size_t)(allowed == allowed_shared.end() ? (int)DEFAULT_SHARED : allowed->second);
   std::string why;
   if (grid.x == 0 || grid.y == 0 || grid.z == 0 || threads == 0) why = "an empty grid or block";
@@ -71,7 +79,7 @@ cudaError_t cudaFuncSetAttribute(const void *kernel, cudaFuncAttribute what, int
   std::lock_guard<std::mutex> held(lock);
   if (what == cudaFuncAttributeMaxDynamicSharedMemorySize) {
     if (value < 0 || value > MOST_SHARED) return set_error(cudaErrorInvalidValue);
-    allowed_shared[kernel] = value;
+    allowed_shared[{this_thread().device, kernel}] = value;
   }
   return cudaSuccess;
 }

@@ -171,6 +171,7 @@ cudaError_t cudaIpcOpenEventHandle(cudaEvent_t *e, cudaIpcEventHandle_t h);
 // Every kernel is built for the emulated GPU. The call succeeds and does not change *a.
 struct cudaFuncAttributes {};
 inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *, const void *) { return cudaSuccess; }
+// The attribute holds for the current device.
 cudaError_t cudaFuncSetAttribute(const void *kernel, cudaFuncAttribute what, int value);
 template <class R, class... P> cudaError_t cudaFuncSetAttribute(R (*kernel)(P...), cudaFuncAttribute what, int value) {
   return cudaFuncSetAttribute(reinterpret_cast<const void *>(kernel), what, value);

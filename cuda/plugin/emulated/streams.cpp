@@ -107,6 +107,8 @@ CUstream_st *resolve(cudaStream_t s) {
   return made;
 }
 
+int device_of(cudaStream_t s) { return is_builtin(s) ? this_thread().device : s->device; }
+
 bool known(cudaStream_t s) {
   if (is_builtin(s)) return true;
   for (CUstream_st *t : streams)
@@ -180,6 +182,7 @@ using namespace uly_emulated;
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned) {
   std::lock_guard<std::mutex> held(lock);
   streams.push_back(*s = new CUstream_st);
+  (*s)->device = this_thread().device;
   start_late();
   return cudaSuccess;
 }

@@ -47,6 +47,7 @@ struct CUstream_st {
   std::deque<uly_emulated::Op> queue;
   uly_emulated::Failure failure; // permanent: later work does not run
   bool dying = false;
+  int device = 0;
 };
 
 struct CUevent_st {
@@ -54,6 +55,7 @@ struct CUevent_st {
   uly_emulated::Slot *slot = nullptr;
   CUstream_st *record_stream = nullptr; // for an event that other processes see: the stream of its records
   bool opened = false;
+  int device = 0;
 };
 
 namespace uly_emulated {
@@ -66,6 +68,8 @@ extern std::vector<CUstream_st *> streams; // in the order of creation
 bool known(cudaStream_t s);
 bool is_builtin(cudaStream_t s);
 CUstream_st *resolve(cudaStream_t s);
+// device_of returns the device of a stream: for CUDA's own handles the calling thread's.
+int device_of(cudaStream_t s);
 
 // enqueue appends work to a stream.
 inline void enqueue(CUstream_st *s, std::function<Failure()> run) {

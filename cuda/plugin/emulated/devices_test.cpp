@@ -1,0 +1,43 @@
+// Several devices in one process: what belongs to one of them, and calls that need the current one.
+#include "emulated_test.h"
+
+__global__ void nothing(int) {}
+
+// A kernel runs on the current device only, in a stream of it, with the shared memory that was
+// allowed there; an event is recorded in streams of its own device, and all devices wait for it.
+void devices() {
+  setenv("ULYSSES_EMULATED_DEVICES", "2", 1);
+  const auto refused = [](cudaError_t code, const char *word) {
+    EXPECT(cudaGetLastError() == code, "no error, or another one");
+    std::string text = cudaGetErrorString(code);
+    EXPECT(text.find(word) != std::string::npos, "%s", text.c_str());
+  };
+  Stream *first = stream();
+  cudaEvent_t of_first = event();
+  FINE(cudaFuncSetAttribute(nothing, cudaFuncAttributeMaxDynamicSharedMemorySize, 64 << 10));
+  LAUNCH(nothing, 1, 32, 64 << 10, first, 0);
+  FINE(cudaGetLastError());
+
+  FINE(cudaSetDevice(1));
+  Stream *second = stream();
+  LAUNCH(nothing, 1, 32, 0, first, 0);
+  refused(cudaErrorInvalidResourceHandle, "in a stream of device 0 while device 1 is the current one");
+  LAUNCH(nothing, 1, 32, 64 << 10, second, 0);
+  refused(cudaErrorInvalidConfiguration, "cudaFuncSetAttribute");
+  FINE(cudaFuncSetAttribute(nothing, cudaFuncAttributeMaxDynamicSharedMemorySize, 64 << 10));
+  LAUNCH(nothing, 1, 32, 64 << 10, second, 0);
+  FINE(cudaGetLastError());
+  EXPECT(cudaEventRecord(of_first, second->s) == cudaErrorInvalidResourceHandle, "an event of another device");
+  refused(cudaErrorInvalidResourceHandle, "an event of device 0 is recorded in a stream of device 1");
+
+  // The current device has no influence on these.
+  FINE(cudaEventRecord(of_first, first->s));
+  FINE(cudaStreamWaitEvent(second->s, of_first, 0));
+  int x = 1, *p = device<int>(1);
+  FINE(cudaMemcpyAsync(p, &x, sizeof x, cudaMemcpyHostToDevice, first->s));
+  FINE(cudaMemsetAsync(p, 0, sizeof x, first->s));
+  FINE(cudaStreamSynchronize(first->s));
+  FINE(cudaStreamSynchronize(second->s));
+  FINE(cudaSetDevice(0));
+  unsetenv("ULYSSES_EMULATED_DEVICES");
+}
