@@ -24,7 +24,8 @@ inline float exp2_approx(float x) { return exp2f(x); }
 
 // Copies completes each copy immediately or as late as wait allows, at random. A kernel that reads
 // before wait gets old values in some orders. A kernel fails if it ends before it has waited for
-// its copies: they could replace what it has written to their places.
+// its copies: they could replace what it has written to their places. It fails at a misaligned
+// source also where no element is present and nothing is read: cp.async requires the alignment.
 class Copies {
  public:
   Copies() = default;
@@ -34,6 +35,8 @@ class Copies {
   }
   template <int N> void copy(float *to, const float *from, bool present) {
     copied = group;
+    if ((uintptr_t)from % (4 * N) != 0)
+      uly_emulated::fail_kernel("the source of a copy (cp.async) is not a multiple of its bytes");
     const Late l = {to, from, N, group, present};
     if (uly_emulated::random64() & 1) l.run();
     else late.push_back(l);

@@ -25,6 +25,14 @@ __global__ void write_shared_as(int64_t at) {
   SHARED(char, tile);
   if (threadIdx.x == 0) *reinterpret_cast<double2 *>(tile + at) = make_double2(1, 2);
 }
+// copies 16 bytes or, if they are not present, zeros
+__global__ void copy_from(const float *x, bool present) {
+  SHARED(float, tile);
+  Copies copies;
+  if (threadIdx.x == 0) copies.copy<4>(tile, x, present);
+  copies.close();
+  copies.wait<0>();
+}
 
 // Misaligned accesses fail, and memory is aligned exactly as on a GPU. A host would accept both.
 void alignment() {
@@ -56,6 +64,13 @@ void alignment() {
   FINE(cudaStreamSynchronize(s->s));
   LAUNCH(write_shared_as, 1, 32, 256, s, 24);
   stops(s, "write_shared_as", "16 bytes");
+  for (bool present : {true, false}) {
+    s = stream();
+    LAUNCH(copy_from, 1, 32, 16, s, reinterpret_cast<float *>(x + 16), present);
+    FINE(cudaStreamSynchronize(s->s));
+    LAUNCH(copy_from, 1, 32, 16, s, reinterpret_cast<float *>(x + 20), present);
+    fails(s, cudaErrorLaunchFailure, {"copy_from", "not a multiple of its bytes"});
+  }
 }
 
 void bounds() {
