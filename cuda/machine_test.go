@@ -28,6 +28,7 @@ const kernelsPage = "../docs/gpu-kernels.md"
 // machineCode describes a kernel's instructions for a GPU with compute capability 9.0.
 type machineCode struct {
 	registers, static int64 // static: bytes of shared memory of fixed size
+	most              int64 // threads of a block, by __launch_bounds__
 	spilled           int64 // bytes of spill stores and loads, and of the stack frame
 	whole, loop       instructions
 	step              step // of the loop
@@ -139,7 +140,67 @@ func addKernels(t *testing.T, gpu *elf.File, to map[string]*machineCode) {
 			code = code[:len(code)-1]
 		}
 		loop := innerLoop(code)
-		to[symbol] = &machineCode{whole: counted(code), loop: counted(loop), step: oneStep(loop)}
+		to[symbol] = &machineCode{whole: counted(code), loop: counted(loop), step: oneStep(loop), most: mostThreads(t, gpu, symbol)}
+	}
+}
+
+// mostThreads returns how many threads a block of a kernel may have: 1024 if the sources do not
+// limit them. The limit is an attribute in the kernel's section .nv.info, which consists of a
+// format, a number and, in format 4, a length and bytes.
+func mostThreads(t *testing.T, gpu *elf.File, symbol string) int64 {
+	t.Helper()
+	const withBytes, maxThreads = 4, 5
+	section := gpu.Section(".nv.info." + symbol)
+	if section == nil {
+		t.Fatalf("%s has no attributes", symbol)
+	}
+	info, err := section.Data()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for len(info) >= 4 {
+		format, number, n := info[0], info[1], 0
+		if format == withBytes {
+			n = int(binary.LittleEndian.Uint16(info[2:]))
+		}
+		if format == withBytes && number == maxThreads {
+			return int64(binary.LittleEndian.Uint32(info[4:])) // of x; y and z are 1
+		}
+		info = info[4+n:]
+	}
+	return 1024
+}
+
+// refusal returns why a GPU of compute capability 9.0 would refuse a launch, which the emulated GPU
+// cannot know; "" if it would not. Up to 48 KiB of dynamic shared memory, the plug-in may not have
+// asked for a higher limit, which holds for all shared memory of a block.
+func (k *machineCode) refusal(s shapeOf) string {
+	const usual, highest = 48 << 10, 227 << 10
+	shared := s.shared + k.static
+	switch {
+	case s.threads > k.most:
+		return fmt.Sprintf("%d threads, more than the %d of __launch_bounds__", s.threads, k.most)
+	case shared > highest || s.shared <= usual && shared > usual:
+		return fmt.Sprintf("%d bytes of dynamic and %d of static shared memory", s.shared, k.static)
+	case resident(k.registers, s.threads, shared) == 0:
+		return fmt.Sprintf("%d registers for each of %d threads", k.registers, s.threads)
+	}
+	return ""
+}
+
+// TestRefusals: launches at the limits, and above them.
+func TestRefusals(t *testing.T) {
+	for _, c := range []struct {
+		kernel machineCode
+		shape  shapeOf
+		want   string
+	}{{machineCode{registers: 255, most: 256}, shapeOf{256, 227 << 10}, ""}, {machineCode{registers: 64, most: 1024}, shapeOf{1024, 0}, ""},
+		{machineCode{registers: 32, most: 128}, shapeOf{256, 0}, "__launch_bounds__"}, {machineCode{registers: 72, most: 1024}, shapeOf{1024, 0}, "72 registers"},
+		{machineCode{registers: 32, static: 1024, most: 256}, shapeOf{256, 47 << 10}, ""}, {machineCode{registers: 32, static: 1024, most: 256}, shapeOf{256, 48 << 10}, "1024 of static"},
+		{machineCode{registers: 32, static: 1024, most: 256}, shapeOf{256, 226 << 10}, ""}, {machineCode{registers: 32, static: 1024, most: 256}, shapeOf{256, 227 << 10}, "1024 of static"}} {
+		if found := c.kernel.refusal(c.shape); !strings.Contains(found, c.want) || (found == "") != (c.want == "") {
+			t.Errorf("%+v, %+v: %q, want %q", c.kernel, c.shape, found, c.want)
+		}
 	}
 }
 
@@ -303,6 +364,9 @@ func kernelsTable(t *testing.T, object string, shapes map[string][]shapeOf, seen
 		seen[name] = true
 		for _, s := range shapes[name] {
 			shared := s.shared + k.static
+			if why := k.refusal(s); why != "" {
+				t.Errorf("%s: a GPU would refuse the launch: %s", name, why)
+			}
 			rows = append(rows, fmt.Sprintf("| `%s` | %d | %d | %.1f | %d | %d | %d | %d | %d | %d | %d | %d | %d | %d |\n", name, k.registers, s.threads, float64(shared)/1024,
 				resident(k.registers, s.threads, shared), k.spilled, k.whole.hmma, k.whole.ldsm, k.whole.cp, k.loop.all, k.loop.hmma, k.loop.ldsm, k.loop.cp, k.loop.ldg))
 		}
