@@ -144,7 +144,6 @@ func (d *dispatch) begin(p *pass, tokens int64, backward bool) {
 	if m.shared != nil {
 		m.shared.allocate(p, tokens)
 		m.shared.working(p, tokens, backward)
-		m.shared.sketch(p, tokens)
 	}
 	d.out, d.arrived, d.sorted = p.temp(own, m.hiddens), p.temp(all, m.hiddens), p.temp(all, m.hiddens)
 	d.hidden, d.act = p.temp(all, 2*m.width), p.temp(all, m.width)
@@ -154,6 +153,9 @@ func (d *dispatch) begin(p *pass, tokens int64, backward bool) {
 		d.arrivedWeights, d.weights, d.dweights = p.tempF32(all, 1), p.tempF32(all, 1), p.tempF32(all, 1)
 		m.dlogits, m.dweight = p.temp(tokens, m.count), p.tempF32(own)
 		m.biases.allocate(p, m, all)
+	}
+	if m.shared != nil {
+		m.shared.sketch(p, tokens) // above all of this, which a tile keeps
 	}
 	if h := &d.host; int64(len(h.places)) < all && !p.skip() {
 		p.err = p.ctx.Stream.Sync() // copies from the memory that is replaced

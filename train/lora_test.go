@@ -48,6 +48,21 @@ func TestLoRATable(t *testing.T) {
 	}
 }
 
+// Adapters of a shared expert, whose layer divides the other experts among ranks, fit into the
+// planned memory, with and without tiles. One rank has the same losses.
+func TestLoRAOfSharedExperts(t *testing.T) {
+	onGPU := devicetest.CUDA(t, "cuda", false)
+	one := run{model: "shared", ranks: 1, ulysses: 1, optimizer: "sgd", compute: tensor.F32, steps: 2, lora: &model.LoRA{Rank: 16, Alpha: 7, Targets: []string{model.AllLinear}}, tiles: model.Tiles{Loss: 4}}
+	want := one.train(t)
+	for _, tile := range []int64{0, 5} {
+		x := one
+		x.ranks, x.ulysses, x.experts, x.tiles.MLP = 2, 2, 2, tile
+		x.near(t, x.train(t), want, 1e-5)
+		x.on = &onGPU // whose attention needs less memory, so that the experts need the most
+		x.near(t, x.train(t), want, 1e-4)
+	}
+}
+
 // The CUDA plug-in trains adapters, in F32 with the losses of the CPU.
 func TestLoRAOnThePlugin(t *testing.T) {
 	onGPU := devicetest.CUDA(t, "cuda", false)

@@ -33,6 +33,9 @@ var tiny = map[string]map[string]any{
 	"moe": {"model_type": "qwen3_moe", "vocab_size": 256, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3, "head_dim": 8, "num_attention_heads": 4,
 		"num_key_value_heads": 2, "initializer_range": 0.1, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 14, "mlp_only_layers": []any{1},
 		"output_router_logits": true, "router_aux_loss_coef": 0.1},
+	"shared": {"model_type": "qwen3_5_moe_text", "vocab_size": 256, "hidden_size": 16, "num_hidden_layers": 2, "head_dim": 8, "num_attention_heads": 4, "num_key_value_heads": 2,
+		"full_attention_interval": 1, "linear_num_key_heads": 1, "linear_num_value_heads": 1, "linear_key_head_dim": 8, "linear_value_head_dim": 8, "linear_conv_kernel_dim": 2,
+		"initializer_range": 0.1, "num_experts": 4, "num_experts_per_tok": 3, "moe_intermediate_size": 48, "shared_expert_intermediate_size": 10},
 }
 
 func init() { // four layers
