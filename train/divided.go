@@ -61,7 +61,7 @@ func newDivided(d device.Device, mesh *comm.Mesh, groups []*model.Group, compute
 		}
 		w.storages = append(w.storages, newStorage(w.experts, own, false))
 		plan := []planned{{name, dtype, largest, &w.other, false}}
-		if err = fits(d, components(plan)); err == nil {
+		if err = fits(d, stage, components(plan)); err == nil {
 			w.buffers, err = allocate(d, plan)
 		}
 		return err

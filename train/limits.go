@@ -16,8 +16,8 @@ const (
 )
 
 // fits returns an error for a plan that needs more memory than the device has. A device that does
-// not report its memory returns an error for the allocation instead.
-func fits(d device.Device, plan []model.Component) error {
+// not report its memory returns an error for the allocation instead. stage is parallel.zero.
+func fits(d device.Device, stage int, plan []model.Component) error {
 	info := d.Info()
 	if info.Memory == 0 {
 		return nil
@@ -27,10 +27,10 @@ func fits(d device.Device, plan []model.Component) error {
 		whose = fmt.Sprintf("%s, which %d ranks share, has for each", info.Name, info.Sharing)
 	}
 	if info.Usable() == info.Memory {
-		return within(plan, false, info.Memory, whose, deviceFix)
+		return within(plan, false, info.Memory, whose, orZero(stage, deviceFix))
 	}
 	whose += fmt.Sprintf(" %.1f MiB, of which contexts, communicators and other processes leave", float64(info.Memory)/mib)
-	err := within(plan, false, info.Free, whose, deviceFix)
+	err := within(plan, false, info.Free, whose, orZero(stage, deviceFix))
 	if err != nil && model.Bytes(plan) <= info.Memory {
 		err = status.Errorf(status.OutOfMemory, "%w; or end other processes on the GPU (nvidia-smi lists them)", err)
 	}
@@ -39,8 +39,8 @@ func fits(d device.Device, plan []model.Component) error {
 
 // fitsHost returns an error for a plan that needs more host memory than this rank may use; 0 =
 // unknown. A device that computes in host memory has its own memory there as well. perNode is the
-// number of ranks that share the host's memory.
-func fitsHost(d device.Device, free int64, perNode int, plan []model.Component) error {
+// number of ranks that share the host's memory, and stage is parallel.zero.
+func fitsHost(d device.Device, free int64, perNode, stage int, plan []model.Component) error {
 	if free == 0 {
 		return nil
 	}
@@ -49,21 +49,30 @@ func fitsHost(d device.Device, free int64, perNode int, plan []model.Component) 
 		whose = fmt.Sprintf("the host has %.1f GiB free for %d ranks, for each", float64(free)*float64(perNode)/gib, perNode)
 	}
 	if d.Info().Place != tensor.Host {
-		return within(plan, true, free, whose, hostFix)
+		return within(plan, true, free, whose, orZero(stage, hostFix))
 	}
 	plan = slices.Clone(plan)
 	for i := range plan {
 		plan[i].Host = true
 	}
-	return within(plan, true, free, whose, "use more nodes or a higher parallel.zero, or "+shorter)
+	return within(plan, true, free, whose, orZero(stage, "use more nodes, or "+shorter))
 }
 
 // Fixes of a plan that exceeds a limit.
 const (
 	shorter   = "set a shorter data.sequence or a smaller data.batch, and leave the keys of [memory] and [tile] at \"auto\""
 	deviceFix = "use more ranks, or " + shorter
-	hostFix   = "use more nodes or a higher parallel.zero, raise memory.host if it is set, or set fewer keys of [memory] to \"offload\""
+	hostFix   = "use more nodes, raise memory.host if it is set, or set fewer keys of [memory] to \"offload\""
 )
+
+// orZero adds ZeRO to a fix, unless it is in use: without it, each of more ranks has as much of the
+// training state.
+func orZero(stage int, fix string) string {
+	if stage == 3 {
+		return fix
+	}
+	return fmt.Sprintf("divide the training state among the ranks with parallel.zero = 3 (it is %d), %s", stage, fix)
+}
 
 // within returns an error for a plan that exceeds a limit of the device's memory, or of the host's.
 func within(plan []model.Component, host bool, limit int64, whose, fix string) error {

@@ -33,6 +33,7 @@ type Offload struct {
 
 	// of one storage of several
 	what    string        // prefix of the names in the memory table
+	stage   int           // parallel.zero, for messages
 	stream  device.Stream // the communication stream, which belongs to another storage; nil = none
 	checked bool          // the patterns of [[optimizer.group]] have been compared with all groups
 }
@@ -389,10 +390,10 @@ func (o *optimizer) allocate(plan []planned, compute tensor.DType) ([]*device.Ar
 	for i := range plan {
 		plan[i].name = o.what + plan[i].name
 	}
-	if err := fits(o.dev, components(plan)); err != nil {
+	if err := fits(o.dev, o.stage, components(plan)); err != nil {
 		return nil, err
 	}
-	if err := fitsHost(o.dev, o.FreeHost, o.PerNode, components(plan)); err != nil {
+	if err := fitsHost(o.dev, o.FreeHost, o.PerNode, o.stage, components(plan)); err != nil {
 		return nil, err
 	}
 	buffers, err := allocate(o.dev, plan)

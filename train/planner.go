@@ -230,19 +230,19 @@ func (p *planner) refuse(x *Choice) error {
 	}
 	all, limit := p.components(), &p.Memory.Config
 	if limit.Device > 0 {
-		if err := within(all, false, units.FromGiB(limit.Device), "memory.device allows", deviceFix); err != nil {
+		if err := within(all, false, units.FromGiB(limit.Device), "memory.device allows", orZero(p.Memory.Stage, deviceFix)); err != nil {
 			return err
 		}
 	}
 	if limit.Host > 0 {
-		if err := within(all, true, units.FromGiB(limit.Host), "memory.host allows", hostFix); err != nil {
+		if err := within(all, true, units.FromGiB(limit.Host), "memory.host allows", orZero(p.Memory.Stage, hostFix)); err != nil {
 			return err
 		}
 	}
-	if err := fitsHost(p.Device, p.freeHost, p.Memory.PerNode, all); err != nil {
+	if err := fitsHost(p.Device, p.freeHost, p.Memory.PerNode, p.Memory.Stage, all); err != nil {
 		return err
 	}
-	return fits(p.Device, all)
+	return fits(p.Device, p.Memory.Stage, all)
 }
 
 // limits are the bytes that a rank may plan; math.MaxInt64 = unknown. sum is the limit of both

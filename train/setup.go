@@ -42,6 +42,7 @@ type Memory struct {
 	Config   MemoryConfig // the zero value is "auto" everywhere
 	FreeHost int64        // bytes of the host's memory that this rank may use; 0 = unknown
 	PerNode  int          // ranks that share the host's memory, for messages; 0 = 1
+	Stage    int          // parallel.zero, for messages
 }
 
 // Loop says which steps to run.

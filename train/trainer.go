@@ -100,7 +100,7 @@ func (t *Trainer) allocate() (err error) {
 	if err = t.Model.Reserve(tokens); err != nil {
 		return err
 	}
-	if err := fits(t.Device, t.Components()); err != nil {
+	if err := fits(t.Device, t.Memory.Stage, t.Components()); err != nil {
 		return err
 	}
 	if t.arena, err = device.NewArena(t.Device, "activations", model.Bytes(t.planner.activations)); err != nil {

@@ -194,7 +194,7 @@ func (x run) with(d device.Device, c comm.Comm, done func() error, dataset *data
 	var t *Trainer
 	setup := Setup{Device: d, Mesh: mesh, Model: m, Weights: w, Optimizer: opt, Clock: clock.New(), Checkpoints: x.keep,
 		Data:   Data{Train: set.Train(), Evals: eval, Config: dataset},
-		Memory: Memory{Config: x.memory, FreeHost: x.free}, Loop: Loop{Steps: x.length(), OnNaN: cmp.Or(x.onNaN, "stop")}}
+		Memory: Memory{Config: x.memory, FreeHost: x.free, Stage: x.zero}, Loop: Loop{Steps: x.length(), OnNaN: cmp.Or(x.onNaN, "stop")}}
 	if x.resume {
 		r, err := x.keep.Resume("", d, mesh.World, w, m.Groups(), opt, x.length())
 		if err != nil {
@@ -486,24 +486,31 @@ func TestDecayRanges(t *testing.T) {
 }
 
 // A plan that exceeds the memory of the device is refused before the first step. The error names
-// the largest allocation and the fix. Gradients have as many bytes as the master weights.
+// the largest allocation and the fix, of which ZeRO is a part if it is not in use. Gradients have
+// as many bytes as the master weights.
 func TestPlanMustFit(t *testing.T) {
 	text := strings.Repeat("all work and no play. ", 200)
 	for _, x := range []struct {
 		memory   int64
 		sequence int64
-		largest  string
-	}{{100 << 10, 48, "gradients"}, {2 << 20, 4000, "working memory"}} {
+		zero     int
+		want     string
+	}{
+		{100 << 10, 48, 0, "the largest allocation is gradients with "},
+		{2 << 20, 4000, 0, "the largest allocation is working memory with "},
+		{2 << 20, 4000, 1, "MiB; divide the training state among the ranks with parallel.zero = 3 (it is 1), use more ranks"},
+		{2 << 20, 4000, 3, "MiB; use more ranks"},
+	} {
 		dataset := config(x.sequence, file(t, t.TempDir(), "a.txt", text))
 		err := comm.RunLocal(1, func(host comm.Comm) error {
 			d, err := fake.Open(fake.Options{Memory: x.memory})
 			if err != nil {
 				return err
 			}
-			_, err = run{model: "llama", ranks: 1, ulysses: 1, optimizer: "adamw", compute: tensor.BF16}.with(d, fake.Communicator(d, host), func() error { return nil }, &dataset)
+			_, err = run{model: "llama", ranks: 1, ulysses: 1, zero: x.zero, optimizer: "adamw", compute: tensor.BF16}.with(d, fake.Communicator(d, host), func() error { return nil }, &dataset)
 			return err
 		})
-		if status.Of(err) != status.OutOfMemory || !strings.Contains(err.Error(), "the largest allocation is "+x.largest) || !strings.Contains(err.Error(), "use more ranks") {
+		if status.Of(err) != status.OutOfMemory || !strings.Contains(err.Error(), x.want) {
 			t.Errorf("%d bytes: %v", x.memory, err)
 		}
 	}

@@ -21,8 +21,9 @@ func NewWeights(d device.Device, mesh *comm.Mesh, groups []*model.Group, compute
 
 // newWeights stores all parameters of the groups in the same way.
 func newWeights(d device.Device, world comm.Comm, groups []*model.Group, compute tensor.DType, opt *OptimizerConfig, stage int, o Offload) (Weights, error) {
+	o.stage = stage
 	if opt == nil {
-		o = Offload{FreeHost: o.FreeHost, PerNode: o.PerNode, what: o.what, stream: o.stream}
+		o = Offload{FreeHost: o.FreeHost, PerNode: o.PerNode, what: o.what, stage: stage, stream: o.stream}
 	}
 	var w Weights
 	var err error

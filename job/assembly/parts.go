@@ -134,7 +134,7 @@ func (p *Parts) describeStep(x *train.Offload) string {
 func (p *Parts) Setup() *train.Setup {
 	j := p.Job
 	return &train.Setup{Device: p.Device, Mesh: p.Mesh, Model: p.Model, Weights: p.Weights, Optimizer: &j.Optimizer, Clock: p.Clock,
-		Data: train.Data{Config: &j.Data}, Memory: train.Memory{Config: j.Memory, FreeHost: p.FreeHost, PerNode: p.PerNode},
+		Data: train.Data{Config: &j.Data}, Memory: train.Memory{Config: j.Memory, FreeHost: p.FreeHost, PerNode: p.PerNode, Stage: int(j.Parallel.Zero)},
 		Seed: uint64(j.Seed), Loop: train.Loop{EvalEvery: j.Eval.Every, OnNaN: j.Train.OnNaN}}
 }
 
