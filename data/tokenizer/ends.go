@@ -1,6 +1,7 @@
 package tokenizer
 
 import (
+	"bytes"
 	"maps"
 	"slices"
 	"strings"
@@ -9,14 +10,12 @@ import (
 	"ulysses/internal/status"
 )
 
-// surfaces has the text of each token as it stands in an encoded text. In a token of the model, ▁
-// stands for itself and for a space.
+// surfaces has the bytes of each token of the model as they stand in an encoded text. ▁ stands for
+// itself and for a space.
 type surfaces map[int32]string
 
-// surfacesOf returns the texts of all tokens: the content of added tokens, and the bytes of tokens
-// of the model.
 func (t *Tokenizer) surfacesOf() surfaces {
-	s := make(surfaces, len(t.model.names)+len(t.added.tokens))
+	s := make(surfaces, len(t.model.names))
 	for id, name := range t.model.names {
 		if t.model.raw {
 			if b, ok := fromByteLevel(nil, name); ok {
@@ -35,9 +34,6 @@ func (t *Tokenizer) surfacesOf() surfaces {
 	}
 	if t.model.unk >= 0 {
 		delete(s, t.model.unk)
-	}
-	for id, a := range t.added.tokens {
-		s[id] = a.Content
 	}
 	return s
 }
@@ -83,42 +79,69 @@ func (t *Tokenizer) Ends(dst []int, text []byte, ids []int32) ([]int, error) {
 	if t.surfaces == nil {
 		t.surfaces = t.surfacesOf()
 	}
-	all := t.surfaces
 	t.mu.Unlock()
-	space := func(at int) int {
-		if _, n := utf8.DecodeRune(text[at:]); n > 0 && isClass(text[at:at+n], false, spaceBits) {
-			return at + n
-		}
-		return at
-	}
 	at, word := 0, true // word: the tokenizer may have put a space before the text here
 	for i, id := range ids {
-		s, ok := all[id]
-		a, added := t.added.tokens[id]
-		n, matches := spelled(text[at:], s, !added && !t.model.raw)
-		matches = matches && !(t.prepends && word && !added)
-		for added && a.LStrip && ok && !matches && space(at) > at {
-			at = space(at)
-			n, matches = spelled(text[at:], s, false)
+		// A token may be both: Gemma 3 has its runs of ▁, which the model makes of spaces, as added
+		// tokens as well.
+		end, added := t.addedEnd(text, at, id)
+		if !added {
+			var ok bool
+			if end, ok = t.wordEnd(text, at, id, word); !ok {
+				return dst, status.Errorf(status.Unsupported, "tokenizer: token %d of a text, %d, does not spell the text at byte %d, because the tokenizer changes the text", i, id, at)
+			}
 		}
-		if ok && word && !matches && !added {
-			s = strings.TrimPrefix(strings.TrimPrefix(s, "▁"), " ")
-			n, matches = spelled(text[at:], s, !t.model.raw)
-		}
-		if !ok || !matches {
-			return dst, status.Errorf(status.Unsupported, "tokenizer: token %d of a text, %d, does not spell the text at byte %d, because the tokenizer changes the text", i, id, at)
-		}
-		at += n
-		for added && a.RStrip && space(at) > at {
-			at = space(at)
-		}
-		word = added
+		at, word = end, added
 		dst = append(dst, at)
 	}
 	if at != len(text) {
 		return dst, status.Errorf(status.Unsupported, "tokenizer: the tokens of a text spell %d of its %d bytes, because the tokenizer changes the text", at, len(text))
 	}
 	return dst, nil
+}
+
+// addedEnd returns the position where an added token that stands in the text at a position ends;
+// false if none with this id stands there.
+func (t *Tokenizer) addedEnd(text []byte, at int, id int32) (end int, ok bool) {
+	a, ok := t.added.tokens[id]
+	if !ok {
+		return 0, false
+	}
+	for !bytes.HasPrefix(text[at:], []byte(a.Content)) {
+		next := afterSpace(text, at)
+		if !a.LStrip || next == at {
+			return 0, false
+		}
+		at = next
+	}
+	at += len(a.Content)
+	for next := afterSpace(text, at); a.RStrip && next > at; next = afterSpace(text, at) {
+		at = next
+	}
+	return at, true
+}
+
+// afterSpace returns the position after a character of white space, or at if there is none.
+func afterSpace(text []byte, at int) int {
+	if _, n := utf8.DecodeRune(text[at:]); n > 0 && isClass(text[at:at+n], false, spaceBits) {
+		return at + n
+	}
+	return at
+}
+
+// wordEnd is addedEnd for a token of the model. word: the token may begin with a space that the
+// tokenizer has put before the text.
+func (t *Tokenizer) wordEnd(text []byte, at int, id int32, word bool) (end int, ok bool) {
+	s, ok := t.surfaces[id]
+	if !ok {
+		return 0, false
+	}
+	n, ok := spelled(text[at:], s, !t.model.raw)
+	if word && (!ok || t.prepends) {
+		s = strings.TrimPrefix(strings.TrimPrefix(s, "▁"), " ")
+		n, ok = spelled(text[at:], s, !t.model.raw)
+	}
+	return at + n, ok
 }
 
 // spelled returns the number of bytes at the start of a text that are a token's; false if the token

@@ -2,6 +2,7 @@ package tokenizer
 
 import (
 	"path/filepath"
+	"slices"
 	"testing"
 )
 
@@ -40,5 +41,30 @@ func TestEnds(t *testing.T) {
 			t.Errorf("%s: %d of %d texts are spelled by their tokens", name, spelled, len(texts))
 		}
 		t.Logf("%s: %d of %d texts", name, spelled, len(texts))
+	}
+}
+
+// A token that the model makes of spaces may be an added token as well, as the runs of spaces of
+// Gemma 3 are. It stands for spaces in one text and for its own letters in another.
+func TestEndsOfAddedWords(t *testing.T) {
+	f := small()
+	f["normalizer"] = object{"type": "Replace", "pattern": object{"String": " "}, "content": "▁"}
+	f["added_tokens"] = []any{object{"id": 6, "content": "<end>", "special": true}, object{"id": 5, "content": "▁▁", "special": false}}
+	m := f["model"].(object)
+	m["vocab"] = object{"a": 0, "b": 1, "ab": 2, "c": 3, "▁": 4, "▁▁": 5}
+	m["merges"] = []any{[]any{"a", "b"}, []any{"▁", "▁"}}
+	tok, err := Open(write(t, t.TempDir(), "tokenizer.json", f))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for text, want := range map[string][]int{
+		"a  b":          {1, 3, 4},
+		"a▁▁b":          {1, 7, 8},
+		"  ▁▁<end>   c": {2, 8, 13, 15, 16, 17},
+	} {
+		ids := encode(t, tok, []byte(text))
+		if got, err := tok.Ends(nil, []byte(text), ids); err != nil || !slices.Equal(got, want) {
+			t.Errorf("%q: tokens %d end at %d, want %d (%v)", text, ids, got, want, err)
+		}
 	}
 }
