@@ -77,6 +77,9 @@ func (r *Rope) complete(table map[string]any, theta any) {
 	}
 	delete(table, "type")
 	table["rope_type"] = r.Type
+	if !r.Exact {
+		delete(table, "truncate") // it is the default, or has no effect
+	}
 	switch r.Type {
 	case "yarn", "longrope", "llama3":
 		table[originalLength] = int64(r.OriginalMaxPositionEmbeddings)

@@ -157,6 +157,7 @@ func (c *Config) readRopeTable(r *reader, name string, t *reader, theta, share f
 	case "yarn":
 		original()
 		c.readYarn(t, &rope)
+		c.roundRamp(t, name, &rope)
 	case "longrope", "su": // su is the name in the first files of Phi-3
 		rope.Type = "longrope"
 		original()
@@ -218,6 +219,22 @@ func (c *Config) readYarn(t *reader, rope *Rope) {
 		def = gain(m) / gain(all)
 	}
 	rope.Scale = t.positive("attention_factor", def)
+}
+
+// roundRamp undoes truncate = false in a table of one kind of layer, where transformers does not
+// read the field: models that it has trained have a rounded ramp.
+func (c *Config) roundRamp(t *reader, name string, rope *Rope) {
+	if c.family.localTheta == 0 || !rope.Exact {
+		return
+	}
+	rope.Exact = false
+	const why = "truncate = false has no effect in a table of one kind of layer, as in transformers; remove it"
+	if t.strict {
+		t.fault(status.InvalidConfig, why)
+		t.unknowns = append(t.unknowns, t.faults[len(t.faults)-1])
+		return
+	}
+	c.warnings = append(c.warnings, fmt.Sprintf("%s: %s.%s", t.where, name, why))
 }
 
 func (c *Config) readLongRope(t *reader, rope *Rope) {

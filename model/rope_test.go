@@ -7,6 +7,7 @@ import (
 	"math"
 	"os"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -94,6 +95,33 @@ func TestRopeValues(t *testing.T) {
 			near.Value(t, fmt.Sprintf("%s: pair %d", c.fields, c.first+k), got[c.first+k], want, 5e-7*want)
 		}
 		near.Value(t, c.fields+": attention factor", config.Rope.Scale, c.scale, 1e-9)
+	}
+}
+
+// In a table of one kind of layer, transformers does not read truncate, so the ramp is rounded. A
+// config.json gets a warning, and the user's own table a fault.
+func TestTruncateOfAKindOfLayer(t *testing.T) {
+	table := `{"rope_type": "yarn", "factor": 2, "original_max_position_embeddings": 200, "rope_theta": 100%s}`
+	read := func(source, truncate string) *Config {
+		return parse(t, string(with(t, source, fmt.Sprintf(`"rope_parameters": {"full_attention": `+table+`, "sliding_attention": {"rope_type": "default"}}`, truncate))))
+	}
+	for _, source := range []string{olmo3, strings.Replace(olmo3, "olmo3", "gemma3_text", 1)} {
+		want, got := read(source, ""), read(source, `, "truncate": false`)
+		if !slices.Equal(got.Rope.Frequencies(16, 0), want.Rope.Frequencies(16, 0)) || len(want.Warnings()) > 0 {
+			t.Errorf("%+v, want %+v", got.Rope, want.Rope)
+		}
+		if w := strings.Join(got.Warnings(), " "); !strings.Contains(w, "rope_parameters.full_attention.truncate = false has no effect") {
+			t.Errorf("warnings %q", w)
+		}
+		text, _ := got.JSON()
+		if again := parse(t, string(text)); !reflect.DeepEqual(again.Rope, want.Rope) || len(again.Warnings()) > 0 {
+			t.Errorf("%s is read as %+v, %q", text, again.Rope, again.Warnings())
+		}
+		scaling := map[string]any{"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": int64(200), "truncate": false}
+		_, err := parse(t, source).Override(map[string]any{"rope_scaling": scaling})
+		if err == nil || !strings.Contains(err.Error(), "truncate = false has no effect") {
+			t.Errorf("override: %v", err)
+		}
 	}
 }
 

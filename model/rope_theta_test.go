@@ -7,10 +7,12 @@ import (
 	"testing"
 )
 
+// olmo3 is the config.json of a family with a RoPE for each kind of layer.
+const olmo3 = `{"model_type": "olmo3", "vocab_size": 8, "hidden_size": 32, "intermediate_size": 8, "num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 2, "sliding_window": 4}`
+
 // A theta that the model does not read, or not for all layers, is named.
 func TestThetaWarnings(t *testing.T) {
 	const (
-		olmo3   = `{"model_type": "olmo3", "vocab_size": 8, "hidden_size": 32, "intermediate_size": 8, "num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 2, "sliding_window": 4}`
 		tables  = `"rope_parameters": {"full_attention": {"rope_theta": 900}, "sliding_attention": {"rope_theta": 800}}`
 		windows = "config.json: rope_theta = 300 is not for layers with a window, which have 500000"
 	)
