@@ -40,7 +40,7 @@ type Model struct {
 	Begin     []int32  // ids before a prompt that does not begin with them
 	Sampling  Sampling // the defaults; greedy if the folder has none
 	ends      []int32  // tokens that end a text
-	limit     int64    // positions that the configuration allows; 0 = no limit
+	limit     int64    // positions of the model, with those that RoPE scaling adds; 0 = no limit
 	model     *model.Model
 	weights   *device.Arena
 
@@ -91,7 +91,7 @@ func open(folder string, d device.Device, compute tensor.DType, world comm.Comm)
 	if err = m.readDefaults(folder); err != nil {
 		return m, err
 	}
-	m.limit = f.Config.MaxPositionEmbeddings
+	m.limit = f.Config.Positions()
 	if m.model, err = model.New(d, comm.Local(1)[0], f.Config, model.Options{Compute: compute}); err != nil {
 		return m, err
 	}
@@ -222,7 +222,7 @@ func (m *Model) Text(prompt []byte, most int64, s Sampling, emit func(text strin
 		}
 	}
 	if total := r.Prompt + most; m.limit > 0 && total > m.limit {
-		return r, status.Errorf(status.InvalidArgument, "generate: %d tokens of the prompt and --max-tokens %d exceed max_position_embeddings = %d; lower --max-tokens", r.Prompt, most, m.limit)
+		return r, status.Errorf(status.InvalidArgument, "generate: %d tokens of the prompt and --max-tokens %d exceed the %d positions of the model; lower --max-tokens", r.Prompt, most, m.limit)
 	}
 	stage := m.stage
 	stage.Receive = func(x []float32) error {
@@ -243,7 +243,7 @@ func (m *Model) Text(prompt []byte, most int64, s Sampling, emit func(text strin
 // is nil for bytes. A text ends with the end mark of the tokenizer, or with a token that the
 // generation_config.json of a folder names; "" = no folder.
 func Of(of *model.Model, t Tokenizer, folder string) (*Model, error) {
-	m := &Model{Tokenizer: bytesTokenizer{}, Sampling: Sampling{TopP: 1}, limit: of.Config.MaxPositionEmbeddings, model: of, world: comm.Local(1)[0]}
+	m := &Model{Tokenizer: bytesTokenizer{}, Sampling: Sampling{TopP: 1}, limit: of.Config.Positions(), model: of, world: comm.Local(1)[0]}
 	if t != nil {
 		m.Tokenizer = t
 	}

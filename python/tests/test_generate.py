@@ -105,11 +105,27 @@ class Generate(unittest.TestCase):
         greedy = self.program("bcd", "--temperature", 0, "--max-tokens", NEW).stdout
         self.assertEqual(greedy, text + "\n")
 
+    def test_positions_of_scaling(self) -> None:
+        """A model has the positions that RoPE scaling adds, as in training."""
+        self.save("llama")
+        path = self.folder / "config.json"
+        config = json.loads(path.read_text())
+        config["rope_parameters"] = {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}
+        path.write_text(json.dumps(config))
+        model = transformers.AutoModelForCausalLM.from_pretrained(self.folder).double().eval()
+        prompt = [(5 * i + 2) % VOCAB for i in range(100)]
+        text = "".join(CHARACTERS[i] for i in prompt)
+        want = "".join(CHARACTERS[i] for i in self.greedy(model, prompt)[100:])
+        self.assertEqual(self.program(text, "--max-tokens", NEW).stdout, want + "\n")
+        done = self.program(text, "--max-tokens", 29)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("exceed the 128 positions of the model", done.stderr)
+
     def test_refusals(self) -> None:
         self.save("llama")
         for words, code, text in (
             (("",), 1, "the prompt is empty"),
-            (("abc", "--max-tokens", 62), 1, "exceed max_position_embeddings = 64; lower --max"),
+            (("abc", "--max-tokens", 62), 1, "exceed the 64 positions of the model; lower --max"),
             (("abc", "--top-p", 0), 1, "--top-p 0"),
             (("abc", "--dtype", "fp8"), 1, "fp8"),
         ):
