@@ -223,6 +223,43 @@ func TestTurnsAreTaggedTurns(t *testing.T) {
 	}
 }
 
+// In gpt-oss, headers of tool results, which show the name of the called function, are not trained.
+func TestToolCallsOfGPTOSS(t *testing.T) {
+	const (
+		asked  = `{"role": "user", "content": "Who?"}`
+		result = `{"role": "tool", "content": "x"}`
+		answer = `{"role": "assistant", "content": "Me."}`
+		said   = "<|channel|>final<|message|>Me.<|return|>"
+	)
+	call := func(arguments string) string {
+		return `{"role": "assistant", "tool_calls": [{"type": "function", "function": {"name": "ask", "arguments": ` + arguments + `}}]}`
+	}
+	called := func(arguments string) string {
+		return " to=functions.ask<|channel|>commentary json<|message|>" + arguments + "<|call|>"
+	}
+	special := []string{"<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>"}
+	for _, c := range []struct {
+		messages []string
+		want     []string
+	}{
+		{[]string{asked, call(`{"a": 1}`), result, result, result, answer}, []string{called(`{"a": 1}`), said}},
+	} {
+		record := `{"messages": [` + strings.Join(c.messages, ", ") + "]}"
+		d, err := reader(t, "gptoss", Assistant, special).Read([]byte(record), Auto, "text")
+		if err != nil {
+			t.Errorf("%s: %v", record, err)
+			continue
+		}
+		var got []string
+		for _, r := range d.Trained {
+			got = append(got, string(d.Text[r.Lo:r.Hi]))
+		}
+		if !reflect.DeepEqual(got, c.want) {
+			t.Errorf("%s: trained %q, want %q", record, got, c.want)
+		}
+	}
+}
+
 // BenchmarkRead renders conversations and finds their trained bytes.
 func BenchmarkRead(b *testing.B) {
 	conversations := map[string]json.RawMessage{}

@@ -17,21 +17,26 @@ type turn struct {
 // of another role, even if that shows a text of the same message, such as the name of a called
 // function; such texts have the message -1.
 func turnsOf(text jinja.Text, t *template) (turns []turn) {
-	before, ended := -1, false
+	before, ended, seen := -1, false, map[int]bool{}
 	text.Runs(func(lo, hi int, mark jinja.Mark) {
 		m := int(mark&^jinja.Generated) - 1
 		if m < 0 {
 			return
 		}
 		k := len(turns) - 1
-		if m == before && k >= 0 {
+		switch {
+		case m == before && k >= 0:
 			if ended = ended || t.beginsTurn(text.S[turns[k].Hi:lo]); !ended {
 				turns[k].Hi = hi
 				return
 			}
+		case seen[m]: // the header of the second result of a tool shows the call again
+			before, ended = m, t.beginsTurn(text.S[turns[k].Hi:lo])
+		default:
+			before, ended, seen[m] = m, false, true
+		}
+		if ended {
 			m = -1
-		} else {
-			before, ended = m, false
 		}
 		turns = append(turns, turn{m, Range{lo, hi}})
 	})
