@@ -223,7 +223,8 @@ func TestTurnsAreTaggedTurns(t *testing.T) {
 	}
 }
 
-// In gpt-oss, headers of tool results, which show the name of the called function, are not trained.
+// In gpt-oss, a call without arguments is trained to its end, and headers of tool results, which
+// show the name of the called function, are not trained.
 func TestToolCallsOfGPTOSS(t *testing.T) {
 	const (
 		asked  = `{"role": "user", "content": "Who?"}`
@@ -242,7 +243,11 @@ func TestToolCallsOfGPTOSS(t *testing.T) {
 		messages []string
 		want     []string
 	}{
+		{[]string{asked, call(`{"a": {}}`), result, answer}, []string{called(`{"a": {}}`), said}},
+		{[]string{asked, call("{}"), result, answer}, []string{called("{}"), said}},
+		{[]string{asked, call(`"{}"`), result, answer}, []string{called("{}"), said}},
 		{[]string{asked, call(`{"a": 1}`), result, result, result, answer}, []string{called(`{"a": 1}`), said}},
+		{[]string{asked, call("{}"), result, result, call("{}"), result, result, answer}, []string{called("{}"), called("{}"), said}},
 	} {
 		record := `{"messages": [` + strings.Join(c.messages, ", ") + "]}"
 		d, err := reader(t, "gptoss", Assistant, special).Read([]byte(record), Auto, "text")

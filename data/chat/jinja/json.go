@@ -69,7 +69,7 @@ func (w *jsonWriter) value(v Value, depth int) {
 		if !v.isPlain() {
 			fail(c.line, "tojson: %s cannot be written as JSON; add the filter list before it", typeName(v))
 		}
-		w.list("[", "]", len(v.Items), depth, func(i int) { w.value(v.Items[i], depth+1) })
+		w.list("[", "]", len(v.Items), 0, depth, func(i int) { w.value(v.Items[i], depth+1) })
 	case *Dict:
 		order := make([]int, v.Len())
 		for i := range order {
@@ -81,7 +81,7 @@ func (w *jsonWriter) value(v Value, depth int) {
 				return before
 			})
 		}
-		w.list("{", "}", v.Len(), depth, func(i int) {
+		w.list("{", "}", v.Len(), v.mark, depth, func(i int) {
 			switch k := v.keys[order[i]].(type) {
 			case Text:
 				w.text(k)
@@ -100,7 +100,13 @@ func (w *jsonWriter) value(v Value, depth int) {
 	}
 }
 
-func (w *jsonWriter) list(open, end string, n, depth int, element func(i int)) {
+// list writes n elements in brackets. If n is 0, the brackets have the mark, so that arguments {}
+// of a tool call are found in the rendering.
+func (w *jsonWriter) list(open, end string, n int, mark Mark, depth int, element func(i int)) {
+	if n == 0 {
+		w.out.addString(open+end, mark)
+		return
+	}
 	w.out.addString(open, 0)
 	for i := range n {
 		if i > 0 {
@@ -109,9 +115,7 @@ func (w *jsonWriter) list(open, end string, n, depth int, element func(i int)) {
 		w.newline(depth + 1)
 		element(i)
 	}
-	if n > 0 {
-		w.newline(depth)
-	}
+	w.newline(depth)
 	w.out.addString(end, 0)
 }
 
@@ -164,9 +168,9 @@ func (w *jsonWriter) text(t Text) {
 	w.out.addString(`"`, last)
 }
 
-// FromJSON decodes a JSON value. Strings, with the keys of objects, have the mark. Whole numbers
-// are int64 or Number, others float64, and objects keep the order of their keys; a key that is
-// twice in an object is an error. Lists and objects may be nested depth deep.
+// FromJSON decodes a JSON value. Strings, keys of objects and empty objects have the mark. Whole
+// numbers are int64 or Number, others float64, and objects keep the order of their keys; a key that
+// is twice in an object is an error. Lists and objects may be nested depth deep.
 func FromJSON(text []byte, mark Mark, depth int) (Value, error) {
 	d := json.NewDecoder(bytes.NewReader(text))
 	d.UseNumber()
@@ -209,6 +213,7 @@ func decodeValue(d *json.Decoder, mark Mark, depth int) (Value, error) {
 			return l, err
 		}
 		o := NewDict()
+		o.mark = mark
 		for d.More() {
 			k, err := d.Token()
 			if err != nil {

@@ -46,6 +46,7 @@ type Dict struct {
 	keys  []Value
 	index map[any]int
 	items []Value
+	mark  Mark // of FromJSON; if the dict is empty, no text in it has the mark
 }
 
 // NewDict returns an empty Dict.
