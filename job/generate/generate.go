@@ -88,7 +88,10 @@ func open(folder string, d device.Device, compute tensor.DType, world comm.Comm)
 	if err = m.openTokenizer(folder, f.Config.VocabSize); err != nil {
 		return m, err
 	}
-	if err = m.readDefaults(folder); err != nil {
+	if err = m.readDefaults(folder); err == nil {
+		err = m.Sampling.check(folder)
+	}
+	if err != nil {
 		return m, err
 	}
 	m.limit = f.Config.Positions()
@@ -177,6 +180,26 @@ func (m *Model) readDefaults(folder string) error {
 	}
 	if c.TopK != nil {
 		s.TopK = *c.TopK
+	}
+	return nil
+}
+
+// check returns an error for a value of generation_config.json with which nothing can be drawn, or
+// with which the least probable tokens would be.
+func (s *Sampling) check(folder string) error {
+	for _, x := range []struct {
+		name  string
+		right bool
+		value any
+		want  string
+	}{
+		{"temperature", s.Temperature >= 0, s.Temperature, "0 or more"},
+		{"top_p", s.TopP > 0 && s.TopP <= 1, s.TopP, "a number above 0 and at most 1"},
+		{"top_k", s.TopK >= 0, s.TopK, "0 or more"},
+	} {
+		if !x.right {
+			return status.Errorf(status.InvalidConfig, "generate: %s: %s = %v; set %s", filepath.Join(folder, "generation_config.json"), x.name, x.value, x.want)
+		}
 	}
 	return nil
 }
