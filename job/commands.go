@@ -121,13 +121,14 @@ It needs no other ranks and no GPU.`,
 			short: "continue a text with a model",
 			long: `Continues the prompt, or the text of standard input, with the model of a Hugging Face folder, such
 as the folder model of output.dir. It takes the most probable token, or draws one if --temperature
-is above 0. If the folder has a generation_config.json with do_sample, its values are the defaults.
-The text ends after --max-tokens, or with a token that ends a text. Special tokens in the prompt are
-recognized. It begins with the marks with which the tokenizer begins a text. With --chat, the model
-answers the prompt as the user of its chat template; a prompt in JSON with messages, as in a .jsonl
-file, is a whole conversation, also with tools and chat_template_kwargs. Several ranks divide the
-layers: each has the weights and caches of its layers, so a model may be larger than the memory of
-one rank. The text is the same on any number of ranks.`,
+is above 0. If the folder has a generation_config.json with do_sample, its values are the defaults;
+fields such as repetition_penalty have no effect and are named in a warning. The text ends after
+--max-tokens, or with a token that ends a text. Special tokens in the prompt are recognized. It
+begins with the marks with which the tokenizer begins a text. With --chat, the model answers the
+prompt as the user of its chat template; a prompt in JSON with messages, as in a .jsonl file, is a
+whole conversation, also with tools and chat_template_kwargs. Several ranks divide the layers: each
+has the weights and caches of its layers, so a model may be larger than the memory of one rank. The
+text is the same on any number of ranks.`,
 			example: `ulysses-mpi generate out/model "The whale"
 ulysses-mpi generate Qwen3-0.6B --temperature 0.7 --top-p 0.8 < prompt.txt
 ulysses-mpi generate Qwen3-0.6B --chat "Why is the sky blue?"

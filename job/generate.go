@@ -5,6 +5,7 @@ import (
 	"io"
 	"os"
 	"slices"
+	"strings"
 
 	"github.com/spf13/pflag"
 
@@ -94,6 +95,9 @@ func (o *Options) generateOn(r launch.Rank) (alone bool, err error) {
 	defer m.Close()
 	if g.chat {
 		m.Begin = nil // the template has it
+	}
+	if len(m.Ignored) > 0 && world.Rank() == 0 {
+		o.warn(fmt.Sprintf("generation_config.json: %s: no effect here", strings.Join(m.Ignored, ", ")))
 	}
 	text, err := m.Text(prompt, g.tokens, g.sampling(m.Sampling), func(text string) error {
 		if world.Rank() > 0 {

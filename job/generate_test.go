@@ -99,19 +99,22 @@ func TestGenerateFaults(t *testing.T) {
 }
 
 // A generation_config.json with which nothing sensible is drawn is refused, as in transformers. It
-// counts only if it draws.
+// counts only if it draws. Fields that would change a text and have no effect here are named.
 func TestGenerationConfigFaults(t *testing.T) {
 	folder := t.TempDir()
 	if err := os.CopyFS(folder, os.DirFS("../testdata/goldens/models/qwen3")); err != nil {
 		t.Fatal(err)
 	}
-	for _, x := range []struct{ text, want string }{
-		{`{"do_sample": true, "temperature": -1.0}`, "temperature = -1; set 0 or more"},
-		{`{"do_sample": true, "top_p": 0}`, "top_p = 0; set a number above 0 and at most 1"},
-		{`{"do_sample": true, "top_p": 1.5}`, "top_p = 1.5; set a number above 0 and at most 1"},
-		{`{"do_sample": true, "top_k": -3}`, "top_k = -3; set 0 or more"},
-		{`{"temperature": -1.0}`, ""},
-		{`{"do_sample": true, "temperature": 0.5, "top_p": 1, "top_k": 0}`, ""},
+	for _, x := range []struct{ text, want, warned string }{
+		{`{"do_sample": true, "temperature": -1.0}`, "temperature = -1; set 0 or more", ""},
+		{`{"do_sample": true, "top_p": 0}`, "top_p = 0; set a number above 0 and at most 1", ""},
+		{`{"do_sample": true, "top_p": 1.5}`, "top_p = 1.5; set a number above 0 and at most 1", ""},
+		{`{"do_sample": true, "top_k": -3}`, "top_k = -3; set 0 or more", ""},
+		{`{"temperature": -1.0}`, "", ""},
+		{`{"do_sample": true, "temperature": 0.5, "top_p": 1, "top_k": 0}`, "", ""},
+		{`{"repetition_penalty": 1, "min_p": null, "num_beams": 1, "bad_words_ids": [], "typical_p": 1.0, "max_new_tokens": 9}`, "", ""},
+		{`{"repetition_penalty": 1.05, "suppress_tokens": [3, 4], "min_length": 0}`, "",
+			"WRN generation_config.json: repetition_penalty = 1.05, suppress_tokens = [3,4]: no effect here\n"},
 	} {
 		if err := os.WriteFile(filepath.Join(folder, "generation_config.json"), []byte(x.text), 0o600); err != nil {
 			t.Fatal(err)
@@ -123,6 +126,9 @@ func TestGenerationConfigFaults(t *testing.T) {
 		code, _, errs := call("generate", folder, "the", "--max-tokens", "2", "-q")
 		if code != want || !strings.Contains(errs, x.want) || want != status.OK && !strings.Contains(errs, "generation_config.json: ") {
 			t.Errorf("%s: %v %s", x.text, code, errs)
+		}
+		if x.want == "" && !strings.HasSuffix(errs, x.warned) || x.warned == "" && strings.Contains(errs, "no effect") {
+			t.Errorf("%s: %s", x.text, errs)
 		}
 	}
 }

@@ -5,7 +5,6 @@
 package generate
 
 import (
-	"encoding/json"
 	"errors"
 	"io/fs"
 	"os"
@@ -39,6 +38,7 @@ type Model struct {
 	Tokenizer Tokenizer
 	Begin     []int32  // ids before a prompt that does not begin with them
 	Sampling  Sampling // the defaults; greedy if the folder has none
+	Ignored   []string // fields of generation_config.json without effect that would change a text, with their values
 	ends      []int32  // tokens that end a text
 	limit     int64    // positions of the model, with those that RoPE scaling adds; 0 = no limit
 	model     *model.Model
@@ -47,15 +47,6 @@ type Model struct {
 	world comm.Comm // the ranks that divide the layers
 	stage model.Stage
 	files []comm.File // of the folder, while it is opened
-}
-
-// defaults are the fields of generation_config.json that Open reads.
-type defaults struct {
-	EOS         json.RawMessage `json:"eos_token_id"`
-	Sample      bool            `json:"do_sample"`
-	Temperature *float64        `json:"temperature"`
-	TopP        *float64        `json:"top_p"`
-	TopK        *int64          `json:"top_k"`
 }
 
 // Open reads a Hugging Face folder. A folder without tokenizer.json is that of a model over bytes.
@@ -141,66 +132,6 @@ func (m *Model) openTokenizer(folder string, vocab int64) error {
 		m.ends = append(m.ends, id)
 	}
 	m.Tokenizer, m.Begin = t, t.Begin()
-	return nil
-}
-
-func (m *Model) readDefaults(folder string) error {
-	path := filepath.Join(folder, "generation_config.json")
-	text, err := input.Read(path, input.MaxConfig)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	} else if err != nil {
-		return status.Errorf(status.IO, "generate: %w", err)
-	}
-	var c defaults
-	if err := input.JSON(input.TrimBOM(text), &c); err != nil {
-		return status.Errorf(status.InvalidConfig, "generate: %s: %w", path, err)
-	}
-	var ids []int32
-	if len(c.EOS) > 0 && json.Unmarshal(c.EOS, &ids) != nil {
-		var id *int32
-		if err := json.Unmarshal(c.EOS, &id); err != nil {
-			return status.Errorf(status.InvalidConfig, "generate: %s: eos_token_id is neither a number nor a list of numbers", path)
-		}
-		if id != nil {
-			ids = []int32{*id}
-		}
-	}
-	m.ends = append(m.ends, ids...)
-	if !c.Sample {
-		return nil
-	}
-	s := &m.Sampling
-	s.Temperature, s.TopK = 1, 50 // the defaults of transformers
-	if c.Temperature != nil {
-		s.Temperature = *c.Temperature
-	}
-	if c.TopP != nil {
-		s.TopP = *c.TopP
-	}
-	if c.TopK != nil {
-		s.TopK = *c.TopK
-	}
-	return nil
-}
-
-// check returns an error for a value of generation_config.json with which nothing can be drawn, or
-// with which the least probable tokens would be.
-func (s *Sampling) check(folder string) error {
-	for _, x := range []struct {
-		name  string
-		right bool
-		value any
-		want  string
-	}{
-		{"temperature", s.Temperature >= 0, s.Temperature, "0 or more"},
-		{"top_p", s.TopP > 0 && s.TopP <= 1, s.TopP, "a number above 0 and at most 1"},
-		{"top_k", s.TopK >= 0, s.TopK, "0 or more"},
-	} {
-		if !x.right {
-			return status.Errorf(status.InvalidConfig, "generate: %s: %s = %v; set %s", filepath.Join(folder, "generation_config.json"), x.name, x.value, x.want)
-		}
-	}
 	return nil
 }
 
