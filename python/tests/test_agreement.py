@@ -399,11 +399,12 @@ class WrongOnOneRank(unittest.TestCase):
 
         def body(ctx):
             q = x(1, ROWS, 4, 8)
-            wanted, text = ValueError, "could not convert"
+            wanted, text = ValueError, "The truth value"
             if ctx.rank == 0:
-                wanted, text = ulysses.InvalidArgument, "rank 1 of 2 refused the call: could not"
+                wanted, text = ulysses.InvalidArgument, "rank 1 of 2 refused the call: The truth"
             with self.assertRaisesRegex(wanted, text):
-                ulysses.attention(q, q, q, scale="x" if ctx.rank else 1.0, context=ctx)
+                causal = np.array([True, False]) if ctx.rank else True
+                ulysses.attention(q, q, q, causal=causal, context=ctx)
 
         contexts(2, body)
 

@@ -46,7 +46,9 @@ class TiledFunction:
         """
         want = "one tensor"
         if self.reduction == "concatenate" and isinstance(out, torch.Tensor):
-            return out, None
+            if -out.ndim <= self.out_dim < out.ndim:
+                return out, None
+            want = f"a tensor with axis {self.out_dim}, or give another out_dim"
         if self.reduction == "sum":
             if isinstance(out, torch.Tensor) and out.numel() == 1:
                 return out.reshape(()), None

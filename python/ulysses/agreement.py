@@ -130,9 +130,34 @@ def whole(operation: str, name: str, x: Any, least: int, most: int = (1 << 63) -
     if not least <= n <= most:
         limit = most if most < 1 << 31 else f"2^{most.bit_length()}-1"
         raise InvalidArgument(
-            f"{operation}: {name} {x!r}; give a whole number from {least} to {limit}"
+            f"{operation}: {name} {_short(repr(x))}; give a whole number from {least} to {limit}"
         )
     return n
+
+
+def axis(operation: str, name: str, dim: Any, axes: int) -> int:
+    """Returns the number of an axis of an array, which callers may count from the end, from 0.
+
+    Raises InvalidArgument unless it is one of the array's axes.
+    """
+    try:
+        n = operator.index(dim)
+    except TypeError:
+        n = axes
+    if not -axes <= n < axes:
+        numbers = f"a whole number from {-axes} to {axes - 1}" if axes else "an array with axes"
+        raise InvalidArgument(
+            f"{operation}: {name} {_short(repr(dim))} of {axes} axes; give {numbers}"
+        )
+    return n % axes
+
+
+def number(operation: str, name: str, x: Any) -> float:
+    """Returns an argument as a float. Raises InvalidArgument unless it is one number."""
+    try:
+        return float(x)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as e:
+        raise InvalidArgument(f"{operation}: {name} {_short(repr(x))}; give a number") from e
 
 
 def describe(x: Any, *, free: tuple[int, ...] = ()) -> Any:

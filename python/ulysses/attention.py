@@ -90,7 +90,7 @@ def plan_and_batch(
     ctx, layout = current(o.context), o.layout
 
     def prepare() -> tuple[dict[str, Any], tuple[int, ...], tuple[dict[str, Any], Lengths]]:
-        if layout not in LAYOUTS:
+        if layout not in tuple(LAYOUTS):  # a tuple, because a list has no hash
             raise InvalidArgument(
                 f"{operation}: layout {layout!r}; give one of {', '.join(LAYOUTS)}"
             )

@@ -9,21 +9,14 @@ import weakref
 from typing import Any, Callable
 
 from . import _library, _struct
+from ._arguments import context_options, plan_options, sequences_of
 from .agreement import agree
 from .communicator import MPI, Alone, Communicator, TorchGroup, communicator
 from .errors import InvalidArgument, Unsupported
 from .layout import Layout
 from .library_ranks import LibraryRanks
 from .plan import AttentionOptions, Batch, DeltaOptions, DeltaPlan, Plan, Sequences
-from .tensors import current_gpu
 
-DEVICES = {"cpu": _struct.CPU, "cuda": _struct.CUDA, None: 0}
-TRANSPORTS = {
-    "auto": _struct.COMM_AUTO,
-    "host": _struct.COMM_HOST,
-    "nccl": _struct.COMM_NCCL,
-    "ipc": _struct.COMM_IPC,
-}
 # Batches that a context keeps. The number is the same on all ranks, because making a batch is
 # collective.
 BATCHES = 64
@@ -106,18 +99,8 @@ class Context:
         self.communicator: Communicator = communicator(comm)
 
         def prepare() -> tuple[dict[str, Any], tuple[int, ...], _struct.Options]:
-            if device not in DEVICES:
-                raise InvalidArgument(f"ulysses.Context: device {device!r}; give 'cpu' or 'cuda'")
-            if way not in TRANSPORTS:
-                raise InvalidArgument(
-                    f"ulysses.Context: way {way!r}; give one of {', '.join(TRANSPORTS)}"
-                )
-            gpu = ordinal if ordinal is not None else current_gpu() if device == "cuda" else 0
             same = dict(ulysses=ulysses, ring=ring, timeout=timeout)
-            options = _struct.Options(
-                device=DEVICES[device], ordinal=gpu, threads=threads, comm=TRANSPORTS[way], **same
-            )
-            _library.library()
+            options = context_options(device, ordinal, way, threads, log, **same)
             order = {"zigzag": bool(zigzag), "gather_keys": bool(gather_keys)}
             return {"device": device, "way": way, **same, **order}, (), options
 
@@ -299,7 +282,9 @@ class Context:
             InvalidArgument: the options are wrong, or differ between ranks
             Unsupported: no kernel has these options; the message names them
         """
-        self.agree("ulysses.Context.plan", lambda: (options, (), None))
+        operation = "ulysses.Context.plan"
+        numbers = ("heads", "kv_heads", "head_dim", "v_dim", "dtype")
+        self.agree(operation, lambda: (plan_options(operation, options, numbers), (), None))
         return self._plan(**options)
 
     def delta_plan(self, **options: Any) -> DeltaPlan:
@@ -324,7 +309,9 @@ class Context:
             InvalidArgument: the options are wrong, or differ between ranks
             Unsupported: no kernel has these options; the message names them
         """
-        self.agree("ulysses.Context.delta_plan", lambda: (options, (), None))
+        operation = "ulysses.Context.delta_plan"
+        dims = ("qk_heads", "v_heads", "qk_dim", "v_dim", "dtype", "tokens", "chunk", "conv_width")
+        self.agree(operation, lambda: (plan_options(operation, options, dims), (), None))
         return self._delta_plan(**options)
 
     def batch(self, sequences: Sequences) -> Batch:
@@ -338,7 +325,8 @@ class Context:
         Raises:
             InvalidArgument: the lengths are wrong, or differ between ranks
         """
-        self.agree("ulysses.Context.batch", lambda: ({"sequences": sequences}, (), None))
+        operation = "ulysses.Context.batch"
+        self.agree(operation, lambda: ({"sequences": sequences_of(operation, sequences)}, (), None))
         return self._batch(sequences)
 
     # The following three are for calls whose ranks have already agreed on the arguments.

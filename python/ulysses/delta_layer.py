@@ -11,7 +11,7 @@ import numpy as np
 
 from . import _struct
 from ._eager import eager
-from .agreement import describe, whole
+from .agreement import describe, number, whole
 from .context import Context, current
 from .errors import InvalidArgument, Unsupported
 from .plan import Batch, DeltaPlan, Lengths
@@ -114,7 +114,7 @@ def gated_delta_layer(
             v_dim=v_dim,
             dtype=compute_dtype_of(operation, qkv),
             strategy=strategy,
-            scale=None if scale is None else float(scale),
+            scale=None if scale is None else number(operation, "scale", scale),
             l2norm=bool(l2norm),
             chunk=whole(operation, "chunk_size", chunk_size, 0, 1 << 16),
             conv_width=conv_weight.shape[1],
@@ -125,7 +125,7 @@ def gated_delta_layer(
             **lengths.same(),
             **{n: describe(x, free=(1,) * (n in ACTIVATIONS)) for n, x in given.items()},
             "activation": activation,
-            "eps": float(eps),
+            "eps": number(operation, "eps", eps),
         }
         return same, lengths.counts(), (planned, lengths)
 

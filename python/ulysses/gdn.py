@@ -19,7 +19,7 @@ import numpy as np
 
 from . import _struct
 from ._eager import eager
-from .agreement import describe, whole
+from .agreement import describe, number, whole
 from .context import Context, current
 from .errors import InvalidArgument
 from .plan import Batch, DeltaPlan, Lengths
@@ -132,7 +132,7 @@ def gated_delta_rule_forward(
             v_dim=v.shape[3],
             dtype=compute_dtype_of(operation, q, k, v),
             strategy=strategy,
-            scale=None if scale is None else float(scale),
+            scale=None if scale is None else number(operation, "scale", scale),
             l2norm=bool(use_qk_l2norm_in_kernel),
             chunk=whole(operation, "chunk_size", chunk_size, 0, 1 << 16),
             states=initial_state is not None or bool(output_final_state),

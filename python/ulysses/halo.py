@@ -10,7 +10,7 @@ import numpy as np
 
 from . import _struct
 from ._eager import eager
-from .agreement import describe
+from .agreement import describe, whole
 from .context import Context, current
 from .errors import InvalidArgument
 from .plan import Batch, Lengths
@@ -27,6 +27,7 @@ from .tensors import (
 )
 
 ACTIVATIONS = (None, "silu", "swish")
+_MOST = (1 << 40) - 1  # tokens of a halo; the library refuses more
 
 
 def _copy_halo(context: Context, batch: Batch, x: Any, halo: Any, n: int, forward: bool) -> None:
@@ -74,11 +75,15 @@ def _agreed_batch(
     ctx = current(context)
 
     def prepare() -> tuple[dict[str, Any], tuple[int, ...], Lengths]:
-        if not hasattr(x, "shape") or len(x.shape) < 2 or not n:
+        if not hasattr(x, "shape") or len(x.shape) < 2:
             raise InvalidArgument(
-                f"{operation}: x {tuple(getattr(x, 'shape', ()))}, n {n}; give an array "
-                "[B, rows, ...], and n > 0 for the tokens before this rank's or n < 0 for those "
-                "after them"
+                f"{operation}: x is {type(x).__name__} of shape {tuple(getattr(x, 'shape', ()))}; "
+                "give an array [B, rows, ...]"
+            )
+        if not whole(operation, "n", n, -_MOST, _MOST):
+            raise InvalidArgument(
+                f"{operation}: n 0; give n > 0 for the tokens before this rank's, or n < 0 for "
+                "those after them"
             )
         one_library(x=x, **(others or {}))
         if check is not None:
@@ -188,9 +193,10 @@ def halo_backward(
 
     def check() -> None:
         want = (dx.shape[0], abs(n), *dx.shape[2:])
-        if tuple(dhalo.shape) != tuple(want) or dtype_of(dhalo) != dtype_of(dx):
+        if tuple(getattr(dhalo, "shape", ())) != want or dtype_of(dhalo) != dtype_of(dx):
             raise InvalidArgument(
-                f"ulysses.halo_backward: dhalo {tuple(dhalo.shape)} {dhalo.dtype} with dx "
+                f"ulysses.halo_backward: dhalo {tuple(getattr(dhalo, 'shape', ()))} "
+                f"{getattr(dhalo, 'dtype', type(dhalo).__name__)} with dx "
                 f"{tuple(dx.shape)} {dx.dtype} and n {n}; give shape {tuple(want)} and the dtype "
                 "of dx"
             )
@@ -304,8 +310,8 @@ def _convolve_torch(
     position = torch.tensor(batch.positions(), dtype=torch.int64).reshape(x.shape[0], rows)
     # The halo is already zero outside the document of this rank's first token. A mask is necessary
     # only if a document starts at a later token. A rank without tokens reads its halo as well: the
-    # other ranks wait for it in the backward pass.
-    if rows and bool((position[:, 1:] >= 1).all()):
+    # other ranks wait for it in the backward pass. PyTorch's convolution refuses 0 channels.
+    if extended.numel() and rows and bool((position[:, 1:] >= 1).all()):
         y = torch.nn.functional.conv1d(
             extended.transpose(1, 2), weight[:, None].to(x.dtype), groups=x.shape[2]
         ).transpose(1, 2)

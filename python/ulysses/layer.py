@@ -10,7 +10,7 @@ from typing import Any
 
 from . import _struct
 from ._eager import eager
-from .agreement import describe
+from .agreement import describe, number
 from .attention import check_gradient
 from .context import Context, current
 from .errors import InvalidArgument
@@ -175,7 +175,7 @@ def attention_layer_forward(
             **lengths.same(),
             **{name: describe(t, free=free.get(name, ())) for name, t in given.items()},
             **same_options(operation, o),
-            "eps": float(eps),
+            "eps": number(operation, "eps", eps),
             "save": bool(save),
         }
         return same, (*lengths.counts(), draw_seed(o, x)), (planned, lengths)

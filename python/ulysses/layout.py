@@ -7,6 +7,7 @@ equal share. Under a causal mask, the groups then have the same work (see docs/a
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,17 +29,22 @@ def shard_rows(n: int, size: int, rank: int) -> tuple[int, int]:
         rank: index of the rank, from 0
 
     Raises:
-        InvalidArgument: n is negative, or there is no such rank
+        InvalidArgument: n is negative, there is no such rank, or an argument is no whole number
 
     Example::
 
         >>> [ulysses.shard_rows(10, 4, rank) for rank in range(4)]
         [(0, 3), (3, 6), (6, 8), (8, 10)]
     """
-    if n < 0 or not 0 <= rank < size:
+    try:
+        n, size, rank = operator.index(n), operator.index(size), operator.index(rank)
+        wrong = n < 0 or not 0 <= rank < size
+    except TypeError:
+        wrong = True
+    if wrong:
         raise InvalidArgument(
-            f"ulysses.shard_rows: {n} tokens, {size} ranks, rank {rank}; give 0 tokens or more, and "
-            "a rank from 0 to size - 1"
+            f"ulysses.shard_rows: {n!r} tokens, {size!r} ranks, rank {rank!r}; give whole numbers: "
+            "0 tokens or more, and a rank from 0 to size - 1"
         )
     rows, more = divmod(n, size)
     lo = rank * rows + min(rank, more)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from . import _struct
-from .agreement import describe, whole
+from .agreement import describe, number, whole
 from .errors import InvalidArgument
 from .tensors import (
     View,
@@ -39,7 +39,7 @@ def plan_options(operation: str, o: Any, heads: int, like: Any) -> dict[str, Any
         like: q or x; sinks and slopes may have its dtype
     """
     dtype = compute_dtype_of(operation, like)
-    softcap = float(o.softcap or 0)
+    softcap = number(operation, "softcap", o.softcap or 0)
     if softcap and ctypes.c_float(softcap).value == 0:
         raise InvalidArgument(
             f"{operation}: softcap {softcap} is 0 in float32; give a larger number, or 0 for none"
@@ -56,10 +56,10 @@ def plan_options(operation: str, o: Any, heads: int, like: Any) -> dict[str, Any
         dtype=dtype,
         causal=bool(o.causal),
         window=_window(operation, o.window),
-        scale=None if o.scale is None else float(o.scale),
+        scale=None if o.scale is None else number(operation, "scale", o.scale),
         deterministic=bool(o.deterministic),
         softcap=softcap,
-        dropout=float(o.dropout or 0),
+        dropout=number(operation, "dropout", o.dropout or 0),
         sinks=o.sinks is not None,
         alibi=o.alibi is not None,
         block=_pair(operation, o.block),

@@ -40,6 +40,11 @@ class Sequences:
     cu_seqlens: tuple[int, ...] | None = None
     kv_cu_seqlens: tuple[int, ...] | None = None
 
+    def __post_init__(self) -> None:
+        for name in ("cu_seqlens", "kv_cu_seqlens"):
+            if isinstance(getattr(self, name), list):  # a context looks batches up by their hash
+                object.__setattr__(self, name, tuple(getattr(self, name)))
+
     def __repr__(self) -> str:
         """Describes lengths and documents in one line.
 
@@ -328,13 +333,18 @@ class Batch(_Owned):
     def __init__(self, context: Any, sequences: Sequences):
         super().__init__(context)
         s, self.sequences = sequences, sequences
-        cu, kv_cu = _int64s(s.cu_seqlens), _int64s(s.kv_cu_seqlens)
         keys = s.seq if s.kv_seq is None else s.kv_seq
+        for name, n in (("batch", s.batch), ("seq", s.seq), ("kv_seq", keys)):
+            whole("ulysses.Batch", name, n, 0)
         if min(s.seq, keys) < 1:  # 0 means to the library: add up the rows of the ranks
             raise InvalidArgument(
                 f"ulysses.Batch: {s.batch} sequences of {s.seq} tokens and {keys} keys; give 1 or "
                 "more of each"
             )
+        cu, kv_cu = (
+            _int64s(_cu_seqlens(name, getattr(s, name), s.batch))
+            for name in ("cu_seqlens", "kv_cu_seqlens")
+        )
         desc = _struct.BatchDesc(
             flags=_struct.ZIGZAG * context.layout.zigzag,
             batch=s.batch,

@@ -11,7 +11,7 @@ from typing import Any, Callable
 
 from ._eager import eager
 from ._reshards import Reshard
-from .agreement import describe
+from .agreement import describe, number
 from .context import Context, current
 from .errors import InvalidArgument
 from .reshard import check_one_group, check_padded, padded_lengths
@@ -370,7 +370,7 @@ def async_ulysses_qkv_projection(
                 **{name: describe(t, free=free.get(name, ())) for name, t in tensors.items()},
                 "seq_dimension": seq_dimension,
                 "norm_type": norm_type,
-                "eps": float(eps),
+                "eps": number(operation, "eps", eps),
                 "unpadded_dim_size": size,
                 "head_dim": head_dim,
                 "padded": bool(padded),

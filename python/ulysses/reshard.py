@@ -11,7 +11,7 @@ from typing import Any
 
 from ._eager import eager
 from ._reshards import Reshard, ReshardQKV, Reshards, ceil_div, run_reshard
-from .agreement import describe
+from .agreement import axis, describe, whole
 from .context import Context, current
 from .errors import InvalidArgument, Unsupported
 from .layout import Layout
@@ -62,8 +62,9 @@ def _axes(operation: str, x: Any, seq_dim: int, head_dim: int) -> tuple[int, int
             "tensor"
         )
     dtype_of(x)
-    seq, head = (d + x.ndim if d < 0 else d for d in (seq_dim, head_dim))
-    if not (0 <= seq < x.ndim and 0 <= head < x.ndim) or seq == head:
+    seq = axis(operation, "seq_dim", seq_dim, x.ndim)
+    head = axis(operation, "head_dim", head_dim, x.ndim)
+    if seq == head:
         raise InvalidArgument(
             f"{operation}: seq_dim {seq_dim} and head_dim {head_dim} of a tensor of {x.ndim} axes; "
             "give two different axes"
@@ -166,6 +167,8 @@ def check_one_group(operation: str, ctx: Context) -> None:
 
 
 def check_padded(operation: str, padded: bool, unpadded_dim_size: int) -> None:
+    """Raises InvalidArgument for a wrong unpadded_dim_size; 0 = there is no padding."""
+    whole(operation, "unpadded_dim_size", unpadded_dim_size or 0, 0)
     if not padded and not unpadded_dim_size:
         raise InvalidArgument(
             f"{operation}: padded=False without unpadded_dim_size; give the tokens of the "
@@ -307,11 +310,12 @@ def gather_heads_scatter_seq(
         check_one_group(operation, ctx)
         several = _several(operation, x)
         axes = [_axes(operation, t, seq_dim, head_dim) for t in several or (x,)]
+        total = whole(operation, "heads", heads or 0, 0)
         if several:
             _fit(operation, several, axes)
-            if heads:
+            if total:
                 raise InvalidArgument(
-                    f"{operation}: heads={heads} for several arrays; leave it 0, every rank has the "
+                    f"{operation}: heads={total} for several arrays; leave it 0, every rank has the "
                     "same heads"
                 )
         arrays = [
@@ -323,7 +327,7 @@ def gather_heads_scatter_seq(
                 "x": arrays if several else arrays[0],
                 "seq_dim": [seq for seq, _ in axes],
                 "head_dim": [head for _, head in axes],
-                "heads": heads,
+                "heads": total,
                 "padded": bool(padded),
                 "async_op": bool(async_op),
             },

@@ -11,13 +11,15 @@ Source: Arctic Long Sequence Training, Bekman et al. 2025, arXiv:2506.13996.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Callable
 
 from ._eager import eager
+from .agreement import whole
 from .errors import InvalidArgument
 
 REDUCTIONS = ("concatenate", "sum", "mean")
+_MOST_AXES = 64  # of a tensor in PyTorch
 
 
 def tiles(rows: int, tile_rows: int, max_rows: int = 0) -> list[tuple[int, int]]:
@@ -33,17 +35,18 @@ def tiles(rows: int, tile_rows: int, max_rows: int = 0) -> list[tuple[int, int]]
             have the same number of tiles, so the function may call collectives. Default: 0
 
     Raises:
-        InvalidArgument: a number is negative, or max_rows is less than rows
+        InvalidArgument: a number is negative or no whole number, or max_rows is less than rows
 
     Example::
 
         >>> ulysses.tiles(5, 2, 8)
         [(0, 2), (2, 4), (4, 5), (5, 5)]
     """
-    if rows < 0 or tile_rows < 0 or max_rows < 0 or 0 < max_rows < rows:
+    numbers = {"rows": rows, "tile_rows": tile_rows, "max_rows": max_rows}
+    rows, tile_rows, max_rows = (whole("ulysses.tiles", name, n, 0) for name, n in numbers.items())
+    if 0 < max_rows < rows:
         raise InvalidArgument(
-            f"ulysses.tiles: {rows} rows, tile_rows {tile_rows}, max_rows {max_rows}; give numbers "
-            "of 0 or more, and max_rows 0 or at least the rows"
+            f"ulysses.tiles: max_rows {max_rows} with {rows} rows; give 0, or at least the rows"
         )
     most = max_rows or rows
     count = max(1, -(-most // tile_rows)) if tile_rows else 1
@@ -136,6 +139,23 @@ class Whole:
         self.tensor = tensor
 
 
+def _given(params: Any) -> list[Any]:
+    """Returns params as a list. Raises InvalidArgument unless it has tensors only."""
+    import torch
+
+    if not isinstance(params, Iterable):
+        raise InvalidArgument(
+            f"ulysses.tiled_compute: params is {type(params).__name__}; give a list of tensors"
+        )
+    found = list(params)
+    for i, p in enumerate(found):
+        if not isinstance(p, torch.Tensor):
+            raise InvalidArgument(
+                f"ulysses.tiled_compute: params[{i}] is {type(p).__name__}; give tensors"
+            )
+    return found
+
+
 @eager
 def _run(
     fn: Callable[..., Any],
@@ -153,19 +173,27 @@ def _run(
 
     from ._tiled import TiledCompute, TiledFunction, check_unchanged, parameters_of, versions
 
+    operation = "ulysses.tiled_compute"
+    if not callable(fn):
+        raise InvalidArgument(
+            f"{operation}: fn is {type(fn).__name__}; give a function of the tiles"
+        )
     if reduction not in REDUCTIONS:
         raise InvalidArgument(
-            f"ulysses.tiled_compute: reduction {reduction!r}; give one of {', '.join(REDUCTIONS)}"
+            f"{operation}: reduction {reduction!r}; give one of {', '.join(REDUCTIONS)}"
         )
     values = [x.tensor if isinstance(x, Whole) else x for x in inputs]
     tiled = [isinstance(x, torch.Tensor) for x in inputs]
     shapes = [tuple(x.shape) for x, t in zip(values, tiled) if t]
+    dim = whole(operation, "dim", dim, -_MOST_AXES, _MOST_AXES - 1)
+    if out_dim is not None:  # whether results have this axis is known when fn has returned one
+        out_dim = whole(operation, "out_dim", out_dim, -_MOST_AXES, _MOST_AXES - 1)
     rows = {shape[dim] for shape in shapes if -len(shape) <= dim < len(shape)}
     without = [shape for shape in shapes if not -len(shape) <= dim < len(shape)]
     if len(rows) != 1 or without:
         also = f", and shapes {without} without this axis" if without else ""
         raise InvalidArgument(
-            f"ulysses.tiled_compute: inputs with {sorted(rows)} rows on axis {dim}{also}; give the "
+            f"{operation}: inputs with {sorted(rows)} rows on axis {dim}{also}; give the "
             "same number of rows, and wrap other tensors in Whole"
         )
     function = TiledFunction(
@@ -180,7 +208,7 @@ def _run(
     if not torch.is_grad_enabled():
         return function.forward(values)[0]
     before = versions(values)
-    found = list(params) if params is not None else parameters_of(function, values)
+    found = _given(params) if params is not None else parameters_of(function, values)
     out = TiledCompute.apply(function, len(values), *values, *found)
     check_unchanged(values, before)
     return out

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ._eager import eager
-from .agreement import describe
+from .agreement import axis, describe
 from .communicator import gather_objects
 from .context import Context, current
 from .errors import InvalidArgument
@@ -24,12 +24,25 @@ def local_tokens(x: Any, dim: int = 1, *, context: Context | None = None) -> Any
         [.., rows, ..], with the tokens `Context.layout.ranges(seq, rank)`: a view of x, or a copy
         if the rank has two ranges, in a zigzag.
 
+    Raises:
+        InvalidArgument: x is no array, or it has no axis dim
+
     Example::
 
         >>> q, k, v = (ulysses.local_tokens(x, context=ctx) for x in (q, k, v))
     """
-    ctx = current(context)
-    return ctx.layout.take(x, dim, ctx.rank)
+    ctx, operation = current(context), "ulysses.local_tokens"
+    return ctx.layout.take(x, _axis_of(operation, x, dim), ctx.rank)
+
+
+def _axis_of(operation: str, x: Any, dim: Any) -> int:
+    """Returns dim as a number from 0. Raises InvalidArgument unless x has this axis."""
+    if not hasattr(x, "ndim"):
+        raise InvalidArgument(
+            f"{operation}: x is {type(x).__name__}, not an array; give a NumPy array or a PyTorch "
+            "tensor"
+        )
+    return axis(operation, "dim", dim, x.ndim)
 
 
 @eager
@@ -53,15 +66,12 @@ def gather_tokens(x: Any, dim: int = 1, *, context: Context | None = None) -> An
     """
     ctx, operation = current(context), "ulysses.gather_tokens"
 
-    def prepare() -> tuple[dict[str, Any], tuple[int, ...], None]:
-        if not hasattr(x, "ndim") or not -x.ndim <= dim < x.ndim:
-            raise InvalidArgument(
-                f"{operation}: dim {dim} of a {type(x).__name__} of shape "
-                f"{tuple(getattr(x, 'shape', ()))}; give an array and one of its axes"
-            )
-        return {"x": describe(x, free=(dim,)), "dim": dim}, (x.shape[dim],), None
+    def prepare() -> tuple[dict[str, Any], tuple[int, ...], int]:
+        dim_of_x = _axis_of(operation, x, dim)
+        same = {"x": describe(x, free=(dim_of_x,)), "dim": dim_of_x}
+        return same, (x.shape[dim_of_x],), dim_of_x
 
-    _, counts = ctx.agree(operation, prepare)
+    dim, counts = ctx.agree(operation, prepare)
     rows = [n for (n,) in counts]
     fix = "shard sequences with ulysses.local_tokens"
     ctx.layout.check(operation, "tokens", rows, sum(rows), fix)
