@@ -337,6 +337,43 @@ class Compute(unittest.TestCase):
         self.assertFalse([s for s in kept if s[-1] == 4096 and len(s) == 3 and s[1] > 1])
         self.assertIn((1, 64, 8), kept)
 
+    def test_statistics_over_rows(self):
+        """A tile has other statistics than all rows, and a tile that runs again changes them."""
+
+        class Normed(torch.nn.Module):
+            def __init__(self, norm):
+                super().__init__()
+                self.norm = norm
+
+            def forward(self, x):
+                return self.norm(x.transpose(1, 2)).transpose(1, 2)
+
+            def run(self, x):
+                return self(x)
+
+        x = torch.randn(3, 8, 6, requires_grad=True)
+        for norm in (torch.nn.BatchNorm1d(6), torch.nn.InstanceNorm1d(6, track_running_stats=True)):
+            module = Normed(norm)
+            before = norm.running_mean.clone()
+            for function, inputs in (
+                (module, (x,)),
+                (module.run, (x[:1],)),
+                (lambda m, x: m(x), (module, x)),
+            ):
+                for grad in (True, False):
+                    with torch.set_grad_enabled(grad):
+                        with self.assertRaisesRegex(ulysses.InvalidArgument, "statistics"):
+                            ulysses.tiled_compute(function, *inputs, tile_rows=3)
+            self.assertTrue(torch.equal(norm.running_mean, before))
+            module.eval()
+            y = ulysses.tiled_compute(module, x, tile_rows=3)
+            self.assertTrue(torch.allclose(y, module(x), atol=1e-6))
+        norm = torch.nn.BatchNorm1d(6)  # found in the graph
+        with self.assertRaisesRegex(ulysses.InvalidArgument, "statistics"):
+            ulysses.tiled_compute(lambda x: Normed(norm)(x), x, tile_rows=3)
+        with self.assertRaisesRegex(ulysses.InvalidArgument, "InstanceNorm1d norm"):
+            ulysses.tiled_compute(Normed(torch.nn.InstanceNorm1d(6)).eval(), x, tile_rows=3)
+
     def test_refusals(self):
         x, y = torch.randn(1, 4, 2), torch.randn(1, 5, 2)
         for words, call in (

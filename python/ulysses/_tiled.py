@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Callable
 
 import torch
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from ._torch import once
 from .errors import InvalidArgument
@@ -152,14 +154,8 @@ def leaves(out: torch.Tensor, first: int) -> list[torch.Tensor]:
     function's run. Each tile would compute the gradients of that older graph, and the first tile
     would free it.
     """
-    seen: set[Any] = set()
     found = [out] if out.is_leaf and out.requires_grad else []
-    stack = [out.grad_fn]
-    while stack:
-        node = stack.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
+    for node in _graph(out):
         if hasattr(node, "variable"):
             found.append(node.variable)
         elif node._sequence_nr() < first:
@@ -168,8 +164,53 @@ def leaves(out: torch.Tensor, first: int) -> list[torch.Tensor]:
                 f"({node.name()}) and needs a gradient; pass it as an input, wrapped in Whole if "
                 "every tile needs all of it"
             )
-        stack.extend(f for f, _ in node.next_functions)
     return found
+
+
+def _graph(out: torch.Tensor) -> Iterator[Any]:
+    """Returns the nodes of the graph of `out`."""
+    seen: set[Any] = set()
+    stack = [out.grad_fn]
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        yield node
+        stack.extend(f for f, _ in node.next_functions)
+
+
+_STATISTICS = (
+    "computes statistics over the rows, which on a tile are others than on all rows, and each run "
+    "of a tile would update its running statistics; call eval() on it, use a norm of each row such "
+    "as LayerNorm, or leave it out of the function"
+)
+
+
+def check_modules(owners: Sequence[Any]) -> None:
+    """Raises InvalidArgument for modules that normalize by statistics over the rows.
+
+    Args:
+        owners: the function and its inputs, some of which may be modules
+    """
+    for owner in owners:
+        if not isinstance(owner, torch.nn.Module):
+            continue
+        for name, m in owner.named_modules():
+            norm = isinstance(m, (_BatchNorm, _InstanceNorm))
+            if norm and (m.training or m.running_mean is None):
+                raise InvalidArgument(
+                    f"ulysses.tiled_compute: {type(m).__name__} {name or 'itself'} {_STATISTICS}"
+                )
+
+
+def _check_graph(out: torch.Tensor) -> None:
+    """Does what `check_modules` does for modules that the function finds without an argument."""
+    for node in _graph(out):
+        if "BatchNorm" in node.name() and getattr(node, "_saved_training", False):
+            raise InvalidArgument(
+                f"ulysses.tiled_compute: a BatchNorm or InstanceNorm of the function {_STATISTICS}"
+            )
 
 
 def versions(values: Sequence[Any]) -> list[int]:
@@ -214,6 +255,7 @@ def parameters_of(function: TiledFunction, values: Sequence[Any]) -> list[torch.
         args = _detached(function.arguments(values, lo, min(hi, lo + 1)))
         out, _ = function.result(function.fn(*args))
     _set_rng_state(rng)
+    _check_graph(out)
     known = {id(a) for a in args}
     return [p for p in leaves(out, first) if id(p) not in known]
 

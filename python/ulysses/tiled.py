@@ -73,8 +73,10 @@ def tiled_compute(
 
     Args:
         fn: a function, called with the same tile of each tensor in inputs, which it must not change
-            in place. It must accept tiles of 0 rows if max_rows is given. If it is None, the result
-            is a decorator
+            in place. It runs several times on each row, so a result must depend on its row alone,
+            and a call must leave no trace: BatchNorm and InstanceNorm, which compute statistics
+            over the rows in training, are refused. It must accept tiles of 0 rows if max_rows is
+            given. If it is None, the result is a decorator
         inputs: tensors [.., rows, ..] that have the same number of rows on axis dim. Tensors
             wrapped in `Whole`, and objects that are not tensors, are passed to every tile unchanged
         tile_rows (int): rows of a tile; 0 = one tile. Default: 0
@@ -98,7 +100,8 @@ def tiled_compute(
     Raises:
         InvalidArgument: an argument or a result of fn is wrong; fn uses a tensor that needs a
             gradient and is neither in inputs nor in params (raised in backward); fn changed an
-            input in place; or a parameter was changed in place between forward and backward
+            input in place; fn has a BatchNorm or InstanceNorm in training; or a parameter was
+            changed in place between forward and backward
 
     Source: Bekman et al. 2025, arXiv:2506.13996.
 
@@ -171,7 +174,14 @@ def _run(
 ) -> Any:
     import torch
 
-    from ._tiled import TiledCompute, TiledFunction, check_unchanged, parameters_of, versions
+    from ._tiled import (
+        TiledCompute,
+        TiledFunction,
+        check_modules,
+        check_unchanged,
+        parameters_of,
+        versions,
+    )
 
     operation = "ulysses.tiled_compute"
     if not callable(fn):
@@ -196,6 +206,7 @@ def _run(
             f"{operation}: inputs with {sorted(rows)} rows on axis {dim}{also}; give the "
             "same number of rows, and wrap other tensors in Whole"
         )
+    check_modules((fn, getattr(fn, "__self__", None), *values))
     function = TiledFunction(
         fn,
         tuple(tiled),
