@@ -456,5 +456,87 @@ class WrongOnOneRank(unittest.TestCase):
         contexts(2, body)
 
 
+def _gated_delta_layer(q, ctx):
+    a, weight, gates = torch.zeros(1, ROWS, 2), torch.ones(32, 2), torch.zeros(2)
+    return ulysses.gated_delta_layer(
+        q.flatten(2), a, a, weight, gates, gates, key_heads=2, key_dim=4, context=ctx
+    )
+
+
+def _reshard_async(q, ctx):
+    started = [
+        ulysses.gather_seq_scatter_heads(x, 1, 2, async_op=True, context=ctx) for x in (q, q)
+    ]
+    return started[0].wait() + 2 * started[1].wait()
+
+
+# Calls of tensors [1, rows, 4, 8] whose backward pass is collective.
+COLLECTIVE_BACKWARD = {
+    "attention": lambda q, ctx: ulysses.attention(q, q, q, context=ctx),
+    "gated_delta_layer": _gated_delta_layer,
+    "halo": lambda q, ctx: ulysses.halo(q, 2, context=ctx),
+    "causal_conv1d": lambda q, ctx: ulysses.causal_conv1d(
+        q.flatten(2), torch.ones(32, 3), context=ctx
+    ),
+    "gather_seq_scatter_heads": lambda q, ctx: ulysses.gather_seq_scatter_heads(
+        q, 1, 2, context=ctx
+    ),
+    "several": lambda q, ctx: ulysses.gather_seq_scatter_heads((q, 2 * q), 1, 2, context=ctx)[1],
+    "async": _reshard_async,
+    "gather_heads_scatter_seq": lambda q, ctx: ulysses.gather_heads_scatter_seq(
+        q, 2, 1, context=ctx
+    ),
+    "gather_seq_scatter_heads_qkv": lambda q, ctx: ulysses.gather_seq_scatter_heads_qkv(
+        torch.cat([q.flatten(2)] * 3, 2), 1, context=ctx
+    ),
+    "async_ulysses_qkv_projection": lambda q, ctx: sum(
+        ulysses.async_ulysses_qkv_projection(
+            q.flatten(2),
+            seq_dimension=1,
+            head_dimension=2,
+            head_dim=8,
+            **{f"{name}_weight": torch.eye(32) for name in "qkv"},
+            **{f"{name}_bias": None for name in "qkv"},
+            context=ctx,
+        )
+    ),
+    "async_ulysses_output_projection": lambda q, ctx: ulysses.async_ulysses_output_projection(
+        q, 1, 2, torch.ones(32, 64), context=ctx
+    ),
+}
+
+
+@need_torch
+class BackwardPasses(unittest.TestCase):
+    def test_gradient_that_one_rank_wants(self):
+        """The backward pass of this rank would wait for the other ranks."""
+        for name, call in COLLECTIVE_BACKWARD.items():
+
+            def body(ctx, call=call):
+                q = torch.ones(1, ROWS, 4, 8, requires_grad=ctx.rank == 0)
+                with self.assertRaisesRegex(ulysses.InvalidArgument, "True on rank 0 and False"):
+                    call(q, ctx)
+                call(q.detach(), ctx)
+
+            with self.subTest(name):
+                contexts(2, body)
+
+    def test_another_order(self):
+        """Two calls are alike, so gradients of one would be added to the other call."""
+        for name, call in COLLECTIVE_BACKWARD.items():
+
+            def body(ctx, call=call):
+                q = torch.ones(1, ROWS, 4, 8, requires_grad=True)
+                made = [call(q, ctx) for _ in range(2)]
+                with self.assertRaisesRegex(ulysses.InvalidArgument, "number of the forward pass"):
+                    made[ctx.rank].sum().backward(retain_graph=True)
+                for y in made:
+                    y.sum().backward()
+                self.assertIsNotNone(q.grad)
+
+            with self.subTest(name):
+                contexts(2, body)
+
+
 if __name__ == "__main__":
     unittest.main()

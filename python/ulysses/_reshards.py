@@ -14,6 +14,7 @@ import numpy as np
 
 from . import _struct
 from ._eager import eager
+from .agreement import in_order
 from .context import Context
 from .errors import InvalidArgument
 from .plan import Batch, Plan, Sequences
@@ -316,12 +317,15 @@ class Pending:
 
     def __init__(self, x: Any, reshard: Reshard, request: Request):
         self._x, self._reshard, self._request, self._result = x, reshard, request, None
+        self._number = reshard.context.agreed
 
     @eager
     def wait(self) -> Any:
         """Returns the result. The first call is collective; later calls return the same tensor."""
         if self._result is None:
-            self._result = _differentiable(self._x, self._reshard, lambda x: self._request.wait())
+            self._result = _differentiable(
+                self._x, self._reshard, lambda x: self._request.wait(), self._number
+            )
             self._x = None
         return self._result
 
@@ -336,21 +340,29 @@ def run_reshard(x: Any, reshard: Any, async_op: bool) -> Any:
         detached = tuple(t.detach() for t in x) if several and torch else x
         request = reshard.start(x.detach() if torch and not several else detached)
         return Pending(x, reshard, request) if torch else request
-    return _differentiable(x, reshard, reshard.run) if torch else reshard.run(x)
+    if not torch:
+        return reshard.run(x)
+    return _differentiable(x, reshard, reshard.run, reshard.context.agreed)
 
 
-def _differentiable(x: Any, reshard: Any, forward: Callable[[Any], Any]) -> Any:
+def _differentiable(x: Any, reshard: Any, forward: Callable[[Any], Any], number: int) -> Any:
     """Returns forward(x), the result of a reshard, joined to the graph of x.
 
     The backward pass of a reshard is the inverse reshard. All ranks run it for all tensors, so a
-    result without a gradient has a gradient of zeros.
+    result without a gradient has a gradient of zeros. number is that of the call, see
+    `in_order`.
     """
     from ._torch import differentiable
 
+    def ordered(back: Callable[..., tuple]) -> Any:
+        return in_order(reshard.context, "ulysses: backward of a reshard", number, back)
+
     if not isinstance(x, tuple):
-        return differentiable(
-            lambda x: (forward(x), (), lambda saved, dout: (reshard.inverse().run(dout),)), x
-        )
+
+        def one(saved: tuple, dout: Any) -> tuple:
+            return (reshard.inverse().run(dout),)
+
+        return differentiable(lambda x: (forward(x), (), ordered(one)), x)
 
     def run(*xs: Any) -> tuple[Any, tuple, Any]:
         outs = forward(xs)
@@ -362,7 +374,7 @@ def _differentiable(x: Any, reshard: Any, forward: Callable[[Any], Any]) -> Any:
                 tuple(like.new_zeros(shape) if d is None else d for d, shape in zip(douts, shapes))
             )
 
-        return outs, (), back
+        return outs, (), ordered(back)
 
     return differentiable(run, *x)
 

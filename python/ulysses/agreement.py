@@ -76,6 +76,26 @@ def agree(
     return result, [message[2 : 2 + len(counts)] for message in each]
 
 
+def in_order(ctx: Any, operation: str, number: int, back: Callable[..., tuple]) -> Any:
+    """Returns a backward pass that first compares the numbers of the ranks' forward passes.
+
+    It raises on every rank if the numbers differ: gradients of one call would otherwise be added to
+    the gradients of another one of the same shape.
+
+    Args:
+        ctx: the context
+        operation: the name of the backward pass, for messages
+        number: ctx.agreed after the forward pass
+        back: the backward pass, which is collective
+    """
+
+    def run(*args: Any) -> tuple:
+        ctx.agree(operation, lambda: ({"number of the forward pass": number}, (), None))
+        return back(*args)
+
+    return run
+
+
 def _refuse(
     comm: Communicator, operation: str, same: Mapping[str, Any], error: BaseException | None
 ) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from . import _struct
 from ._eager import eager
-from .agreement import describe, number, whole
+from .agreement import describe, in_order, number, whole
 from .context import Context, current
 from .errors import InvalidArgument, Unsupported
 from .plan import Batch, DeltaPlan, Lengths
@@ -24,6 +24,7 @@ from .tensors import (
     one_library,
     stream_of,
     view,
+    wants_gradient,
     without_zero_strides,
 )
 
@@ -126,6 +127,7 @@ def gated_delta_layer(
             **{n: describe(x, free=(1,) * (n in ACTIVATIONS)) for n, x in given.items()},
             "activation": activation,
             "eps": number(operation, "eps", eps),
+            "gradients": wants_gradient(*given.values()),
         }
         return same, lengths.counts(), (planned, lengths)
 
@@ -138,7 +140,7 @@ def gated_delta_layer(
         given["norm_weight"][...] = 1
     tensors = {name: x for name, x in given.items() if x is not None}
     if is_torch(qkv):
-        from ._torch import differentiable, wants_gradient
+        from ._torch import differentiable
 
         names = list(tensors)
         again = [name for name in names if name in WEIGHTS or name == "z"]  # backward reads them
@@ -146,6 +148,7 @@ def gated_delta_layer(
         def run(*tensors: Any) -> tuple[Any, tuple, Any]:
             inputs = _convert(dict(zip(names, tensors)))
             like = {name: (tuple(x.shape), x.dtype) for name, x in zip(names, tensors)}
+            call = ctx.agreed
             out, saved = layer.forward(inputs, save=True)
 
             def back(saved: tuple, dout: Any) -> tuple:
@@ -153,6 +156,7 @@ def gated_delta_layer(
                 grads = layer.backward(dict(zip(again, saved[1:])), saved[0], dout, shapes)
                 return tuple(grads[name].to(dtype) for name, (_, dtype) in like.items())
 
+            back = in_order(ctx, f"{operation} backward", call, back)
             return out, (saved, *(inputs[name] for name in again)), back
 
         if wants_gradient(*tensors.values()):

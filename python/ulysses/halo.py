@@ -10,7 +10,7 @@ import numpy as np
 
 from . import _struct
 from ._eager import eager
-from .agreement import describe, whole
+from .agreement import describe, in_order, whole
 from .context import Context, current
 from .errors import InvalidArgument
 from .plan import Batch, Lengths
@@ -24,6 +24,7 @@ from .tensors import (
     one_library,
     stream_of,
     view,
+    wants_gradient,
 )
 
 ACTIVATIONS = (None, "silu", "swish")
@@ -94,6 +95,7 @@ def _agreed_batch(
             {
                 "x": describe(x, free=(1,)),
                 "n": n,
+                "gradient of x": wants_gradient(x),
                 **lengths.same(),
                 **{name: describe(t) for name, t in (others or {}).items()},
             },
@@ -147,6 +149,8 @@ def halo(
 def _halo(x: Any, n: int, ctx: Context, batch: Batch) -> Any:
     """`halo` after the ranks have agreed on the batch. Collective."""
 
+    number = ctx.agreed
+
     def run(x: Any) -> tuple[Any, tuple, Any]:
         shape = x.shape
         out = empty(x, (shape[0], abs(n), *shape[2:]))
@@ -157,7 +161,7 @@ def _halo(x: Any, n: int, ctx: Context, batch: Batch) -> Any:
             _copy_halo(ctx, batch, dx, dense(dhalo), n, False)
             return (dx,)
 
-        return out, (), back
+        return out, (), in_order(ctx, "ulysses.halo backward", number, back)
 
     if is_torch(x):
         from ._torch import differentiable

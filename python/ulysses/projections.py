@@ -11,7 +11,7 @@ from typing import Any, Callable
 
 from ._eager import eager
 from ._reshards import Reshard
-from .agreement import describe, number
+from .agreement import describe, in_order, number
 from .context import Context, current
 from .errors import InvalidArgument
 from .reshard import check_one_group, check_padded, padded_lengths
@@ -160,13 +160,21 @@ def _autocast(tensors: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _differentiable(run: Callable[..., tuple[Any, tuple, Any]], tensors: dict[str, Any]) -> Any:
-    """`differentiable` without autocast, which `_autocast` has already applied."""
+def _differentiable(
+    ctx: Context,
+    operation: str,
+    run: Callable[..., tuple[Any, tuple, Any]],
+    tensors: dict[str, Any],
+) -> Any:
+    """`differentiable` without autocast, which `_autocast` has already applied.
+
+    The ranks have just agreed on the call.
+    """
     import torch
 
     from ._torch import differentiable
 
-    device = tensors["hidden_states"].device.type
+    device, number = tensors["hidden_states"].device.type, ctx.agreed
 
     def without(*given: Any) -> tuple[Any, tuple, Any]:
         with torch.autocast(device, enabled=False):
@@ -176,7 +184,7 @@ def _differentiable(run: Callable[..., tuple[Any, tuple, Any]], tensors: dict[st
             with torch.autocast(device, enabled=False):
                 return back(saved, *grads)
 
-        return out, saved, back_without
+        return out, saved, in_order(ctx, f"{operation} backward", number, back_without)
 
     return differentiable(without, *tensors.values())
 
@@ -386,7 +394,8 @@ def async_ulysses_qkv_projection(
     copies = max(1, ctx.size * head_dim // k_weight.shape[0])
     k = replace(q, heads=k_weight.shape[0], copies=copies)
     norm, wanted = Norm(norm_type, float(eps)), _wanted(*tensors.values())
-    return _differentiable(Projection(q, k, k, head_dim, norm, wanted).forward, tensors)
+    projection = Projection(q, k, k, head_dim, norm, wanted)
+    return _differentiable(ctx, operation, projection.forward, tensors)
 
 
 @eager
@@ -487,4 +496,4 @@ def async_ulysses_output_projection(
 
         return linear(mixed, weight, bias), (mixed, weight), back
 
-    return _differentiable(run, tensors)
+    return _differentiable(ctx, operation, run, tensors)

@@ -15,7 +15,7 @@ from .agreement import axis, describe, whole
 from .context import Context, current
 from .errors import InvalidArgument, Unsupported
 from .layout import Layout
-from .tensors import dtype_of, is_torch, one_library
+from .tensors import dtype_of, is_torch, one_library, wants_gradient
 
 MOST = 16  # tensors of one all-to-all
 
@@ -136,6 +136,7 @@ def gather_seq_scatter_heads(
                 "unpadded_dim_size": unpadded_dim_size,
                 "padded": bool(padded),
                 "async_op": bool(async_op),
+                "gradients": wants_gradient(*(several or (x,))),
             },
             ((several or (x,))[0].shape[axes[0][0]],),
             axes,
@@ -248,6 +249,7 @@ def gather_seq_scatter_heads_qkv(
                 "restore_shape": bool(restore_shape),
                 "padded": bool(padded),
                 "async_op": bool(async_op),
+                "gradients": wants_gradient(x),
             },
             (x.shape[seq],),
             seq,
@@ -330,6 +332,7 @@ def gather_heads_scatter_seq(
                 "heads": total,
                 "padded": bool(padded),
                 "async_op": bool(async_op),
+                "gradients": wants_gradient(*(several or (x,))),
             },
             ((several or (x,))[0].shape[axes[0][1]],),
             axes,

@@ -39,6 +39,18 @@ def is_torch(x: Any) -> bool:
     return torch is not None and isinstance(x, torch.Tensor)
 
 
+def wants_gradient(*arrays: Any) -> bool:
+    """Reports whether autograd will want gradients of a call with these arrays.
+
+    Ranks agree on it: a rank without a backward pass would let those with one wait.
+    """
+    if not any(is_torch(x) for x in arrays):
+        return False
+    from ._torch import wants_gradient
+
+    return wants_gradient(*arrays)
+
+
 def one_library(**arrays: Any) -> None:
     """Raises InvalidArgument if some arrays are PyTorch tensors and others are not.
 
