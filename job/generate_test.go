@@ -113,8 +113,9 @@ func TestGenerationConfigFaults(t *testing.T) {
 		{`{"temperature": -1.0}`, "", ""},
 		{`{"do_sample": true, "temperature": 0.5, "top_p": 1, "top_k": 0}`, "", ""},
 		{`{"repetition_penalty": 1, "min_p": null, "num_beams": 1, "bad_words_ids": [], "typical_p": 1.0, "max_new_tokens": 9}`, "", ""},
-		{`{"repetition_penalty": 1.05, "suppress_tokens": [3, 4], "min_length": 0}`, "",
+		{`{"repetition_penalty": 1.05, "suppress_tokens": [3, 4], "min_length": 0, "min_p": 0.1}`, "",
 			"WRN generation_config.json: repetition_penalty = 1.05, suppress_tokens = [3,4]: no effect here\n"},
+		{`{"do_sample": true, "temperature": 0, "min_p": 0.1}`, "", "WRN generation_config.json: min_p = 0.1: no effect here\n"},
 	} {
 		if err := os.WriteFile(filepath.Join(folder, "generation_config.json"), []byte(x.text), 0o600); err != nil {
 			t.Fatal(err)

@@ -26,23 +26,25 @@ type defaults struct {
 var withoutEffect = []struct {
 	name    string
 	neutral any
+	draws   bool // it counts only with do_sample
 }{
-	{"repetition_penalty", 1.0}, {"no_repeat_ngram_size", 0.0}, {"min_p", 0.0}, {"top_h", nil}, {"typical_p", 1.0}, {"epsilon_cutoff", 0.0},
-	{"eta_cutoff", 0.0}, {"num_beams", 1.0}, {"penalty_alpha", 0.0}, {"guidance_scale", 1.0}, {"min_length", 0.0}, {"min_new_tokens", 0.0},
-	{"stop_strings", nil}, {"bad_words_ids", nil}, {"suppress_tokens", nil}, {"begin_suppress_tokens", nil}, {"sequence_bias", nil},
-	{"forced_bos_token_id", nil}, {"forced_eos_token_id", nil}, {"exponential_decay_length_penalty", nil},
+	{"repetition_penalty", 1.0, false}, {"no_repeat_ngram_size", 0.0, false}, {"num_beams", 1.0, false}, {"penalty_alpha", 0.0, false},
+	{"guidance_scale", 1.0, false}, {"min_length", 0.0, false}, {"min_new_tokens", 0.0, false}, {"stop_strings", nil, false},
+	{"bad_words_ids", nil, false}, {"suppress_tokens", nil, false}, {"begin_suppress_tokens", nil, false}, {"sequence_bias", nil, false},
+	{"forced_bos_token_id", nil, false}, {"forced_eos_token_id", nil, false}, {"exponential_decay_length_penalty", nil, false},
+	{"min_p", 0.0, true}, {"top_h", nil, true}, {"typical_p", 1.0, true}, {"epsilon_cutoff", 0.0, true}, {"eta_cutoff", 0.0, true},
 }
 
 // ignored returns the fields of a generation_config.json that have no effect here, with their
 // values.
-func ignored(text []byte) (fields []string, err error) {
+func ignored(text []byte, draws bool) (fields []string, err error) {
 	var all map[string]any
 	if err := json.Unmarshal(text, &all); err != nil {
 		return nil, err
 	}
 	for _, x := range withoutEffect {
 		v := all[x.name]
-		if list, ok := v.([]any); v == nil || v == x.neutral || ok && len(list) == 0 {
+		if list, ok := v.([]any); x.draws && !draws || v == nil || v == x.neutral || ok && len(list) == 0 {
 			continue
 		}
 		value, err := json.Marshal(v)
@@ -68,7 +70,7 @@ func (m *Model) readDefaults(folder string) error {
 	if err := input.JSON(text, &c); err != nil {
 		return status.Errorf(status.InvalidConfig, "generate: %s: %w", path, err)
 	}
-	if m.Ignored, err = ignored(text); err != nil {
+	if m.Ignored, err = ignored(text, c.Sample); err != nil {
 		return status.Errorf(status.InvalidConfig, "generate: %s: %w", path, err)
 	}
 	var ids []int32
