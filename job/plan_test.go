@@ -261,7 +261,7 @@ func TestPlanThroughTheCommandLine(t *testing.T) {
 		{"plan JOB --cluster " + file("nodes = 3\nranks_per_node = 2\n[rates]\nnetwork = 5.0"), status.OK, []string{"6 ranks, ulysses 6", "2 a node", "levels           direct all-to-alls: by the model of the links, "}},
 		{"plan JOB --cluster " + file("nodes = 3\nranks_per_node = 2\n[rates]\nmessage = 5.0") + " --set parallel.two_level=on", status.OK,
 			[]string{"levels           all-to-alls with two levels, over 3 nodes of 2 ranks"}},
-		{"plan JOB -n 3 --set memory.device=1e-4", status.OutOfMemory, []string{"memory.device allows"}},
+		{"plan JOB -n 3 --set memory.device=1e-4", status.OutOfMemory, []string{"memory.device allows", "--search lists the meshes and ZeRO stages that fit"}},
 		{"plan JOB -n 3 --set data.sequence=1000000000", status.OutOfMemory, []string{"of host memory are planned on this rank", "GiB free for 3 ranks"}},
 		{"plan JOB -n 3 --set parallel.ulysses=2", status.InvalidConfig, []string{"does not divide the 3 ranks"}},
 		{"plan JOB --set data.sequnce=1", status.InvalidConfig, []string{"did you mean data.sequence?"}},

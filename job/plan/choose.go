@@ -83,7 +83,7 @@ func Choose(j *file.Job, world int, m *Machine, x *subject) (*Choice, error) {
 				return nil, whole.why
 			}
 		}
-		return &Choice{Mesh: whole.mesh, Text: fmt.Sprintf("mesh: %v: no mesh of %d ranks fits", whole.mesh, world)}, nil
+		return &Choice{Mesh: whole.mesh, Text: fmt.Sprintf("mesh: %v: no mesh of %d ranks fits with parallel.zero = %d", whole.mesh, world, j.Parallel.Zero)}, nil
 	}
 	chosen := slices.MinFunc(tried, func(a, b meshOption) int {
 		return cmp.Or(compareTrue(b.seconds <= nearlyBest*best, a.seconds <= nearlyBest*best), cmp.Compare(a.mesh.Ring, b.mesh.Ring),

@@ -86,6 +86,9 @@ func Run(o Options) error {
 		return err
 	}
 	f, err := Predict(j, m, x, true)
+	if status.Of(err) == status.OutOfMemory && j.IsModelJob() {
+		return status.Errorf(status.OutOfMemory, "%w; --search lists the meshes and ZeRO stages that fit", err)
+	}
 	if err != nil {
 		return err
 	}
