@@ -114,22 +114,34 @@ func (r *Reader) render(c *conversation, prompt bool) (jinja.Text, *template, er
 		return jinja.Text{}, nil, err
 	}
 	t = r.turnsOf(t, c)
-	out, err := r.renderWith(t, c, c.messages, prompt)
+	out, err := r.renderForm(t, c, c.messages, prompt)
+	if err != nil && c.given != nil {
+		// Templates that join arguments to strings, such as DeepSeek R1's, expect strings.
+		if given, e := r.renderForm(t, c, c.given, prompt); e == nil {
+			return given, t, nil
+		}
+	}
+	return out, t, err
+}
+
+// renderForm renders messages whose tool calls have arguments in one form, objects or strings.
+func (r *Reader) renderForm(t *template, c *conversation, messages *jinja.List, prompt bool) (jinja.Text, error) {
+	out, err := r.renderWith(t, c, messages, prompt)
 	if err == nil {
 		err = c.allShown(out, t)
 	}
 	if err != nil && c.hasParts {
 		// Templates of text models expect strings. The ones that read lists of parts have shown
 		// them.
-		joined, e := c.joinedParts()
+		joined, e := joinedParts(messages)
 		if e != nil {
-			return out, t, e
+			return out, e
 		}
 		if out, err = r.renderWith(t, c, joined, prompt); err == nil {
 			err = c.allShown(out, t)
 		}
 	}
-	return out, t, err
+	return out, err
 }
 
 func (r *Reader) renderWith(t *template, c *conversation, messages *jinja.List, prompt bool) (jinja.Text, error) {

@@ -265,6 +265,45 @@ func TestToolCallsOfGPTOSS(t *testing.T) {
 	}
 }
 
+// trainedTexts returns what is trained of a record with a template.
+func trainedTexts(t *testing.T, template string, o Options, record string) (got []string) {
+	t.Helper()
+	folder := t.TempDir()
+	for name, text := range map[string]string{"chat_template.jinja": template, "tokenizer_config.json": `{"bos_token": "<s>", "eos_token": "</s>"}`} {
+		if err := os.WriteFile(filepath.Join(folder, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	o.Template, o.Folder, o.TrainOn = folder, folder, Assistant
+	r, err := Open(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, err := r.Read([]byte(record), Auto, "text")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, x := range d.Trained {
+		got = append(got, string(d.Text[x.Lo:x.Hi]))
+	}
+	return got
+}
+
+// A template may join the arguments of a call to a string, as DeepSeek R1's does: it gets the
+// string of the record. Others get an object.
+func TestArgumentsInStrings(t *testing.T) {
+	record := `{"messages": [{"role": "user", "content": [{"type": "text", "text": "Who?"}]}, {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": {"name": "ask", "arguments": "{\"a\":1}"}}]}]}`
+	for _, c := range []struct{ write, want string }{
+		{`'ask ' + call.function.arguments`, `ask {"a":1}</s>`},
+		{`'ask ' ~ call.function.arguments|tojson`, `ask {"a": 1}</s>`},
+	} {
+		template := `{% for m in messages %}{% if m.tool_calls %}<a>{% for call in m.tool_calls %}{{ ` + c.write + ` }}{% endfor %}</s>{% else %}{{ '<u>' + m.content }}{% endif %}{% endfor %}{% if add_generation_prompt %}<a>{% endif %}`
+		if got := trainedTexts(t, template, Options{Special: []string{"<a>", "<u>", "</s>"}}, record); !reflect.DeepEqual(got, []string{c.want}) {
+			t.Errorf("%s: trained %q, want %q", c.write, got, c.want)
+		}
+	}
+}
+
 // BenchmarkRead renders conversations and finds their trained bytes.
 func BenchmarkRead(b *testing.B) {
 	conversations := map[string]json.RawMessage{}

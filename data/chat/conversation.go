@@ -14,6 +14,7 @@ import (
 // conversation is the messages of a record. Texts of message i have the mark i+1.
 type conversation struct {
 	messages         *jinja.List
+	given            *jinja.List // the messages with arguments in strings, if the record has such
 	tools, documents jinja.Value
 	kwargs           *jinja.Dict
 	kwargsText       string // kwargs in JSON
@@ -57,6 +58,7 @@ func newConversation(object map[string]json.RawMessage, messages []json.RawMessa
 		}
 		c.messages.Items = append(c.messages.Items, m)
 	}
+	c.decodeArguments()
 	for _, x := range []struct {
 		name string
 		to   *jinja.Value
@@ -155,7 +157,7 @@ func (c *conversation) message(i int, raw json.RawMessage, fromShareGPT bool) (*
 		case k == content:
 			m.Set("content", v)
 		case k == "tool_calls":
-			m.Set(k, calls(v, mark))
+			m.Set(k, v)
 		default:
 			m.Set(k, v)
 		}
@@ -205,32 +207,60 @@ func unmarked(v jinja.Value) jinja.Value {
 	return v
 }
 
-// calls returns tool calls whose arguments are objects. APIs give arguments as JSON in a string,
-// and templates write them with tojson.
-func calls(v jinja.Value, mark jinja.Mark) jinja.Value {
+// decodeArguments makes the arguments of tool calls objects. APIs give them as JSON in a string,
+// and most templates write them with tojson. The others get the strings of the record.
+func (c *conversation) decodeArguments() {
+	decoded := &jinja.List{}
+	changed := false
+	for i, x := range c.messages.Items {
+		m := jinja.NewDict()
+		x.(*jinja.Dict).Each(func(k string, v jinja.Value) {
+			if k == "tool_calls" {
+				var had bool
+				v, had = calls(v, jinja.Mark(i+1))
+				changed = changed || had
+			}
+			m.Set(k, v)
+		})
+		decoded.Items = append(decoded.Items, m)
+	}
+	if changed {
+		c.given = c.messages
+	}
+	c.messages = decoded
+}
+
+// calls returns tool calls whose arguments are objects, and whether some were strings.
+func calls(v jinja.Value, mark jinja.Mark) (jinja.Value, bool) {
 	l, ok := v.(*jinja.List)
 	if !ok {
-		return v
+		return v, false
 	}
-	out := &jinja.List{}
+	out, changed := &jinja.List{}, false
 	for _, x := range l.Items {
 		if d, ok := x.(*jinja.Dict); ok {
-			x = withArguments(d, mark)
+			var had bool
+			x, had = withArguments(d, mark)
+			changed = changed || had
 		}
 		out.Items = append(out.Items, x)
 	}
-	return out
+	return out, changed
 }
 
-func withArguments(d *jinja.Dict, mark jinja.Mark) *jinja.Dict {
-	out := jinja.NewDict()
+// withArguments returns a tool call, or its function, whose arguments are an object, and whether
+// they were a string.
+func withArguments(d *jinja.Dict, mark jinja.Mark) (out *jinja.Dict, changed bool) {
+	out = jinja.NewDict()
 	d.Each(func(k string, v jinja.Value) {
 		if f, ok := v.(*jinja.Dict); ok && k == "function" {
-			v = withArguments(f, mark)
+			var had bool
+			v, had = withArguments(f, mark)
+			changed = changed || had
 		} else if t, ok := v.(jinja.Text); ok && k == "arguments" && !hasLoneSurrogate([]byte(t.S)) {
 			if o, err := jinja.FromJSON([]byte(t.S), mark, maxDepth); err == nil {
 				if _, isObject := o.(*jinja.Dict); isObject {
-					v = o
+					v, changed = o, true
 				}
 			}
 		}
@@ -238,7 +268,7 @@ func withArguments(d *jinja.Dict, mark jinja.Mark) *jinja.Dict {
 			out.Set(k, v)
 		}
 	})
-	return out
+	return out, changed
 }
 
 // alias gives an assistant's reasoning the names that templates read.
@@ -317,10 +347,10 @@ func joinParts(l *jinja.List) (jinja.Text, error) {
 	return out, nil
 }
 
-// joinedParts returns the messages with contents that are strings.
-func (c *conversation) joinedParts() (*jinja.List, error) {
+// joinedParts returns messages with contents that are strings.
+func joinedParts(messages *jinja.List) (*jinja.List, error) {
 	out := &jinja.List{}
-	for _, x := range c.messages.Items {
+	for _, x := range messages.Items {
 		m := jinja.NewDict()
 		var err error
 		x.(*jinja.Dict).Each(func(k string, v jinja.Value) {
