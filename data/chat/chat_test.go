@@ -304,6 +304,17 @@ func TestArgumentsInStrings(t *testing.T) {
 	}
 }
 
+// The turn of an assistant ends with the end mark that stands behind its end token, as in Command
+// A.
+func TestEndMarkBehindEndToken(t *testing.T) {
+	const template = `{% for m in messages %}<|turn|>{% if m.role == 'user' %}<|user|>{{ m.content }}{% else %}<|bot|><|answer|>{{ m.content }}<|/answer|>{% endif %}</s>{% endfor %}{% if add_generation_prompt %}<|turn|><|bot|>{% endif %}`
+	o := Options{Special: []string{"<|turn|>", "<|user|>", "<|bot|>", "<|answer|>", "<|/answer|>", "</s>"}}
+	got := trainedTexts(t, template, o, `{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}, {"role": "assistant", "content": "d"}]}`)
+	if want := []string{"<|answer|>b<|/answer|></s>", "<|answer|>d<|/answer|></s>"}; !reflect.DeepEqual(got, want) {
+		t.Errorf("trained %q, want %q", got, want)
+	}
+}
+
 // BenchmarkRead renders conversations and finds their trained bytes.
 func BenchmarkRead(b *testing.B) {
 	conversations := map[string]json.RawMessage{}

@@ -150,12 +150,17 @@ func (r *Reader) turnStart(t *template, text string, before, lo int) int {
 
 // turnEnd returns the end of the turn's end token in text[hi:after]: a token that ends plain turns
 // of the template, or otherwise the first special token that is not of the generation prompt.
-// Without one it is hi.
+// Without one it is hi. A tokenizer's end mark right behind that token is of the turn as well:
+// Command A ends an answer with <|END_RESPONSE|>, and then the turn with <|END_OF_TURN_TOKEN|>.
 func (r *Reader) turnEnd(t *template, text string, hi, after int) int {
-	if end := endOf(text, hi, after, t.ends); end > hi {
-		return end
+	end := endOf(text, hi, after, t.ends)
+	if end == hi {
+		end = endOf(text, hi, after, r.endTokens(t))
 	}
-	return endOf(text, hi, after, r.endTokens(t))
+	if eos, ok := r.variables.Get("eos_token"); ok && end > hi && strings.HasPrefix(text[end:after], eos.(jinja.Text).S) {
+		end += len(eos.(jinja.Text).S)
+	}
+	return end
 }
 
 // endTokens returns the special tokens that may end a turn.
