@@ -91,6 +91,7 @@ type template struct {
 	// longest first. A template without generation prompt has none.
 	headers []string
 	lead    string   // a special token with which the turns of all roles begin; "" = none
+	between int      // without headers: special tokens between the text of a user and a plain answer
 	ends    []string // special tokens behind a plain text of an assistant
 }
 
@@ -223,6 +224,12 @@ func (r *Reader) turnsOf(t *template, c *conversation) *template {
 	return own
 }
 
+// The marks of the texts of probe.
+const (
+	probedAssistant jinja.Mark = 1 + iota
+	probedUser
+)
+
 // probe finds out how a template begins and ends the turns of assistants, with the variables of a
 // record.
 func (r *Reader) probe(t *template, kwargs *jinja.Dict) {
@@ -232,17 +239,24 @@ func (r *Reader) probe(t *template, kwargs *jinja.Dict) {
 		m.Set("content", jinja.NewText("x", mark))
 		return m
 	}
-	user, assistant := message("user", 0), message("assistant", 1)
+	user, assistant := message("user", probedUser), message("assistant", probedAssistant)
+	c := &conversation{kwargs: kwargs}
 	render := func(prompt bool, messages ...jinja.Value) jinja.Text {
-		c := &conversation{messages: &jinja.List{Items: messages}, kwargs: kwargs}
-		text, err := r.renderWith(t, c, c.messages, prompt)
+		text, err := r.renderWith(t, c, &jinja.List{Items: messages}, prompt)
 		if err != nil {
 			return jinja.Text{}
 		}
 		return text
 	}
 	without := render(false, user)
+	if without.S == "" { // some templates are for conversations with tools alone
+		c.tools = &jinja.List{Items: []jinja.Value{probeTool()}}
+		without = render(false, user)
+	}
 	prompt, ok := strings.CutPrefix(render(true, user).S, without.S)
+	if ok && prompt == "" { // the first one of Llama 3 ends with the generation prompt always
+		without.S, prompt = r.cutPrompt(without, render(false, user, assistant))
+	}
 	for n := len(prompt); ok && n > 0; n-- {
 		h := prompt[:n]
 		special := slices.ContainsFunc(r.Special, func(s string) bool { return strings.HasSuffix(h, s) })
@@ -256,10 +270,11 @@ func (r *Reader) probe(t *template, kwargs *jinja.Dict) {
 	}
 	if len(t.headers) == 0 {
 		t.lead = ""
+		t.between = len(endsOf(textBetween(render(false, user, assistant)), r.Special))
 	}
 	text := render(false, user, assistant, user, assistant)
 	text.Runs(func(_, hi int, mark jinja.Mark) {
-		if mark&^jinja.Generated == 1 {
+		if mark&^jinja.Generated == probedAssistant {
 			if end := endOf(text.S, hi, len(text.S), r.endTokens(t)); end > hi {
 				for _, s := range r.Special {
 					if strings.HasSuffix(text.S[:end], s) && !slices.Contains(t.ends, s) {
@@ -269,4 +284,56 @@ func (r *Reader) probe(t *template, kwargs *jinja.Dict) {
 			}
 		}
 	})
+}
+
+// textBetween returns the text of the template between a text of the user and an answer.
+func textBetween(text jinja.Text) (gap string) {
+	at := 0
+	text.Runs(func(lo, hi int, mark jinja.Mark) {
+		switch mark &^ jinja.Generated {
+		case probedUser:
+			at = hi
+		case probedAssistant:
+			gap, at = text.S[at:lo], lo
+		}
+	})
+	return gap
+}
+
+// cutPrompt cuts the generation prompt off a rendering that ends with a text of the user: what
+// follows the token that ends the user's turn. The prompt is empty if no special token begins a
+// turn there, or if the answer of an assistant does not follow directly in the other rendering.
+func (r *Reader) cutPrompt(asked, answered jinja.Text) (without, prompt string) {
+	at := 0
+	asked.Runs(func(_, hi int, mark jinja.Mark) {
+		if mark&^jinja.Generated == probedUser {
+			at = hi
+		}
+	})
+	at = endOf(asked.S, at, len(asked.S), r.Special)
+	prompt = asked.S[at:]
+	follows := false
+	answered.Runs(func(lo, _ int, mark jinja.Mark) {
+		follows = follows || mark&^jinja.Generated == probedAssistant && lo == len(asked.S)
+	})
+	turn := slices.ContainsFunc(r.Special, func(s string) bool { return strings.Contains(prompt, s) })
+	if !turn || !follows || !strings.HasPrefix(answered.S, asked.S) {
+		return asked.S, ""
+	}
+	return asked.S[:at], prompt
+}
+
+// probeTool returns a tool for templates that do not render conversations without tools.
+func probeTool() jinja.Value {
+	dict := func(pairs ...any) *jinja.Dict {
+		d := jinja.NewDict()
+		for i := 0; i < len(pairs); i += 2 {
+			d.Set(pairs[i].(string), pairs[i+1])
+		}
+		return d
+	}
+	x := jinja.Text{S: "x"}
+	parameters := dict("type", jinja.Text{S: "object"}, "properties", dict(), "required", &jinja.List{})
+	function := dict("name", x, "description", x, "parameters", parameters)
+	return dict("type", jinja.Text{S: "function"}, "function", function)
 }

@@ -315,6 +315,36 @@ func TestEndMarkBehindEndToken(t *testing.T) {
 	}
 }
 
+// The start of a turn is found with templates that render conversations with tools only, that end
+// with the generation prompt always, or that have none.
+func TestStartOfTurns(t *testing.T) {
+	const (
+		special = "<|im_start|> <|im_end|> [INST] [/INST] [TOOL_CALLS] [TOOL_RESULTS] [/TOOL_RESULTS] </s>"
+		asked   = `{"role": "user", "content": "a"}`
+		called  = `{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}`
+		result  = `{"role": "tool", "content": "r"}`
+		said    = `{"role": "assistant", "content": "b"}`
+		chatML  = `{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}`
+		prompt  = `{{ '<|im_start|>assistant\n' }}`
+		mistral = `{% for m in messages %}{% if m.role == 'user' %}[INST]{{ m.content }}[/INST]{% elif m.role == 'tool' %}[TOOL_RESULTS]{{ m.content }}[/TOOL_RESULTS]{% elif m.tool_calls %}[TOOL_CALLS]{{ m.tool_calls[0].function.name }}</s>{% else %} {{ m.content }}</s>{% endif %}{% endfor %}`
+	)
+	for name, c := range map[string]struct {
+		template, tools string
+		messages        []string
+		want            []string
+	}{
+		"with tools only, as Hermes 2 Pro":                 {`{% for x in tools %}{{ x.function.name }}{% endfor %}` + chatML + `{% if add_generation_prompt %}` + prompt + `{% endif %}`, `[{"type": "function", "function": {"name": "f"}}]`, []string{asked, said}, []string{"b<|im_end|>"}},
+		"always a generation prompt, as the first Llama 3": {chatML + prompt, "null", []string{asked, said, asked, said}, []string{"b<|im_end|>", "b<|im_end|>"}},
+		"no generation prompt, as Mistral":                 {mistral, "null", []string{asked, called, result, called, result, said}, []string{"[TOOL_CALLS]f</s>", "[TOOL_CALLS]f</s>", " b</s>"}},
+		"no generation prompt, roles in tokens":            {`{% for m in messages %}{{ '[INST]' if m.role == 'user' else '[/INST]' }}{{ m.content }}</s>{% endfor %}`, "null", []string{asked, said, asked, said}, []string{"b</s>", "b</s>"}},
+	} {
+		record := `{"messages": [` + strings.Join(c.messages, ", ") + `], "tools": ` + c.tools + "}"
+		if got := trainedTexts(t, c.template, Options{Special: strings.Fields(special)}, record); !reflect.DeepEqual(got, c.want) {
+			t.Errorf("%s: trained %q, want %q", name, got, c.want)
+		}
+	}
+}
+
 // BenchmarkRead renders conversations and finds their trained bytes.
 func BenchmarkRead(b *testing.B) {
 	conversations := map[string]json.RawMessage{}

@@ -125,27 +125,24 @@ func tagged(text jinja.Text, turns []turn, wanted func(int) bool) (out []Range) 
 }
 
 // turnStart returns the position where an assistant begins to write its turn: the end of the
-// generation prompt in text[before:lo]. If the template has none, it is the end of the last special
-// token there, and otherwise lo, where the first field of the message begins.
+// generation prompt in text[before:lo]. If the template has none, it is the end of the special
+// tokens there, of as many as stand before a plain answer: what follows them, such as [TOOL_CALLS]
+// behind Mistral's [/INST], is written by the assistant. Without special tokens it is lo, where the
+// first field of the message begins.
 func (r *Reader) turnStart(t *template, text string, before, lo int) int {
 	for _, h := range t.headers {
 		if i := strings.LastIndex(text[before:lo], h); i >= 0 {
 			return before + i + len(h)
 		}
 	}
-	start := lo
-	if len(t.headers) == 0 {
-		found := -1
-		for _, s := range r.Special {
-			if i := strings.LastIndex(text[before:lo], s); i >= 0 && before+i+len(s) > found {
-				found = before + i + len(s)
-			}
-		}
-		if found >= 0 {
-			start = found
-		}
+	ends := endsOf(text[before:lo], r.Special)
+	switch {
+	case len(t.headers) > 0 || len(ends) == 0:
+		return lo
+	case t.between > 0 && t.between < len(ends):
+		return before + ends[t.between-1]
 	}
-	return start
+	return before + ends[len(ends)-1]
 }
 
 // turnEnd returns the end of the turn's end token in text[hi:after]: a token that ends plain turns
@@ -182,6 +179,17 @@ func endOf(text string, hi, after int, tokens []string) int {
 		}
 	}
 	return end
+}
+
+// endsOf returns the ends of the tokens in a text, in order.
+func endsOf(text string, tokens []string) (ends []int) {
+	for at := 0; ; at = ends[len(ends)-1] {
+		end := endOf(text, at, len(text), tokens)
+		if end == at {
+			return ends
+		}
+		ends = append(ends, end)
+	}
 }
 
 // Mask appends, for each token, whether it is trained: whether all its bytes are. Token i has bytes
