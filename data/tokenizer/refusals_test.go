@@ -133,6 +133,19 @@ func TestEncodeErrors(t *testing.T) {
 	}
 }
 
+// Tokens that transformers would add from tokenizer_config.json are refused if tokenizer.json does
+// not have them.
+func TestTokensOfConfig(t *testing.T) {
+	for token, want := range map[string]string{"<end>": "", "ab": "", "<mine>": "added_tokens_decoder has \"<mine>\", and tokenizer.json does not; write both with AutoTokenizer"} {
+		dir := t.TempDir()
+		write(t, dir, "tokenizer_config.json", object{"added_tokens_decoder": object{"4": object{"content": "<end>"}, "7": object{"content": token}}})
+		_, err := Open(write(t, dir, "tokenizer.json", small()))
+		if want == "" && err != nil || want != "" && (status.Of(err) != status.InvalidConfig || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%s: %v", token, err)
+		}
+	}
+}
+
 // The EOS token is the first that a file names, in the order of findEOS. A token that the tokenizer
 // does not have is an error.
 func TestEOS(t *testing.T) {

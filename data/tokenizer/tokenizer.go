@@ -144,6 +144,13 @@ func (t *Tokenizer) read(text []byte) error {
 	if t.begin, _, err = readBegin(f.Post, t.size); err != nil {
 		return err
 	}
+	if err := checkConfig(filepath.Dir(t.path), func(token string) bool {
+		_, added := t.added.ids[token]
+		_, word := f.Model.Vocab[token]
+		return added || word
+	}); err != nil {
+		return err
+	}
 	eos, files, err := findEOS(filepath.Dir(t.path), t.lookup, t.size)
 	t.eos, t.files = eos, append(t.files, files...)
 	return err
