@@ -287,37 +287,43 @@ func (r *Reader) probe(t *template, kwargs *jinja.Dict) {
 }
 
 // textBetween returns the text of the template between a text of the user and an answer.
-func textBetween(text jinja.Text) (gap string) {
-	at := 0
-	text.Runs(func(lo, hi int, mark jinja.Mark) {
-		switch mark &^ jinja.Generated {
-		case probedUser:
-			at = hi
-		case probedAssistant:
-			gap, at = text.S[at:lo], lo
+func textBetween(text jinja.Text) string {
+	asked, answer := userEnd(text), answerStart(text)
+	if answer < asked {
+		return ""
+	}
+	return text.S[asked:answer]
+}
+
+// userEnd returns the end of the last text of the user in a rendering of probe; 0 = there is none.
+func userEnd(text jinja.Text) (end int) {
+	text.Runs(func(_, hi int, mark jinja.Mark) {
+		if mark&^jinja.Generated == probedUser {
+			end = hi
 		}
 	})
-	return gap
+	return end
+}
+
+// answerStart returns the start of the first answer in a rendering of probe; -1 = there is none.
+func answerStart(text jinja.Text) int {
+	start := -1
+	text.Runs(func(lo, _ int, mark jinja.Mark) {
+		if start < 0 && mark&^jinja.Generated == probedAssistant {
+			start = lo
+		}
+	})
+	return start
 }
 
 // cutPrompt cuts the generation prompt off a rendering that ends with a text of the user: what
 // follows the token that ends the user's turn. The prompt is empty if no special token begins a
 // turn there, or if the answer of an assistant does not follow directly in the other rendering.
 func (r *Reader) cutPrompt(asked, answered jinja.Text) (without, prompt string) {
-	at := 0
-	asked.Runs(func(_, hi int, mark jinja.Mark) {
-		if mark&^jinja.Generated == probedUser {
-			at = hi
-		}
-	})
-	at = endOf(asked.S, at, len(asked.S), r.Special)
+	at := endOf(asked.S, userEnd(asked), len(asked.S), r.Special)
 	prompt = asked.S[at:]
-	follows := false
-	answered.Runs(func(lo, _ int, mark jinja.Mark) {
-		follows = follows || mark&^jinja.Generated == probedAssistant && lo == len(asked.S)
-	})
 	turn := slices.ContainsFunc(r.Special, func(s string) bool { return strings.Contains(prompt, s) })
-	if !turn || !follows || !strings.HasPrefix(answered.S, asked.S) {
+	if !turn || answerStart(answered) != len(asked.S) || !strings.HasPrefix(answered.S, asked.S) {
 		return asked.S, ""
 	}
 	return asked.S[:at], prompt

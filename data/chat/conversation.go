@@ -210,57 +210,47 @@ func unmarked(v jinja.Value) jinja.Value {
 // decodeArguments makes the arguments of tool calls objects. APIs give them as JSON in a string,
 // and most templates write them with tojson. The others get the strings of the record.
 func (c *conversation) decodeArguments() {
-	decoded := &jinja.List{}
-	changed := false
-	for i, x := range c.messages.Items {
+	given, decoded := c.messages, &jinja.List{}
+	for i, x := range given.Items {
 		m := jinja.NewDict()
 		x.(*jinja.Dict).Each(func(k string, v jinja.Value) {
 			if k == "tool_calls" {
-				var had bool
-				v, had = calls(v, jinja.Mark(i+1))
-				changed = changed || had
+				v = c.calls(v, given, jinja.Mark(i+1))
 			}
 			m.Set(k, v)
 		})
 		decoded.Items = append(decoded.Items, m)
 	}
-	if changed {
-		c.given = c.messages
-	}
 	c.messages = decoded
 }
 
-// calls returns tool calls whose arguments are objects, and whether some were strings.
-func calls(v jinja.Value, mark jinja.Mark) (jinja.Value, bool) {
+// calls returns tool calls whose arguments are objects. If some were strings, it keeps the messages
+// given.
+func (c *conversation) calls(v jinja.Value, given *jinja.List, mark jinja.Mark) jinja.Value {
 	l, ok := v.(*jinja.List)
 	if !ok {
-		return v, false
+		return v
 	}
-	out, changed := &jinja.List{}, false
+	out := &jinja.List{}
 	for _, x := range l.Items {
 		if d, ok := x.(*jinja.Dict); ok {
-			var had bool
-			x, had = withArguments(d, mark)
-			changed = changed || had
+			x = c.withArguments(d, given, mark)
 		}
 		out.Items = append(out.Items, x)
 	}
-	return out, changed
+	return out
 }
 
-// withArguments returns a tool call, or its function, whose arguments are an object, and whether
-// they were a string.
-func withArguments(d *jinja.Dict, mark jinja.Mark) (out *jinja.Dict, changed bool) {
-	out = jinja.NewDict()
+// withArguments is calls for a tool call, or its function.
+func (c *conversation) withArguments(d *jinja.Dict, given *jinja.List, mark jinja.Mark) *jinja.Dict {
+	out := jinja.NewDict()
 	d.Each(func(k string, v jinja.Value) {
 		if f, ok := v.(*jinja.Dict); ok && k == "function" {
-			var had bool
-			v, had = withArguments(f, mark)
-			changed = changed || had
+			v = c.withArguments(f, given, mark)
 		} else if t, ok := v.(jinja.Text); ok && k == "arguments" && !hasLoneSurrogate([]byte(t.S)) {
 			if o, err := jinja.FromJSON([]byte(t.S), mark, maxDepth); err == nil {
 				if _, isObject := o.(*jinja.Dict); isObject {
-					v, changed = o, true
+					v, c.given = o, given
 				}
 			}
 		}
@@ -268,7 +258,7 @@ func withArguments(d *jinja.Dict, mark jinja.Mark) (out *jinja.Dict, changed boo
 			out.Set(k, v)
 		}
 	})
-	return out, changed
+	return out
 }
 
 // alias gives an assistant's reasoning the names that templates read.
